@@ -3,14 +3,16 @@
 Only light modules may be imported here and at the top of a commands module: `inv --list` imports all of them.
 """
 
+import importlib
+
 from invoke.collection import Collection
 
+from remote.providers import PROVIDERS
 from tasks.adapter import commands as adapter
 from tasks.cluster.commands import deploy, logs, nodes, shell, status, teardown
 from tasks.doctor import commands as doctor
 from tasks.fleet.commands import bench, cancel, collect, monitor
 from tasks.image import commands as image
-from tasks.oci import commands as tenancy
 from tasks.reports.commands import compare, report, runs, tensorboard
 from tasks.train import commands as train
 from tasks.tuning.commands import tune
@@ -39,7 +41,11 @@ ns = Collection(
     Collection("data", train.check),
     Collection("image", image.archive, image.bom, image.load, image.lock, image.show, image.size, image.verify),
     Collection("model", image.demo, image.fetch),
-    Collection("tenancy", tenancy.kubeconfig, tenancy.nodes, tenancy.prices, tenancy.repository, tenancy.show),
+    *(
+        Collection.from_module(importlib.import_module(module), name=name)
+        for provider in PROVIDERS.values()
+        for name, module in provider.commands.items()
+    ),
     Collection("serve", adapter.served, adapter.start, adapter.stop),
     Collection("vm", image.check, image.engine),
 )

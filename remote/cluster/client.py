@@ -7,6 +7,7 @@ argv by hand.
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +23,12 @@ from remote.hosts.command import Command, Secret, mask
 from remote.hosts.pods.errors import ClusterError, Forbidden, Misconfigured, ObjectNotFound, Unreachable
 from remote.hosts.pods.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, not_installed_error, to_cluster_error
 from remote.hosts.process import CannotStart, run_program
+from remote.providers import GENERIC, Provider, detect
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
+
+_logger = logging.getLogger(__name__)
 
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _KUBECTL_TIMEOUT_SEC = 120.0
@@ -44,11 +48,21 @@ class Cluster:
     Reading raises NotFound, Forbidden, Misconfigured or Unreachable.
     """
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, provider: Provider | None = None) -> None:
+        self.target, self._provider = target, provider
         self.kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
         self._pods_version = ""
         self._client = connect(target)
+
+    @property
+    def provider(self) -> Provider:
+        """The cluster's provider: the given one, else that of its nodes; generic if they are unknown or hidden."""
+        if self._provider is None:
+            try:
+                self._provider = detect(nodes=self.nodes()) or GENERIC
+            except Forbidden:
+                self._provider = GENERIC
+        return self._provider
 
     def close(self) -> None:
         self._client.close()  # type: ignore[no-untyped-call]
@@ -121,6 +135,7 @@ class Cluster:
             )
             self._check_headers(parts[2])
             response = self._client.call_api(*parts, _request_timeout=(_CONNECT_SEC, read_sec)).response
+            _logger.debug("%s %s: status %d", parts[0], path, response.status)
             try:
                 if not 200 <= response.status < 300:
                     raise self._to_error(response.status, self._read_body(path, response), path)
@@ -363,6 +378,8 @@ class Cluster:
         command = Command(argv=self.kubectl.argv(*arguments))
         # YAML and not JSON: kubectl before 1.34 fails on "---" between JSON documents.
         stdin = to_yaml(dict(resource) for resource in objects).encode()
+        names = [f"{resource['kind']}/{resource['metadata']['name']}" for resource in objects]
+        _logger.log(logging.INFO if arguments[0] in ("apply", "delete") else logging.DEBUG, "%s %s", arguments, names)
         try:
             completed = run_program(command.argv, label=command.render(), stdin=stdin, timeout_sec=timeout_sec)
         except CannotStart as error:

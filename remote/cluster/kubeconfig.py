@@ -28,6 +28,7 @@ from remote.hosts.base import collapse_whitespace, is_loopback
 from remote.hosts.local import expand_user
 from remote.hosts.pods.errors import Misconfigured, Unreachable
 from remote.hosts.tempdirs import scratch_folder
+from remote.providers import GENERIC, Provider
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -57,10 +58,10 @@ class Target:
         return f"context {self.context} ({location}), namespace {self.namespace}"
 
 
-def resolve(*, kubeconfig: str | None, context: str | None, namespace: str) -> Target:
+def resolve(*, kubeconfig: str | None, context: str | None, namespace: str, provider: Provider = GENERIC) -> Target:
     """Resolve the context to use. Raises Misconfigured, with the existing contexts."""
     paths = kubeconfig or os.environ.get("KUBECONFIG") or str(expand_user("~/.kube/config"))
-    contexts, clusters, current = _read(paths)
+    contexts, clusters, current = _read(paths, provider)
     chosen = context or current
     if not chosen or chosen not in contexts:
         names = ", ".join(sorted(contexts)) or "none"
@@ -77,7 +78,9 @@ def resolve(*, kubeconfig: str | None, context: str | None, namespace: str) -> T
     )
 
 
-def _read(paths: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]], str | None]:
+def _read(
+    paths: str, provider: Provider
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]], str | None]:
     """Read (contexts, clusters, current context) of KUBECONFIG's files; like in kubectl, the first file wins."""
     contexts: dict[str, Mapping[str, Any]] = {}
     clusters: dict[str, Mapping[str, Any]] = {}
@@ -108,10 +111,7 @@ def _read(paths: str) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[s
                 f"kubeconfig {name}: not a kubeconfig: {collapse_whitespace(error)}; fix the file"
             ) from error
     if not has_file:
-        raise Misconfigured(
-            f"kubeconfig {paths}: not found; `inv tenancy.kubeconfig` writes one for a cluster on Oracle's cloud; "
-            "elsewhere set cluster.kubeconfig or KUBECONFIG"
-        )
+        raise Misconfigured(f"kubeconfig {paths}: not found; {provider.texts['kubeconfig']}")
     return contexts, clusters, current
 
 

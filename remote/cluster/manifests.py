@@ -133,7 +133,7 @@ def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any
 
 def provider_component(values: ManifestValues) -> dict[str, Any]:
     """Build the component with the fields of a provider: the source of the volume, and preemptible nodes."""
-    patches = {"PersistentVolume": [], "Job": []}  # type: dict[str, list[dict[str, Any]]]
+    patches: dict[str, list[dict[str, Any]]] = {"PersistentVolume": [], "Job": []}
     for kind, source in (values.volume_source or {}).items():
         patches["PersistentVolume"].append({"op": "add", "path": f"/spec/{kind}", "value": source})
     if (key := values.preemptible_label) is not None:
@@ -147,7 +147,9 @@ def provider_component(values: ManifestValues) -> dict[str, Any]:
         "apiVersion": "kustomize.config.k8s.io/v1alpha1",
         "kind": "Component",
         "patches": [
-            {"target": {"kind": kind}, "patch": json.dumps(operations)} for kind, operations in patches.items() if operations
+            {"target": {"kind": kind}, "patch": json.dumps(operations)}
+            for kind, operations in patches.items()
+            if operations
         ],
     }
 

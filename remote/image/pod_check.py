@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from remote.cluster.diagnosis.nodes import GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL, PREEMPTIBLE
+from remote.cluster.diagnosis.nodes import GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
 
 POD_NAME = "image-check"
 EXIT_MARKER = "image-check: python -m bench selfcheck ended with"
@@ -18,23 +18,21 @@ def pod_manifest(
     namespace: str,
     image: str,
     python: str,
-    instance_type: str,
+    instance_type: str | None,
     product: str | None,
     gpus: int,
     cpu: str,
     memory: str,
-    preemptible: bool,
+    preemptible_label: str | None,
     pull_secret: str | None,
     deadline_sec: float,
 ) -> dict[str, Any]:
     """Build the pod: a worker's share of the node, no volume except /tmp, killed at its deadline."""
     tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
-    if preemptible:
-        tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
-    node_selector = {
-        INSTANCE_TYPE_LABEL: instance_type,
-        **({GPU_PRODUCT_LABEL: product} if product is not None else {}),
-    }
+    if preemptible_label is not None:
+        tolerations.append({"key": preemptible_label, "operator": "Exists"})
+    labels = {INSTANCE_TYPE_LABEL: instance_type, GPU_PRODUCT_LABEL: product}
+    node_selector = {name: value for name, value in labels.items() if value is not None}
     container = {
         "name": "check",
         "image": image,

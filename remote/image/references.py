@@ -1,22 +1,18 @@
 """Names of registries, images and users, validated before anything is sent.
 
-OCIR: `<region-key>.ocir.io/<namespace>/<repository>:<tag>` or `ocir.<region-id>.oci.oraclecloud.com/...`, and three
-forms of user name. Its 401 does not say which part was wrong; usually it is the form of the user name. For any other
-registry only the syntax of the name is checked.
+The syntax is that of the OCI distribution specification; a provider adds the rules of its own registry.
 """
 
 import re
 from dataclasses import dataclass
 
-USER_FORMS = "NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER or NAMESPACE/DOMAIN/USER"
+from remote.providers import registry_provider
+
 DOCKER_HUB = "registry-1.docker.io"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?\Z")
 _PART = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
-_OCIR = re.compile(r"(?P<key>[^.]+)\.ocir\.io\Z|ocir\.(?P<region>[^.]+)\.oci\.oraclecloud\.com\Z")
-_REGION_KEY = re.compile(r"[a-z]{3}\Z")
-_REGION_ID = re.compile(r"[a-z]{2,3}-[a-z]+-[0-9]{1,2}\Z")
 
 
 class InvalidReference(ValueError):
@@ -44,7 +40,9 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
     host, _, rest = text.partition("/")
     path, colon, tag = rest.partition(":")
     if not rest or not _HOST.match(host) or ("." not in host and ":" not in host and host != "localhost"):
-        raise InvalidReference(f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. fra.ocir.io/NAMESPACE/qlora-fleet:1.0")
+        raise InvalidReference(
+            f"{text!r}: expected HOST/REPOSITORY:TAG, e.g. registry.example.com/team/qlora-fleet:1.0"
+        )
     _check_port(text, host)
     if "@" in rest:
         raise InvalidReference(f"{text!r}: has a digest, which only a push can return; leave it out of the name")
@@ -56,7 +54,8 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
             )
     if colon and not _TAG.match(tag):
         raise InvalidReference(f"{text!r}: tag {tag!r}: up to 128 letters, digits and . _ -, not starting with . or -")
-    _check_ocir(text, host, parts)
+    if (problem := registry_provider(host).image_problem(host, parts)) is not None:
+        raise InvalidReference(f"{text!r}: {problem}")
     return Reference(host=host, path=path, tag=tag or default_tag)
 
 
@@ -64,18 +63,6 @@ def _check_port(text: str, host: str) -> None:
     port = host.partition(":")[2]
     if port and not 0 < int(port) < 1 << 16:
         raise InvalidReference(f"{text!r}: port {port}: expected a number from 1 to 65535")
-
-
-def _check_ocir(text: str, host: str, parts: list[str]) -> None:
-    ocir = _OCIR.match(host.lower())
-    if ocir is None:
-        return
-    if ocir["key"] is not None and not _REGION_KEY.match(ocir["key"]):
-        raise InvalidReference(f"{text!r}: {ocir['key']!r} is not a region key; expected three letters: fra, iad, phx")
-    if ocir["region"] is not None and not _REGION_ID.match(ocir["region"]):
-        raise InvalidReference(f"{text!r}: {ocir['region']!r} is not a region; expected one like eu-frankfurt-1")
-    if len(parts) < 2:
-        raise InvalidReference(f"{text!r}: OCIR needs the tenancy's namespace: {host}/NAMESPACE/REPOSITORY:TAG")
 
 
 def pull_reference(image: str) -> Reference:
@@ -98,14 +85,5 @@ def check_user(user: str, repository: str) -> None:
     if not user or not user.isprintable() or " " in user:
         raise InvalidReference(f"{user!r} is not a user name")
     host, _, path = repository.partition("/")
-    if not is_ocir(host):
-        return
-    (namespace, inner, _), parts = path.partition("/"), user.split("/")
-    if inner and parts[0] != namespace:
-        raise InvalidReference(f"{user!r} does not begin with the tenancy's namespace, {namespace}/, as the image does")
-    if len(parts) not in (2, 3) or not all(parts):
-        raise InvalidReference(f"{user!r} is not of the form {USER_FORMS}")
-
-
-def is_ocir(host: str) -> bool:
-    return _OCIR.match(host.lower()) is not None
+    if (problem := registry_provider(host).user_problem(user, path)) is not None:
+        raise InvalidReference(problem)

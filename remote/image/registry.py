@@ -8,7 +8,8 @@ from remote.hosts.base import Host, HostError, HostUnreachable, LoginRefused, ch
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command, Secret
 from remote.image.engine import Client, to_engine_error
-from remote.image.references import USER_FORMS, Reference, is_ocir
+from remote.image.references import Reference
+from remote.providers import registry_provider
 
 LOGIN_FOLDER_PREFIX = "qlora-fleet-login-"
 _LOGIN_TIMEOUT_SEC = 120.0
@@ -36,8 +37,8 @@ def log_in(host: Host, client: Client, registry: str, user: str, password: Secre
             raise to_engine_error(host, client, login, completed)
         complaint = login.tail(stderr, lines=1)
         if re.search(r"unauthorized|incorrect username|denied|\b401\b", complaint, re.IGNORECASE):
-            hint = f"; the user must be {USER_FORMS}, the password an auth token" if is_ocir(registry) else ""
-            raise LoginRefused(f"{registry} refused user {user}: {complaint}{hint}")
+            remedy = registry_provider(registry).texts["registry-login"]
+            raise LoginRefused(f"{registry} refused user {user}: {complaint}; {remedy}")
         raise HostUnreachable(f"{host.name}: login to {registry} failed: {complaint}")
     except BaseException:
         remove_login(host, folder)

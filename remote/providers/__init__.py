@@ -12,6 +12,8 @@ from remote.providers.generic import Generic
 from remote.providers.oci import Oci
 from remote.providers.provider import REMEDIES, Provider
 
+__all__ = ("GENERIC", "PROVIDERS", "REMEDIES", "Provider", "detect", "register", "registry_provider")
+
 PROVIDERS: dict[str, Provider] = {}
 GENERIC = Generic()
 
@@ -21,9 +23,6 @@ def register(provider: Provider) -> None:
     label = getattr(provider, "name", type(provider).__name__)
     if missing := [field for field in Provider.__annotations__ if not hasattr(provider, field)]:
         raise TypeError(f"provider {label}: has no {', '.join(missing)}")
-    abstract = [name for name in _METHODS if getattr(type(provider), name) is getattr(Provider, name)]
-    if abstract:
-        raise TypeError(f"provider {label}: does not define {', '.join(abstract)}")
     if unknown := provider.remedies.keys() - REMEDIES.keys():
         raise ValueError(f"provider {label}: no remedy has the key {', '.join(sorted(unknown))}")
     if label in PROVIDERS:
@@ -31,7 +30,6 @@ def register(provider: Provider) -> None:
     PROVIDERS[label] = provider
 
 
-_METHODS = ("owns_registry", "owns_node", "owns_volume", "image_problem", "user_problem")
 register(GENERIC)
 register(Oci())
 

@@ -1,7 +1,7 @@
 """Provider `generic`: any Kubernetes with any registry that conforms to the OCI distribution specification."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import ClassVar
 
 from remote.providers.provider import Provider
 
@@ -17,21 +17,6 @@ class Generic(Provider):
     preemptible_label = None
     volume_form = "SERVER:/EXPORT (NFS)"
     price_table = None
-    commands: Mapping[str, str] = {}
+    commands: ClassVar[Mapping[str, str]] = {}
     checks = ()
-    remedies: Mapping[str, str] = {}
-
-    def owns_registry(self, host: str) -> bool:
-        return False
-
-    def owns_node(self, node: Mapping[str, Any]) -> bool:
-        return False
-
-    def owns_volume(self, handle: str) -> bool:
-        return False
-
-    def image_problem(self, host: str, parts: Sequence[str]) -> str | None:
-        return None
-
-    def user_problem(self, user: str, path: str) -> str | None:
-        return None
+    remedies: ClassVar[Mapping[str, str]] = {}

@@ -1,4 +1,4 @@
-"""Provider `oci`: Oracle Cloud Infrastructure, with OKE, OCIR and File Storage. What needs Oracle's SDK is in tasks.oci.
+"""Provider `oci`: Oracle Cloud Infrastructure with OKE, OCIR and File Storage. What needs its SDK is in tasks.oci.
 
 OCIR: `<region-key>.ocir.io/<namespace>/<repository>:<tag>` or `ocir.<region-id>.oci.oraclecloud.com/...`, and three
 forms of user name. Its 401 does not say which part was wrong; usually it is the form of the user name.
@@ -6,7 +6,7 @@ forms of user name. Its 401 does not say which part was wrong; usually it is the
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from remote.providers.provider import Provider
 
@@ -28,9 +28,9 @@ class Oci(Provider):
     preemptible_label = "oci.oraclecloud.com/oke-is-preemptible"
     volume_form = "FILE-SYSTEM-OCID:MOUNT-TARGET-IP:/EXPORT"
     price_table = "prices.yaml"
-    commands: Mapping[str, str] = {"tenancy": "tasks.oci.commands"}
+    commands: ClassVar[Mapping[str, str]] = {"tenancy": "tasks.oci.commands"}
     checks = ("tasks.doctor.checks.oci",)
-    remedies: Mapping[str, str] = {
+    remedies: ClassVar[Mapping[str, str]] = {
         "kubeconfig": "`inv tenancy.kubeconfig` writes one; or set cluster.kubeconfig or KUBECONFIG",
         "node-not-ready": "restart or replace the node (OCI console: node pool, cycle); its pods move after 30 s",
         "device-plugin": "enable OKE's NVIDIA GPU plugin add-on, or install the device plugin or the GPU operator",

@@ -1,7 +1,7 @@
 """Provider: everything that differs between clouds, as one object. Pure.
 
-A provider is a subclass that sets every field without a value here, and overrides the methods in which it differs. The
-texts of its remedies replace those of `REMEDIES` by key; a key that is not there fails at import.
+A provider is a subclass that sets every field, and overrides the methods in which it differs from any Kubernetes with
+any registry. Its remedies replace those of `REMEDIES` by key. `remote/providers/__init__.py` checks both.
 """
 
 import re
@@ -50,29 +50,30 @@ class Provider:
     checks: ClassVar[Sequence[str]]  # modules with checks of `inv doctor`
     remedies: ClassVar[Mapping[str, str]]  # replacements in REMEDIES
 
-    def remedy(self, key: str) -> str:
-        """Return what fixes a problem of this kind here."""
-        return self.remedies.get(key) or REMEDIES[key]
+    @property
+    def texts(self) -> dict[str, str]:
+        """Remedies by key, and the registry's word for a password, for the {names} in a text."""
+        return {**REMEDIES, "password": self.password_name, **self.remedies}
 
-    def owns_registry(self, host: str) -> bool:
+    def owns_registry(self, host: str) -> bool:  # noqa: ARG002 - a provider without a registry of its own
         """Return True if the registry at this host is the provider's own."""
-        raise NotImplementedError
+        return False
 
-    def owns_node(self, node: Mapping[str, Any]) -> bool:
+    def owns_node(self, node: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Return True if the node, as the API's JSON, is a machine of this provider."""
-        raise NotImplementedError
+        return False
 
-    def owns_volume(self, handle: str) -> bool:
+    def owns_volume(self, handle: str) -> bool:  # noqa: ARG002
         """Return True if the handle names a volume that only this provider has."""
-        raise NotImplementedError
+        return False
 
-    def image_problem(self, host: str, parts: Sequence[str]) -> str | None:
-        """Return why this registry of the provider cannot have an image with this path; None if it can."""
-        raise NotImplementedError
+    def image_problem(self, host: str, parts: Sequence[str]) -> str | None:  # noqa: ARG002
+        """Return why the provider's registry at `host` cannot have an image with this path; None if it can."""
+        return None
 
-    def user_problem(self, user: str, path: str) -> str | None:
-        """Return why the registry would reject this user for images below `path`; None if the form is right."""
-        raise NotImplementedError
+    def user_problem(self, user: str, path: str) -> str | None:  # noqa: ARG002
+        """Return why the provider's registry would reject this user for images at `path`; None if the form is right."""
+        return None
 
     def volume_source(self, handle: str) -> dict[str, Any] | None:
         """Return the source of a PersistentVolume, an export over NFS; None if the handle has not the right form."""

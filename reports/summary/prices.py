@@ -33,13 +33,15 @@ class PriceError(ValueError):
 class Pricing:
     """The settings about cost. Without any, a run's prices are those of its GPU in the table, if it has an entry.
 
-    `table` None is the project's table. `shape` names a shape of the table; None selects it by the GPU's name.
+    `table` is the user's; None: `list_prices`, those of the provider, or none. `shape` names a shape of the table; None
+    selects it by the GPU's name.
     """
 
     usd_per_gpu_hour: float | None = None
     source: str | None = None
     shape: str | None = None
     table: Path | None = None
+    list_prices: Path | None = TABLE
     hosted_usd_per_10000_samples: float | None = None
     hosted_source: str | None = None
     co2_kg_per_kwh: float | None = None
@@ -171,7 +173,9 @@ def select_prices(pricing: Pricing, devices: Sequence[str], *, today: date) -> t
     own, name = pricing.price(), pricing.shape
     if name is None and pricing.table is None and set(devices) <= {CPU}:
         return () if own is None else (own,)
-    path = pricing.table or TABLE
+    path = pricing.table or pricing.list_prices or (None if name is None else TABLE)
+    if path is None:
+        return () if own is None else (own,)
     table = read_table(path, today=today)
     if name is not None and name not in table.shapes:
         known = formatting.first_n([repr(shape) for shape in table.shapes]) or "no shape"

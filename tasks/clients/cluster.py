@@ -8,7 +8,9 @@ from bench.records.atomic_files import write_atomic
 from remote.cluster.client import Cluster
 from remote.cluster.kubeconfig import Target, resolve
 from remote.hosts.pods.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
+from remote.providers import GENERIC
 from tasks.cli.terminal import confirm
+from tasks.clients.provider import known_provider
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings
 
@@ -26,7 +28,7 @@ def open_cluster(settings: Settings, *, changes: bool = False, yes: bool = False
     with translate_cluster_errors():
         if changes:
             _confirm_production(settings, target, yes=yes)
-        cluster = Cluster(target)
+        cluster = Cluster(target, known_provider(settings))
         try:
             yield cluster
         except KeyboardInterrupt as error:
@@ -50,7 +52,12 @@ def resolve_target(settings: Settings) -> Target:
     section = settings.cluster
     kubeconfig = str(settings.resolve_path(section.kubeconfig)) if section.kubeconfig else None
     with translate_cluster_errors():
-        return resolve(kubeconfig=kubeconfig, context=section.context, namespace=section.namespace)
+        return resolve(
+            kubeconfig=kubeconfig,
+            context=section.context,
+            namespace=section.namespace,
+            provider=known_provider(settings) or GENERIC,
+        )
 
 
 def record_last_cluster(settings: Settings, target: Target) -> None:

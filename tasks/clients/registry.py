@@ -7,7 +7,9 @@ from typing import Any
 from remote.hosts.base import Host
 from remote.hosts.command import Secret
 from remote.image import vm_jobs
-from remote.image.references import USER_FORMS, InvalidReference, Reference, parse_image_name
+from remote.image.references import InvalidReference, Reference, parse_image_name
+from remote.providers import GENERIC, registry_provider
+from tasks.clients.provider import known_provider
 from tasks.clients.secrets import check_registry_user
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
@@ -18,9 +20,8 @@ QUERY_TIMEOUT_SEC = 900.0  # enough for documents of some megabytes over a slow 
 def configured_image(settings: Settings) -> tuple[Reference, str]:
     """Return registry.image and registry.user. Raises UsageError for missing or invalid values."""
     if settings.registry.image is None:
-        raise UsageError(
-            "registry.image: not set; set REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG in invoke.yaml or ~/.invoke.yaml"
-        )
+        form = (known_provider(settings) or GENERIC).image_form
+        raise UsageError(f"registry.image: not set; set {form} in invoke.yaml or ~/.invoke.yaml")
     where = parse_reference("registry.image", settings.registry.image, settings.image.profile)
     return where, configured_user(settings, where.repository)
 
@@ -35,7 +36,8 @@ def configured_user(settings: Settings, repository: str) -> str:
     """Return registry.user. Raises UsageError if it is not set or the repository's registry would reject it."""
     user = settings.registry.user
     if user is None:
-        raise UsageError(f"registry.user: not set; for OCIR {USER_FORMS}")
+        forms = registry_provider(repository.partition("/")[0]).user_forms
+        raise UsageError(f"registry.user: not set; set it to {forms or 'the user name at that registry'}")
     check_registry_user(user, repository)
     return user
 

@@ -10,6 +10,7 @@ from bench.records.atomic_files import read_regular
 from remote.hosts.base import is_loopback
 from remote.hosts.command import Secret
 from remote.image.references import InvalidReference, check_user
+from remote.providers import registry_provider
 from tasks.clients.prompt import check_utf8, prompt_hidden
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.settings.load import Settings
@@ -93,11 +94,12 @@ def registry_password(settings: Settings, user: str, registry: str, command: str
     name = settings.registry.password_file
     if name is not None:
         return read_secret(settings, "registry.password_file", name)
-    label = f"auth token of {user} at {registry}"
+    password_name = registry_provider(registry).password_name
+    label = f"{password_name} of {user} at {registry}"
     text = prompt_hidden(f"{label}: ") or _read_stdin_line(label)
     if not text:
         raise UsageError(
-            f"no auth token for {user} at {registry} on standard input; for example: {command} < FILE-WITH-THE-TOKEN"
+            f"no {password_name} for {user} at {registry} on standard input; for example: {command} < FILE-WITH-IT"
         )
     return Secret(text)
 

@@ -78,7 +78,7 @@ def check_storage(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
         spec = (action.desired or {}).get("spec", {})
         if action.kind == "PersistentVolume" and "csi" in spec:
             kind, name, label = CSI_DRIVER, spec["csi"]["driver"], "CSI driver"
-            remedy = "have it installed (on OKE: the add-on for File Storage), or set cluster.fss.volume_handle to null"
+            remedy = cluster.provider.texts["volume-driver"]
         elif action.kind == "PersistentVolumeClaim" and spec.get("storageClassName"):
             kind, name, label = STORAGE_CLASS, spec["storageClassName"], "storage class"
             remedy = "name one of `kubectl get storageclasses` in manifests/base/storage.yaml"

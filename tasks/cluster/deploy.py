@@ -14,10 +14,12 @@ from remote.cluster.manifests import JOB_PREFIX, Image, render
 from remote.cluster.plan import ClusterPlan, Verb, plan
 from remote.cluster.pull_secret import pull_secret
 from remote.hosts.command import Secret
+from remote.providers import registry_provider
 from tasks.cli.lock import acquire_lock
-from tasks.clients.cluster import open_cluster, translate_cluster_errors
+from tasks.clients.cluster import open_cluster
 from tasks.clients.image_ref import resolve_image
 from tasks.clients.manifest_values import MANIFESTS, manifest_values
+from tasks.clients.provider import resolve_provider
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.cluster.checks import (
     check_controller,
@@ -79,17 +81,16 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
     """Apply the settings to the cluster and wait for the pods."""
     hooks = hooks or DeployHooks()
     image = resolve_image(settings)
-    values = manifest_values(settings, image)
-    components = (*values.components, *hooks.components)
-    values = replace(
-        values,
-        extra_settings={**values.extra_settings, **hooks.values},
-        components=components,
-        server_image=hooks.server,
-    )
-    with translate_cluster_errors():
-        desired = render(values, settings.root / MANIFESTS)
     with open_cluster(settings, changes=not options.dry_run, yes=options.yes) as cluster:
+        settings = resolve_provider(settings, cluster)
+        values = manifest_values(settings, image)
+        values = replace(
+            values,
+            extra_settings={**values.extra_settings, **hooks.values},
+            components=(*values.components, *hooks.components),
+            server_image=hooks.server,
+        )
+        desired = render(values, settings.root / MANIFESTS)
         live = cluster.live_objects()
         makes_secret = _needs_secret(settings, cluster, image, renew=options.renew_secret)
         cluster_plan = plan(desired, live, makes_secret=makes_secret, replace_ended=options.force)
@@ -146,7 +147,8 @@ def _needs_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: 
     if user is None:
         raise UsageError(
             f"namespace {section.namespace} has no secret {section.pull_secret}; set registry.user and rerun the "
-            "command with the auth token on standard input, or set cluster.pull_secret to null for a public image"
+            f"command with the {registry_provider(image.registry).password_name} on standard input, or set "
+            "cluster.pull_secret to null for a public image"
         )
     check_registry_user(user, image.repository)
     return True

@@ -11,7 +11,6 @@ from remote.cluster.diagnosis.driver import parse_drivers
 from remote.cluster.diagnosis.nodes import (
     ANY_PRODUCT,
     CUDA_12,
-    PREEMPTIBLE,
     NodeReport,
     NodeRequirements,
     examine,
@@ -23,6 +22,7 @@ from remote.hosts.pods.errors import Forbidden
 from tasks.cli.terminal import console, json_output, plain_table
 from tasks.clients.cluster import open_cluster
 from tasks.clients.image_ref import resolve_image
+from tasks.clients.provider import resolve_provider, resolved_provider, uses_preemptible_nodes
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 
@@ -39,6 +39,7 @@ def _show_nodes(settings: Settings, print_json: Callable[[Mapping[str, Any]], No
         image = None
         print(f"the image's size is unknown, so the disk is checked without it: {error}")
     with open_cluster(settings) as cluster:
+        settings = resolve_provider(settings, cluster)
         reports = node_reports(cluster, pod_requirements(settings, image))
     print_nodes(reports)
     needed = settings.fleet.size
@@ -116,14 +117,13 @@ def shortage_message(settings: Settings, needed: int, reports: Sequence[NodeRepo
 
 
 def pod_requirements(settings: Settings, image: Image | None) -> NodeRequirements:
-    """Return the requirements of one pod of this deployment."""
-    section = settings.cluster
-    preemptible = section.preemptible or section.overlay == "preemptible"
+    """Return the requirements of one pod of this deployment. `settings` are those of `resolve_provider`."""
+    section, provider, preemptible = settings.cluster, resolved_provider(settings), uses_preemptible_nodes(settings)
     tolerations: list[dict[str, Any]] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if preemptible:
-        tolerations.append({"key": PREEMPTIBLE, "operator": "Exists"})
+        tolerations.append({"key": provider.preemptible_label, "operator": "Exists"})
     # Without a shared volume the pod has a second local folder for results.
-    scratch = parse_quantity(section.scratch) * (1 if section.fss.volume_handle else 2)
+    scratch = parse_quantity(section.scratch) * (1 if section.volume.handle else 2)
     return NodeRequirements(
         instance_type=section.instance_type,
         preemptible=preemptible,
@@ -137,6 +137,7 @@ def pod_requirements(settings: Settings, image: Image | None) -> NodeRequirement
         gpu_product=section.gpu,
         image=image.reference if image else None,
         image_bytes=image.size_bytes if image else None,
+        provider=provider,
         drivers=(parse_drivers(image.cuda_requirement) if image and image.cuda_requirement else None) or CUDA_12,
     )
 

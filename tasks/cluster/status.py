@@ -35,7 +35,7 @@ def show_status(context: Context, *, as_json: bool) -> None:
         pods, claims = cluster.pods(), cluster.list_fleet_objects("PersistentVolumeClaim")
         state = build_fleet(jobs, pods, claims, [])
         if not state.is_up:
-            state = build_fleet(jobs, pods, claims, cluster.events())
+            state = build_fleet(jobs, pods, claims, cluster.events(), cluster.provider)
         for claim in claims:
             phase = claim.get("status", {}).get("phase", "?")
             screen.print(f"volume claim {claim['metadata']['name']}: {phase}")

@@ -27,7 +27,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
             return
         for action in cluster_plan.actions:
             print(action)
-        volume = ", and the files on the shared volume" if settings.cluster.fss.volume_handle else ""
+        volume = ", and the files on the shared volume" if settings.cluster.volume.handle else ""
         print(f"kept: namespace {cluster.target.namespace}{volume}")
         if dry_run:
             print_refusal(settings, cluster, cluster_plan, discard_results=discard_results)

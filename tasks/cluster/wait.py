@@ -35,7 +35,8 @@ def read_state(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
     state = build_fleet(live, pods, [], [])
     if state.is_up:
         return state
-    return build_fleet(live, pods, cluster.list_fleet_objects("PersistentVolumeClaim"), cluster.events())
+    claims = cluster.list_fleet_objects("PersistentVolumeClaim")
+    return build_fleet(live, pods, claims, cluster.events(), cluster.provider)
 
 
 def wait_for_pods(

@@ -17,6 +17,7 @@ from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
 from tasks.clients.cluster import resolve_target, translate_cluster_errors
 from tasks.clients.image_ref import resolve_image
+from tasks.clients.provider import known_provider, resolve_provider
 from tasks.cluster.nodes import pod_requirements
 from tasks.doctor.result import Skipped
 from tasks.errors import UsageError
@@ -88,7 +89,7 @@ class CheckContext:
             raise Skipped("fleet.kind is local and cluster.context null; --only cluster,nodes,pods checks it anyway")
         target = resolve_target(self.settings)
         with translate_cluster_errors():
-            cluster = Cluster(target)
+            cluster = Cluster(target, known_provider(self.settings))
         self._exit_stack.callback(cluster.close)
         return cluster
 
@@ -115,7 +116,8 @@ class CheckContext:
         except UsageError:  # no image was pushed or set
             image = None
         with translate_cluster_errors():
-            return examine(nodes, pods, pod_requirements(self.settings, image))
+            settings = resolve_provider(self.settings, cluster)
+            return examine(nodes, pods, pod_requirements(settings, image))
 
     def _vm(self) -> Host:
         if self.settings.build.host is None and not self.only & {"vm", "registry"}:

@@ -1,8 +1,9 @@
 """Generator of docs/troubleshooting.md from the checks, so that it has the same texts as `inv doctor`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from remote.providers import PROVIDERS, REMEDIES
 from tasks.doctor.check import Check
 from tasks.doctor.result import STATUS_LABELS
 
@@ -29,9 +30,18 @@ def render(checks: Sequence[Check]) -> str:
         for check in group:
             parts.append(f"**{check.title}**: {check.question}\n")
             if rows := check.document_rows():
-                lines = (f"| {_escape_cell(message)} | {_escape_cell(remedy)} |" for message, remedy in rows)
-                parts.append("\n".join(("| message | fix |", "|---|---|", *lines)) + "\n")
+                parts.append(_table("message", "fix", rows))
+    for provider in PROVIDERS.values():
+        if provider.remedies:
+            parts.append(f"## On provider {provider.name}\n")
+            rows = [(REMEDIES[key], remedy) for key, remedy in provider.remedies.items()]
+            parts.append(_table("fix above", "fix there", rows))
     return "\n".join(parts)
+
+
+def _table(first: str, second: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = (f"| {_escape_cell(left)} | {_escape_cell(right)} |" for left, right in rows)
+    return "\n".join((f"| {first} | {second} |", "|---|---|", *lines)) + "\n"
 
 
 def _escape_cell(text: str) -> str:

@@ -1,5 +1,6 @@
 """`inv doctor`: run the checks, print a line for each result, and exit with 0, 1 or 3."""
 
+from collections.abc import Iterable
 from itertools import groupby
 from time import monotonic
 
@@ -7,10 +8,11 @@ from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
 from tasks.cli.terminal import console
+from tasks.clients.provider import known_provider
 from tasks.doctor import output
 from tasks.doctor.context import CheckContext
 from tasks.doctor.docs import DOCUMENT_PATH, render
-from tasks.doctor.registry import CHECKS, SUBJECTS
+from tasks.doctor.registry import all_checks
 from tasks.doctor.result import CheckStatus
 from tasks.doctor.runner import run_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError, file_errors
@@ -18,16 +20,19 @@ from tasks.settings.load import load
 
 
 def run_doctor(context: Context, only: str | None, *, as_json: bool, document: bool) -> None:
-    settings, subjects = load(context), _parse_subjects(only)
+    settings, every_check = load(context), all_checks()
+    subjects = _parse_subjects(only, dict.fromkeys(check.subject for check in every_check))
     if document:
         path = settings.root / DOCUMENT_PATH
         with file_errors(f"{path}: cannot be written", "; check owner and free space of its folder"):
             path.parent.mkdir(exist_ok=True)
-            write_atomic(path, render(CHECKS).encode())
-        print(f"wrote {DOCUMENT_PATH}: {len(CHECKS)} checks")
+            write_atomic(path, render(every_check).encode())
+        print(f"wrote {DOCUMENT_PATH}: {len(every_check)} checks")
         return
     started, outcomes = monotonic(), list[output.CheckOutcome]()
-    checks = [check for check in CHECKS if not subjects or check.subject in subjects]
+    provider = known_provider(settings)
+    own_checks = every_check if provider is None else all_checks((provider,))
+    checks = [check for check in every_check if check.subject in subjects] if subjects else own_checks
     check_context, screen = CheckContext(settings, context.config, subjects), console()
     width = max(len(check.title) for check in checks)
     for _, group in groupby(run_checks(checks, check_context), key=lambda outcome: outcome[0].subject):
@@ -41,11 +46,11 @@ def run_doctor(context: Context, only: str | None, *, as_json: bool, document: b
     _raise_for_failures(outcomes)
 
 
-def _parse_subjects(only: str | None) -> frozenset[str]:
+def _parse_subjects(only: str | None, known: Iterable[str]) -> frozenset[str]:
     """Return the subjects that --only names; an empty set means all. Raises UsageError."""
     names = frozenset(filter(None, (name.strip() for name in (only or "").split(","))))
-    if unknown := sorted(names.difference(SUBJECTS)):
-        raise UsageError(f"doctor: --only: there is no subject {unknown[0]!r}; expected some of {', '.join(SUBJECTS)}")
+    if unknown := sorted(names.difference(known)):
+        raise UsageError(f"doctor: --only: there is no subject {unknown[0]!r}; expected some of {', '.join(known)}")
     return names
 
 

@@ -17,7 +17,6 @@ from remote.cluster.diagnosis.nodes import (
     GPU_PRODUCT_LABEL,
     GPU_RESOURCE,
     INSTANCE_TYPE_LABEL,
-    PREEMPTIBLE,
     NodeRequirements,
     examine,
 )
@@ -82,7 +81,6 @@ _NODE_CHANGES: tuple[dict[str, Any], ...] = (
     {"status.conditions": [*_NODE["status"]["conditions"], {"type": "DiskPressure", "status": "True"}]},
     {"spec.unschedulable": True},
     {"spec.taints": [{"key": "TAINT", "value": "VALUE", "effect": "NoSchedule"}]},
-    {"spec.taints": [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]},
     {f"status.allocatable|{GPU_RESOURCE}": "0"},
     {f"status.allocatable|{GPU_RESOURCE}": "0", "status.allocatable|nvidia.com/mig-1g.6gb": "4"},
     {f"metadata.labels|{GPU_PRODUCT_LABEL}": "Tesla-T4"},
@@ -152,7 +150,7 @@ _UNSCHEDULED = (
     "0/4 nodes are available: 4 node(s) had untolerated taint {KEY: VALUE}.",
 )
 _MOUNTS = (
-    "driver name fss.csi.oraclecloud.com not found in the list of registered CSI drivers",
+    "driver name DRIVER not found in the list of registered CSI drivers",
     "mount.nfs: Connection timed out",
     'configmap "NAME" not found',
 )

@@ -1,10 +1,19 @@
-"""List of all checks, by subject, in the order of their output: this machine first, the cluster last."""
+"""All checks, by subject, in the order of their output: this machine first, the cluster last."""
 
+import importlib
+from collections.abc import Iterable
+
+from remote.providers import PROVIDERS
+from remote.providers.provider import Provider
 from tasks.doctor.check import Check
-from tasks.doctor.checks import cluster, gpu, machine, models, nodes, oci, pods, registry, runs, settings, vm
+from tasks.doctor.checks import cluster, gpu, machine, models, nodes, pods, registry, runs, settings, vm
 
-CHECKS: tuple[Check, ...] = (
-    *(*machine.CHECKS, *settings.CHECKS, *gpu.CHECKS, *models.CHECKS, *runs.CHECKS),
-    *(*oci.CHECKS, *vm.CHECKS, *registry.CHECKS, *cluster.CHECKS, *nodes.CHECKS, *pods.CHECKS),
-)
-SUBJECTS: tuple[str, ...] = tuple(dict.fromkeys(check.subject for check in CHECKS))
+
+def all_checks(providers: Iterable[Provider] | None = None) -> tuple[Check, ...]:
+    """Return the checks of any cluster, and those of the given providers; None: of all providers."""
+    modules = [module for provider in providers or PROVIDERS.values() for module in provider.checks]
+    return (
+        *(*machine.CHECKS, *settings.CHECKS, *gpu.CHECKS, *models.CHECKS, *runs.CHECKS),
+        *(check for module in modules for check in importlib.import_module(module).CHECKS),
+        *(*vm.CHECKS, *registry.CHECKS, *cluster.CHECKS, *nodes.CHECKS, *pods.CHECKS),
+    )

@@ -4,6 +4,8 @@ import enum
 import string
 from dataclasses import dataclass
 
+from remote.providers import GENERIC, Provider
+
 
 class CheckStatus(enum.Enum):
     """Outcome of a check, with the character that is printed for it."""
@@ -38,15 +40,19 @@ def passed(message: str) -> CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A possible problem. `message` and `remedy` have {names}, which `result` fills in and the document capitalizes."""
+    """A possible problem. `message` and `remedy` have {names}, which `result` fills in and the document capitalizes.
+
+    Names of `Provider.texts` are filled in from the provider.
+    """
 
     message: str
     remedy: str
     status: CheckStatus = CheckStatus.FAIL
     is_transient: bool = False
 
-    def result(self, **values: object) -> CheckResult:
+    def result(self, provider: Provider = GENERIC, /, **values: object) -> CheckResult:
         """Return a result for this fault. Raises KeyError for a missing value."""
+        values = {**provider.texts, **values}
         message, remedy = self.message.format_map(values), self.remedy.format_map(values)
         return CheckResult(status=self.status, message=message, remedy=remedy, is_transient=self.is_transient)
 
@@ -54,7 +60,7 @@ class Fault:
         """Return message and remedy for the document, each {name} as NAME."""
         parse = string.Formatter().parse
         names = {name for text in (self.message, self.remedy) for _, name, _, _ in parse(text) if name}
-        capitals = {name: name.upper().replace("_", "-") for name in names}
+        capitals = {name: GENERIC.texts.get(name, name.upper().replace("_", "-")) for name in names}
         return self.message.format_map(capitals), self.remedy.format_map(capitals)
 
 

@@ -5,15 +5,18 @@ from collections.abc import Sequence
 
 from reports.summary import prices
 from reports.summary.cost import Price
-from reports.summary.prices import PriceError, Pricing
+from reports.summary.prices import TABLE, PriceError, Pricing
+from tasks.clients.provider import known_provider
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 
 
 def pricing(settings: Settings) -> Pricing:
     """Convert the cost settings."""
-    cost = settings.cost
+    cost, provider = settings.cost, known_provider(settings)
+    table = TABLE.name if provider is None else provider.price_table
     return Pricing(
+        list_prices=TABLE.with_name(table) if table is not None else None,
         usd_per_gpu_hour=cost.price_usd_per_gpu_hour,
         source=cost.price_source,
         shape=cost.shape,

@@ -14,6 +14,7 @@ from remote.image import pod_check
 from remote.image.docker_client import ContainerExit, model_digests
 from tasks.clients.cluster import open_cluster
 from tasks.clients.image_ref import read_push_record, resolve_image
+from tasks.clients.provider import resolve_provider, uses_preemptible_nodes
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls
 from tasks.image.selfcheck_report import differing_models, finish, parse_report, print_report
 from tasks.settings.load import Settings
@@ -24,8 +25,10 @@ _POLL_INTERVAL_SEC = 1.0
 
 
 def verify_on_node(settings: Settings) -> None:
-    image, section = resolve_image(settings), settings.cluster
+    image = resolve_image(settings)
     with open_cluster(settings, changes=True) as cluster:
+        settings = resolve_provider(settings, cluster)
+        section, provider = settings.cluster, cluster.provider
         if cluster.namespace() is None:
             raise UsageError(f"no namespace {section.namespace}; `inv deploy` creates it, with its pull secret")
         secret = section.pull_secret
@@ -38,7 +41,7 @@ def verify_on_node(settings: Settings) -> None:
             gpus=section.gpus_per_pod,
             cpu=section.cpu,
             memory=section.memory,
-            preemptible=section.preemptible or section.overlay == "preemptible",
+            preemptible_label=provider.preemptible_label if uses_preemptible_nodes(settings) else None,
             pull_secret=secret if secret is not None and cluster.has_secret(secret) else None,
             deadline_sec=section.ready_timeout_sec + VERIFY_TIMEOUT_SEC,
         )
@@ -80,7 +83,7 @@ def _wait_until_ended(cluster: Cluster, settings: Settings) -> str:
         if phase == "Running":
             limit = settings.cluster.ready_timeout_sec + VERIFY_TIMEOUT_SEC
         else:
-            for finding in diagnose_pod(pod, cluster.events())[:1]:
+            for finding in diagnose_pod(pod, cluster.events(), cluster.provider)[:1]:
                 if str(finding) not in first_seen:
                     print(escape_controls(f"  {finding}"), flush=True)
                 lasted_sec = now - first_seen.setdefault(str(finding), now)

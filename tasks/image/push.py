@@ -21,11 +21,12 @@ from remote.hosts.command import Secret
 from remote.image import engine, registry, vm_jobs
 from remote.image.context import ContextError
 from remote.image.plan import outdated_parts
-from remote.image.references import Reference, is_ocir
+from remote.image.references import Reference
 from remote.image.registry import push_record_json
 from remote.image.vm_jobs import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
+from remote.providers import registry_provider
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm, build_vm_job
 from tasks.clients.registry import configured_image
@@ -37,7 +38,6 @@ from tasks.image.sbom.sign import sign, signing_key
 from tasks.settings.load import Settings, load
 
 PUSH_COMMAND = "inv push"
-CREATE_REPOSITORY_COMMAND = "inv tenancy.repository"
 STOP_HINT = ", `inv push --cancel` stops it"
 MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
@@ -76,16 +76,18 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
 
 
 def offer_to_create_repository(settings: Settings, reference: Reference) -> bool:
-    """Offer to create a missing repository in the tenancy; return whether it was created.
+    """Offer to create a missing repository by the provider's command, if it has one; return whether it was created.
 
-    OCIR answers 403 for a missing repository, too. Without a terminal nothing is asked: the push's own error names the
-    command.
+    Without a terminal the command is only printed.
     """
-    question = f"{reference.repository} may not exist. Run `{CREATE_REPOSITORY_COMMAND}` now?"
-    if not is_ocir(reference.host) or not confirm(question):
+    command = registry_provider(reference.host).create_repository_command
+    if command is None:
         return False
-    # A separate process, because Oracle's SDK is optional.
-    argv = (sys.executable, "-m", "invoke", *CREATE_REPOSITORY_COMMAND.split()[1:])
+    if not confirm(f"{reference.repository} may not exist. Run `{command}` now?"):
+        print(f"if {reference.repository} does not exist, `{command}` creates it", flush=True)
+        return False
+    # A separate process, because the provider's SDK is optional.
+    argv = (sys.executable, "-m", "invoke", *command.split()[1:])
     environment = {**os.environ, "INVOKE_REGISTRY_IMAGE": str(reference)}
     return subprocess.run(argv, cwd=settings.root, env=environment, check=False).returncode == 0
 

@@ -59,7 +59,7 @@ class ClusterInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """An exported path of a file system; `volume_handle` is the value for cluster.fss.volume_handle."""
+    """An exported path of a file system; `volume_handle` is the value for cluster.volume.handle."""
 
     mount_target: str
     address: str
@@ -111,7 +111,7 @@ def derive_settings(survey: TenancySurvey) -> dict[str, dict[str, Any]]:
         settings["fleet"] = {"kind": "pods", **({"size": pools[0].size} if pools[0].size else {})}
         settings["cluster"] = {"instance_type": pools[0].shape}
     if len(survey.exports) == 1:
-        settings.setdefault("cluster", {})["fss"] = {"volume_handle": survey.exports[0].volume_handle}
+        settings.setdefault("cluster", {})["volume"] = {"handle": survey.exports[0].volume_handle}
     return settings
 
 

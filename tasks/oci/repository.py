@@ -9,7 +9,7 @@ from oci.artifacts import ArtifactsClient
 from oci.artifacts.models import CreateContainerRepositoryDetails
 from oci.identity import IdentityClient
 
-from remote.image.references import is_ocir
+from remote.providers import registry_provider
 from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
 from tasks.oci.access.clients import Json, TenancyApi, connect, get_namespace, resolve_compartment
@@ -109,7 +109,7 @@ def _repository_path(settings: Settings, api: TenancyApi, namespace: str) -> str
         return DEFAULT_REPOSITORY
     reference = parse_reference("registry.image", image, "latest")
     image_namespace, _, path = reference.path.partition("/")
-    if not is_ocir(reference.host) or image_namespace != namespace:
+    if registry_provider(reference.host).name != "oci" or image_namespace != namespace:
         raise UsageError(
             f"registry.image: {image} is not in this tenancy; expected {registry_host(api.region)}/{namespace}/..."
         )

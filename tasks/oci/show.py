@@ -101,5 +101,5 @@ def _describe_choices(survey: TenancySurvey) -> list[str]:
     if len(pools) > 1:
         lines.append(f"cluster.instance_type: choose one of {', '.join(sorted({pool.shape for pool in pools}))}")
     if len(survey.exports) > 1:
-        lines += [f"cluster.fss.volume_handle: {export.volume_handle}" for export in survey.exports]
+        lines += [f"cluster.volume.handle: {export.volume_handle}" for export in survey.exports]
     return lines

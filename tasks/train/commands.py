@@ -23,7 +23,7 @@ def check(context: Context, out: str | None = None, json: bool = False) -> None:
         "retry-failed": "with --resume: also retry a training that has failed, unchanged, from its last checkpoint",
         "dry-run": "print the plan and the predicted steps, hours, costs and memory, and start nothing",
         "plain": "plain lines instead of the live display, also on a terminal",
-        "job": "deploy a Kubernetes Job that trains without this command, and exit; needs cluster.fss",
+        "job": "deploy a Kubernetes Job that trains without this command, and exit; needs cluster.volume",
         "yes": "with --job: do not ask for confirmation if the cluster looks like production",
         "discard-results": "with --job: continue if results in the pods have not been collected; they are lost",
     },

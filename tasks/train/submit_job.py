@@ -32,9 +32,9 @@ def check_settings(settings: Settings) -> None:
         )
     if settings.fleet.kind != "pods":
         raise UsageError("train: --job: fleet.kind is local, but a Job needs pods; set it to pods")
-    if settings.cluster.fss.volume_handle is None:
+    if settings.cluster.volume.handle is None:
         raise UsageError(
-            "train: --job: cluster.fss.volume_handle is null: without a shared volume, the replacement of a pod has no "
+            "train: --job: cluster.volume.handle is null: without a shared volume, the replacement of a pod has no "
             "checkpoints; set it, or leave out --job"
         )
 

@@ -213,7 +213,7 @@ def running(folder: Path) -> Iterator[PodsTarget]:
                 "shm": "16Mi",
                 "scratch": "64Mi",
                 "ready_timeout_sec": 90,
-                "fss": {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"},
+                "volume": {"handle": "ocid1.filesystem:10.0.0.1:/export"},
             },
         }
         (project / "walk.json").write_text(json.dumps(settings))

@@ -28,7 +28,8 @@ from remote.cluster.labels import is_owned
 from remote.cluster.manifests import Image, ManifestValues, render
 from remote.cluster.plan import plan
 from remote.hosts.process import run_program
-from remote.serving.pod_transport import PORT
+from remote.providers import GENERIC, PROVIDERS
+from remote.serving.client import PORT_IN_POD
 from tasks.adapter.serve import KEY_SECRET
 from tasks.cluster.nodes import pod_requirements
 from tasks.settings.load import Settings
@@ -39,13 +40,14 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
 GOLDEN = Path(__file__).with_name("manifests")
+OCI = PROVIDERS["oci"]
 BASIC = ManifestValues(
     namespace="team-a",
     overlay="pods",
     image=Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "ab" * 32),
-    preemptible=False,
+    preemptible_label=None,
     pull_secret="ocir-secret",
-    volume_handle="ocid1.filesystem.oc1.eu_frankfurt_1.aaaaexample:10.0.20.5:/export",
+    volume_source=OCI.volume_source("ocid1.filesystem.oc1.eu_frankfurt_1.aaaaexample:10.0.20.5:/export"),
     extra_settings={
         "size": 4,
         "least_up": 3,
@@ -79,25 +81,34 @@ def with_changes(**changes: Any) -> ManifestValues:
 
 VARIANTS = {
     "pods": BASIC,
-    "preemptible": with_changes(overlay="preemptible"),
+    "preemptible": with_changes(overlay="preemptible", preemptible_label=OCI.preemptible_label),
     "interactive": with_changes(overlay="interactive"),
     "job-1gpu": with_changes(overlay="job-1gpu", size=1),
     "job-4gpu": with_changes(overlay="job-4gpu"),
     "job-4gpu-jobset": with_changes(overlay="job-4gpu-jobset"),
     "job-4gpu-kueue": with_changes(overlay="job-4gpu-kueue"),
-    "pods-without-fss": with_changes(volume_handle=None),
-    "pods-public-image-on-preemptible-nodes": with_changes(pull_secret=None, preemptible=True, size=8, least_up=7),
+    "any-node-on-nfs": with_changes(
+        volume_source=GENERIC.volume_source("10.0.0.5:/export"), components=("any-node",), instance_type="any"
+    ),
+    "pods-without-fss": with_changes(volume_source=None),
+    "pods-public-image-on-preemptible-nodes": with_changes(
+        pull_secret=None, preemptible_label=OCI.preemptible_label, size=8, least_up=7
+    ),
     "pods-two-gpus-each-several-per-node": with_changes(
         extra_settings={**BASIC.extra_settings, "gpus_per_pod": "2", "gpu": "NVIDIA-A100-SXM4-40GB", "cpu_limit": "8"},
         components=("several-per-node", "gpu-product", "cpu-limit"),
     ),
     "job-4gpu-jobset-with-everything": with_changes(
-        overlay="job-4gpu-jobset", volume_handle=None, pull_secret=None, preemptible=True, components=("metrics",)
+        overlay="job-4gpu-jobset",
+        volume_source=None,
+        pull_secret=None,
+        preemptible_label=OCI.preemptible_label,
+        components=("metrics",),
     ),
     "serve": with_changes(overlay="serve", server_image=SERVER),
-    "serve-without-fss": with_changes(overlay="serve", server_image=SERVER, volume_handle=None, pull_secret=None),
+    "serve-without-fss": with_changes(overlay="serve", server_image=SERVER, volume_source=None, pull_secret=None),
 }
-FLEET = [name for name in VARIANTS if not name.startswith("serve")]
+FLEET = [name for name in VARIANTS if not name.startswith(("serve", "any-node"))]
 VERSIONS = ("1.29", "1.34", "1.37")
 
 
@@ -256,7 +267,7 @@ def test_a_server_has_one_gpu_probes_limits_and_a_key_from_a_secret(name: str) -
     (service,) = of_kind(name, "Service")
     assert "type" not in service["spec"], "only within the cluster"
     assert service["spec"]["selector"].items() <= job_spec(name)["template"]["metadata"]["labels"].items()
-    assert service["spec"]["ports"][0]["port"] == server["ports"][0]["containerPort"] == PORT
+    assert service["spec"]["ports"][0]["port"] == server["ports"][0]["containerPort"] == PORT_IN_POD
 
 
 @pytest.mark.parametrize("name", ["pods", "preemptible", "interactive", "pods-without-fss"])
@@ -309,7 +320,11 @@ def test_the_numbers_and_names_are_the_settings() -> None:
 def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
     (volume,), (claim,) = of_kind("pods", "PersistentVolume"), of_kind("pods", "PersistentVolumeClaim")
     assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
-    assert volume["spec"]["csi"] == {"driver": "fss.csi.oraclecloud.com", "volumeHandle": BASIC.volume_handle}
+    assert BASIC.volume_source is not None
+    assert volume["spec"]["csi"] == BASIC.volume_source["csi"]
+    (generic,) = of_kind("any-node-on-nfs", "PersistentVolume")
+    assert generic["spec"]["nfs"] == {"server": "10.0.0.5", "path": "/export"}
+    assert pod_spec("any-node-on-nfs")["nodeSelector"] == {}
     assert volume["spec"]["claimRef"]["namespace"] == "team-a"
     assert claim["spec"]["volumeName"] == volume["metadata"]["name"] == "qlora-fleet-team-a"
     assert claim["spec"]["storageClassName"] == volume["spec"]["storageClassName"] == ""
@@ -368,7 +383,11 @@ def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FLEET)
 def test_node_requirements_have_the_tolerations_of_the_pods(name: str) -> None:
     variant = VARIANTS[name]
-    cluster = ClusterSection(overlay=variant.overlay, preemptible=variant.preemptible)  # type: ignore[arg-type]
+    cluster = ClusterSection(
+        provider="oci",
+        overlay=variant.overlay,  # type: ignore[arg-type]
+        preemptible=variant.preemptible_label is not None,
+    )
     need = pod_requirements(Settings(root=ROOT, cluster=cluster), variant.image)
     tolerated = pod_spec(name)["tolerations"]
     assert all(toleration in tolerated for toleration in need.tolerations)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from remote.cluster.labels import Object
 from remote.hosts.base import collapse_whitespace
+from remote.providers import GENERIC, Provider, registry_provider
 
 PULL_REASONS = (
     "ErrImagePull",
@@ -26,16 +27,14 @@ PULL_REASONS = (
 LOGIN_CAUSES = ("unauthorized", "forbidden", "wrong-login", "secret-missing")
 MAX_BACK_OFF_SEC = 330.0
 
-_RENEWAL_ADVICE = "renew it: `inv deploy --renew-secret` with the auth token on standard input"
-_LOGIN_FORMS = (
-    "the user name is NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER or NAMESPACE/DOMAIN/USER "
-    "(registry.user), the password is an auth token, not the console's password"
-)
-_NETWORK = "the nodes need a way to the registry: service gateway or NAT gateway, route and security list"
+_RENEWAL_ADVICE = "renew it: `inv deploy --renew-secret` with the {password} on standard input"
 
 
 class _PullErrorRule(NamedTuple):
-    """A pattern in a message of kubelet or containerd, and its meaning. `may_pass`: it may pass without a change."""
+    """A pattern in a message of kubelet or containerd, and its meaning. `may_pass`: it may pass without a change.
+
+    The {names} in `remedy` are those of `Provider.texts`.
+    """
 
     pattern: str
     cause: str
@@ -45,9 +44,7 @@ class _PullErrorRule(NamedTuple):
 
 
 _RULES = (
-    _PullErrorRule(
-        "no space left on device", "disk-full", "the node's disk is full", "grow its boot volume: `inv nodes`"
-    ),
+    _PullErrorRule("no space left on device", "disk-full", "the node's disk is full", "grow it: `inv nodes`"),
     _PullErrorRule(
         "toomanyrequests|429 Too Many Requests", "too-many-requests", "the registry limits requests", "wait", True
     ),
@@ -85,45 +82,49 @@ _RULES = (
         r"no such host|server misbehaving|lookup \S+ on \S+: .*(?:i/o timeout|connection refused)",
         "name-not-resolved",
         "the registry's name does not resolve on the node",
-        "check the host in cluster.image (fra.ocir.io, ...) and the nodes' DNS",
+        "{registry-host}",
         True,
     ),
     _PullErrorRule(
-        "connection refused", "connection-refused", "nothing listens at the registry's address", _NETWORK, True
+        "connection refused",
+        "connection-refused",
+        "nothing listens at the registry's address",
+        "{registry-network}",
+        True,
     ),
     _PullErrorRule(
-        "network is unreachable|no route to host", "no-route", "the node has no route to it", _NETWORK, True
+        "network is unreachable|no route to host", "no-route", "the node has no route to it", "{registry-network}", True
     ),
     _PullErrorRule(
         "i/o timeout|context deadline exceeded|TLS handshake timeout|DeadlineExceeded",
         "timeout",
         "the registry does not answer the node",
-        f"{_NETWORK}; until then the node's other pulls wait, too",
+        "{registry-network}; until then the node's other pulls wait, too",
         True,
     ),
     _PullErrorRule(
         "failed to fetch (?:oauth|anonymous) token: unexpected status[^:]*: 401",
         "wrong-login",
         "the registry rejects user name or password of the pull secret",
-        f"{_LOGIN_FORMS}; {_RENEWAL_ADVICE}",
+        f"{{registry-login}}; {_RENEWAL_ADVICE}",
     ),
     _PullErrorRule(
         r"\b401\b|[Uu]nauthorized",
         "unauthorized",
         "the registry requires a login (401)",
-        f"{_LOGIN_FORMS}; {_RENEWAL_ADVICE}",
+        f"{{registry-login}}; {_RENEWAL_ADVICE}",
     ),
     _PullErrorRule(
         r"\b403\b|[Ff]orbidden|denied",
         "forbidden",
         "the registry got no login for this image, or one without permission to read it (403)",
-        f"the secret must be for this host, and a policy must allow `read repos`; {_RENEWAL_ADVICE}",
+        f"{{registry-read}}; {_RENEWAL_ADVICE}",
     ),
     _PullErrorRule(
         "not found|manifest unknown|NotFound",
         "not-found",
         "the registry has no such image",
-        "push it: `inv push`, which writes results/image.json; OCIR answers the same if the user may not see the image",
+        "{image-missing}",
     ),
     _PullErrorRule(
         r"unexpected EOF|connection reset|50[0234]\b",
@@ -137,15 +138,19 @@ _RULES = (
 
 def known_causes() -> list[tuple[str, str]]:
     """Return (problem, remedy) of each cause."""
-    return [(rule.problem, rule.remedy) for rule in _RULES]
+    return [(rule.problem, rule.remedy.format_map(GENERIC.texts)) for rule in _RULES]
 
 
-def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tuple[str, str, str, bool]:
+def explain_pull(
+    reason: str, messages: Sequence[str], pod_spec: Object, provider: Provider = GENERIC
+) -> tuple[str, str, str, bool]:
     """Explain a container that waits with `reason`: (cause, reason, remedy, may it pass without a change?).
 
-    `messages`: the container's own, then those of the pod's events, newest first.
+    `messages`: the container's own, then those of the pod's events, newest first. `provider`: that of the nodes.
     """
     image = next((container["image"] for container in pod_spec.get("containers", [])), "the image")
+    network = {"registry-network": provider.texts["registry-network"]}
+    texts = {**registry_provider(image.partition("/")[0]).texts, **network}
     if reason == "InvalidImageName":
         message = next((m for m in messages if "couldn't parse" in m or "invalid reference" in m), messages[0])
         return "invalid-name", f"{image}: {message.rsplit(': ', 1)[-1]}", "fix cluster.image", False
@@ -162,7 +167,7 @@ def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tupl
             missing = next((m for m in messages if "Unable to retrieve some image pull secrets" in m), None)
             if missing is not None:
                 name = ", ".join(re.findall(r"secrets \(([^)]*)\)", missing)) or "named in the pod"
-                advice = f"create {name}: `inv deploy` with the auth token on standard input"
+                advice = f"create {name}: `inv deploy` with the {texts['password']} on standard input"
                 return "secret-missing", f"{image}: there is no pull secret {name}", advice, False
             if not secrets:
                 advice = "set cluster.pull_secret and registry.user, then `inv deploy`"
@@ -170,7 +175,7 @@ def explain_pull(reason: str, messages: Sequence[str], pod_spec: Object) -> tupl
         if cause == "not-found" and "@sha256:" in image:
             problem = "the registry has no image of this digest"
         names = match.groupdict().get("names")
-        return cause, f"{image}: {problem}" + (f" ({names})" if names else ""), remedy, may_pass
+        return cause, f"{image}: {problem}" + (f" ({names})" if names else ""), remedy.format_map(texts), may_pass
     last = next((collapse_whitespace(message) for message in messages if message), reason)
     return "pull", f"{image}: {last}", "see `kubectl describe pod`", True
 

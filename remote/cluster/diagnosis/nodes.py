@@ -14,13 +14,13 @@ from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantities import format_gib, parse_quantity
 from remote.hosts.pods.errors import object_errors
+from remote.providers import GENERIC, Provider
 
 GPU_RESOURCE = "nvidia.com/gpu"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 ANY_PRODUCT = "any"
 _OTHER_GPU = re.compile(r"nvidia\.com/(mig-|gpu\.shared)")  # a device plugin's names for parts of GPUs
-PREEMPTIBLE = "oci.oraclecloud.com/oke-is-preemptible"
 MIN_KUBELET = (1, 29)  # backoffLimitPerIndex is on by default
 CUDA_12 = DriverRange(minimum=525)  # minimum of CUDA 12, used if the base image has no requirement
 
@@ -29,10 +29,11 @@ CUDA_12 = DriverRange(minimum=525)  # minimum of CUDA 12, used if the base image
 class NodeRequirements:
     """Requirements of one pod. `image_bytes`: unpacked plus compressed size; a first pull stores both.
 
-    `gpu_product` is the label nvidia.com/gpu.product of the nodes to use, or `ANY_PRODUCT`; None: any whole GPU.
+    `instance_type` None: any node with GPUs. `gpu_product` is the label nvidia.com/gpu.product of the nodes to use, or
+    `ANY_PRODUCT`; None: any whole GPU.
     """
 
-    instance_type: str
+    instance_type: str | None
     preemptible: bool
     cpu: Decimal
     memory: Decimal
@@ -45,6 +46,7 @@ class NodeRequirements:
     image: str | None = None
     image_bytes: int | None = None
     drivers: DriverRange = CUDA_12
+    provider: Provider = GENERIC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +105,17 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
         disk_bytes=parse_quantity(allocatable.get("ephemeral-storage", "0")),
         kubelet=status.get("nodeInfo", {}).get("kubeletVersion", "?"),
         driver=label(node, "nvidia.com/cuda.driver-version.full") or label(node, "nvidia.com/cuda.driver.major"),
-        is_candidate=kind == need.instance_type,
+        is_candidate=_has_gpus(node) if need.instance_type is None else kind == need.instance_type,
     )
-    if kind != need.instance_type:
+    if not report.is_candidate:
         # Nothing else matters on a node of another type.
         remedy = f"set cluster.instance_type to {kind} to use it" if kind and gpus else "these pods do not use it"
-        reason = f"instance type is {kind or 'not labelled'}, not {need.instance_type}"
+        expected = "a type with GPUs" if need.instance_type is None else need.instance_type
+        reason = f"instance type is {kind or 'not labelled'}, not {expected}"
         findings = [Diagnosis("instance-type", reason, remedy)]
     else:
         findings = [
-            *_health_findings(node),
+            *_health_findings(node, need.provider),
             *_admission_findings(node, need),
             *_gpu_findings(report, allocatable, pods, need),
         ]
@@ -123,6 +126,12 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
         pod_capacity=pod_capacity,
         findings=tuple(finding.with_subject(f"node {report.name}") for finding in findings),
     )
+
+
+def _has_gpus(node: Object) -> bool:
+    """Return True if the node has NVIDIA GPUs: allocatable, whole or in parts, or by a label of feature discovery."""
+    resources = node.get("status", {}).get("allocatable") or {}
+    return any(name.startswith("nvidia.com/") for name in (*resources, *(node["metadata"].get("labels") or {})))
 
 
 def _pods_per_gpu(node: Object) -> int:
@@ -158,13 +167,12 @@ def mixed_gpu_products(reports: Sequence[NodeReport]) -> list[str]:
     )
 
 
-def _health_findings(node: Object) -> Iterator[Diagnosis]:
+def _health_findings(node: Object, provider: Provider) -> Iterator[Diagnosis]:
     conditions = {condition["type"]: condition for condition in node.get("status", {}).get("conditions") or []}
     ready = conditions.get("Ready", {})
     if ready.get("status") != "True":
         reason = f"not Ready since {ready.get('lastTransitionTime', '?')}: {ready.get('message', 'it never reported')}"
-        remedy = "restart or replace the node (OCI console: node pool, cycle); its pods move after 30 s"
-        yield Diagnosis("not-ready", reason, remedy)
+        yield Diagnosis("not-ready", reason, provider.texts["node-not-ready"])
     for pressure in ("DiskPressure", "MemoryPressure", "PIDPressure"):
         if conditions.get(pressure, {}).get("status") == "True":
             yield Diagnosis("pressure", f"{pressure}: it accepts no new pods", "free the node's disk or memory")
@@ -172,10 +180,10 @@ def _health_findings(node: Object) -> Iterator[Diagnosis]:
 
 def _admission_findings(node: Object, need: NodeRequirements) -> Iterator[Diagnosis]:
     """Find reasons why the node does not admit our pods: cordon, taints, or not preemptible."""
-    name, spec = node["metadata"]["name"], node.get("spec", {})
+    name, spec, preemptible_label = node["metadata"]["name"], node.get("spec", {}), need.provider.preemptible_label
     if spec.get("unschedulable"):
         yield Diagnosis("cordoned", "cordoned: it accepts no new pods", f"kubectl uncordon {name}")
-    if need.preemptible and label(node, PREEMPTIBLE) != "true":
+    if need.preemptible and preemptible_label and label(node, preemptible_label) != "true":
         remedy = "to use it, set cluster.preemptible to false, and cluster.overlay to one other than preemptible"
         yield Diagnosis("not-preemptible", "not a preemptible node", remedy)
     for taint in spec.get("taints") or []:
@@ -183,7 +191,7 @@ def _admission_findings(node: Object, need: NodeRequirements) -> Iterator[Diagno
             continue  # a preference, or reported by a condition above
         if not any(_tolerates(toleration, taint) for toleration in need.tolerations):
             remedy = f"kubectl taint node {name} {taint['key']}:{taint['effect']}-"
-            if taint["key"] == PREEMPTIBLE:
+            if taint["key"] == preemptible_label:
                 remedy = "to use preemptible nodes, set cluster.preemptible to true"
             text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
             yield Diagnosis("taint", f"taint {text} is not tolerated", remedy)
@@ -210,8 +218,7 @@ def _gpu_findings(
         if pods is None:
             reason, remedy = "no permission to see if the device plugin runs", "check with `kubectl get pods -A`"
         elif plugin is None:
-            reason = "no device plugin runs on it"
-            remedy = "enable OKE's NVIDIA GPU plugin add-on, or install the device plugin or the GPU operator"
+            reason, remedy = "no device plugin runs on it", need.provider.texts["device-plugin"]
         else:
             reason = f"its device plugin {_full_name(plugin)} is {_pod_state(plugin)}"
             remedy = f"kubectl -n {_full_name(plugin).replace('/', ' logs ')}"
@@ -254,8 +261,8 @@ def _capacity_findings(
     wanted = need.scratch + (0 if has_image else need.image_bytes or 0)
     if report.disk_bytes < wanted:
         disk = f"disk: {format_gib(report.disk_bytes)} allocatable"
-        remedy = "grow the boot volume (node pool, 200 GB; on OKE also `oci-growfs`), or lower cluster.scratch"
-        yield Diagnosis("disk", f"{disk}, {format_gib(wanted)} needed for the image and cluster.scratch", remedy)
+        reason = f"{disk}, {format_gib(wanted)} needed for the image and cluster.scratch"
+        yield Diagnosis("disk", reason, need.provider.texts["disk"])
 
 
 def _version_findings(report: NodeReport, need: NodeRequirements) -> Iterator[Diagnosis]:

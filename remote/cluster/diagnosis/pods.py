@@ -15,6 +15,7 @@ from remote.cluster.diagnosis.scheduling import explain_scheduling
 from remote.cluster.labels import ADAPTER_CONTAINER, RUN_ANNOTATION, SERVE, Object
 from remote.hosts.base import collapse_whitespace
 from remote.hosts.pods.errors import object_errors
+from remote.providers import GENERIC, Provider
 
 
 def events_of(target: Object, events: Iterable[Object]) -> list[Object]:
@@ -38,16 +39,17 @@ def is_ready(pod: Object) -> bool:
 
 
 @object_errors()
-def diagnose_pod(pod: Object, events: Iterable[Object]) -> list[Diagnosis]:
+def diagnose_pod(pod: Object, events: Iterable[Object], provider: Provider = GENERIC) -> list[Diagnosis]:
     """Find why a pod is not Ready, most specific cause first; empty if it is Ready or no cause is known yet."""
     if is_ready(pod) or pod.get("status", {}).get("phase") == "Succeeded":
         return []
     return [
-        finding.with_subject(f"pod {pod['metadata']['name']}") for finding in _pod_findings(pod, events_of(pod, events))
+        finding.with_subject(f"pod {pod['metadata']['name']}")
+        for finding in _pod_findings(pod, events_of(pod, events), provider)
     ]
 
 
-def _pod_findings(pod: Object, events: Sequence[Object]) -> list[Diagnosis]:
+def _pod_findings(pod: Object, events: Sequence[Object], provider: Provider) -> list[Diagnosis]:
     status = pod.get("status", {})
     if status.get("reason"):
         return [_ended_by_cluster(status)]
@@ -56,20 +58,24 @@ def _pod_findings(pod: Object, events: Sequence[Object]) -> list[Diagnosis]:
         return [Diagnosis("terminating", "is being deleted", remedy, None)]
     unscheduled = _condition(status, "PodScheduled")
     if unscheduled is not None and unscheduled["status"] == "False":
-        return explain_scheduling(unscheduled.get("message", ""))
+        return explain_scheduling(unscheduled.get("message", ""), provider)
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    findings = [finding for container in containers for finding in _container_findings(pod, container, events)]
-    return findings or _mount_findings(events) or _readiness_findings(pod, events)
+    findings = [
+        finding for container in containers for finding in _container_findings(pod, container, events, provider)
+    ]
+    return findings or _mount_findings(events, provider) or _readiness_findings(pod, events)
 
 
-def _container_findings(pod: Object, container: Object, events: Sequence[Object]) -> list[Diagnosis]:
+def _container_findings(
+    pod: Object, container: Object, events: Sequence[Object], provider: Provider
+) -> list[Diagnosis]:
     state, last = container.get("state", {}), container.get("lastState", {})
     waiting, terminated = state.get("waiting"), state.get("terminated") or last.get("terminated")
     if waiting:
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
         if reason in PULL_REASONS:
             messages = [message, *(event.get("message", "") for event in reversed(events))]
-            cause, explanation, remedy, may_pass = explain_pull(reason, messages, pod["spec"])
+            cause, explanation, remedy, may_pass = explain_pull(reason, messages, pod["spec"], provider)
             return [Diagnosis(cause, explanation, remedy, DEFAULT_PATIENCE_SEC if may_pass else SHORT_PATIENCE_SEC)]
         if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
             rule = first_match(_CONFIG_RULES, message) or Rule("", "container-config", "see `kubectl describe pod`")
@@ -142,7 +148,7 @@ _MOUNT_RULES = (
     Rule(
         "not found in the list of registered CSI drivers",
         "csi-driver-missing",
-        "the node has no driver for FSS: install the OKE CSI add-on, or set cluster.fss.volume_handle to null",
+        "{volume-driver}",
     ),
     Rule("waiting for external-attacher", "csi-driver-missing", "install that CSI driver in this cluster"),
     Rule('secret "[^"]+" not found', "secret-missing", "create that Secret"),
@@ -152,18 +158,17 @@ _MOUNT_RULES = (
     Rule(
         r"mount failed|mount\.nfs|[Cc]onnection timed out|DeadlineExceeded|access denied",
         "nfs",
-        "the node must reach the mount target: security list with TCP 111, 2048-2050 and UDP 111, 2048; check "
-        "address and export in cluster.fss.volume_handle",
+        "{volume-mount}",
     ),
 )
 
 
-def _mount_findings(events: Sequence[Object]) -> list[Diagnosis]:
+def _mount_findings(events: Sequence[Object], provider: Provider) -> list[Diagnosis]:
     for event in reversed(events):
         message = collapse_whitespace(event.get("message", ""))
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
             rule = first_match(_MOUNT_RULES, message) or Rule("", "mount", "see `kubectl describe pod`")
-            return [Diagnosis(rule.cause, message, rule.remedy)]
+            return [Diagnosis(rule.cause, message, rule.remedy.format_map(provider.texts))]
         if event.get("reason") == "FailedCreatePodSandBox":
             part = "network plugin" if re.search(r"network for sandbox|cni|CNI", message) else "container runtime"
             return [Diagnosis("sandbox", message, f"the node's {part} fails: wait for it, or replace the node")]
@@ -253,7 +258,7 @@ _CLAIM_RULES = (
         "provisioner-silent",
         "the provisioner does not answer: check that the CSI driver is installed",
     ),
-    Rule("no persistent volumes available", "no-volume", "create it: set cluster.fss.volume_handle, then `inv deploy`"),
+    Rule("no persistent volumes available", "no-volume", "create it: set cluster.volume.handle, then `inv deploy`"),
     Rule("waiting for first consumer", "first-consumer", "wait: it binds when a pod that uses it is scheduled"),
     Rule(r"already bound to a different claim|volume \"[^\"]+\" already bound", "volume-taken", "release that volume"),
 )

@@ -12,6 +12,7 @@ from remote.cluster.labels import COMPONENT_LABEL, JOB_LABEL, Object, label
 from remote.cluster.plan import end_state
 from remote.hosts.pods.errors import object_errors
 from remote.hosts.pods.pod_index import INDEX_LABEL
+from remote.providers import GENERIC, Provider
 
 _MAX_ROWS = 10_000  # per Job; fleet.size allows a tenth, but other users may create larger Jobs with our labels
 
@@ -53,27 +54,31 @@ class PodFleet:
 
 @object_errors()
 def build_fleet(
-    jobs: Sequence[Object], pods: Sequence[Object], claims: Sequence[Object], events: Sequence[Object]
+    jobs: Sequence[Object],
+    pods: Sequence[Object],
+    claims: Sequence[Object],
+    events: Sequence[Object],
+    provider: Provider = GENERIC,
 ) -> PodFleet:
     """Build the state of the given Jobs. Pods of other Jobs are ignored."""
     rows: list[PodRow] = []
     findings: list[Diagnosis] = []
     for job in sorted(jobs, key=lambda job: str(job["metadata"]["name"])):
         findings += diagnose_job(job, events)
-        rows += _rows(job, pods, events)
+        rows += _rows(job, pods, events, provider)
     if not all(row.is_up for row in rows):
         for claim in claims:
             findings += diagnose_claim(claim, events)
     return PodFleet(rows=tuple(rows), findings=tuple(findings))
 
 
-def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> Iterator[PodRow]:
+def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object], provider: Provider) -> Iterator[PodRow]:
     name = job["metadata"]["name"]
     done = _parse_ranges(job.get("status", {}).get("completedIndexes", ""))
     for index in range(min(int(job.get("spec", {}).get("completions") or 1), _MAX_ROWS)):
         own = [pod for pod in pods if label(pod, JOB_LABEL) == name and label(pod, INDEX_LABEL) == str(index)]
         if own:
-            yield _row(name, index, max(own, key=_preference), events)
+            yield _row(name, index, max(own, key=_preference), events, provider)
         else:
             is_done = any(first <= index <= last for first, last in done) or end_state(job) == "completed"
             state = "completed, its pod is gone" if is_done else "no pod yet"
@@ -86,7 +91,7 @@ def _preference(pod: Object) -> tuple[bool, bool, str]:
     return is_ready(pod), not meta.get("deletionTimestamp"), str(meta.get("creationTimestamp", ""))
 
 
-def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
+def _row(job: str, index: int, pod: Object, events: Sequence[Object], provider: Provider) -> PodRow:
     status, ready = pod.get("status", {}), is_ready(pod)
     phase, containers = str(status.get("phase", "?")), status.get("containerStatuses") or []
     waiting = [
@@ -108,7 +113,7 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object]) -> PodRow:
         state=state,
         is_up=ready or (label(pod, COMPONENT_LABEL) == "train" and phase == "Succeeded"),
         restarts=sum(container.get("restartCount", 0) for container in containers),
-        findings=tuple(diagnose_pod(pod, events)),
+        findings=tuple(diagnose_pod(pod, events, provider)),
     )
 
 

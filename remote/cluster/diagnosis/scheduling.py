@@ -4,6 +4,7 @@ import re
 
 from remote.cluster.diagnosis.finding import Diagnosis, Rule, first_match
 from remote.hosts.base import collapse_whitespace
+from remote.providers import GENERIC, Provider
 
 _NODE_COUNT_AND_PROBLEM = re.compile(
     r"(\d+) (Insufficient [^\s,]*[^\s,.]|node\(s\) [^,]*?|Too many pods[^,]*?)(?=,|\. |\.$|$)"
@@ -24,7 +25,7 @@ _RULES = (
 _UNKNOWN_RULE = Rule("", "unschedulable", "see `inv nodes`")
 
 
-def explain_scheduling(message: str) -> list[Diagnosis]:
+def explain_scheduling(message: str, provider: Provider = GENERIC) -> list[Diagnosis]:
     """Explain each reason that excludes nodes, the most frequent first.
 
     `message` is from the condition PodScheduled or a FailedScheduling event. The part after "preemption:", why no other
@@ -37,21 +38,20 @@ def explain_scheduling(message: str) -> list[Diagnosis]:
         ((int(count), problem.strip()) for count, problem in _NODE_COUNT_AND_PROBLEM.findall(head)),
         key=lambda part: -part[0],
     )
-    explanations = [_explain(count, problem) for count, problem in parts]
+    explanations = [_explain(count, problem, provider) for count, problem in parts]
     if not explanations:  # a problem of the pod, on every node
         rule = first_match(_RULES, head) or _UNKNOWN_RULE
         explanations = [(rule.cause, head or "the scheduler has not found a node yet", rule.remedy)]
     return [Diagnosis(*explanation, _PATIENCE_SEC) for explanation in explanations]
 
 
-def _explain(count: int, problem: str) -> tuple[str, str, str]:
+def _explain(count: int, problem: str, provider: Provider) -> tuple[str, str, str]:
     """Return (cause, reason, remedy)."""
     nodes = f"{count} node{'s' if count != 1 else ''}"
     if problem.startswith("Insufficient "):
         resource = problem.removeprefix("Insufficient ")
         if resource == _GPU:
-            remedy = "see `inv nodes`; lower fleet.size, or grow the node pool"
-            return "no-gpu", f"no free {_GPU} on {nodes}", remedy
+            return "no-gpu", f"no free {_GPU} on {nodes}", provider.texts["node-pool"]
         if resource.endswith("/gpu"):
             return "no-gpu", f"no {resource} on {nodes}", "check that its device plugin is installed: `inv nodes`"
         remedy = f"lower {_SETTINGS[resource]}, or free the nodes" if resource in _SETTINGS else "free the nodes"

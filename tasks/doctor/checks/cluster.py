@@ -11,6 +11,7 @@ from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program
 from tasks.clients.cluster import translate_cluster_errors
+from tasks.clients.provider import resolve_provider
 from tasks.cluster.checks import EXEC_PERMISSIONS, OVERLAY_CONTROLLERS, missing_permissions
 from tasks.doctor import examples
 from tasks.doctor.check import Checks
@@ -22,7 +23,6 @@ _KUBECTL_TIMEOUT_SEC = 15.0
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 _MAX_MINOR_SKEW = 1  # minor versions, older or newer (kubernetes.io, version skew policy of kubectl)
 MIN_VERSION = (1, 29)  # the first with backoffLimitPerIndex on by default
-FSS_DRIVER = "fss.csi.oraclecloud.com"
 RUN_PERMISSIONS, DEPLOY_VERBS = (("list", POD, ""), *EXEC_PERMISSIONS), ("get", "create", "patch", "delete")
 _DEPLOYED_KINDS = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
 CHECKS = Checks("cluster")
@@ -51,7 +51,7 @@ TERMINATING = Fault(
 )
 NO_SECRET = Fault(
     message="namespace {namespace} has no pull secret {secret}",
-    remedy="`inv deploy` creates it, with the auth token on standard input; a public image needs none",
+    remedy="`inv deploy` creates it, with the {password} on standard input; a public image needs none",
     status=CheckStatus.WARN,
 )
 QUOTA = Fault(
@@ -62,12 +62,12 @@ QUOTA_LIMITS = Fault(
     message="quota {quota} counts limits.cpu, and our pods have none: they are rejected", remedy="set cluster.cpu_limit"
 )
 NO_CSI = Fault(
-    message="cluster.fss.volume_handle is set, but the cluster has no CSI driver {driver}",
-    remedy="have it installed (on OKE: the add-on for File Storage), or set cluster.fss.volume_handle to null",
+    message="cluster.volume.handle is set, but the cluster has no CSI driver {driver}",
+    remedy="{volume-driver}",
 )
 NO_VOLUME = Fault(
     message="no shared volume: results that were not collected are lost with their pods",
-    remedy="set cluster.fss.volume_handle, or run `inv collect` before the next `inv deploy`",
+    remedy="set cluster.volume.handle, or run `inv collect` before the next `inv deploy`",
     status=CheckStatus.WARN,
 )
 NO_CONTROLLER = Fault(
@@ -76,7 +76,7 @@ NO_CONTROLLER = Fault(
 )
 NO_DNS = Fault(
     message="none of the {count} pods of the cluster's DNS is Ready: ranks cannot resolve each other's names",
-    remedy="`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows the reason; on OKE restart them",
+    remedy="{dns}",
     is_transient=True,
 )
 
@@ -162,12 +162,12 @@ def namespace(context: CheckContext) -> CheckResult:
 
 @CHECKS.register("pull secret", "Does the namespace have the registry's login?", NO_SECRET)
 def secret(context: CheckContext) -> CheckResult:
-    name = context.settings.cluster.pull_secret
     with context.open_cluster() as cluster:
+        name = resolve_provider(context.settings, cluster).cluster.pull_secret
         if name is None:
             raise Skipped("cluster.pull_secret is null: the image is public")
         if not cluster.has_secret(name):
-            return NO_SECRET.result(namespace=cluster.target.namespace, secret=name)
+            return NO_SECRET.result(cluster.provider, namespace=cluster.target.namespace, secret=name)
     return passed(f"pull secret {name} exists")
 
 
@@ -215,11 +215,15 @@ def quota_faults(quotas: Sequence[Mapping[str, Any]], settings: Settings, missin
 @CHECKS.register("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
 def storage(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
-        if context.settings.cluster.fss.volume_handle is None:
+        handle = resolve_provider(context.settings, cluster).cluster.volume.handle
+        if handle is None:
             return NO_VOLUME.result()
-        if not cluster.has_object(CSI_DRIVER, FSS_DRIVER):
-            return NO_CSI.result(driver=FSS_DRIVER)
-    return passed(f"the CSI driver {FSS_DRIVER} is installed")
+        csi = (cluster.provider.volume_source(handle) or {}).get("csi")
+        if csi is None:
+            return passed("the shared volume needs no driver of its own")
+        if not cluster.has_object(CSI_DRIVER, csi["driver"]):
+            return NO_CSI.result(cluster.provider, driver=csi["driver"])
+    return passed(f"the CSI driver {csi['driver']} is installed")
 
 
 @CHECKS.register("controller", "Is the overlay's controller installed?", NO_CONTROLLER)
@@ -242,7 +246,7 @@ def runtime(context: CheckContext) -> CheckResult:
         except Forbidden as error:
             raise Skipped(str(error).partition("; ")[0]) from error
     has = "there is a runtime class nvidia" if "nvidia" in names else "no runtime class nvidia"
-    return passed(f"{has}; our pods use the nodes' default runtime, which must be NVIDIA's, as in OKE's GPU images")
+    return passed(f"{has}; our pods use the nodes' default runtime, which must be NVIDIA's")
 
 
 @CHECKS.register("DNS", "Do names resolve in the cluster?", NO_DNS)
@@ -259,4 +263,8 @@ def dns(context: CheckContext) -> CheckResult:
         for pod in pods
         for condition in pod.get("status", {}).get("conditions") or []
     )
-    return passed(f"{ready} of {len(pods)} pods of DNS are Ready") if ready else NO_DNS.result(count=len(pods))
+    return (
+        passed(f"{ready} of {len(pods)} pods of DNS are Ready")
+        if ready
+        else NO_DNS.result(cluster.provider, count=len(pods))
+    )

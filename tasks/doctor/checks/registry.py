@@ -6,7 +6,8 @@ from typing import Any
 from remote.hosts.base import Host
 from remote.hosts.command import Secret
 from remote.image import vm_jobs
-from remote.image.references import USER_FORMS, Reference
+from remote.image.references import Reference
+from remote.providers import registry_provider
 from tasks.clients import registry, secrets
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
@@ -17,11 +18,11 @@ CHECKS = Checks("registry")
 
 LOGIN = Fault(
     message="login rejected: {message}",
-    remedy=f"registry.user is {USER_FORMS}; the password is an auth token, not the console's: create a new token",
+    remedy="{registry-login}",
 )
 FORBIDDEN = Fault(
     message="no permission to push: {message}",
-    remedy="add a policy with `manage repos` in that compartment, or correct registry.image",
+    remedy="{registry-push}",
 )
 NO_ANSWER = Fault(
     message="no answer: {message}",
@@ -61,7 +62,8 @@ def login(context: CheckContext) -> CheckResult:
     context.machine.get_or_skip()
     answer = context.on_vm(lambda host: _query(context, host, image, (str(section.user), password)))
     if isinstance(answer, vm_jobs.JobFailed):
-        return _BY_KIND.get(answer.kind, NOT_A_REGISTRY).result(message=answer.message.partition("; ")[0])
+        fault = _BY_KIND.get(answer.kind, NOT_A_REGISTRY)
+        return fault.result(registry_provider(image.host), message=answer.message.partition("; ")[0])
     if answer["digest"] is None:
         return NOT_PUSHED.result(reference=image)
     return passed(f"the login works and may push; {image} is {answer['digest'][:19]}")

@@ -57,7 +57,7 @@ def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) 
     reader_objects = _reader_objects(jobs) or _rendered_reader_objects(settings, cluster, run)
     if not reader_objects:
         raise UsageError(
-            f"run {run.run_id}: no pod can read the volume, as cluster.fss.volume_handle is null; set it as it was "
+            f"run {run.run_id}: no pod can read the volume, as cluster.volume.handle is null; set it as it was "
             "for the training, then rerun the command"
         )
     print(f"creating pod {READER} to read the volume", flush=True)

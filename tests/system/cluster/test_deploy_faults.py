@@ -186,7 +186,7 @@ def test_a_node_that_cannot_run_a_pod_is_named_with_the_remedy(how: str, message
 def test_a_volume_without_its_csi_driver_is_refused_before_any_change(operator: Operator) -> None:
     if isinstance(operator.cluster, RealCluster):
         pytest.skip("the drivers of the cluster of --kubeconfig are not changed")
-    operator.set_cluster(fss={"volume_handle": "ocid1.filesystem:10.0.0.1:/export"})
+    operator.set_cluster(volume={"handle": "ocid1.filesystem:10.0.0.1:/export"})
     name = "fss.csi.oraclecloud.com"
     driver = next(iter(operator.cluster.objects("csidrivers.storage.k8s.io")))
     operator.cluster.output("delete", "csidriver", name)
@@ -246,7 +246,7 @@ def test_the_registrys_user_name_is_checked_before_any_request(operator: Operato
 
 @pytest.mark.parametrize(("overlay", "name"), [("job-4gpu-jobset", "JobSet"), ("job-4gpu-kueue", "Kueue")])
 def test_a_controller_that_is_not_installed_is_named(overlay: str, name: str, operator: Operator) -> None:
-    operator.set_cluster(overlay=overlay, fss={"volume_handle": "ocid1.filesystem:10.0.0.1:/export"})
+    operator.set_cluster(overlay=overlay, volume={"handle": "ocid1.filesystem:10.0.0.1:/export"})
     assert operator.changes("train", "--job", stdin=f"{operator.password}\n", code=2) == []
     output = operator.inv("train", "--job", stdin=f"{operator.password}\n", code=2)
     assert name in output

@@ -32,7 +32,7 @@ from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operato
 
 # On a busy machine its waits take longer than those of any other test.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-FSS = {"volume_handle": "ocid1.filesystem:10.0.0.1:/export"}
+VOLUME = {"handle": "ocid1.filesystem:10.0.0.1:/export"}
 PODS, STEPS = 2, 40
 WAIT_SEC = 200.0
 
@@ -125,14 +125,14 @@ def events(operator: Operator, kind: str) -> list[dict[str, Any]]:
 
 
 def test_an_impossible_training_is_refused_before_any_change(trainer: Operator) -> None:
-    trainer.set_cluster(overlay="job-4gpu", fss=FSS)
+    trainer.set_cluster(overlay="job-4gpu", volume=VOLUME)
     assert "`inv train --job`" in trainer.inv("deploy", code=2)
     output = trainer.inv("train", "--job", "--dry-run", stdin=f"{PASSWORD}\n")
     assert "hours and dollars are unknown" in output
     assert "create     job/train" in output
     assert "dry run: nothing was changed" in output
-    trainer.set_cluster(fss={"volume_handle": None})
-    assert "cluster.fss.volume_handle is null" in trainer.inv("train", "--job", code=2)
+    trainer.set_cluster(volume={"handle": None})
+    assert "cluster.volume.handle is null" in trainer.inv("train", "--job", code=2)
     trainer.settings["fleet"]["kind"] = "local"
     assert "fleet.kind is local" in trainer.inv("train", "--job", code=2)
     assert "leave out --elastic" in trainer.inv("train", "--job", "--elastic", code=2)
@@ -144,7 +144,7 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     trainer: Operator, workspace: Path
 ) -> None:
     faults, hold = trainer.cluster.faults, install_fake_finetune(workspace)
-    trainer.set_cluster(fss=FSS)
+    trainer.set_cluster(volume=VOLUME)
     output = trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
     run_id = (trainer.results / "latest").resolve().name
     assert f"`inv cancel --run={run_id}`" in output

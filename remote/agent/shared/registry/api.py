@@ -41,7 +41,7 @@ STATUS_FULL = 507
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 # Registries whose token service has another host name; registry.token_hosts adds more.
 TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
-CREATE_REPOSITORY_HINT = "create the repository if the registry requires it (OCIR: `inv tenancy.repository`)"
+CREATE_REPOSITORY_HINT = "create the repository if the registry requires it"
 _CHUNK_BYTES = 1 << 16
 _RESPONSE_ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)  # from a request, or its parsing
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")

@@ -8,14 +8,15 @@ import pytest
 
 from remote.cluster.diagnosis.nodes import (
     GPU_RESOURCE,
-    PREEMPTIBLE,
     NodeReport,
     NodeRequirements,
     examine,
     mixed_gpu_products,
 )
 from remote.cluster.quantities import parse_quantity
+from remote.providers import PROVIDERS
 
+OCI = PROVIDERS["oci"]
 GIB = Decimal(2**30)
 TYPE = "VM.GPU.A10.1"
 # Recorded from a node with OKE's labels; shortened.
@@ -45,6 +46,7 @@ def need(**changes: Any) -> NodeRequirements:
         "namespace": "ours",
         "image": "h/r@sha256:" + "22" * 32,
         "image_bytes": int(35 * GIB),
+        "provider": OCI,
     }
     return NodeRequirements(**(fields | changes))
 
@@ -93,7 +95,10 @@ UNHEALTHY: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "cordoned": ({"spec__unschedulable": True}, "cordoned"),
     "foreign taint": ({"spec__taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}, "taint"),
-    "preemptible taint": ({"spec__taints": [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]}, "taint"),
+    "preemptible taint": (
+        {"spec__taints": [{"key": OCI.preemptible_label, "value": "", "effect": "NoSchedule"}]},
+        "taint",
+    ),
     "no-execute gpu taint": ({"spec__taints": [{"key": GPU_RESOURCE, "effect": "NoExecute"}]}, "taint"),
     "small disk": ({"status__allocatable": {**NODE["status"]["allocatable"], "ephemeral-storage": "38Gi"}}, "disk"),
     "little memory": ({"status__allocatable": {**NODE["status"]["allocatable"], "memory": "8Gi"}}, "no-memory"),
@@ -251,9 +256,9 @@ def test_an_image_on_the_node_needs_no_more_disk() -> None:
 
 
 def test_preemptible_nodes_are_used_only_when_asked_for() -> None:
-    labels = {**NODE["metadata"]["labels"], PREEMPTIBLE: "true"}
-    taints = [{"key": PREEMPTIBLE, "value": "", "effect": "NoSchedule"}]
-    preemptible = need(preemptible=True, tolerations=[{"key": PREEMPTIBLE, "operator": "Exists"}])
+    labels = {**NODE["metadata"]["labels"], OCI.preemptible_label: "true"}
+    taints = [{"key": OCI.preemptible_label, "value": "", "effect": "NoSchedule"}]
+    preemptible = need(preemptible=True, tolerations=[{"key": OCI.preemptible_label, "operator": "Exists"}])
     assert report(needs=preemptible, metadata__labels=labels, spec__taints=taints).qualifies
     assert causes(report(needs=preemptible, spec__taints=[])) == ["not-preemptible"]
 

@@ -266,9 +266,9 @@ def test_an_invalid_quantity_is_refused(text: str) -> None:
 def values(**changes: Any) -> ManifestValues:
     fields: dict[str, Any] = {"namespace": "n", "overlay": "pods", "image": Image.parse(f"h/r@{DIGEST_HEX}")}
     fields |= {
-        "preemptible": False,
+        "preemptible_label": None,
         "pull_secret": "s",
-        "volume_handle": "a:b:/c",
+        "volume_source": {"nfs": {"server": "s", "path": "/c"}},
         "extra_settings": {"instance_type": "t"},
     }
     return ManifestValues(**(fields | changes))
@@ -282,8 +282,8 @@ def test_values_enter_as_data_whatever_they_hold(nasty: str) -> None:
 
 def test_the_jobset_is_copied_after_everything_else() -> None:
     top, _ = kustomization(
-        values(overlay="job-4gpu-jobset", volume_handle=None, preemptible=True, pull_secret=None), "m"
+        values(overlay="job-4gpu-jobset", volume_source=None, preemptible_label="spot", pull_secret=None), "m"
     )
     assert top["resources"] == ["m/overlays/job-4gpu", "settings.yaml"]
-    names = [component.rsplit("/", 1)[1] for component in top["components"]]
-    assert names == ["preemptible", "emptydir", "settings", "order", "public-image", "jobset"]
+    names = [component.rpartition("/")[2] for component in top["components"]]
+    assert names == ["provider", "emptydir", "settings", "order", "public-image", "jobset"]

@@ -9,8 +9,9 @@ from invoke import Context
 
 from remote.cluster.kubeconfig import Target
 from remote.cluster.resource_kinds import Kind
+from remote.providers import PROVIDERS, Provider
 from tasks.doctor.context import CheckContext, SharedFact
-from tasks.doctor.registry import CHECKS
+from tasks.doctor.registry import all_checks
 from tasks.doctor.result import CheckResult
 from tasks.doctor.runner import run_check
 from tasks.settings.load import load
@@ -25,6 +26,7 @@ class FakeCluster:
     """Fake of `remote.cluster.client.Cluster` with a test's objects. tests/system/image uses the real class."""
 
     target: Target = TARGET
+    provider: Provider = PROVIDERS["oci"]
     denied: Collection[tuple[str, str]] = ()
     live_namespace: Any = field(default_factory=lambda: {"metadata": {"name": "ours"}})
     objects: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -92,7 +94,7 @@ def result_of(make_context: MakeContext) -> ResultOf:
     """
 
     def run(title: str, *settings: str, **options: Any) -> CheckResult:
-        (check,) = (check for check in CHECKS if check.title == title)
+        (check,) = (check for check in all_checks() if check.title == title)
         (result,) = run_check(check, make_context(*settings, **options))
         return result
 

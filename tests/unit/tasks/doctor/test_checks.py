@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,7 +267,7 @@ CLUSTERS: dict[str, tuple[str, FakeCluster, Fault, str]] = {
     "quota of GPUs": ("quota", FakeCluster(objects=quota_of(**{"requests.nvidia.com/gpu": "2"})), cluster.QUOTA, PODS),
     "quota of limits": ("quota", FakeCluster(objects=quota_of(**{"limits.cpu": "99"})), cluster.QUOTA_LIMITS, PODS),
     "no volume": ("storage", FakeCluster(), cluster.NO_VOLUME, PODS),
-    "no driver": ("storage", FakeCluster(), cluster.NO_CSI, PODS + "cluster: {fss: {volume_handle: 'o:1.2.3.4:/x'}}"),
+    "no driver": ("storage", FakeCluster(), cluster.NO_CSI, PODS + "cluster: {volume: {handle: 'o:1.2.3.4:/x'}}"),
     "no controller": ("controller", FakeCluster(), cluster.NO_CONTROLLER, PODS + "cluster: {overlay: job-4gpu-kueue}"),
     "no DNS": ("DNS", FakeCluster(objects=pod_that_is_ready("False")), cluster.NO_DNS, PODS),
 }
@@ -278,9 +279,9 @@ def test_each_fault_of_a_cluster(check: str, fake: FakeCluster, fault: Fault, te
 
 
 def test_a_cluster_with_everything(result_of: ResultOf) -> None:
-    names = ("ocir-secret", cluster.FSS_DRIVER, "kueue.x-k8s.io")
+    names = ("ocir-secret", "fss.csi.oraclecloud.com", "kueue.x-k8s.io")
     fake = FakeCluster(names=names, objects={**pod_that_is_ready("True"), **quota_of(pods="9")})
-    text = PODS + "cluster: {overlay: job-4gpu-kueue, fss: {volume_handle: 'o:1.2.3.4:/x'}}"
+    text = PODS + "cluster: {overlay: job-4gpu-kueue, volume: {handle: 'o:1.2.3.4:/x'}}"
     checks = [check.title for check in cluster.CHECKS if check.name != "kubectl"]  # it starts a process
     assert {title: result_of(title, text, cluster=fake).status for title in checks} == dict.fromkeys(
         checks, CheckStatus.OK
@@ -372,7 +373,7 @@ def test_credentials_of_the_tenancy_that_cannot_be_used(result_of: ResultOf, mon
     def reject(_: object) -> None:
         raise UsageError("~/.oci/config: no profile DEFAULT; there are OTHER; set tenancy.profile")
 
-    monkeypatch.setattr(oci.importlib, "import_module", lambda _: SimpleNamespace(connect=reject))
+    monkeypatch.setitem(sys.modules, oci.CLIENTS_MODULE, SimpleNamespace(connect=reject))
     result = result_of("tenancy login", "{}", "tenancy")
     assert (result.status, result.remedy) == (CheckStatus.FAIL, "there are OTHER; set tenancy.profile")
     assert result_of("tenancy login").status is CheckStatus.SKIP

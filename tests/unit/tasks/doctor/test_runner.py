@@ -14,7 +14,7 @@ from remote.hosts.pods.errors import Unreachable
 from tasks.doctor import doctor, output
 from tasks.doctor.check import Check
 from tasks.doctor.context import CheckContext, SharedFact
-from tasks.doctor.registry import CHECKS
+from tasks.doctor.registry import all_checks
 from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, from_message, passed
 from tasks.doctor.runner import run_check, run_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError
@@ -94,7 +94,7 @@ def test_a_fact_is_computed_once_and_one_check_reports_its_error() -> None:
 
 def test_a_fact_has_the_title_of_an_existing_check(make_context: MakeContext) -> None:
     titles = {var._title for var in vars(make_context()).values() if isinstance(var, SharedFact)}
-    assert titles <= {check.title for check in CHECKS}
+    assert titles <= {check.title for check in all_checks()}
 
 
 WARNING = CheckResult(status=CheckStatus.WARN, message="hm")
@@ -114,7 +114,7 @@ EXIT_CODES: dict[str, tuple[list[CheckResult], int]] = {
 def test_the_exit_code_follows_from_the_statuses(
     results: list[CheckResult], code: int, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", (make_check("one", lambda _: results),))
+    monkeypatch.setattr(doctor, "all_checks", lambda _=None: (make_check("one", lambda _: results),))
     if code == 0:
         doctor.run_doctor(context(), None, as_json=False, document=False)
         return
@@ -134,7 +134,7 @@ def test_consecutive_checks_skipped_for_the_same_reason_share_a_line(
 ) -> None:
     no_vm = failing_check(Skipped("no VM"))
     checks = (make_check("a", lambda _: passed("good")), no_vm, no_vm)
-    monkeypatch.setattr(doctor, "CHECKS", checks)
+    monkeypatch.setattr(doctor, "all_checks", lambda _=None: checks)
     doctor.run_doctor(context(), None, as_json=False, document=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["✓ test a good", f"{CheckStatus.SKIP.value} test, 2 checks no VM"]

@@ -50,7 +50,7 @@ def test_the_tenancy_is_shown_with_the_derived_settings(context: Make, capsys: C
         "fleet": {"kind": "pods", "size": 2},
         "cluster": {
             "instance_type": "VM.GPU.A10.1",
-            "fss": {"volume_handle": f"{ocid('filesystem', 'fs')}:10.0.20.5:/models"},
+            "volume": {"handle": f"{ocid('filesystem', 'fs')}:10.0.20.5:/models"},
         },
     }
 
