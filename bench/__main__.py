@@ -1,12 +1,15 @@
 """`python -m bench COMMAND`; see `bench.commands.cli`."""
 
 import contextlib
+import faulthandler
 import os
+import signal
 import sys
 
 from bench.commands.cli import main
 from bench.harness.termination import EXIT_BROKEN_PIPE
 
+faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` writes every thread's stack into the log
 code = main()
 if "torch" in sys.modules:
     # The result is on the disk. Shutting down torch's threads, or a half-finished import of torch, could still crash or

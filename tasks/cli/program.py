@@ -4,9 +4,11 @@ Plain Invoke prints a traceback for a settings file that it cannot parse, exits 
 and does not handle a closed terminal. `python -m invoke` still works, without these improvements.
 """
 
+import faulthandler
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +38,7 @@ _logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line. Prints an error as one line on standard error; returns the exit code."""
+    faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` prints every thread's stack
     set_hangup_handler()
     set_ctrl_c_handler(exit_now)  # while a task runs, `tasks.cli.executor` sets another handler
     guard_standard_streams()

@@ -13,11 +13,13 @@ Not covered: sharded models.
 import contextlib
 import copy
 import dataclasses
+import faulthandler
 import hashlib
 import itertools
 import json
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -378,6 +380,7 @@ def peak_vram_bytes() -> int | None:
 
 def main(argv: list[str], rank_class: Callable[[Path, str, float, float], Any] = DistributedRank) -> NoReturn:
     """Run one rank of the class `rank_class`; write a failure to its error file, for the parent to report."""
+    faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` writes every thread's stack into the log
     torchrun.exit_with_parent(int(os.environ[torchrun.LAUNCHER_VARIABLE]))
     folder, backend, silence_sec, step_sec = Path(argv[0]), argv[1], float(argv[2]), float(argv[3])
     rank = int(os.environ["RANK"])
