@@ -22,14 +22,13 @@ from bench.records.atomic_files import sha256_of
 from bench.records.paths import MANIFEST_FILE
 from bench.records.run import PlannedTrial, Progress
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import HostError, HostUnreachable, check
-from remote.hosts.command import Command
+from remote.hosts.base import HostError, read_json
+from remote.hosts.bundle import inline_command
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull, push
 
 MAX_LOCAL_CHECKPOINTS = 2
 CHECKPOINT_NAME = re.compile(r"step-\d{8}\Z")
-_LIST_SCRIPT = "import json, os, sys; print(json.dumps(os.listdir(sys.argv[1]) if os.path.isdir(sys.argv[1]) else []))"
 _LIST_TIMEOUT_SEC = 60.0
 
 
@@ -149,9 +148,9 @@ def is_complete(folder: Path) -> bool:
 
 def _remote_checkpoints(agent: Agent, folder: str) -> list[str]:
     """List the names of the checkpoints in a folder of the host, which need not exist. Raises HostError."""
-    command = Command(argv=(*agent.host.python, "-c", _LIST_SCRIPT, folder))
-    completed = check(agent.host, command, agent.host.run(command, timeout_sec=_LIST_TIMEOUT_SEC))
-    try:
-        return [name for name in json.loads(completed.stdout) if CHECKPOINT_NAME.match(name)]
-    except (ValueError, TypeError) as error:
-        raise HostUnreachable(f"{agent.host.name}: the list of its checkpoints is truncated") from error
+    command = inline_command(agent.host, "remote.agent.scripts.list_folder", folder)
+
+    def select(names: list[str]) -> list[str]:
+        return [name for name in names if CHECKPOINT_NAME.match(name)]
+
+    return read_json(agent.host, command, "the list of its checkpoints", select, timeout_sec=_LIST_TIMEOUT_SEC)

@@ -13,30 +13,8 @@ from bench.records import NODE_RANK
 from bench.records.paths import RESULT_FILE
 from remote.fleet.fetch_result import OUT_FOLDER
 from remote.hosts.base import Host
-from remote.hosts.bundle import PYTHON_FLAGS
+from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
-
-# Only a gang's leader writes output.
-_LINK_SCRIPT = f"""
-import os, sys
-target, link, result_file, *argv = sys.argv[1:]
-try:
-    if os.environ.get("{NODE_RANK}", "0") != "0":
-        os.execvp(argv[0], argv)
-    os.symlink(target, link)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    try:
-        os.mkdir(target)
-    except FileExistsError:
-        if os.path.exists(os.path.join(target, result_file)):
-            sys.exit(0)
-        sys.stderr.write(target + ": this attempt was started by another worker that is gone\\n")
-        sys.exit(127)
-    os.execvp(argv[0], argv)
-except OSError as error:
-    sys.stderr.write(str(error.filename) + ": " + str(error.strerror) + "\\n")
-    sys.exit(127)
-"""
 
 
 def shared_output_folder(shared_folder: str, run_id: str, trial_id: str, attempt: int) -> str:
@@ -51,5 +29,5 @@ def with_shared_output(command: Command, host: Host, output_folder: str, job_fol
     is left to do. If not, the first copy may still be running, and the attempt ends with 127, as it does without the
     volume: the worker's fault, not the trial's.
     """
-    link_arguments = (output_folder, f"{job_folder}/{OUT_FOLDER}", RESULT_FILE)
-    return replace(command, argv=(*host.python, *PYTHON_FLAGS, "-c", _LINK_SCRIPT, *link_arguments, *command.argv))
+    arguments = (output_folder, f"{job_folder}/{OUT_FOLDER}", RESULT_FILE, NODE_RANK, *command.argv)
+    return replace(command, argv=inline_command(host, "remote.agent.scripts.link_output", *arguments).argv)

@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Required, TypedDict, Unpack
+from typing import Any, Protocol, Required, TypedDict, TypeVar, Unpack
 
 from remote.hosts.command import Command
 
+T = TypeVar("T")
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
 
@@ -123,12 +124,29 @@ def check(host: Host, command: Command, completed: Completed) -> Completed:
     return completed
 
 
-def parse_json(host: Host, text: bytes, label: str) -> Any:
-    """Parse JSON from a host. `label` names the text in errors. Raises HostUnreachable."""
+def parse_json(host: Host, text: bytes | str, label: str, convert: Callable[[Any], T] = lambda document: document) -> T:
+    """Parse JSON from a host and `convert` it. `label` names the text in errors.
+
+    Raises HostUnreachable, also for a document that `convert` cannot read: a transport may have truncated it.
+    """
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return convert(json.loads(text))
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise HostUnreachable(f"{host.name}: {label} is truncated or not JSON: it starts with {text[:60]!r}") from error
+
+
+def read_json(
+    host: Host,
+    command: Command,
+    label: str,
+    convert: Callable[[Any], T] = lambda document: document,
+    *,
+    stdin: bytes | None = None,
+    timeout_sec: float,
+) -> T:
+    """Run a command that prints one JSON document, and parse it. Raises CommandFailed, and like `parse_json`."""
+    completed = check(host, command, host.run(command, stdin=stdin, timeout_sec=timeout_sec))
+    return parse_json(host, completed.stdout, label, convert)
 
 
 def collapse_whitespace(error: object) -> str:

@@ -8,10 +8,11 @@ systems.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from remote.agent.shared.errors import engine_access_error
-from remote.hosts.base import Completed, Host, HostError, check, parse_json
+from remote.hosts.base import Completed, Host, HostError, parse_json, read_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 
@@ -116,18 +117,20 @@ def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | N
         return None
     if completed.exit_code != 0:
         raise to_engine_error(host, client, command, completed)
-    document: list[Mapping[str, Any]] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
-    return document[0]
+    image: Mapping[str, Any] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}", itemgetter(0))
+    return image
 
 
 def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> DiskInfo:
     """Read the file systems below `paths` and the `models` (name, folder) in one round trip. Raises HostError."""
     request = json.dumps({"places": list(dict.fromkeys(paths)), "models": models})
     command = inline_command(host, "remote.agent.scripts.disk_info", request)
-    completed = check(host, command, host.run(command, timeout_sec=_TIMEOUT_SEC))
-    answer = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
-    folders = tuple(FolderInfo(**fields) for fields in answer["places"])
-    return DiskInfo(folders=folders, models=tuple(answer["models"]), docker_tmpdir=answer["docker_tmpdir"])
+
+    def to_info(document: Any) -> DiskInfo:
+        folders = tuple(FolderInfo(**fields) for fields in document["places"])
+        return DiskInfo(folders=folders, models=tuple(document["models"]), docker_tmpdir=document["docker_tmpdir"])
+
+    return read_json(host, command, "the output of disk_info", to_info, timeout_sec=_TIMEOUT_SEC)
 
 
 def to_engine_error(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
@@ -149,7 +152,7 @@ def _query(host: Host, client: Client, *arguments: str) -> Any:
     # `docker version` prints the client's part and fails if the engine does not respond.
     if completed.exit_code != 0:
         raise to_engine_error(host, client, command, completed)
-    document = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
+    document: dict[str, Any] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
     if document.get("ServerErrors"):  # `docker info` exits 0 despite them
         failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
         raise to_engine_error(host, client, command, failed)

@@ -1,6 +1,7 @@
 """Facts about the build VM, read in one round trip: system, processor, Python, user. For its disks see `engine`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from remote.hosts.base import Host, InvalidAddress, check, parse_json
 from remote.hosts.bundle import inline_command
@@ -45,5 +46,8 @@ def observe(host: Host) -> VmFacts:
     completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
     if completed.exit_code in (126, 127):
         raise InvalidAddress(f"{host.name}: {host.python[0]} not found; install Python 3.9 or newer there")
-    facts = parse_json(host, check(host, command, completed).stdout, "the output of vm_info")
-    return VmFacts(**{**facts, "groups": tuple(facts["groups"]), "python": tuple(facts["python"])})
+
+    def to_facts(fields: dict[str, Any]) -> VmFacts:
+        return VmFacts(**{**fields, "groups": tuple(fields["groups"]), "python": tuple(fields["python"])})
+
+    return parse_json(host, check(host, command, completed).stdout, "the output of vm_info", to_facts)

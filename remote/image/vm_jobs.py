@@ -166,7 +166,7 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
         )
         last = " ".join(job.log_tail()[-2:])
         raise JobFailed("stopped", f"the job {end} and wrote no outcome: {last}", log)
-    outcome = json.loads(text)
+    outcome: dict[str, Any] = parse_json(job.agent.host, text, "the outcome of its job")
     if not outcome["ok"]:
         raise JobFailed(outcome["kind"], outcome["message"], log)
     return Outcome(facts=outcome, wall_time_sec=status.wall_time_sec or 0.0)

@@ -1,10 +1,9 @@
 """Our work directory below --tmpdir on the build VM. It is used only if this user owns it."""
 
-import json
 import posixpath
 
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
-from remote.hosts.base import Host, HostError
+from remote.hosts.base import Host, HostError, parse_json
 from remote.hosts.bundle import inline_command
 
 FOLDER_NAME = "qlora-fleet"
@@ -35,4 +34,4 @@ def claim(host: Host, tmpdir: str, *, create: bool = True) -> int:
         complaint = command.tail(completed.stderr.decode(errors="replace"), lines=1)
         kind = WorkdirUnsafe if completed.exit_code == EXIT_FOREIGN_OWNER else WorkdirError
         raise kind(f"{host.name}: {complaint or f'{folder}: exit {completed.exit_code}'}")
-    return int(json.loads(completed.stdout)["owner"])
+    return parse_json(host, completed.stdout, "the owner of its folder", lambda document: int(document["owner"]))

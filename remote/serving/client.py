@@ -1,8 +1,8 @@
 """Client of a server with OpenAI's protocol, such as vLLM: lists models, requests greedy chats and completions.
 
-Requests go over HTTP (`connect`) or from inside its pod (`remote.serving.pod_transport`). The key goes only to the
-server's own address, and only over TLS except on this machine. Requests to this machine bypass proxies; redirects are
-not followed. Every response is limited in size and time.
+Requests go over HTTP (`connect`) or from inside its pod (`connect_in_pod`). The key goes only to the server's own
+address, and only over TLS except on this machine. Requests to this machine bypass proxies; redirects are not followed.
+Every response is limited in size and time.
 """
 
 import http.client
@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remote.hosts.base import is_loopback
+from remote.hosts.base import Host, HostError, collapse_whitespace, is_loopback
+from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
 
 MAX_RESPONSE_BYTES, MAX_ERROR_BYTES = 8 << 20, 500
 REQUEST_TIMEOUT_SEC = 300.0
+PORT_IN_POD = 8000  # as in manifests/overlays/serve
+_EXEC_MARGIN_SEC = 30.0
 _CHUNK_BYTES = 1 << 16
 
 
@@ -103,6 +106,32 @@ def _connection_error(url: str, error: Exception) -> BadServer | ServerUnavailab
         trust = "to trust your own authority, set SSL_CERT_FILE to its file"
         return BadServer(f"{url}: its certificate is not trusted: {reason.verify_message}; {trust}")
     return ServerUnavailable(f"{url}: {reason}")
+
+
+def connect_in_pod(host: Host) -> "ServerClient":
+    """Make a client of the server in the pod `host`, whose environment has its address and key.
+
+    A program in the pod sends the requests: the key stays there, and no port is opened.
+    """
+
+    def fetch(path: str, data: bytes | None) -> ServerResponse:
+        limits = map(str, (REQUEST_TIMEOUT_SEC, MAX_RESPONSE_BYTES + 1, MAX_ERROR_BYTES))
+        command = inline_command(host, "remote.agent.scripts.request_server", str(PORT_IN_POD), path, *limits)
+        try:
+            completed = host.run(command, stdin=data or b"", timeout_sec=REQUEST_TIMEOUT_SEC + _EXEC_MARGIN_SEC)
+        except HostError as error:
+            raise ServerUnavailable(collapse_whitespace(error)) from error
+        head, _, content = completed.stdout.partition(b"\n")
+        try:
+            header = json.loads(head)
+            if completed.exit_code or "away" in header:
+                raise ServerUnavailable(f"{host.name}{path}: {header.get('away')}")
+            return ServerResponse(status=int(header["status"]), reason=str(header["reason"]), content=content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            last = collapse_whitespace(completed.stderr.decode(errors="replace"))[-200:]
+            raise ServerUnavailable(f"{host.name}{path}: the request in its pod failed: {last}") from error
+
+    return ServerClient(host.name, fetch)
 
 
 class ServerClient:

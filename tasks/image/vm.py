@@ -2,11 +2,12 @@
 
 import json
 import time
+from typing import Any
 
 from invoke.context import Context
 
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
-from remote.hosts.base import check
+from remote.hosts.base import check, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.image import engine, vm_info, workdir
@@ -84,7 +85,7 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str | None) -> N
             raise (ConfirmationRequired if completed.exit_code == EXIT_FOREIGN_OWNER else UsageError)(
                 f"{host.name}: {lines[-1]}"
             )
-        facts = json.loads(completed.stdout)
+        facts: dict[str, Any] = parse_json(host, completed.stdout, "the output of the engine's start")
         file_state = "created" if facts["made"] else "already there"
         engine_state = "started" if facts["started"] else "already running"
         print(

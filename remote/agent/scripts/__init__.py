@@ -7,7 +7,11 @@ engine: as root, a second container engine with its data on the share
 exec_relay: runs a command in a pod and frames its output
 install: installs a program of several modules
 inventory: packages and models of an image, run inside it
+link_output: links a job's output folder to a shared volume and becomes its command
+list_attempts: a training's attempts on the shared volume
+list_folder: names in a folder
 login: a configuration folder for the engine client's login, in memory if possible
+request_server: one HTTP request to the server in the same pod
 send_token: writes a secret from standard input to a job's named pipe
 vm_info: system, processor, Python and user
 """

@@ -4,7 +4,6 @@ Each attempt of the pods has its own folder on the volume, and the first pod wri
 the modification times of these files, so that the recorded duration does not depend on when it is imported.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,34 +15,14 @@ from bench.records.status import TrialStatus
 from remote.fleet.fetch_result import fetch_result
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import DOWNLOAD_FOLDER
-from remote.hosts.base import Host, HostUnreachable, check
-from remote.hosts.command import Command
+from remote.hosts.base import Host, read_json
+from remote.hosts.bundle import inline_command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import pull
 from reports.read.attempts import AttemptSpan
 
 _LIST_TIMEOUT_SEC = 60.0
-_LIST_PROGRAM = f"""
-import json, os, re, sys
-run_folder, trial = sys.argv[1:]
-attempts = []
-for name in os.listdir(run_folder) if os.path.isdir(run_folder) else []:
-    match = re.fullmatch(re.escape(trial) + "[.]([0-9]{{1,9}})", name)
-    if match:
-        folder = os.path.join(run_folder, name)
-        times = [entry.stat().st_mtime for entry in os.scandir(folder)] or [os.stat(folder).st_mtime]
-        attempts.append((int(match[1]), min(times), max(times)))
-attempts.sort()
-progress = None
-if attempts:
-    try:
-        with open(os.path.join(run_folder, f"{{trial}}.{{attempts[-1][0]}}", "{PROGRESS_FILE}")) as file:
-            progress = json.load(file)
-    except (OSError, ValueError):
-        pass
-print(json.dumps({{"attempts": attempts, "progress": progress}}))
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +52,14 @@ def run_folder_on_volume(run: RunRecord) -> str:
 
 def read_volume_state(run: RunRecord, host: Host) -> VolumeState:
     """Read the training's attempts and progress from the volume. Raises HostError."""
-    command = Command(argv=(*host.python, "-c", _LIST_PROGRAM, run_folder_on_volume(run), run.planned[0].trial_id))
-    completed = check(host, command, host.run(command, timeout_sec=_LIST_TIMEOUT_SEC))
-    try:
-        document = json.loads(completed.stdout)
-        attempts = [(int(number), float(first), float(last)) for number, first, last in document["attempts"]]
-        progress = document["progress"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise HostUnreachable(f"{host.name}: the list of the training's attempts is truncated or not JSON") from error
+    trial_id, script = run.planned[0].trial_id, "remote.agent.scripts.list_attempts"
+    command = inline_command(host, script, run_folder_on_volume(run), trial_id, PROGRESS_FILE)
+    return read_json(host, command, "the list of the training's attempts", _to_state, timeout_sec=_LIST_TIMEOUT_SEC)
+
+
+def _to_state(document: Any) -> VolumeState:
+    attempts = [(int(number), float(first), float(last)) for number, first, last in document["attempts"]]
+    progress = document["progress"]
     return VolumeState(attempts=attempts, progress=progress if isinstance(progress, dict) else None)
 
 

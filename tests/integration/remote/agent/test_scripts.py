@@ -1,0 +1,99 @@
+"""Tests of programs of one file on the oldest supported Python: a request to a server, a training's attempts."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from remote.hosts.base import HostUnreachable, read_json
+from remote.hosts.bundle import inline_command
+from remote.hosts.local import LocalHost
+from remote.serving import client
+from remote.serving.client import BadServer, ServerUnavailable
+from tests.support.hosts.pythons import other_python
+
+KEY = "key-of-the-server"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Server that lists one model to requests with the key, and redirects all others."""
+
+    def do_GET(self) -> None:
+        is_allowed = self.headers["Authorization"] == f"Bearer {KEY}"
+        self.send_response(200 if is_allowed else 302)
+        if not is_allowed:
+            self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "tuned"}]}, indent=1).encode() if is_allowed else b"moved")
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> LocalHost:
+    return LocalHost(name="old", workdir=str(tmp_path), python=(other_python("3.9"),))
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(client, "PORT_IN_POD", server.server_port)
+        monkeypatch.setenv("POD_IP", "127.0.0.1")
+        monkeypatch.setenv("VLLM_API_KEY", KEY)
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("port")
+def test_a_request_from_inside_the_pod_carries_its_key_and_follows_no_redirect(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.connect_in_pod(host).models() == ["tuned"]
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    with pytest.raises(BadServer, match="302"):
+        client.connect_in_pod(host).models()
+
+
+def test_a_server_that_is_not_there_is_worth_another_try(
+    host: LocalHost, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_IP", "127.0.0.2")
+    with pytest.raises(ServerUnavailable, match="refused"):
+        client.connect_in_pod(host).models()
+    assert port
+
+
+def test_attempts_on_the_volume_have_the_times_of_their_files(host: LocalHost, tmp_path: Path) -> None:
+    for number, seconds in ((2, (40, 50)), (1, (10, 30, 20))):
+        folder = tmp_path / f"trial.{number}"
+        folder.mkdir()
+        for second in seconds:
+            (folder / f"file-{second}").touch()
+            os.utime(folder / f"file-{second}", (second, second))
+    (tmp_path / "trial.2" / "progress.json").write_text('{"step": 3}')
+    os.utime(tmp_path / "trial.2" / "progress.json", (60, 60))
+    (tmp_path / "another.3").mkdir()
+
+    def list_attempts(folder: Path, progress_file: str = "progress.json") -> object:
+        command = inline_command(host, "remote.agent.scripts.list_attempts", str(folder), "trial", progress_file)
+        return read_json(host, command, "the attempts", timeout_sec=60.0)
+
+    times = [[1, 10, 30], [2, 40, 60]]
+    assert list_attempts(tmp_path) == {"attempts": times, "progress": {"step": 3}}
+    assert list_attempts(tmp_path, "none.json") == {"attempts": times, "progress": None}
+    assert list_attempts(tmp_path / "absent") == {"attempts": [], "progress": None}
+
+
+@pytest.mark.parametrize("text", ["", '{"names": [', "[1, 2]", "null", '{"other": 1}'])
+def test_a_truncated_or_malformed_document_is_a_broken_stream(host: LocalHost, text: str) -> None:
+    command = inline_command(host, "remote.agent.scripts.list_folder", host.workdir)
+    assert read_json(host, command, "the names", timeout_sec=60.0) == os.listdir(host.workdir)
+    printed = type(command)(argv=("printf", "%s", text))
+    with pytest.raises(HostUnreachable):
+        read_json(host, printed, "the names", lambda document: document["names"], timeout_sec=60.0)
