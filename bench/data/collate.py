@@ -49,6 +49,11 @@ class Batch:
     edges: Any = None
 
 
+def padding_token(tokenizer: Any) -> int:
+    """Return the id that fills a row: the padding token, else the end of the sequence."""
+    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
+
+
 def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: Any) -> list[Row]:
     """Make the distinct rows that the trial's steps need, at most one pass over the data. Raises InputError."""
     order = list(range(len(conversations)))
@@ -86,7 +91,7 @@ def make_batches(
     stack: Stack, trial: Trial, rows: list[Row], tokenizer: Any, *, pin_memory: bool
 ) -> Generator[Batch, None, None]:
     """Yield all micro-batches of the trial in order, from a DataLoader with `data_workers` processes."""
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    padding = padding_token(tokenizer)
     loader = stack.torch.utils.data.DataLoader(
         _RepeatedRows(rows, rows_needed(trial)),
         batch_size=rows_per_batch(trial),
@@ -162,6 +167,8 @@ class Unpacked:
         input_ids[0, :useful] = torch.tensor(row.ids, dtype=torch.int64)
         labels = torch.full((1, self.positions), IGNORE_INDEX, dtype=torch.int64)
         labels[0, :useful] = input_ids[0, :useful]
+        if row.targets is not None:
+            labels[0, :useful].masked_fill_(torch.tensor(list(row.targets)) == 0, IGNORE_INDEX)
         labels[0, edges[:-1]] = IGNORE_INDEX  # else a sample's last token would have to predict the next one's first
         positions = torch.arange(self.positions) - edges[:-1].repeat_interleave(lengths)
         tensors = {"input_ids": input_ids, "labels": labels, "position_ids": positions[None]}

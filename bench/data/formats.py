@@ -106,11 +106,13 @@ def index_formats(formats: Iterable[Format]) -> dict[str, Format]:
 
 FORMATS = index_formats(
     [
-        Format("messages", ("messages",), lambda place, line: _from_turn_list(place, "messages", line["messages"])),
+        Format(
+            "messages", ("messages",), lambda location, line: _from_turn_list(location, "messages", line["messages"])
+        ),
         Format(
             "ShareGPT",
             ("conversations",),
-            lambda place, line: _from_turn_list(place, "conversations", line["conversations"]),
+            lambda location, line: _from_turn_list(location, "conversations", line["conversations"]),
         ),
         Format("Alpaca", ("instruction", "output"), _from_alpaca, ("input",)),
         Format("prompt and completion", ("prompt", "completion"), _from_completion),

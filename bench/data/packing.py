@@ -32,12 +32,14 @@ class Row:
     """One row of a batch before padding. `samples` is 1 when padded, the sum of its fractions of samples when packed.
 
     Fractions, because a long sample fills several blocks: counted only where it ends, some steps would count no sample.
-    `lengths` are those of the whole samples in a row of the layout varlen, in order; else empty.
+    `lengths` are those of the whole samples in a row of the layout varlen, in order; else empty. `targets` has a byte
+    for each id, 1 for a target of a training; None: every id.
     """
 
     ids: list[int]
     samples: float
     lengths: tuple[int, ...] = ()
+    targets: bytes | None = None
 
 
 def pack_blocks(samples: Iterable[list[int]], block: int, needed: int, end_token: int) -> list[Row]:

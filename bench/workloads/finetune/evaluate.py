@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
+from bench.data.collate import padding_token
 from bench.data.masking import encode_prompt
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
@@ -146,7 +147,7 @@ def generate_greedily(
     torch = stack.torch
     settings = stack.transformers.GenerationConfig(
         max_new_tokens=max_tokens, do_sample=False, use_cache=True, eos_token_id=sorted(end_tokens),
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        pad_token_id=padding_token(tokenizer),
     )  # fmt: skip
     ids = torch.tensor([list(prompt)], device=next(model.parameters()).device)
     with torch.no_grad(), _uncompiled(torch):

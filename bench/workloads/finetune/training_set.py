@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import cache, dataset
-from bench.data.collate import IGNORE_INDEX, Batch, Unpacked
+from bench.data.collate import Batch, Unpacked, padding_token
 from bench.data.dataset import Dataset
 from bench.data.inputs import DataFacts, InputError, InputRejected, Inputs
 from bench.data.masking import Example
@@ -155,17 +155,18 @@ class RowCollator:
     """A function that collates examples into a batch of one row."""
 
     def __init__(self, training_set: TrainingSet, tokenizer: Any, *, pin_memory: bool = False) -> None:
-        padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self._collate, self._pin = Unpacked(training_set.max_seq_len, training_set.row_tokens, padding), pin_memory
+        self._collate = Unpacked(training_set.max_seq_len, training_set.row_tokens, padding_token(tokenizer))
+        self._pin = pin_memory
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """Concatenate examples, which do not attend to each other; only their targets have labels."""
-        ids = [token for example in examples for token in example.ids]
-        row = Row(ids=ids, samples=len(examples), lengths=tuple(len(example.ids) for example in examples))
+        row = Row(
+            ids=[token for example in examples for token in example.ids],
+            samples=len(examples),
+            lengths=tuple(len(example.ids) for example in examples),
+            targets=b"".join(example.targets for example in examples),
+        )
         tensors, (samples, tokens, useful) = self._collate([row])
-        targets = b"".join(example.targets for example in examples)
-        labels = tensors["labels"]
-        labels[0, :useful][labels.new_tensor(list(targets)) == 0] = IGNORE_INDEX
         if self._pin:
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
         return Batch(**tensors, samples=samples, tokens=tokens, useful_tokens=useful)

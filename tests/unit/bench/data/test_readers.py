@@ -234,12 +234,12 @@ def test_a_benchmark_lists_bad_lines_and_no_setting_of_trainings(tmp_path: Path)
 
 # A format is registered in one place --------------------------------------------------------------------------------
 
-TWO_LINES = Format("two lines", ("dialogue",), lambda place, line: two_lines(place, line["dialogue"]))
+TWO_LINES = Format("two lines", ("dialogue",), lambda location, line: two_lines(location, line["dialogue"]))
 
 
-def two_lines(place: str, text: str) -> Iterator[RawTurn]:
+def two_lines(location: str, text: str) -> Iterator[RawTurn]:
     for role, content in zip(("user", "assistant"), text.splitlines(), strict=True):
-        yield RawTurn(f"{place}: dialogue", "dialogue", role, content)
+        yield RawTurn(f"{location}: dialogue", "dialogue", role, content)
 
 
 def test_a_registered_format_is_read_by_trainings_and_benchmarks(
