@@ -112,7 +112,7 @@ def read(path: Path, bad_line_policy: str | None = "refuse") -> DataFile:
                 conversations.append(conversation)
     bad_lines.check(len(conversations) + bad_lines.count)
     if not conversations:
-        raise InputError(f"{path}: empty; name a file with one JSON object per line with {_expected_keys()}")
+        raise InputError(f"{path}: empty; name a file with one JSON chat per line")
     return DataFile(
         path=name,
         kind=kind,

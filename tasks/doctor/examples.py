@@ -232,11 +232,7 @@ def inputs() -> Rows:
             "remove it, only safetensors are used",
         ),
         ("DATA: cannot be read: No such file or directory", "check its path in the settings"),
-        (
-            "DATA: empty",
-            "name a file with one JSON object per line with "
-            "messages, or conversations, or instruction and output, or prompt and completion",
-        ),
+        ("DATA: empty", "name a file with one JSON chat per line"),
         ("DATA: none of 1 chats has an answer", "name a file with answers"),
     ]
 

@@ -4,15 +4,17 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.data import formats, readers
+from bench.data import formats, masking, readers
 from bench.data.formats import Format, RawTurn
 from bench.data.inputs import Conversation, InputError
+from tests.support.paths import ROOT
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
 SAME_TURNS: dict[str, dict[str, Any]] = {
@@ -251,6 +253,12 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
     monkeypatch.setitem(formats.FORMATS, TWO_LINES.name, TWO_LINES)
     assert readers.read(path).kind == "two lines"
     assert readers.read(path).conversations[0].turns == readers.read_data(path)[1][0].turns == TURNS
+
+
+def test_the_page_names_the_files_of_a_format_and_of_a_template() -> None:
+    section = (ROOT / "docs/extending.md").read_text(encoding="utf-8").split("## A chat template or data format\n")[1]
+    files = re.findall(r"^\| `([^`]+)` \|", section.split("## ")[0], re.MULTILINE)
+    assert files == [str(Path(module.__file__).relative_to(ROOT)) for module in (formats, masking)]
 
 
 @pytest.mark.parametrize(
