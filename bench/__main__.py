@@ -7,7 +7,7 @@ import signal
 import sys
 
 from bench.commands.cli import main
-from bench.harness.termination import EXIT_BROKEN_PIPE
+from bench.records.status import ExitCode
 
 faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` writes every thread's stack into the log
 code = main()
@@ -21,5 +21,5 @@ if "torch" in sys.modules:
 try:
     sys.stdout.flush()
 except BrokenPipeError:
-    os._exit(EXIT_BROKEN_PIPE)
+    os._exit(ExitCode.BROKEN_PIPE)
 sys.exit(code)

@@ -1,9 +1,7 @@
 """Exceptions that end a task with one line on standard error and an exit code for scripts.
 
-    1 some trials failed, the report is still valid · 2 bad configuration or usage · 3 transient, can be resumed
-    4 refused for safety · 130 interrupted
-
-Invoke prints the message of an `Exit` and exits with its code; these classes name the codes.
+Invoke prints the message of an `Exit` and exits with its code; these classes name the codes of
+`bench.records.status.ExitCode`.
 """
 
 import contextlib
@@ -14,6 +12,8 @@ from typing import ClassVar
 
 from invoke.exceptions import Exit
 
+from bench.records.status import ExitCode
+
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # transient; any write of a task may fail with them
 
 
@@ -23,12 +23,16 @@ def escape_controls(text: str) -> str:
 
 
 class TaskFailed(Exit):
-    """A failure for which no class below fits. Exit code 1; stops a chain of tasks."""
+    """A failure for which no class below fits. Exit code 1; stops a chain of tasks.
 
-    exit_code: ClassVar[int] = 1
+    `problem` says what failed, where and why; `remedy` what to type next. The printed message joins them by "; ".
+    """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(escape_controls(message), self.exit_code)
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        self.problem, self.remedy = escape_controls(problem), escape_controls(remedy)
+        super().__init__("; ".join(filter(None, (self.problem, self.remedy))), self.exit_code)
 
     def __str__(self) -> str:
         return self.message or ""
@@ -41,7 +45,7 @@ class SomeTrialsFailed(TaskFailed):
 class UsageError(TaskFailed):
     """An unusable setting, flag or input. The message names it and what to type next. Exit code 2."""
 
-    exit_code = 2
+    exit_code = ExitCode.BAD_INPUT
 
 
 @contextlib.contextmanager
@@ -80,7 +84,7 @@ def results_write_errors(folder: Path) -> contextlib.AbstractContextManager[None
 class RetryableError(TaskFailed):
     """A transient failure; the message ends with the command that resumes. Exit code 3."""
 
-    exit_code = 3
+    exit_code = ExitCode.RETRYABLE
 
 
 def disk_error(prefix: str, error: OSError) -> RetryableError:
@@ -92,10 +96,22 @@ def disk_error(prefix: str, error: OSError) -> RetryableError:
 class ConfirmationRequired(TaskFailed):
     """A refusal for safety: a checksum, a host key, another run's lock. Exit code 4."""
 
-    exit_code = 4
+    exit_code = ExitCode.REFUSED
+
+
+class Undecided(TaskFailed):
+    """A comparison that shows neither a difference nor its absence. Exit code 5."""
+
+    exit_code = ExitCode.UNDECIDED
 
 
 class Interrupted(TaskFailed):
     """An interruption by Ctrl-C. Exit code 130."""
 
-    exit_code = 130
+    exit_code = ExitCode.INTERRUPTED
+
+
+def error_class(code: ExitCode) -> type[TaskFailed]:
+    """Return the class of failures with this exit code."""
+    classes = (UsageError, RetryableError, ConfirmationRequired, Undecided, Interrupted)
+    return next((cls for cls in classes if cls.exit_code == code), SomeTrialsFailed)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.data.inputs import InputError
 from bench.records import TrialError, schema
-from bench.records.paths import EXIT_NOT_WRITTEN
+from bench.records.status import ExitCode
 
 # By action: module, class of the request, and what handles it. The modules import torch, so only one is imported.
 ACTIONS = {
@@ -37,7 +37,7 @@ def handle_request(action: str, cache_dir: Path | None) -> int:
         result = handler(request, _log, cache_dir).run() if action == "check" else handler(request, _log)
     except OSError as error:
         print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
-        return EXIT_NOT_WRITTEN
+        return ExitCode.NOT_WRITTEN
     print(json.dumps({"found": schema.to_json(result)}, ensure_ascii=False), flush=True)
     return 0
 

@@ -17,10 +17,10 @@ from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
-from bench.harness.termination import EXIT_BROKEN_PIPE, EXIT_INPUT_REJECTED
 from bench.machine.isolation import require_gpus_for
 from bench.records import SCALES, SUITE_NAMES, Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import read_regular
+from bench.records.status import ExitCode
 from bench.records.training_data import TrainingData
 from bench.records.trial import MAX_BYTES
 from bench.records.workloads import names_with
@@ -33,14 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.handler(arguments)
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
-        return EXIT_INPUT_REJECTED if isinstance(error, InputRejected) else 2
+        return ExitCode.REFUSED if isinstance(error, InputRejected) else ExitCode.BAD_INPUT
     except BrokenPipeError:
-        return EXIT_BROKEN_PIPE
+        return ExitCode.BROKEN_PIPE
     except OSError as error:  # demo or selfcheck cannot write to a folder; `run` handles its own errors
         print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
-        return 1
+        return ExitCode.FAILED
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     return code
 
 
@@ -48,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
     """Parser that reports an error in one line, as all other errors here, instead of a page of usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+        self.exit(ExitCode.BAD_INPUT, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,19 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError
-from bench.harness.termination import EXIT_BAD_INPUT, EXIT_INPUT_REJECTED
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, schema
 from bench.records.checksummed import ResultError
 from bench.records.paths import CHECKPOINTS_FOLDER, ORDER_VARIABLE, RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
-from bench.records.status import TrialStatus
-from bench.records.training import is_limit_reached
-from bench.workloads.distributed.torchrun import START_TIMED_OUT
+from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 
 RETRY_DELAY_SEC = 2.0
 DNS_TIMEOUT_SEC = 120.0  # the cluster's DNS knows a new pod's name some seconds after its start
-EXIT_STOPPED = 143
+# Exit codes of attempts that did not begin, because of their input.
+REJECTIONS: dict[int, ReasonCode] = {code.exit_code: code for code in ReasonCode if code.is_rejected}
 
 
 class JobRunner:
@@ -60,9 +58,9 @@ class JobRunner:
             if not self._is_stopped:
                 time.sleep(RETRY_DELAY_SEC)
         if end is None:
-            return EXIT_STOPPED
-        print(f"{self.order.run_id}: {end.end.value}: {end.reason or 'trained'}", flush=True)
-        return 0 if end.end is TrialStatus.SUCCEEDED else 1
+            return ExitCode.STOPPED
+        print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
+        return ExitCode.OK if end.end is TrialStatus.SUCCEEDED else ExitCode.FAILED
 
     def _stop(self, _number: int, _frame: object) -> None:
         self._is_stopped = True
@@ -117,16 +115,16 @@ class JobRunner:
     def _handle_exit(self, number: int, code: int, last_line: str) -> None:
         """Write the training's end after an attempt of the first pod, unless another attempt may succeed."""
         result = self._result(number)
-        if result is None and code in (EXIT_BAD_INPUT, EXIT_INPUT_REJECTED):
-            self._write_end(number, TrialStatus.FAILED, f"exit {code}: {last_line}")
-        elif result is None:
-            self._record_loss(number, f"exit {code}, without a result")
-        elif result.status is TrialStatus.LOST or (
-            result.status is TrialStatus.PREEMPTED and not is_limit_reached(result.reason)
-        ):
-            self._record_loss(number, result.reason or result.status.value)
+        if result is not None:
+            outcome = result.outcome
+        elif code in REJECTIONS:
+            outcome = Outcome.of(REJECTIONS[code], last_line)
         else:
-            self._write_end(number, result.status, result.reason)
+            outcome = Outcome.of(ReasonCode.NO_RESULT, f"exit {code}, without a result")
+        if outcome.is_transient:
+            self._record_loss(number, outcome.text or outcome.status.value)
+        else:
+            self._write_end(number, outcome)
 
     def _record_loss(self, number: int, reason: str) -> None:
         """Log a lost attempt, and write the training's end if no restart is left."""
@@ -137,14 +135,13 @@ class JobRunner:
         counted = [attempt for attempt in attempts if attempt > self.order.after and not self._is_external(attempt)]
         if len(counted) > self.order.max_restarts:
             why = f"{reason}; train.max_restarts: {self.order.max_restarts} are used up"
-            self._write_end(number, TrialStatus.LOST, why)
+            self._write_end(number, Outcome.of(ReasonCode.RESTARTS_USED_UP, why))
 
     def _is_external(self, number: int) -> bool:
         """Check whether an attempt ended because a pod was drained, preempted, or had not started yet."""
         result = self._result(number)
-        return result is not None and (
-            result.status is TrialStatus.PREEMPTED or START_TIMED_OUT in (result.reason or "")
-        )
+        cause = None if result is None else result.outcome.cause
+        return cause is not None and not cause.counts_as_attempt
 
     def _result(self, number: int) -> TrialResult | None:
         try:
@@ -152,8 +149,14 @@ class JobRunner:
         except ResultError:
             return None
 
-    def _write_end(self, number: int, end: TrialStatus, reason: str | None) -> None:
-        TrainingJobEnd(attempt=number, end=end, reason=reason).write(self.folder, self.order.turn)
+    def _write_end(self, number: int, outcome: Outcome) -> None:
+        TrainingJobEnd(
+            attempt=number,
+            end=outcome.status,
+            reason=outcome.reason,
+            reason_code=outcome.reason_code,
+            remedy=outcome.remedy,
+        ).write(self.folder, self.order.turn)
 
 
 def attempt_numbers(folder: Path, trial_id: str) -> list[int]:

@@ -8,6 +8,7 @@ workload measures, by `measure(record, inputs, stops)`.
 import contextlib
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from bench.data.inputs import InputError, InputRejected, Inputs
@@ -21,10 +22,10 @@ from bench.machine import fingerprint, isolation, telemetry
 from bench.predict import flops
 from bench.records import Trial, TrialError
 from bench.records.checksummed import ResultError
-from bench.records.paths import EXIT_NOT_WRITTEN, RESULT_FILE
+from bench.records.paths import RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.run import Progress
-from bench.records.status import TrialStatus
+from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 from bench.workloads import load
 from bench.workloads.distributed.multi_node import NodeList
 
@@ -34,7 +35,7 @@ PROBE_BYTES = 256 * 1024
 
 
 def run(request: Request) -> int:
-    """Run the trial and return the exit code (see `bench.harness.termination`). Errors of the trial are not raised."""
+    """Run the trial and return the exit code (see `bench.records.status`). Errors of the trial are not raised."""
     stops, clock = StopSignals(), Clock()
     stops.install()
     record: Record | None = None
@@ -57,24 +58,24 @@ def run(request: Request) -> int:
         record.fingerprint.update(environment.facts)
         record.flags += environment.flags
         with telemetry.record_telemetry(record):
-            status, reason = _execute(record, inputs, stops)
-        if request.strict and record.flags and status is TrialStatus.SUCCEEDED:
-            status, reason = TrialStatus.FAILED, f"refused by --strict: {record.flags[0]}"
+            outcome = _execute(record, inputs, stops)
+        if request.strict and record.flags and outcome.status is TrialStatus.SUCCEEDED:
+            outcome = Outcome.of(ReasonCode.STRICT, f"refused by --strict: {record.flags[0]}")
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
-        return termination.EXIT_INPUT_REJECTED if isinstance(error, InputRejected) else termination.EXIT_BAD_INPUT
+        return ExitCode.REFUSED if isinstance(error, InputRejected) else ExitCode.BAD_INPUT
     except Stopped as stopped:
         if record is None:
-            print(f"{request.trial_file}: {stopped.reason} before the trial began", file=sys.stderr)
-            return termination.EXIT_CODES.get(stopped.status, 1)
-        status, reason = stopped.status, stopped.reason
+            print(f"{request.trial_file}: {stopped} before the trial began", file=sys.stderr)
+            return stopped.outcome.status.exit_code
+        outcome = stopped.outcome
     try:
-        record.write(status, reason)
+        record.write(outcome)
         fingerprint.add_imported(request.out, record.imported)
     except OSError as error:
         print(f"{request.out / RESULT_FILE}: the result cannot be written: {error.strerror}", file=sys.stderr)
-        return EXIT_NOT_WRITTEN
-    return termination.EXIT_CODES.get(status, 1)
+        return ExitCode.NOT_WRITTEN
+    return outcome.status.exit_code
 
 
 def _check(trial: Trial) -> Inputs:
@@ -117,8 +118,8 @@ def prepare_folder(out: Path) -> None:
         raise InputError(f"{out}: results cannot be written: {error.strerror}; name another --out") from error
 
 
-def _execute(record: Record, inputs: Inputs, stops: StopSignals) -> tuple[TrialStatus, str | None]:
-    """Measure and return (status, reason). InputError, which comes before the first step, is raised."""
+def _execute(record: Record, inputs: Inputs, stops: StopSignals) -> Outcome:
+    """Measure and return the outcome. InputError, which comes before the first step, is raised."""
     try:
         _measure(record, inputs, stops)
         stops.close()
@@ -126,12 +127,13 @@ def _execute(record: Record, inputs: Inputs, stops: StopSignals) -> tuple[TrialS
         raise
     except (Exception, Stopped) as error:  # noqa: BLE001 - any error ends this trial
         stops.close()
-        status, reason = termination.classify_error(stops.received or error, record)
+        outcome = termination.classify_error(stops.received or error, record)
         if not isinstance(error, Stopped):
             for line in "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]:
                 record.log(line)
-        return status, f"{reason} (in {record.phase}, {record.steps_done} of {record.steps_planned} steps done)"
-    return TrialStatus.SUCCEEDED, None
+        position = f"(in {record.phase}, {record.steps_done} of {record.steps_planned} steps done)"
+        return replace(outcome, reason=f"{outcome.reason} {position}")
+    return Outcome(TrialStatus.SUCCEEDED)
 
 
 def _measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:

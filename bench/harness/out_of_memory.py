@@ -1,4 +1,4 @@
-"""Reason for a trial that ran out of memory: the failed allocation, the peak, and the next configuration to try.
+"""Reason and remedy for a trial that ran out of memory: the failed allocation, the peak, what to try next.
 
 Only the standard library; pure.
 
@@ -22,8 +22,8 @@ _FREE = re.compile(r"total capaci?ty of (\d[\d.]* [KMGT]iB) of which (\d[\d.]* (
 _RANK = re.compile(r"rank \d+: ")
 
 
-def explain(trial: Trial, phase: str, message: str, peak_bytes: int | None, kind: str = "VRAM") -> str:
-    """Describe in one line the failed allocation, the peak before it, and the next configuration to try."""
+def explain(trial: Trial, phase: str, message: str, peak_bytes: int | None, kind: str = "VRAM") -> tuple[str, str]:
+    """Return (the failed allocation and the peak before it, the next configuration to try), one line each."""
     requested = requested_bytes(message)
     prefix = rank[0] if (rank := _RANK.match(message)) else ""
     allocation = message[:160] if requested is None else f"{prefix}{_size(requested)} more were requested"
@@ -34,10 +34,8 @@ def explain(trial: Trial, phase: str, message: str, peak_bytes: int | None, kind
         parts.append(f"peak {kind} {_size(peak_bytes)}")
     changes = suggest_changes(trial, phase)
     if changes is None:
-        parts.append("no field of the trial reduces it: use a device with more memory")
-    else:
-        parts.append("next to try: " + " ".join(f"{key}={str(value).lower()}" for key, value in changes.items()))
-    return "; ".join(parts)
+        return "; ".join(parts), "no field of the trial reduces it: use a device with more memory"
+    return "; ".join(parts), "next to try: " + " ".join(f"{key}={str(value).lower()}" for key, value in changes.items())
 
 
 def requested_bytes(message: str) -> int | None:

@@ -19,7 +19,7 @@ from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
 from bench.records.result import Measurement, Metrics, Steps, TrialResult
 from bench.records.run import Progress
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome
 
 LOG_EVERY_STEPS = 5
 
@@ -68,7 +68,7 @@ class Record:
         self.observed: list[Measurement] = []  # telemetry, not counted as steps
         self.flags: list[str] = []
         self.on_phase: Callable[[str], None] | None = None  # called with each new phase, and with "" between phases
-        self.on_finish: Callable[[TrialStatus, str | None], None] | None = None  # called before the result is written
+        self.on_finish: Callable[[Outcome], None] | None = None  # called before the result is written
         self.on_progress: Callable[[], None] | None = None  # called at each step and phase
         self.flop_per_token: float | None = None  # the model's, for the live MFU
         self.earlier_steps = 0  # steps of a fine-tuning's earlier attempts
@@ -182,20 +182,22 @@ class Record:
             )
         )
 
-    def write(self, status: TrialStatus, reason: str | None) -> None:
+    def write(self, outcome: Outcome) -> None:
         """Write the result and the summary line. Raises OSError."""
         if self.on_finish is not None:
-            self.on_finish(status, reason)
+            self.on_finish(outcome)
         trial_id = self.request.trial_id or self.trial.trial_id
         self.phase = "write"
         self.publish_progress()
         metrics = self._metrics()
-        self.log(summary_line(self.trial, trial_id, status, reason, metrics, self.clock.elapsed()))
+        self.log(summary_line(self.trial, trial_id, outcome, metrics, self.clock.elapsed()))
         TrialResult(
             trial_id=trial_id,
             trial=self.trial,
-            status=status,
-            reason=reason,
+            status=outcome.status,
+            reason=outcome.reason,
+            reason_code=outcome.reason_code,
+            remedy=outcome.remedy,
             worker=self.request.worker,
             run_id=self.request.run_id,
             attempt=self.request.attempt,
@@ -237,13 +239,11 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
-def summary_line(
-    trial: Trial, trial_id: str, status: TrialStatus, reason: str | None, metrics: Metrics | None, elapsed: float
-) -> str:
+def summary_line(trial: Trial, trial_id: str, outcome: Outcome, metrics: Metrics | None, elapsed: float) -> str:
     """Summarize a trial in one line, with its profile, so that numbers of profile tiny are not taken for a GPU's."""
-    line = f"{status.value} {trial_id} [{trial.profile}]"
-    if reason is not None:
-        line += f": {reason}"
+    line = f"{outcome.status.value} {trial_id} [{trial.profile}]"
+    if outcome.text is not None:
+        line += f": {outcome.text}"
     if metrics is not None:
         times = metrics.step_time_sec
         peak, kind = (

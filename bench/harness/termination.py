@@ -1,4 +1,4 @@
-"""Early end of a trial: signals and the deadline raise one exception; exceptions become a TrialStatus.
+"""Early end of a trial: signals and the deadline raise one exception; exceptions become an Outcome.
 
 Only the standard library: the handlers are installed before torch is imported, which takes seconds.
 
@@ -15,12 +15,7 @@ from types import FrameType
 
 from bench.harness import out_of_memory
 from bench.harness.record import Record, peak_rss_bytes
-from bench.records.status import TrialStatus
-
-EXIT_CODES = {TrialStatus.SUCCEEDED: 0, TrialStatus.CANCELLED: 130, TrialStatus.PREEMPTED: 143}
-EXIT_BAD_INPUT = 2
-EXIT_INPUT_REJECTED = 4
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: `list | head`
+from bench.records.status import Outcome, ReasonCode
 
 # Messages of allocators that raise a plain RuntimeError: torch, CUDA's libraries and bitsandbytes.
 _OUT_OF_MEMORY = re.compile(
@@ -41,17 +36,21 @@ _CONNECTION_LOST = re.compile(
 class Stopped(BaseException):
     """Stop of the trial by a signal or the deadline. A BaseException, so that no library handles it as a failure."""
 
-    def __init__(self, status: TrialStatus, reason: str) -> None:
+    def __init__(self, code: ReasonCode, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.outcome = Outcome.of(code, reason)
 
 
 class WorkerGone(RuntimeError):
     """Loss of a machine of the trial: not the trial's fault, so it is retried."""
 
+    reason_code = ReasonCode.RANK_LOST
+
 
 class NonFiniteLoss(ArithmeticError):
     """Loss that is not finite: every later step would be useless."""
+
+    reason_code, remedy = ReasonCode.NON_FINITE_LOSS, "try a lower learning_rate"
 
 
 class StopSignals:
@@ -95,30 +94,36 @@ class StopSignals:
         if not self._is_active or self.received is not None:
             return
         if number == signal.SIGALRM:
-            self.received = Stopped(TrialStatus.TIMED_OUT, f"the deadline of {self._deadline:g} s passed")
+            self.received = Stopped(ReasonCode.DEADLINE, f"the deadline of {self._deadline:g} s passed")
         elif number == signal.SIGTERM:
-            self.received = Stopped(TrialStatus.PREEMPTED, "stopped by SIGTERM")
+            self.received = Stopped(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM")
         else:
-            self.received = Stopped(TrialStatus.CANCELLED, "stopped by SIGINT")
+            self.received = Stopped(ReasonCode.CANCELLED, "stopped by SIGINT")
         if not self._is_deferred:
             raise self.received
 
 
-def classify_error(error: BaseException, record: Record | None = None) -> tuple[TrialStatus, str]:
-    """Map an exception to (status, one-line reason); with the trial's record, the reason says what to try next."""
+def classify_error(error: BaseException, record: Record | None = None) -> Outcome:
+    """Map an exception to an outcome; with the trial's record, an out-of-memory error gets the remedy.
+
+    An exception of ours has a `reason_code`, and may have a `remedy`.
+    """
     if isinstance(error, Stopped):
-        return error.status, error.reason
+        return error.outcome
     message = " ".join(str(error).split()) or "no message"
+    code, remedy = getattr(error, "reason_code", None), getattr(error, "remedy", None)
     if isinstance(error, WorkerGone):
-        return TrialStatus.LOST, message[:300]
+        return Outcome.of(error.reason_code, message[:300])
     if is_out_of_memory(error):
-        return TrialStatus.OUT_OF_MEMORY, message[:300] if record is None else _explain_out_of_memory(message, record)
+        reason, remedy = (message[:300], None) if record is None else _explain_out_of_memory(message, record)
+        return Outcome.of(ReasonCode.OUT_OF_MEMORY, reason, remedy)
     message = f"{type(error).__name__}: {message}"
     is_lost = isinstance(error, RuntimeError) and is_connection_error(message)
-    return TrialStatus.LOST if is_lost else TrialStatus.FAILED, message[:300]
+    default = ReasonCode.CONNECTION_LOST if is_lost else ReasonCode.ERROR
+    return Outcome.of(code or default, message[:300], remedy)
 
 
-def _explain_out_of_memory(message: str, record: Record) -> str:
+def _explain_out_of_memory(message: str, record: Record) -> tuple[str, str]:
     vram = record.peak_vram_bytes
     peak = (record.peak_rss_bytes or peak_rss_bytes(), "RSS") if vram is None else (vram, "VRAM")
     return out_of_memory.explain(record.trial, record.phase, message, *peak)

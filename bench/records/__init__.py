@@ -4,9 +4,10 @@ atomic_files: atomic writes, regular files, sha256
 bootstrap: median, quantiles and bootstrap interval
 checksummed: JSON records with a schema version and a checksum
 paths: names of files, folders and environment variables
-result: status and measurements of one trial (result.json)
+result: outcome and measurements of one trial (result.json)
 run: plan of a run (run.json) and progress of a trial (progress.json)
 schema: dataclasses from JSON
+status: statuses of trials, their causes, exit codes
 suites: suites as trials at the scale of a profile
 training: settings of a fine-tuning, and its result (training.json)
 training_data: data files of a training, and the report about them

@@ -40,5 +40,3 @@ NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
 METRICS_VARIABLE = "QLORA_FLEET_METRICS"  # {"host": ..., "port": ..., "usd_per_gpu_hour": ...}: serve /metrics there
 ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
-
-EXIT_NOT_WRITTEN = 74  # the trial ran but its result could not be written (sysexits' EX_IOERR)

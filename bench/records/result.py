@@ -1,12 +1,13 @@
 """Status and measurements of one trial: result.json."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.records.bootstrap import Interval
 from bench.records.checksummed import Checksummed
 from bench.records.paths import RESULT_FILE
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from bench.records.trial import Trial
 
 
@@ -80,6 +81,8 @@ class TrialResult(Checksummed):
     trial: Trial
     status: TrialStatus
     reason: str | None
+    reason_code: ReasonCode | None = None
+    remedy: str | None = None
     worker: str | None = None
     run_id: str | None = None
     attempt: int = 1
@@ -94,3 +97,11 @@ class TrialResult(Checksummed):
     flags: list[str] = field(default_factory=list)
     fingerprint: dict[str, Any] = field(default_factory=dict)
     log_tail: list[str] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.status, self.reason_code, self.reason, self.remedy)
+
+    @classmethod
+    def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
+        return add_reason_code(document)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.records.checksummed import Checksummed, ResultError, read_checksummed, write_checksummed
 from bench.records.paths import ORDER_END_FILE, RUN_FILE
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from bench.records.trial import Trial
 from bench.records.validation import TrialError
 
@@ -98,6 +99,16 @@ class TrainingJobEnd:
     attempt: int
     end: TrialStatus
     reason: str | None
+    reason_code: ReasonCode | None = None
+    remedy: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.end, self.reason_code, self.reason, self.remedy)
+
+    @classmethod
+    def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
+        return add_reason_code(document, "end")
 
     def write(self, folder: Path, turn: int) -> Path:
         """Write the record. Raises OSError."""

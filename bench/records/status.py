@@ -1,9 +1,15 @@
-"""Statuses of trials and exit codes. Standard library only, Python 3.9, so that host code can use the values.
+"""Statuses of trials, their causes, and exit codes: each is one row with everything that depends on it.
 
-Each member is one row with everything that depends on it.
+Standard library only, Python 3.9, so that host code can use the values.
 """
 
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -14,9 +20,9 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2  # an unusable setting, flag or file; nothing was started
     RETRYABLE = 3  # stopped by something that may pass
     REFUSED = 4  # for safety: a checksum, another run's lock, another user's folder
-    UNDECIDED = 5  # a comparison that shows neither a difference nor that there is none
+    UNDECIDED = 5  # a comparison that shows neither a difference nor its absence
     NOT_WRITTEN = 74  # the trial ran but its result could not be written (sysexits' EX_IOERR)
-    CANNOT_START = 127  # the program does not exist (as in a shell)
+    CANNOT_START = 127  # the program does not exist, as in a shell
     INTERRUPTED = 130  # 128 + SIGINT
     BROKEN_PIPE = 141  # 128 + SIGPIPE: `list | head`
     STOPPED = 143  # 128 + SIGTERM
@@ -25,11 +31,12 @@ class ExitCode(IntEnum):
 class TrialStatus(str, Enum):
     """Final status of a trial. Every planned trial reaches exactly one.
 
-    `label` and `tone` are for people: words, and the color of a terminal. `exit_code` is that of the trial's process.
+    `label` and `tone` are for people: words, and the color on a terminal. `exit_code` is that of the trial's process.
     `is_resumable`: a resumed run retries the trial, because it was stopped or lost before it had a result.
     `is_transient`: the same run may retry it.
     """
 
+    _value_: str
     label: str
     tone: str
     exit_code: ExitCode
@@ -37,8 +44,14 @@ class TrialStatus(str, Enum):
     is_transient: bool
 
     def __new__(
-        cls, value: str, label: str, tone: str, exit_code: ExitCode, is_resumable: bool, is_transient: bool
-    ) -> "TrialStatus":
+        cls,
+        value: str,
+        label: str = "",
+        tone: str = "",
+        exit_code: ExitCode = ExitCode.FAILED,
+        is_resumable: bool = False,
+        is_transient: bool = False,
+    ) -> TrialStatus:
         member = str.__new__(cls, value)
         member._value_ = value
         member.label, member.tone, member.exit_code = label, tone, exit_code
@@ -46,15 +59,182 @@ class TrialStatus(str, Enum):
         return member
 
     # value, label, tone, exit code, is_resumable, is_transient
-    SUCCEEDED = "SUCCEEDED", "done", "green", ExitCode.OK, False, False
-    OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", "red", ExitCode.FAILED, False, False
-    FAILED = "FAILED", "failed", "red", ExitCode.FAILED, False, False
-    TIMED_OUT = "TIMED_OUT", "timed out", "red", ExitCode.FAILED, False, False
+    SUCCEEDED = "SUCCEEDED", "done", "green", ExitCode.OK
+    OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", "red"
+    FAILED = "FAILED", "failed", "red"
+    TIMED_OUT = "TIMED_OUT", "timed out", "red"
     PREEMPTED = "PREEMPTED", "preempted", "red", ExitCode.STOPPED, True, True
     LOST = "LOST", "lost", "red", ExitCode.FAILED, True, True
-    CANCELLED = "CANCELLED", "cancelled", "yellow", ExitCode.INTERRUPTED, True, False
+    CANCELLED = "CANCELLED", "cancelled", "yellow", ExitCode.INTERRUPTED, True
 
     @property
     def is_failure(self) -> bool:
         """True if the trial itself failed: it neither succeeded nor was stopped from outside."""
         return not self.is_resumable and self is not TrialStatus.SUCCEEDED
+
+    @property
+    def default_cause(self) -> ReasonCode | None:
+        """The cause of a record without a known one: the first of this status's causes. None for SUCCEEDED."""
+        return next((code for code in ReasonCode if code.status is self), None)
+
+
+RESUME_REMEDY = "`{resume}` resumes it from its last checkpoint"
+RETRY_REMEDY = (
+    "`{resume} --retry-failed` retries it unchanged from its last checkpoint, --changed with other settings, and "
+    "`inv collect report` shows the results so far"
+)
+# Attributes that differ from those of the status.
+_LIMIT = {"is_transient": False, "counts_as_attempt": False, "remedy": "raise that limit, then run `{resume}`"}
+_NOT_BEGUN = {"is_rejected": True, "remedy": "fix that, then run `{resume}`"}
+_FROM_OUTSIDE = {"counts_as_attempt": False}
+
+
+class ReasonCode(str, Enum):
+    """Cause of a status. The first cause of each status is its default.
+
+    `label` is for people. `is_transient`: the same run may retry the trial. `counts_as_attempt`: a training's attempt
+    that ended so uses up one of its restarts. `is_rejected`: the trial did not begin, and may restart once its input is
+    fixed. `may_still_run`: nobody has confirmed that it ended. `exit_code` is that of the operator's command, and
+    `remedy` what it prints, for a training that ended so; `{resume}` is the command that resumes it.
+    """
+
+    _value_: str
+    status: TrialStatus
+    label: str
+    is_transient: bool
+    counts_as_attempt: bool
+    is_rejected: bool
+    may_still_run: bool
+    exit_code: ExitCode
+    remedy: str
+
+    def __new__(
+        cls,
+        value: str,
+        status: TrialStatus = TrialStatus.FAILED,
+        label: str = "",
+        attributes: dict[str, Any] | None = None,
+    ) -> ReasonCode:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.status, member.label, member.is_transient = status, label, status.is_transient
+        member.counts_as_attempt, member.is_rejected, member.may_still_run = True, False, False
+        member.exit_code = ExitCode.RETRYABLE if status.is_resumable else ExitCode.FAILED
+        member.remedy = RESUME_REMEDY if status.is_resumable else RETRY_REMEDY
+        for name, item in (attributes or {}).items():
+            setattr(member, name, item)
+        return member
+
+    OUT_OF_MEMORY = "out_of_memory", TrialStatus.OUT_OF_MEMORY, "the memory was used up"
+    ERROR = "error", TrialStatus.FAILED, "the trial reported an error"
+    NON_FINITE_LOSS = "non_finite_loss", TrialStatus.FAILED, "the loss was not finite"
+    STRICT = "strict", TrialStatus.FAILED, "a condition makes the numbers doubtful"
+    BAD_INPUT = "bad_input", TrialStatus.FAILED, "unusable input", {**_NOT_BEGUN, "exit_code": ExitCode.BAD_INPUT}
+    INPUT_REJECTED = (
+        *("input_rejected", TrialStatus.FAILED, "damaged or unexpected input"),
+        {**_NOT_BEGUN, "exit_code": ExitCode.REFUSED},
+    )
+    PROCESS_FAILED = "process_failed", TrialStatus.FAILED, "its process failed without a result"
+    RESULT_MISMATCH = "result_mismatch", TrialStatus.FAILED, "its result is of another trial"
+    DEADLINE = "deadline", TrialStatus.TIMED_OUT, "the deadline passed"
+    WORKER_STOPPED = "worker_stopped", TrialStatus.PREEMPTED, "its worker was told to stop", _FROM_OUTSIDE
+    MAX_HOURS = "max_hours", TrialStatus.PREEMPTED, "train.max_hours was reached", _LIMIT
+    BUDGET_USD = "budget_usd", TrialStatus.PREEMPTED, "train.budget_usd was reached", _LIMIT
+    WORKER_LOST = "worker_lost", TrialStatus.LOST, "its worker was lost"
+    SUPERVISOR_LOST = "supervisor_lost", TrialStatus.LOST, "its job left no exit code"
+    KILLED = "killed", TrialStatus.LOST, "its process was killed"
+    RANK_LOST = "rank_lost", TrialStatus.LOST, "a rank was lost"
+    START_TIMED_OUT = "start_timed_out", TrialStatus.LOST, "a rank's machine did not join in time", _FROM_OUTSIDE
+    CONNECTION_LOST = "connection_lost", TrialStatus.LOST, "the connection between ranks broke"
+    NO_RESULT = "no_result", TrialStatus.LOST, "it left no result"
+    RESULT_UNVERIFIED = "result_unverified", TrialStatus.LOST, "its result is damaged"
+    CANNOT_START = "cannot_start", TrialStatus.LOST, "its program cannot be started"
+    NOT_WRITTEN = "not_written", TrialStatus.LOST, "its result could not be written"
+    NO_WORKER = "no_worker", TrialStatus.LOST, "no worker may run it"
+    RESTARTS_USED_UP = "restarts_used_up", TrialStatus.LOST, "all restarts are used up", {"is_transient": False}
+    CANCELLED = "cancelled", TrialStatus.CANCELLED, "cancelled by the operator"
+    CANCEL_UNCONFIRMED = (
+        "cancel_unconfirmed",
+        TrialStatus.CANCELLED,
+        "its end is not confirmed",
+        {"may_still_run": True},
+    )
+    REPLANNED = "replanned", TrialStatus.CANCELLED, "the training was replanned"
+    UNKNOWN = "unknown", TrialStatus.FAILED, "unknown cause"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ReasonCode | None:
+        return cls.UNKNOWN if isinstance(value, str) else None  # of a newer version
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial's status with its cause, `reason` and `remedy` as one line each; only the status for SUCCEEDED."""
+
+    status: TrialStatus
+    reason_code: ReasonCode | None = None
+    reason: str | None = None
+    remedy: str | None = None
+
+    @classmethod
+    def of(cls, code: ReasonCode, reason: str, remedy: str | None = None) -> Outcome:
+        """Return the outcome of a cause, with the cause's status."""
+        return cls(code.status, code, reason, remedy)
+
+    @property
+    def cause(self) -> ReasonCode | None:
+        """The cause whose attributes hold: the default of the status if the code is missing or unknown."""
+        return self.status.default_cause if self.reason_code in (None, ReasonCode.UNKNOWN) else self.reason_code
+
+    @property
+    def is_transient(self) -> bool:
+        """True if the same run may retry the trial: neither the trial itself nor its limit ended it."""
+        return self.cause is not None and self.cause.is_transient
+
+    @property
+    def text(self) -> str | None:
+        """Reason and remedy in one line, for people; the cause's label without a reason."""
+        if self.reason_code is None:
+            return self.reason
+        is_unknown = self.reason_code is ReasonCode.UNKNOWN
+        reason = f"{self.reason_code.label}: {self.reason}" if is_unknown and self.reason else self.reason
+        return "; ".join(filter(None, (reason or self.reason_code.label, self.remedy)))
+
+
+# Beginnings of reasons in records of versions without reason codes. A row holds for the status of its code.
+_OLD_REASONS = (
+    (r"stopped by train\.max_hours( |$)", ReasonCode.MAX_HOURS),
+    (r"stopped by train\.budget_usd ", ReasonCode.BUDGET_USD),
+    (r"exit 2: ", ReasonCode.BAD_INPUT),
+    (r"exit 4: ", ReasonCode.INPUT_REJECTED),
+    (r"exit 74: ", ReasonCode.NOT_WRITTEN),
+    (r"exit 127: ", ReasonCode.CANNOT_START),
+    (r"exit \d+: ", ReasonCode.PROCESS_FAILED),
+    (r"exit \d+, ", ReasonCode.NO_RESULT),
+    (r"NonFiniteLoss: ", ReasonCode.NON_FINITE_LOSS),
+    (r"refused by --strict: ", ReasonCode.STRICT),
+    (r"killed by ", ReasonCode.KILLED),
+    (r"rank \d+ did not (come|start) within ", ReasonCode.START_TIMED_OUT),
+    (r"rank \d+ ", ReasonCode.RANK_LOST),
+    (r".*could not be asked to stop it, so it may still run", ReasonCode.CANCEL_UNCONFIRMED),
+)
+
+
+def old_reason_code(status: TrialStatus, reason: str | None) -> ReasonCode | None:
+    """Return the cause of a record without a reason code, by the beginning of its reason; else its status's default."""
+    rows = (code for pattern, code in _OLD_REASONS if code.status is status and re.match(pattern, reason or ""))
+    return next(rows, status.default_cause)
+
+
+def add_reason_code(document: Mapping[str, Any], status_key: str = "status") -> Mapping[str, Any]:
+    """Return a record's parsed JSON with the reason code that older versions did not write."""
+    status, reason = document.get(status_key), document.get("reason")
+    if (
+        document.get("reason_code") is not None
+        or not isinstance(status, str)
+        or not isinstance(reason, (str, type(None)))
+    ):
+        return document
+    if status not in TrialStatus.__members__:
+        return document
+    return {**document, "reason_code": old_reason_code(TrialStatus(status), reason)}

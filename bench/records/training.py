@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.records.checksummed import Checksummed
 from bench.records.paths import ADAPTER_CHECK_FILE, TRAINING_FILE
 from bench.records.setting import REQUIRED, check_settings, setting, settings_of
+from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from bench.records.training_data import DataReport, TrainingData
 from bench.records.validation import check_types, expect, expect_in_range, expect_one_of
 
@@ -17,13 +19,8 @@ GRADIENT_DTYPES = ("fp32", "bf16")
 OTHER_SHAPE = "the checkpoint's adapters have another shape"
 RESCALED = "the learned weights would be rescaled"
 OTHER_STATE = "the checkpoint's optimizer state has another layout"
-LIMIT_SETTINGS = ("train.max_hours", "train.budget_usd")  # settings that limit a training's hours
-LIMIT_REACHED = tuple(f"stopped by {name} " for name in LIMIT_SETTINGS)  # prefixes of a reason
-
-
-def is_limit_reached(reason: str | None) -> bool:
-    """Return True if a training with this reason ended because it reached its limit of hours or dollars."""
-    return reason is not None and reason.startswith(LIMIT_REACHED)
+# Settings that limit a training's hours, with the cause of its end.
+LIMITS = {"train.max_hours": ReasonCode.MAX_HOURS, "train.budget_usd": ReasonCode.BUDGET_USD}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +90,7 @@ class Training:
         64, "length limit of a sample answer in tokens, 1 to 65536", name="sample_max_new_tokens", ge=1, le=65_536
     )
     max_hours: float | None = None
-    limited_by: str = LIMIT_SETTINGS[0]
+    limited_by: str = "train.max_hours"
     may_differ: tuple[str, ...] = ()
     input_digests: dict[str, str] = field(default_factory=dict)
     revision: int = 0
@@ -108,7 +105,7 @@ class Training:
         expect(bool(self.evaluate_every) or not self.patience, "patience", "0 if evaluate_every is 0")
         expect(all(self.prompts), "prompts", "texts, none of them empty")
         expect(self.max_hours is None or 0.0 < self.max_hours <= 8760.0, "max_hours", "above 0, at most 8760 hours")
-        expect_one_of(self.limited_by, LIMIT_SETTINGS, "limited_by")
+        expect_one_of(self.limited_by, tuple(LIMITS), "limited_by")
         expect_in_range(self.revision, 0, 1_000_000, "revision")
         for name, declared in settings_of(type(self)).items():
             is_allowed = declared.fixed is None or f"training.{name}" not in self.may_differ
@@ -186,8 +183,9 @@ class CheckpointFacts:
 class Restart:
     """An attempt that resumed after `from_step` steps, with its reason and the repeated steps of the last attempt.
 
-    `lost_sec` is the time of those steps; the time until the restart is in the ledger. `changed` names values that
-    differ from the checkpoint's, as the operator confirmed.
+    `reason_code` is the cause of the last attempt's end, None if unknown. `lost_sec` is the time of those steps; the
+    time until the restart is in the ledger. `changed` names values that differ from the checkpoint's, as the operator
+    confirmed.
     """
 
     attempt: int
@@ -196,6 +194,15 @@ class Restart:
     lost_steps: int
     lost_sec: float
     changed: list[str] = field(default_factory=list)
+    reason_code: ReasonCode | None = None
+
+    @classmethod
+    def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
+        """Add the reason code that older versions did not write. Their reason begins with the status."""
+        if document.get("reason_code") is not None:
+            return document
+        status, _, reason = str(document.get("reason")).partition(": ")
+        return {**document, "reason_code": add_reason_code({"status": status, "reason": reason}).get("reason_code")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +224,7 @@ class TrainingRecord(Checksummed):
     """Result of a fine-tuning over all its attempts (training.json), also of a failed one.
 
     `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
-    `LIMIT_SETTINGS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the step of the saved
+    `LIMITS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the step of the saved
     adapter: the best by held-out loss, or the last. `data` has no example previews. Shares of communication are of a
     step's time.
     """
@@ -248,6 +255,16 @@ class TrainingRecord(Checksummed):
     peak_rss_bytes: int | None
     seconds: float
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    reason_code: ReasonCode | None = None
+    remedy: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(TrialStatus(self.status), self.reason_code, self.reason, self.remedy)
+
+    @classmethod
+    def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
+        return add_reason_code(document)
 
 
 FORM_LABELS = {  # by ServedForm.name

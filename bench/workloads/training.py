@@ -170,4 +170,4 @@ def _run_step(record: Record, step: TrainingStep, batches: Iterator[Batch], step
     )
     if not math.isfinite(loss):
         number = len(steps.step_time_sec)
-        raise NonFiniteLoss(f"the loss is {loss} at {record.phase} step {number}; try a lower learning_rate")
+        raise NonFiniteLoss(f"the loss is {loss} at {record.phase} step {number}")

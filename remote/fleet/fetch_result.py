@@ -7,8 +7,9 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import PROGRESS_FILE, RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
+from bench.records.status import Outcome
 from remote.fleet.ledger import Attempt
-from remote.fleet.outcome import Outcome, is_result_of, judge
+from remote.fleet.outcome import is_result_of, judge
 from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import ChecksumMismatch, pull
 

@@ -17,11 +17,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger
-from remote.fleet.outcome import Outcome
 from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import RetryLimits, RetryPolicy
@@ -95,9 +94,10 @@ class Fleet:
         known = [attempt for attempt in live if attempt.worker in self._workers]
         for attempt in live:
             if attempt not in known:
-                self.ledger.record_retry(trial_id, attempt.number, f"{attempt.worker} is not in this fleet")
+                outcome = Outcome.of(ReasonCode.NO_WORKER, f"{attempt.worker} is not in this fleet")
+                self.ledger.record_retry(trial_id, attempt.number, outcome)
         if planned.worker is not None and planned.worker not in self._workers:
-            self._end(trial, TrialStatus.LOST, f"{planned.worker} is not in this fleet")
+            self._end(trial, ReasonCode.NO_WORKER, f"{planned.worker} is not in this fleet")
         elif known:
             for attempt in known:
                 self._workers[attempt.worker].earlier_attempts.append((trial, attempt))
@@ -131,16 +131,16 @@ class Fleet:
             if self.was_stopped:
                 attempts = self.ledger.entries[trial.trial_id].attempts
                 reason = f"cancelled after attempt {attempts[-1].number} on {attempts[-1].worker}" if attempts else None
-                self._end(trial, TrialStatus.CANCELLED, reason or "cancelled before it started")
+                self._end(trial, ReasonCode.CANCELLED, reason or "cancelled before it started")
             else:
-                self._end(trial, TrialStatus.LOST, "no remaining worker may run it")
+                self._end(trial, ReasonCode.NO_WORKER, "no remaining worker may run it")
         shutil.rmtree(self._download_folder, ignore_errors=True)  # files of attempts without a result
 
-    def _end(self, trial: OpenTrial, status: TrialStatus, reason: str) -> None:
+    def _end(self, trial: OpenTrial, code: ReasonCode, reason: str) -> None:
         """End a trial that no worker has, with its last attempt if there was one."""
         attempts = self.ledger.entries[trial.planned.trial_id].attempts
         last = attempts[-1] if attempts else None
-        self._outcome_writer.end_trial(trial.planned, last, Outcome(status=status, reason=reason))
+        self._outcome_writer.end_trial(trial.planned, last, Outcome.of(code, reason))
 
     @property
     def was_stopped(self) -> bool:

@@ -6,8 +6,9 @@ inconsistent (a second end, a trial that was not planned, a damaged line) is an 
 
     planned   trial_id                                     once for each trial, before anything starts
     started   trial_id attempt worker folder               written before the job starts, so that a resume finds it
-    retried   trial_id attempt reason                      the attempt has no result; another one follows
-    ended     trial_id attempt end reason                  the trial's status; attempt is null if none ran
+    retried   trial_id attempt reason reason_code          the attempt has no result; another one follows
+    ended     trial_id attempt end reason reason_code      the trial's status; attempt is null if none ran
+              remedy
     restarted trial_id attempt step lost_sec workers usd   the attempt resumed a training from `step`, at this cost
     reopened  trial_id changed                             a resumed run retries a LOST, PREEMPTED or CANCELLED trial,
                                                            or a failed one after the `changed` settings
@@ -19,13 +20,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from bench.records.atomic_files import read_regular
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from remote.agent.shared.disk import sync_folder
 
 MAX_LEDGER_BYTES = 256 << 20  # a thousand trials take a hundredth of it
@@ -37,28 +38,40 @@ class LedgerError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of a trial: the job's folder on a worker. `reason` is set once it has ended without a result."""
+    """One start of a trial: the job's folder on a worker. `reason` is set once it has ended without a result.
+
+    `reason_code` is None in ledgers of versions without reason codes.
+    """
 
     number: int
     worker: str
     folder: str
     reason: str | None = None
+    reason_code: ReasonCode | None = None
 
 
 @dataclass(kw_only=True)
 class Entry:
-    """One planned trial. `status` is None until it ends; `winner` is the attempt that ended it, if any ran.
+    """One planned trial. `outcome` is None until it ends; `winner` is the attempt that ended it, if any ran.
 
     `attempts_before_reopening` counts the attempts before the trial was last reopened. `restarted_attempts` are the
     attempts of a training that resumed from a checkpoint.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
-    status: TrialStatus | None = None
-    reason: str | None = None
+    outcome: Outcome | None = None
     winner: Attempt | None = None
     attempts_before_reopening: int = 0
     restarted_attempts: set[int] = field(default_factory=set)
+
+    @property
+    def status(self) -> TrialStatus | None:
+        return None if self.outcome is None else self.outcome.status
+
+    @property
+    def reason(self) -> str | None:
+        """Reason and remedy of the end in one line, for people."""
+        return None if self.outcome is None else self.outcome.text
 
     def find_attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
@@ -92,14 +105,15 @@ class Ledger:
         fields = {"workers": workers} if workers > 1 else {}
         self._append("started", trial_id, at, attempt=attempt, worker=worker, folder=folder, **fields)
 
-    def record_retry(self, trial_id: str, attempt: int, reason: str, *, at: float | None = None) -> None:
-        self._append("retried", trial_id, at, attempt=attempt, reason=reason)
+    def record_retry(self, trial_id: str, attempt: int, outcome: Outcome, *, at: float | None = None) -> None:
+        """Record that an attempt ended without a result, and that another one follows."""
+        fields = {"reason": outcome.reason or outcome.status.value, "reason_code": outcome.reason_code}
+        self._append("retried", trial_id, at, attempt=attempt, **fields)
 
     def record_end(
         self,
         trial_id: str,
-        status: TrialStatus,
-        reason: str | None,
+        outcome: Outcome,
         attempt: int | None = None,
         *,
         at: float | None = None,
@@ -111,7 +125,8 @@ class Ledger:
         with self._lock:
             if self._entry(trial_id).status is not None:
                 return False
-            self._append("ended", trial_id, at, attempt=attempt, end=status.value, reason=reason)
+            cause = {"reason": outcome.reason, "reason_code": outcome.reason_code, "remedy": outcome.remedy}
+            self._append("ended", trial_id, at, attempt=attempt, end=outcome.status.value, **cause)
             return True
 
     def record_restart(self, trial_id: str, attempt: int, **cost: float | None) -> None:
@@ -228,18 +243,24 @@ class Ledger:
         if kind == "started":
             entry.attempts.append(Attempt(number=event["attempt"], worker=event["worker"], folder=event["folder"]))
         elif kind == "retried":
-            reason = event["reason"]
+            ended = {"reason": event["reason"], "reason_code": _read_code(event)}
             entry.attempts = [
-                replace(attempt, reason=reason) if attempt.number == number else attempt for attempt in entry.attempts
+                replace(attempt, **ended) if attempt.number == number else attempt for attempt in entry.attempts
             ]
         elif kind == "restarted":
             entry.restarted_attempts.add(event["attempt"])
         elif kind == "ended":
-            entry.status, entry.reason = TrialStatus(event["end"]), event["reason"]
+            code = _read_code(add_reason_code(event, "end"))
+            entry.outcome = Outcome(TrialStatus(event["end"]), code, event["reason"], event.get("remedy"))
             entry.winner = None if number is None else entry.find_attempt(number)
         elif kind == "reopened":
-            entry.status = entry.reason = entry.winner = None
+            entry.outcome = entry.winner = None
             entry.attempts_before_reopening = len(entry.attempts)
+
+
+def _read_code(event: Mapping[str, Any]) -> ReasonCode | None:
+    code = event.get("reason_code")
+    return None if code is None else ReasonCode(code)
 
 
 _STRING_FIELDS = ("event", "trial_id", "worker", "folder")
@@ -249,7 +270,7 @@ def _check_types(event: Any) -> None:
     """Validate one ledger line, so that callers can trust the entry. Raises TypeError."""
     if not isinstance(event, dict):
         raise TypeError("not an object")
-    for name in {*_STRING_FIELDS, "reason", "attempt"} & event.keys():
+    for name in {*_STRING_FIELDS, "reason", "reason_code", "remedy", "attempt"} & event.keys():
         expected_type = int if name == "attempt" else str
         is_absent = event[name] is None and name not in _STRING_FIELDS
         if not is_absent and (not isinstance(event[name], expected_type) or isinstance(event[name], bool)):

@@ -9,9 +9,9 @@ from pathlib import Path
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import RESULT_FILE, TRIALS_FOLDER
 from bench.records.run import PlannedTrial
+from bench.records.status import Outcome
 from remote.fleet.events import EventType, FleetEvent, attempt_event
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.outcome import Outcome
 from remote.fleet.queue import OpenTrial, TrialQueue
 
 
@@ -44,18 +44,18 @@ class OutcomeWriter:
             else:
                 (trial_folder / RESULT_FILE).unlink(missing_ok=True)  # a result from before the trial was reopened
             number = None if attempt is None else attempt.number
-            self._ledger.record_end(planned.trial_id, verdict.status, verdict.reason, number)
+            self._ledger.record_end(planned.trial_id, verdict, number)
             if result is not None:
                 shutil.rmtree(result.parent)
         self._on_event(
-            replace(attempt_event(EventType.ENDED, planned, attempt), status=verdict.status, reason=verdict.reason)
+            replace(attempt_event(EventType.ENDED, planned, attempt), status=verdict.status, reason=verdict.text)
         )
         self._queue.notify()
 
-    def requeue(self, trial: OpenTrial, attempt: Attempt, reason: str) -> None:
+    def requeue(self, trial: OpenTrial, attempt: Attempt, verdict: Outcome) -> None:
         """Requeue the trial after an attempt without a result, unless the trial has ended by now."""
         if not self._ledger.is_open(trial.trial_id):
             return
-        self._ledger.record_retry(trial.trial_id, attempt.number, reason)
-        self._on_event(replace(attempt_event(EventType.RETRYING, trial.planned, attempt), reason=reason))
+        self._ledger.record_retry(trial.trial_id, attempt.number, verdict)
+        self._on_event(replace(attempt_event(EventType.RETRYING, trial.planned, attempt), reason=verdict.text))
         self._queue.put(trial)

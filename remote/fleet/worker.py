@@ -8,12 +8,11 @@ from pathlib import Path
 
 from bench.records.run import PlannedTrial, Progress
 from bench.records.schema import SchemaError, from_json
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import EventType, FleetEvent, attempt_event
 from remote.fleet.fetch_result import OUT_FOLDER, PROGRESS_PATH, TRIAL_FILE, fetch_result
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.outcome import Outcome
 from remote.fleet.outcome_writer import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import CredentialsRejected, FleetStopped, RetryPolicy, WorkerBusy, WorkerLost
@@ -24,7 +23,6 @@ from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus, slot_path
 
 CommandFactory = Callable[[Host, PlannedTrial, int, str], Command]
-CANCEL_UNCONFIRMED = "could not be asked to stop it, so it may still run"
 DOWNLOAD_FOLDER = "incoming"  # below the run's folder: downloaded results, before they count
 
 
@@ -165,7 +163,9 @@ class Worker:
             verdict, result = outcome
             if resumed and verdict.status is TrialStatus.CANCELLED and not self._retry_policy.is_halted:
                 # The operator cancelled it, and has now resumed the run.
-                self._fleet.outcome_writer.requeue(trial, attempt, "cancelled earlier")
+                self._fleet.outcome_writer.requeue(
+                    trial, attempt, Outcome.of(ReasonCode.CANCELLED, "cancelled earlier")
+                )
             else:
                 self._end_or_requeue(trial, attempt, verdict, result)
 
@@ -234,7 +234,7 @@ class Worker:
     def _end_or_requeue(self, trial: OpenTrial, attempt: Attempt, verdict: Outcome, result: Path | None) -> None:
         if verdict.is_transient and trial.allows_retry_after(attempt) and not self._retry_policy.is_halted:
             self.agent.free_members(attempt.folder, grace_sec=self._retry_policy.limits.grace_sec)
-            self._fleet.outcome_writer.requeue(trial, attempt, verdict.reason or verdict.status.value)
+            self._fleet.outcome_writer.requeue(trial, attempt, verdict)
         else:
             self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict, result)
 
@@ -251,11 +251,11 @@ class Worker:
                 status = job.watch(lambda _: None, progress=PROGRESS_PATH, duration_sec=0.0)
             verdict, result = self._fetch_result(trial, attempt, status)
         except HostError as error:
-            reason = f"{self.name} {CANCEL_UNCONFIRMED}: {collapse_whitespace(error)}"
-            verdict = Outcome(status=TrialStatus.CANCELLED, reason=reason)
+            reason = f"{self.name} could not be asked to stop it, so it may still run: {collapse_whitespace(error)}"
+            verdict = Outcome.of(ReasonCode.CANCEL_UNCONFIRMED, reason)
         if verdict.status is TrialStatus.LOST:
             reason = f"cancelled; {verdict.reason}" if has_started else "cancelled before it started"
-            verdict = Outcome(status=TrialStatus.CANCELLED, reason=reason)
+            verdict = Outcome.of(ReasonCode.CANCELLED, reason)
         self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict, result)
 
     def _job(self, attempt: Attempt) -> Job:
@@ -288,7 +288,7 @@ class Worker:
             if not self._retry_policy.is_halted:
                 self._fleet.on_event(FleetEvent(kind=EventType.WORKER_BACK, worker=self.name))
             return True
-        verdict = Outcome(status=TrialStatus.LOST, reason=reason)
+        verdict = Outcome.of(ReasonCode.WORKER_LOST, reason)
         for trial, attempt in self.earlier_attempts:
             if self._queue.give_up(trial, self.name):
                 self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median, median_high
 
-from bench.records.status import TrialStatus
+from bench.records.status import ExitCode
 from bench.records.workloads import WORKLOADS
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
@@ -153,13 +153,13 @@ class Comparison:
         return tuple(row for row in self.rows if row.decides and row.verdict == "unknown")
 
     @property
-    def exit_code(self) -> int:
-        """0: same or faster; 1: slower by more than the tolerance; 2: not comparable (refused, no rows, unknown)."""
+    def exit_code(self) -> ExitCode:
+        """OK if same or faster, FAILED if slower by more than the tolerance, BAD_INPUT if not comparable."""
         if self.refused or not self.rows:
-            return 2
+            return ExitCode.BAD_INPUT
         if self.slower:
-            return 1
-        return 2 if self.unknown and ALLOW_UNKNOWN not in self.allowed else 0
+            return ExitCode.FAILED
+        return ExitCode.UNDECIDED if self.unknown and ALLOW_UNKNOWN not in self.allowed else ExitCode.OK
 
 
 def _median_shown(rows: Iterable[ComparedRow]) -> float | None:
@@ -246,10 +246,7 @@ def _worse_outcomes(first: Run, run: Run) -> dict[str, str]:
     return {
         label: f"{amount} of its trials ended {end.value} in {run.record.run_id}, {before[label, end]} before"
         for (label, end), amount in after.items()
-        if label is not None
-        and end is not TrialStatus.SUCCEEDED
-        and not end.is_resumable
-        and amount > before[label, end]
+        if label is not None and end.is_failure and amount > before[label, end]
     }
 
 

@@ -159,7 +159,7 @@ def _effect_mark(
     suffix = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
     references = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
     if row.measured is None or centre.measured is None:
-        status = "out of memory" if TrialStatus.OUT_OF_MEMORY in row.ends else "no trial succeeded"
+        status = TrialStatus.OUT_OF_MEMORY.label if TrialStatus.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, text=f"{status}{suffix}", published=references)
     ratio = per_config.ratio(row.measured, centre.measured, rate, comparisons=comparisons)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.paths import LEDGER_FILE
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from reports import formatting
 
 # (trial_id, attempt) -> seconds since 1970
@@ -156,8 +157,10 @@ def _apply_event(spans: dict[int, AttemptSpan], event: dict[str, object], timest
             number=number, worker=worker, began=timestamp, workers=workers if isinstance(workers, int) else 1
         )
     elif event["event"] in ("retried", "ended") and number in spans and spans[number].ended is None:
-        reason = event.get("reason")
-        spans[number] = replace(spans[number], ended=timestamp, reason=None if reason is None else str(reason))
+        reason, code = event.get("reason"), event.get("reason_code")
+        known = ReasonCode(code) if isinstance(code, str) else None
+        text = None if reason is None else Outcome(TrialStatus.LOST, known, str(reason)).text
+        spans[number] = replace(spans[number], ended=timestamp, reason=text)
     elif event["event"] == "restarted" and number in spans:
         cost = {
             name: value

@@ -197,7 +197,7 @@ def _failures(run: Run) -> tuple[Failure, ...]:
             configuration=run.label_of[result.trial_id],
             worker=result.worker,
             end=result.status,
-            reason=result.reason,
+            reason=result.outcome.text,
             attempt=result.attempt,
             n_steps=len(result.steps.step_time_sec),
             n_measurements=len(result.measurements),

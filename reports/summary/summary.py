@@ -55,9 +55,7 @@ class ConfigurationRow:
     @property
     def is_reliable(self) -> bool:
         """True if something was measured and no trial failed, timed out or ran out of memory."""
-        return self.measured is not None and not any(
-            self.ends.get(end) for end in (TrialStatus.OUT_OF_MEMORY, TrialStatus.FAILED, TrialStatus.TIMED_OUT)
-        )
+        return self.measured is not None and not any(count and end.is_failure for end, count in self.ends.items())
 
     @property
     def cost(self) -> cost.Cost | None:

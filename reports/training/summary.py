@@ -34,7 +34,7 @@ class TrainingReport:
 
     @property
     def has_succeeded(self) -> bool:
-        return self.record.status == TrialStatus.SUCCEEDED.value
+        return self.record.outcome.status is TrialStatus.SUCCEEDED
 
     @property
     def device(self) -> str:
@@ -126,7 +126,7 @@ def outcome(training: TrainingReport) -> str:
     record = training.record
     done = f"{record.steps_done:,} of {record.steps_planned:,} steps"
     if not training.has_succeeded:
-        return f"The training did not succeed: {record.status} after {done}: {record.reason or 'no reason given'}"
+        return f"The training did not succeed: {record.status} after {done}: {record.outcome.text or 'no reason given'}"
     last = adapter_evaluation(record)
     if last is None:
         return f"Trained: {done}; no data was held out, so the effect of the training is unknown"

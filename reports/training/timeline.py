@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.status import TrialStatus
-from bench.records.training import Restart, is_limit_reached
+from bench.records.training import Restart
 from reports.figures.drawing import style
 from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
 from reports.read import telemetry
@@ -70,8 +70,8 @@ def event_hours(training: TrainingReport) -> dict[str, list[float]]:
 
 def _was_preempted(restart: Restart) -> bool:
     """Return whether the previous attempt was told to stop, rather than reaching its own limit."""
-    status, _, reason = restart.reason.partition(": ")
-    return status == TrialStatus.PREEMPTED.value and not is_limit_reached(reason)
+    code = restart.reason_code
+    return code is not None and code.status is TrialStatus.PREEMPTED and code.is_transient
 
 
 def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:

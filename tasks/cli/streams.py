@@ -2,11 +2,11 @@
 
 import io
 import os
-import signal
 import sys
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
+from bench.records.status import ExitCode
 from tasks.cli.sanitize import ASCII_SYMBOLS, escape_rich_output, escape_text
 from tasks.errors import RetryableError, TaskFailed
 
@@ -14,7 +14,7 @@ from tasks.errors import RetryableError, TaskFailed
 class BrokenStdout(TaskFailed):
     """A closed pipe at standard output, as in `inv --list | head`. Ends without a message, like SIGPIPE."""
 
-    exit_code: ClassVar[int] = 128 + signal.SIGPIPE
+    exit_code = ExitCode.BROKEN_PIPE
 
     def __init__(self) -> None:
         super().__init__("")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import NODE_COUNT, Trial
-from bench.records.paths import CHECKPOINTS_FOLDER, EXIT_NOT_WRITTEN, METRICS_VARIABLE
+from bench.records.paths import CHECKPOINTS_FOLDER, METRICS_VARIABLE
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import ExitCode
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import grouped_lines
 from remote.cluster.diagnosis.readiness import build_fleet
@@ -315,7 +316,7 @@ def run_adapter_command(
 
     stdin = json.dumps(request).encode()
     completed = host.run(command, stdin=stdin, on_stdout=parse, timeout_sec=_ADAPTER_TIMEOUT_SEC)
-    if completed.exit_code == EXIT_NOT_WRITTEN:
+    if completed.exit_code == ExitCode.NOT_WRITTEN:
         raise RetryableError(f"{host.name}: {_last_line(completed)}; free space there, then rerun to resume")
     if completed.exit_code != 0:
         raise _to_error(host, command, completed)
@@ -373,7 +374,7 @@ def _to_error(host: Host, command: Command, completed: Completed) -> Exception:
     """Return the error for a failed command of the bench, by its exit code."""
     if completed.exit_code > 128:  # killed by a signal (eviction, OOM killer), not a usage error
         return CommandFailed(host.name, command, completed)
-    error_type = ConfirmationRequired if completed.exit_code == 4 else UsageError
+    error_type = ConfirmationRequired if completed.exit_code == ExitCode.REFUSED else UsageError
     return error_type(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
 
 

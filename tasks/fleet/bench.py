@@ -13,9 +13,7 @@ from rich.text import Text
 from bench.records import SUITE_NAMES
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
-from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.fleet.worker import CANCEL_UNCONFIRMED
 from remote.hosts.base import Host
 from reports import formatting
 from tasks.cli.flags import refuse_several
@@ -129,12 +127,8 @@ def cancel_run(context: Context, name: str | None) -> None:
         for fleet in runner.make_fleets(settings, run, folder, ledger, run_hosts(settings, run)):
             fleet.stop()
             fleet.run()
-        entries = ledger.entries.values()
-        unreachable_reasons = [
-            entry.reason
-            for entry in entries
-            if entry.status is TrialStatus.CANCELLED and CANCEL_UNCONFIRMED in str(entry.reason)
-        ]
+        outcomes = [entry.outcome for entry in ledger.entries.values() if entry.outcome is not None]
+        unreachable_reasons = [end.text for end in outcomes if end.cause is not None and end.cause.may_still_run]
         if unreachable_reasons:
             count = formatting.count(len(unreachable_reasons), "trial")
             raise RetryableError(

@@ -253,12 +253,14 @@ def _write_end_record(run: RunRecord, planned: PlannedTrial, entry: Entry, targe
     """Write a result file with the end of a trial that left no result."""
     attempt = entry.winner
     log = target / LOG_FILE
-    if entry.status is not None:
+    if entry.outcome is not None:
         TrialResult(
             trial_id=planned.trial_id,
             trial=planned.trial,
-            status=entry.status,
-            reason=entry.reason,
+            status=entry.outcome.status,
+            reason=entry.outcome.reason,
+            reason_code=entry.outcome.reason_code,
+            remedy=entry.outcome.remedy,
             worker=planned.worker if attempt is None else attempt.worker,
             run_id=run.run_id,
             attempt=1 if attempt is None else attempt.number,

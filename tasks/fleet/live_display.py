@@ -31,10 +31,6 @@ PLAIN_INTERVAL_SEC = 60.0
 BAR_WIDTH = 8
 LINES_AROUND_TABLE = 6  # blank line, run, cost, column titles, "+ n more", the cursor's line
 UNKNOWN, NO_LOGIN = "-", "no login"
-END_STYLES: dict[TrialStatus, tuple[str, str]] = {
-    TrialStatus.SUCCEEDED: ("done", "green"),
-    TrialStatus.CANCELLED: ("cancelled", "yellow"),
-}
 
 
 @dataclass(kw_only=True)
@@ -225,7 +221,7 @@ class FleetView(View):
             self._ends[event.trial_id] = end
         if end is TrialStatus.CANCELLED and row.trial_id != event.trial_id:
             return None  # it was still queued; the summary counts it
-        label, style = END_STYLES.get(end, (end.value, "red")) if end is not None else ("ended", "")
+        label, style = (end.label, end.tone) if end is not None else ("ended", "")
         rate = row.progress.samples_per_sec if row.progress is not None else None
         parts = [label]
         if end is TrialStatus.SUCCEEDED and rate is not None:

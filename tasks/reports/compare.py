@@ -1,7 +1,7 @@
 """`inv compare A B`: show what became faster or slower between runs, on the terminal and for CI jobs.
 
 Exit codes: 0 same or faster, 1 slower beyond the tolerance, 2 not comparable (different machines or inputs, no common
-configuration, or too much noise).
+configuration), 5 undecided (too much noise, or a single process).
 """
 
 import json
@@ -27,7 +27,7 @@ from reports.statistics.energy import ENERGY
 from reports.training import comparison
 from tasks.cli.flags import parse_names, parse_number
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, json_output, ruled_table, spare_chars
-from tasks.errors import RetryableError, TaskFailed, UsageError, file_errors, translate_errors
+from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
 from tasks.settings.load import load
 from tasks.settings.sources import display_path
@@ -232,7 +232,7 @@ def _raise_for_result(result: Comparison) -> None:
             f"{worst.speed_ratio:.3f} of the speed"
         )
     if result.exit_code != 0:
-        raise UsageError(
-            f"{len(result.unknown)} of {sum(row.decides for row in result.rows)} comparisons are undecided; "
-            "measure on more workers, or accept them with --allow=unknown"
+        raise Undecided(
+            f"{len(result.unknown)} of {sum(row.decides for row in result.rows)} comparisons are undecided",
+            remedy="measure on more workers, or accept them with --allow=unknown",
         )

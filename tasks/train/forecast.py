@@ -20,7 +20,7 @@ from typing import Any
 from bench.records import Trial, schema
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.records.training import LIMIT_SETTINGS, Forecast
+from bench.records.training import LIMITS, Forecast
 from bench.records.training_data import DataReport
 from remote.hosts.base import Host
 from reports.read.fingerprint import CPU, device
@@ -75,7 +75,7 @@ class TrainingForecast:
     step_sec: float | None
     all_reduce_sec: float | None
     max_hours: float | None = None
-    limiting_setting: str = LIMIT_SETTINGS[0]
+    limiting_setting: str = next(iter(LIMITS))
     fallback: str | None = None
 
     @property

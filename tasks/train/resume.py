@@ -25,7 +25,7 @@ from tasks.fleet.k8s_training.volume_reader import is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
 from tasks.settings.load import Settings
 from tasks.train import config_diff, forecast, submit_job, trial_spec
-from tasks.train.session import TrainingSession, reachable_workers, was_rejected
+from tasks.train.session import TrainingSession, reachable_workers
 from tasks.train.trial_spec import TRIAL_ID, TrainOptions
 
 ALREADY_DONE = "succeeded, nothing to resume"
@@ -64,13 +64,19 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
 def _can_resume(entry: Entry, options: TrainOptions) -> bool:
     """Check whether a failed training may restart: its last attempt was rejected, or a flag asks for it."""
     is_requested = options.changed or options.retry_failed
-    return was_rejected(entry) or (is_requested and entry.status is not TrialStatus.SUCCEEDED)
+    return _was_rejected(entry) or (is_requested and entry.status is not TrialStatus.SUCCEEDED)
+
+
+def _was_rejected(entry: Entry) -> bool:
+    """Check whether the last attempt did not begin because of its input: data, model, a full disk."""
+    cause = None if entry.outcome is None else entry.outcome.cause
+    return cause is not None and cause.is_rejected
 
 
 def _retry_note(entry: Entry, changes: Sequence[str]) -> list[str]:
     """Return the ledger's note on a restart after a failure without a known change: the reason of the failure."""
     has_failed = entry.status is not None and not entry.status.is_resumable
-    return [f"retried after {entry.reason}"] if was_rejected(entry) or (has_failed and not changes) else []
+    return [f"retried after {entry.reason}"] if _was_rejected(entry) or (has_failed and not changes) else []
 
 
 def _print_state(settings: Settings, run: RunRecord, entry: Entry | None) -> None:

@@ -15,17 +15,16 @@ from pathlib import Path
 from bench.records import Trial
 from bench.records.paths import CHECKPOINTS_FOLDER
 from bench.records.run import RunRecord
-from bench.records.status import TrialStatus
-from bench.records.training import is_limit_reached
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
-from remote.fleet.ledger import Entry, Ledger
+from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_path
 from reports.summary.cost import Price
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import checkpoint_folder
-from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, SomeTrialsFailed, UsageError
+from tasks.errors import Interrupted, SomeTrialsFailed, error_class
 from tasks.fleet import runner, training_progress
 from tasks.fleet.collect import collect_run
 from tasks.fleet.pricing import price_of
@@ -34,7 +33,6 @@ from tasks.fleet.training_progress import TrainingSpend, TrainingView
 from tasks.settings.load import Settings
 from tasks.train.trial_spec import TRIAL_ID
 
-BAD_INPUT_PREFIX, REFUSED_PREFIX = "exit 2: ", "exit 4: "  # first words of the reason of a trial that did not start
 CANCEL_GRACE_SEC = 30.0
 
 
@@ -138,35 +136,24 @@ class TrainingSession:
         self.run.write(self.folder)
         self.ledger.reopen(TRIAL_ID, changes)
         for attempt in attempts:
-            self.ledger.record_retry(TRIAL_ID, attempt.number, "the training was replanned")
+            self.ledger.record_retry(
+                TRIAL_ID, attempt.number, Outcome.of(ReasonCode.REPLANNED, "the training was replanned")
+            )
 
     def report_outcome(self) -> None:
         """Collect the adapter of a successful training. Otherwise raise an error with the command that resumes it."""
         entry, run_id = self.ledger.entries[TRIAL_ID], self.run.run_id
-        reason, command = entry.reason or "", f"`{resume_command(run_id)}`"
         if entry.status is TrialStatus.SUCCEEDED:
             print(f"run {run_id}: trained")
             collect_run(self.settings, self.run, self.folder, self.hosts)
             return
-        if is_limit_reached(reason):
-            raise RetryableError(f"run {run_id}: {reason}, with a checkpoint; raise that limit, then run {command}")
-        if was_rejected(entry):
-            error_type = ConfirmationRequired if reason.startswith(REFUSED_PREFIX) else UsageError
-            raise error_type(f"run {run_id}: {reason.partition(': ')[2]}. Fix that, then run {command}")
-        if entry.status is not None and entry.status.is_resumable:
-            raise RetryableError(
-                f"run {run_id}: {entry.status.value}: {reason}; {command} resumes it from its last checkpoint"
-            )
-        end = "not ended" if entry.status is None else entry.status.value
-        raise SomeTrialsFailed(
-            f"run {run_id}: {end}: {reason}; `{resume_command(run_id)} --retry-failed` retries it unchanged from its "
-            "last checkpoint, --changed with other settings, and `inv collect report` shows the results so far"
+        outcome, command = entry.outcome, resume_command(run_id)
+        if outcome is None or outcome.cause is None:
+            raise SomeTrialsFailed(f"run {run_id}: not ended", remedy=f"`{command}` resumes it")
+        error_type = error_class(outcome.cause.exit_code)
+        raise error_type(
+            f"run {run_id}: {outcome.status.value}: {outcome.text}", remedy=outcome.cause.remedy.format(resume=command)
         )
-
-
-def was_rejected(entry: Entry) -> bool:
-    """Check whether the last attempt did not start because of something fixable: data, model, a full disk."""
-    return entry.status is TrialStatus.FAILED and (entry.reason or "").startswith((BAD_INPUT_PREFIX, REFUSED_PREFIX))
 
 
 def reachable_workers(hosts: Sequence[Host]) -> list[Host]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial, TrialError
 from bench.records.setting import settings_of
-from bench.records.training import LIMIT_SETTINGS, Training
+from bench.records.training import LIMITS, Training
 from bench.records.training_data import TrainingData
 from tasks.errors import UsageError
 from tasks.fleet.plan import read_trials
@@ -62,7 +62,7 @@ class TrainLimits:
         `usd_per_hour` is the price of one worker. Without limits the setting is train.max_hours. Raises UsageError for
         a budget without a price.
         """
-        hours_setting, budget_setting = LIMIT_SETTINGS
+        hours_setting, budget_setting = LIMITS
         if self.budget_usd is None:
             return self.max_hours, hours_setting
         if usd_per_hour is None:

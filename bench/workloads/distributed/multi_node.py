@@ -25,6 +25,7 @@ from typing import Any
 
 from bench.data.inputs import InputError, InputRejected
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.status import ReasonCode
 
 JOIN_TIMEOUT_SEC = 180.0  # machines are started in sequence, and the first one may still be reading its model
 HEARTBEAT_SEC = 1.0
@@ -212,8 +213,8 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
 
     def report_bad_input(self, rank: int, error: InputError) -> None:
         """Report that this machine cannot participate because the trial's input is not usable here."""
-        kind, reason = input_error_kind(error), str(error)
-        self._send_file(f"error-{rank}.json", {"rank": rank, "kind": kind, "reason": reason, "age_sec": 0.0})
+        code, reason = input_error_code(error), str(error)
+        self._send_file(f"error-{rank}.json", {"rank": rank, "reason_code": code, "reason": reason, "age_sec": 0.0})
         self.send_end({"ranks": []})
 
     def send_end(self, failures: dict[str, Any]) -> None:
@@ -260,9 +261,9 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
                 return link
 
 
-def input_error_kind(error: InputError) -> str:
-    """Return the kind of a rank's input error in its error file."""
-    return "rejected" if isinstance(error, InputRejected) else "input"
+def input_error_code(error: InputError) -> ReasonCode:
+    """Return the cause of a rank's input error."""
+    return ReasonCode.INPUT_REJECTED if isinstance(error, InputRejected) else ReasonCode.BAD_INPUT
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -40,9 +40,10 @@ from bench.machine import fingerprint, preflight
 from bench.qlora import recipes
 from bench.qlora.step import Placement, choose_placement, load_base, make_optimizer
 from bench.records import Trial
+from bench.records.status import Outcome
 from bench.workloads.distributed import efficiency, torchrun
 from bench.workloads.distributed.buckets import BucketClock
-from bench.workloads.distributed.multi_node import input_error_kind
+from bench.workloads.distributed.multi_node import input_error_code
 
 HEARTBEAT_SEC = 1.0
 COLLECTIVE_MARGIN_SEC = 10.0  # collectives time out this much later than the parent, which names the hung rank
@@ -388,12 +389,12 @@ def main(argv: list[str], rank_class: Callable[[Path, str, float, float], Any] =
         rank_class(folder, backend, silence_sec, step_sec).run()
     except Exception as error:  # noqa: BLE001 - the parent reports it with this rank's number
         if isinstance(error, InputError):
-            kind, reason = input_error_kind(error), str(error)
+            outcome = Outcome.of(input_error_code(error), str(error))
         else:
-            end, reason = termination.classify_error(error)
-            kind = end.value
+            outcome = termination.classify_error(error)
+        cause = {"reason_code": outcome.reason_code, "reason": outcome.reason, "remedy": outcome.remedy}
         peaks = {"vram_bytes": peak_vram_bytes(), "rss_bytes": peak_rss_bytes()}
-        failure = {"rank": rank, "kind": kind, "reason": reason, "at": time.monotonic(), **peaks}
+        failure = {"rank": rank, **cause, "at": time.monotonic(), **peaks}
         traceback.print_exc()
         (folder / f"error-{rank}.json").write_text(json.dumps(failure), encoding="utf-8")
         exit_now(1)

@@ -30,7 +30,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.harness import termination
 from bench.harness.termination import Stopped, WorkerGone
 from bench.records import Trial
-from bench.records.status import TrialStatus
+from bench.records.status import ReasonCode, TrialStatus
 from bench.workloads.distributed.multi_node import NodeList, read_object
 
 LINES_FILE, FAILURES_FILE, TRIAL_FILE = "lines.jsonl", "failures.json", "trial.json"
@@ -38,11 +38,17 @@ LAUNCHER_VARIABLE = "QLORA_FLEET_LAUNCHER_PID"
 STARTUP_TIMEOUT_SEC = 180.0  # torchrun and every rank import torch: 3 s each, tens of seconds from a cold disk
 EXIT_TIMEOUT_SEC = 10.0
 LOG_LINES = 8
-START_TIMED_OUT = "did not start within"  # part of a trial's reason when a machine did not join
 
 
 class RankFailed(RuntimeError):
-    """Error for a rank that died or hangs; the message begins with the rank."""
+    """Error for a rank that died or hangs; the message begins with the rank.
+
+    `reason_code` and `remedy` are those of the rank's own error, if it has reported one.
+    """
+
+    def __init__(self, message: str, reason_code: ReasonCode | None = None, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.reason_code, self.remedy = reason_code, remedy
 
 
 class RankKilled(RankFailed):
@@ -53,8 +59,16 @@ class RankGone(WorkerGone):
     """Error for a rank whose machine is lost; the message begins with the rank."""
 
 
+class RankNotStarted(RankGone):
+    """Error for a rank whose machine did not join in time."""
+
+    reason_code = ReasonCode.START_TIMED_OUT
+
+
 class RanksDisconnected(RankGone):
     """Error for ranks that lost their connections to each other, while none of them is known to have failed."""
+
+    reason_code = ReasonCode.CONNECTION_LOST
 
 
 class RankStopped(RankGone):
@@ -183,7 +197,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
                 limit += EXIT_TIMEOUT_SEC  # it has died: torchrun reports the cause in a moment
             if now - sample.last_heartbeat > limit:
                 if not sample.heartbeat and rank not in self._local_ranks:
-                    raise RankGone(f"rank {rank} {START_TIMED_OUT} {limit:g} s: no heartbeat from its machine")
+                    raise RankNotStarted(f"rank {rank} did not start within {limit:g} s: no heartbeat from its machine")
                 stopped = " (its process is stopped)" if state in ("T", "t") else ""
                 position = f"{sample.position}{stopped}{self.last_line(rank)}"
                 raise RankKilled(f"rank {rank} has been silent for {limit:g} s in {position}")
@@ -222,7 +236,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         ]
         errors.sort(key=lambda error: float(error["at"]))
         for error in errors:
-            if error["kind"] != TrialStatus.LOST.value:
+            if ReasonCode(error["reason_code"]).status is not TrialStatus.LOST:
                 return self._reported_error(error)
         disconnected = {int(error["rank"]) for error in errors}
         for rank, code in failures.get("ranks", []):
@@ -238,12 +252,15 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
 
     def _reported_error(self, report: dict[str, Any]) -> Exception:
         """Return the error that a rank has reported in its error file."""
-        if report["kind"] in ("input", "rejected"):
-            return (InputRejected if report["kind"] == "rejected" else InputError)(report["reason"])
+        code = ReasonCode(report["reason_code"])
+        if code.is_rejected:
+            return (InputRejected if code is ReasonCode.INPUT_REJECTED else InputError)(report["reason"])
         message = f"rank {report['rank']}: {report['reason']} (in {self._samples[report['rank']].position})"
-        if report["kind"] == TrialStatus.OUT_OF_MEMORY.value:
+        if code is ReasonCode.OUT_OF_MEMORY:
             return RankOutOfMemory(message, report.get("vram_bytes"), report.get("rss_bytes"))
-        return (RanksDisconnected if report["kind"] == TrialStatus.LOST.value else RankFailed)(message)
+        if code.status is TrialStatus.LOST:
+            return RanksDisconnected(message)
+        return RankFailed(message, code, report.get("remedy"))
 
     def local_failures(self) -> dict[str, Any]:
         """Return torchrun's report of failed ranks on this machine; empty if none failed."""

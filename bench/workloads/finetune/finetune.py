@@ -20,7 +20,8 @@ from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record, Request
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
-from bench.records.status import TrialStatus
+from bench.records.status import ReasonCode
+from bench.records.training import LIMITS
 from bench.records.training_data import DataReport
 from bench.workloads.distributed.distributed import (
     POLL_SEC,
@@ -96,10 +97,10 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
             raise
     if training_log.stop == "max_hours":
         limit = training_set.training_of(trial).limited_by
-        raise Stopped(TrialStatus.PREEMPTED, f"stopped by {limit} after step {training_log.step}")
+        raise Stopped(LIMITS[limit], f"stopped by {limit} after step {training_log.step}")
     if training_log.stop == "stopped":
         raise Stopped(
-            TrialStatus.PREEMPTED, f"one of its workers was told to stop; checkpoint of step {training_log.step}"
+            ReasonCode.WORKER_STOPPED, f"one of its workers was told to stop; checkpoint of step {training_log.step}"
         )
 
 
@@ -185,7 +186,7 @@ def _wait_for_ranks(
         ranks.dispatch_lines(log.on_line)
         log_failure(log.record, ranks, error)
         if isinstance(error, RankStopped):
-            raise Stopped(TrialStatus.PREEMPTED, str(error)) from error
+            raise Stopped(ReasonCode.WORKER_STOPPED, str(error)) from error
         if isinstance(error, RankKilled):
             raise WorkerGone(str(error)) from error
         raise

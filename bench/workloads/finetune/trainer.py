@@ -241,9 +241,7 @@ class Trainer:
             ]
             indices = sorted(index for part in self.group.gather_objects(local_indices) for index in part)
             problem = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-            raise NonFiniteLoss(
-                f"{problem} at step {number} ({self._source_lines(number, indices)}); try a lower learning_rate"
-            )
+            raise NonFiniteLoss(f"{problem} at step {number} ({self._source_lines(number, indices)})")
         self._zero_gradient_steps = self._zero_gradient_steps + 1 if norm == 0.0 else 0
         if loss == 0.0 or self._zero_gradient_steps >= ZERO_STEPS:
             problem = "the loss is 0" if loss == 0.0 else f"the gradient's norm was 0 for {ZERO_STEPS} steps"
@@ -344,7 +342,7 @@ class Trainer:
         first = self.state.first_losses
         result = evaluate.make_evaluation(number, losses, first, [count_targets([example]) for example in held_out])
         if not math.isfinite(result.loss):
-            raise NonFiniteLoss(f"the held-out loss is {result.loss} after step {number}; try a lower learning_rate")
+            raise NonFiniteLoss(f"the held-out loss is {result.loss} after step {number}")
         lowest = min((evaluation.loss for evaluation in self.state.evaluations if evaluation.is_best), default=math.inf)
         is_best = number > 0 and result.loss < lowest
         result = dataclasses.replace(result, is_best=is_best)

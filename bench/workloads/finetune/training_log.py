@@ -6,7 +6,7 @@ from typing import Any
 from bench.harness.progress import StepsFile
 from bench.harness.record import Record, peak_rss_bytes
 from bench.records import schema
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome
 from bench.records.training import CheckpointFacts, Evaluation, SampleAnswer, TrainingRecord
 from bench.records.training_data import DataReport
 from bench.workloads.finetune.checkpoints.checkpoint import History, State
@@ -97,18 +97,23 @@ class TrainingLog:
         self.record.extra_progress["validation_loss"] = self._evaluations[-1].loss if self._evaluations else None
         self.record.publish_progress()
 
-    def write(self, end: TrialStatus, reason: str | None) -> None:
+    def write(self, outcome: Outcome) -> None:
         """Write training.json. Raises OSError."""
         record, reported = self.record, self._reported
         adapter = reported.get("adapter", {})
-        Journal(self._folder).append(end=end.value if reason is None else f"{end.value}: {reason}")
+        status, reason = outcome.status.value, outcome.reason
+        Journal(self._folder).append(
+            end=status if reason is None else f"{status}: {reason}", reason_code=outcome.reason_code
+        )
         TrainingRecord(
             run_id=record.request.run_id,
             trial_id=record.request.trial_id or record.trial.trial_id,
             attempt=record.request.attempt,
             world_size=record.trial.world_size,
-            status=end.value,
+            status=status,
             reason=reason,
+            reason_code=outcome.reason_code,
+            remedy=outcome.remedy,
             stop=self.stop if self.stop != "stopped" else "",
             steps_planned=record.steps_planned,
             steps_done=self.step,

@@ -9,7 +9,7 @@ once, the files of the first one stay.
 import os
 import sys
 
-EXIT_REFUSED, EXIT_TRUNCATED = 3, 4  # as in `remote.agent.shared.wire`, not installed yet
+EXIT_REFUSED, EXIT_TRUNCATED = 4, 3  # as in `remote.agent.shared.wire`, not installed yet
 
 
 def main() -> int:

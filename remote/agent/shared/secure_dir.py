@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXIT_FOREIGN_OWNER = 4  # exit code: refused for safety
+EXIT_FOREIGN_OWNER, EXIT_UNUSABLE = 4, 3  # exit codes, as in `bench.records.status`: refused, retryable
 MAX_LINKS = 40  # the kernel's limit for one path
 ACL_ATTRIBUTE = "system.posix_acl_access"
 
@@ -213,7 +213,7 @@ def main() -> int:
         return EXIT_FOREIGN_OWNER
     except OSError as error:
         sys.stderr.write(f"{error.filename or sys.argv[1]}: {error.strerror}\n")
-        return 3
+        return EXIT_UNUSABLE
     sys.stdout.write(json.dumps({"owner": os.geteuid()}) + "\n")
     return 0
 

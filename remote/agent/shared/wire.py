@@ -10,8 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-EXIT_REFUSED = 3  # exit code: the request cannot be fulfilled; the reason is on standard error
-EXIT_TRUNCATED = 4  # exit code: standard input ended early; a retry may succeed
+# Exit codes, as in `bench.records.status`: the request cannot be fulfilled (the reason is on standard error); standard
+# input ended early, so that a retry may succeed.
+EXIT_REFUSED, EXIT_TRUNCATED = 4, 3
 
 
 class RequestRefused(Exception):

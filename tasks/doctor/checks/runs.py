@@ -34,8 +34,8 @@ DAMAGED = Fault(
 )
 _STATUSES = {  # the statuses that each fault reports
     OUT_OF_MEMORY: (TrialStatus.OUT_OF_MEMORY,),
-    FAILED: (TrialStatus.FAILED, TrialStatus.TIMED_OUT),
-    INTERRUPTED: (TrialStatus.LOST, TrialStatus.PREEMPTED, TrialStatus.CANCELLED),
+    FAILED: tuple(status for status in TrialStatus if status.is_failure and status is not TrialStatus.OUT_OF_MEMORY),
+    INTERRUPTED: tuple(status for status in TrialStatus if status.is_resumable),
 }
 
 

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from bench.records.run import RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode
 from remote.cluster.client import Cluster
 from remote.cluster.labels import RUN_ANNOTATION, Object
 from remote.cluster.plan import is_training
@@ -49,9 +49,8 @@ def cancel_training(settings: Settings, run: RunRecord, folder: Path, ledger: Le
             cluster.delete([job], wait_sec=_DELETE_TIMEOUT_SEC)
     trial_id = run.planned[0].trial_id
     attempts = ledger.entries[trial_id].attempts
-    if ledger.record_end(
-        trial_id, TrialStatus.CANCELLED, "cancelled by the operator", attempts[-1].number if attempts else None
-    ):
+    outcome = Outcome.of(ReasonCode.CANCELLED, "cancelled by the operator")
+    if ledger.record_end(trial_id, outcome, attempts[-1].number if attempts else None):
         print(f"run {run.run_id}: cancelled; `inv train --job --resume={run.run_id}` resumes it")
     else:
         print(f"run {run.run_id}: it had already ended; `inv collect --run={run.run_id}` fetches its results")

@@ -11,7 +11,7 @@ from typing import Any
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import ORDER_END_FILE, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord, TrainingJobEnd
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.fetch_result import fetch_result
 from remote.fleet.ledger import Ledger
 from remote.fleet.worker import DOWNLOAD_FOLDER
@@ -79,9 +79,8 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
     for attempt in entry.attempts[:-1]:
         if attempt.reason is None:
             ended_at = end_times.get(attempt.number)
-            ledger.record_retry(
-                planned.trial_id, attempt.number, "ended from outside; its Job started another attempt", at=ended_at
-            )
+            outcome = Outcome.of(ReasonCode.WORKER_LOST, "ended from outside; its Job started another attempt")
+            ledger.record_retry(planned.trial_id, attempt.number, outcome, at=ended_at)
     incoming, turn = folder / DOWNLOAD_FOLDER, run.provenance["inputs"]["job"]["turn"]
     incoming.mkdir(exist_ok=True)
     pull(Agent(host), run_folder, incoming, only=(ORDER_END_FILE.format(turn=turn),))
@@ -100,7 +99,8 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
     if result is not None:
         target.mkdir(parents=True, exist_ok=True)
         write_atomic(target / RESULT_FILE, result.read_bytes())
-    status, reason = (order_end.end, order_end.reason) if result is None else (outcome.status, outcome.reason)
-    if status is TrialStatus.SUCCEEDED and result is None:
-        status, reason = TrialStatus.LOST, "recorded as SUCCEEDED, but its result is not on the volume"
-    ledger.record_end(planned.trial_id, status, reason, last_attempt.number, at=end_times.get(last_attempt.number))
+    if result is None:
+        outcome = order_end.outcome
+        if outcome.status is TrialStatus.SUCCEEDED:
+            outcome = Outcome.of(ReasonCode.NO_RESULT, "recorded as SUCCEEDED, but its result is not on the volume")
+    ledger.record_end(planned.trial_id, outcome, last_attempt.number, at=end_times.get(last_attempt.number))

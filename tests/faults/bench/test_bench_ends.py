@@ -18,9 +18,8 @@ import pytest
 
 from bench.records import Trial, suite
 from bench.records.checksummed import ResultError
-from bench.records.paths import EXIT_NOT_WRITTEN
 from bench.records.result import TrialResult
-from bench.records.status import TrialStatus
+from bench.records.status import ExitCode, ReasonCode, TrialStatus
 from tests.support.hosts.local_fleet import fill_disk, wait_for
 
 PHASE_SEC = 120.0
@@ -189,7 +188,9 @@ def test_a_non_finite_loss_fails_with_its_step(start, tmp_path, tiny_model, tiny
     weights.write_bytes(content)
     out = tmp_path / "out"
     result = read_result(start(tiny_trial(model=str(model), warmup_steps=0), out), out, 1, TrialStatus.FAILED)
-    assert str(result.reason).startswith("NonFiniteLoss: the loss is nan at measure step 1; ")
+    assert result.reason_code is ReasonCode.NON_FINITE_LOSS
+    assert str(result.reason).startswith("NonFiniteLoss: the loss is nan at measure step 1 ")
+    assert "learning_rate" in str(result.remedy)
     assert result.steps.loss == [None]
 
 
@@ -231,7 +232,7 @@ def test_a_disk_that_fills_up_later_gives_one_line_and_no_partial_result(start, 
     fill_disk(small_disk)
     process.terminate()
     code, output, err = finish(process)
-    assert code == EXIT_NOT_WRITTEN
+    assert code == ExitCode.NOT_WRITTEN
     assert re.fullmatch(rf"{small_disk / 'result.json'}: .*: No space left on device\n", err)
     assert "PREEMPTED small [tiny]" in output
     assert not [entry.name for entry in small_disk.iterdir() if "result" in entry.name]

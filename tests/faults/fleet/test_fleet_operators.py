@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.records.paths import LEDGER_FILE
+from bench.records.status import ReasonCode
 from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
-from remote.fleet.worker import CANCEL_UNCONFIRMED
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Job, JobSpec
@@ -65,7 +65,8 @@ def test_a_worker_that_cannot_be_cancelled_is_resumed_later(local: LocalFleet) -
         wire.plugged = False
         fleet.stop()
     assert local.statuses() == {"slow": "CANCELLED"}
-    assert CANCEL_UNCONFIRMED in (local.reasons()["slow"] or "")
+    (ended,) = local.ledger_lines("ended")
+    assert ended["reason_code"] == ReasonCode.CANCEL_UNCONFIRMED
 
     wire.plugged = True
     with local.running(local.fleet([wire])):

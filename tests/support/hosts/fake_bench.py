@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-PROGRESS_FILE, RESULT_FILE, EXIT_NOT_WRITTEN = "progress.json", "result.json", 74  # as in bench.records.paths
+PROGRESS_FILE, RESULT_FILE, EXIT_NOT_WRITTEN = "progress.json", "result.json", 74  # as in bench.records.status
 MAX_LIFETIME_SEC = 300.0  # bounds what a broken test may leave running
 
 

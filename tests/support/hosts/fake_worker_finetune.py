@@ -28,8 +28,8 @@ from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
 from bench.records.run import Progress
-from bench.records.status import TrialStatus
-from bench.records.training import Evaluation, Restart, TrainedSteps, TrainingRecord
+from bench.records.status import ReasonCode, TrialStatus
+from bench.records.training import LIMITS, Evaluation, Restart, TrainedSteps, TrainingRecord
 from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 from bench.workloads.finetune import training_set
 
@@ -77,7 +77,7 @@ def node_check(world_size: int, stops: StopSignals) -> Iterator[Callable[[], Non
         def check() -> None:
             for path in Path(folder).glob("failures-*.json"):
                 if "gone" not in json.loads(path.read_text()):
-                    raise Stopped(TrialStatus.PREEMPTED, "one of its workers was told to stop")
+                    raise Stopped(ReasonCode.WORKER_STOPPED, "one of its workers was told to stop")
                 raise WorkerGone(f"rank {path.stem.rpartition('-')[2]} is gone with its machine")
 
         while len(hub._links) < machines.count - 1:
@@ -126,7 +126,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
             _publish_progress(record, done, steps, checkpoint_step)
             if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
                 _write_checkpoint(folder, done, total)
-                raise Stopped(TrialStatus.PREEMPTED, f"stopped by {spec.limited_by} at step {done}")
+                raise Stopped(LIMITS[spec.limited_by], f"stopped by {spec.limited_by} at step {done}")
     _write_results(record, total, steps, stop, restarts)
 
 

@@ -20,6 +20,7 @@ import bench
 from bench.data.inputs import InputError, InputRejected
 from bench.records import Trial, schema
 from bench.records.atomic_files import write_atomic
+from bench.records.status import ReasonCode
 from bench.records.training import Restart
 from bench.records.trial import rename_old_fields
 from bench.workloads.finetune.checkpoints import checkpoint
@@ -175,8 +176,8 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
         before = [schema.from_json(Restart, load) for load in json.loads(path.read_bytes())]
     lines = Journal(checkpoints).read_and_clear()
     lost = {line["step"]: float(line["sec"]) for line in lines if line.get("step", 0) > from_step}
-    ends = [str(line["end"]) for line in lines if "end" in line]
-    reason = ends[-1] if ends else NO_REASON if lines else NO_STEP
+    ends = [(str(line["end"]), line.get("reason_code")) for line in lines if "end" in line]
+    reason, code = ends[-1] if ends else (NO_REASON if lines else NO_STEP, None)
     first = 1 + max((restart.attempt for restart in before), default=1)
     last = Restart(
         attempt=attempt, from_step=from_step, reason=NO_STEP, lost_steps=0, lost_sec=0.0, changed=list(changed)
@@ -187,7 +188,13 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
     ]
     if added:
         # The journal belongs to the attempt before the first of these; later ones wrote nothing.
-        added[0] = dataclasses.replace(added[0], reason=reason, lost_steps=len(lost), lost_sec=sum(lost.values()))
+        added[0] = dataclasses.replace(
+            added[0],
+            reason=reason,
+            reason_code=None if code is None else ReasonCode(code),
+            lost_steps=len(lost),
+            lost_sec=sum(lost.values()),
+        )
         before += added
         with contextlib.suppress(OSError):
             write_atomic(path, json.dumps(schema.to_json(before)).encode())

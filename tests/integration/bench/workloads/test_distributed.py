@@ -15,7 +15,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.records.bootstrap import summarize
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.workloads.distributed import distributed, efficiency, torchrun
 from bench.workloads.distributed.distributed import (
     RankReport,
@@ -174,7 +174,12 @@ def test_a_rank_that_hangs_is_named(monkeypatch, ranks, position, seconds, alive
 @pytest.fixture
 def _connection_lost(ranks) -> None:
     """Let rank 0 report that its connection was closed."""
-    error = {"rank": 0, "kind": "LOST", "reason": "RuntimeError: connection closed by peer", "at": 1.0}
+    error = {
+        "rank": 0,
+        "reason_code": "connection_lost",
+        "reason": "RuntimeError: connection closed by peer",
+        "at": 1.0,
+    }
     (ranks.folder / "error-0.json").write_text(json.dumps(error))
 
 
@@ -199,7 +204,7 @@ def test_a_stopped_machine_is_named_before_the_rank_that_failed_because_of_it(ra
 
 @pytest.mark.usefixtures("_connection_lost")
 def test_a_ranks_own_error_is_named_before_the_connections_that_broke_because_of_it(ranks):
-    report = {"rank": 1, "kind": "FAILED", "reason": "ValueError: no", "at": 2.0}
+    report = {"rank": 1, "reason_code": "error", "reason": "ValueError: no", "at": 2.0}
     (ranks.folder / "error-1.json").write_text(json.dumps(report))
     error = ranks.failure()
     assert type(error) is RankFailed
@@ -219,7 +224,7 @@ def test_broken_connections_without_a_failed_rank_are_lost(ranks, failures, rais
     (ranks.folder / torchrun.FAILURES_FILE).write_text(json.dumps(failures))
     error = ranks.failure()
     assert type(error) is raised
-    assert (termination.classify_error(error)[0] is TrialStatus.LOST) == (raised is RanksDisconnected)
+    assert (termination.classify_error(error).status is TrialStatus.LOST) == (raised is RanksDisconnected)
 
 
 @pytest.mark.parametrize(("local_ranks", "raised"), [(range(2), RankKilled), (range(1), RanksDisconnected)])
@@ -238,11 +243,11 @@ def test_a_step_that_no_rank_ends_is_lost_as_no_rank_is_known_to_have_failed(mon
 
 
 @pytest.mark.parametrize(
-    ("kind", "raised"), [("FAILED", RankFailed), ("OUT_OF_MEMORY", RankOutOfMemory), ("input", InputError)]
+    ("code", "raised"), [("error", RankFailed), ("out_of_memory", RankOutOfMemory), ("bad_input", InputError)]
 )
-def test_the_rank_that_failed_first_is_named_with_its_own_reason(ranks, kind, raised):
+def test_the_rank_that_failed_first_is_named_with_its_own_reason(ranks, code, raised):
     for rank, at in ((0, 2.0), (1, 1.0)):
-        report = {"rank": rank, "kind": kind, "reason": f"the reason of rank {rank}", "at": at}
+        report = {"rank": rank, "reason_code": code, "reason": f"the reason of rank {rank}", "at": at}
         (ranks.folder / f"error-{rank}.json").write_text(json.dumps(report))
     error = ranks.failure()
     assert type(error) is raised
@@ -255,7 +260,7 @@ def test_a_rank_out_of_memory_is_named_with_its_peak_and_a_suggestion(ranks, ddp
     for vram, rss, peak in ((21 << 30, 3 << 30, "peak VRAM 21.00 GiB"), (None, 3 << 30, "peak RSS 3.00 GiB")):
         report = {
             "rank": 1,
-            "kind": "OUT_OF_MEMORY",
+            "reason_code": "out_of_memory",
             "reason": message,
             "at": 1.0,
             "vram_bytes": vram,
@@ -265,11 +270,10 @@ def test_a_rank_out_of_memory_is_named_with_its_peak_and_a_suggestion(ranks, ddp
         error = ranks.failure()
         record = make_record(ddp_trial(micro_batch_size=8))
         record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
-        end, reason = termination.classify_error(error, record)
-        assert end is TrialStatus.OUT_OF_MEMORY
-        assert reason == (
-            f"out of memory: rank 1: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; {peak}; "
-            "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
+        assert termination.classify_error(error, record) == Outcome.of(
+            ReasonCode.OUT_OF_MEMORY,
+            f"out of memory: rank 1: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; {peak}",
+            "next to try: micro_batch_size=4 gradient_accumulation_steps=2",
         )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
 from tests.support.hosts.local_fleet import fill_disk
 
@@ -29,5 +29,5 @@ def test_a_full_disk_is_one_line_and_leaves_no_torn_line_behind(small_disk: Path
     assert 1 <= len(ledger.entries["one"].attempts) < 9
 
     (small_disk / "filler").unlink()
-    ledger.record_end("one", TrialStatus.SUCCEEDED, None, 1)
+    ledger.record_end("one", Outcome(TrialStatus.SUCCEEDED), 1)
     assert Ledger(path).entries == ledger.entries

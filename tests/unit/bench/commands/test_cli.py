@@ -16,7 +16,7 @@ from bench.harness.record import summary_line
 from bench.records import SCALES, Trial, suite
 from bench.records.result import Steps, TrialResult
 from bench.records.run import Progress
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from bench.records.workloads import WORKLOADS
 from bench.workloads import load
 from tests.support.paths import ROOT
@@ -112,7 +112,7 @@ def test_metrics_are_mean_amounts_over_the_median_step(make_record, tmp_path: Pa
     record = make_record()
     for seconds, useful in ((0.2, 40), (0.1, 20), (0.9, 30)):
         record.add_step(record.steps, seconds=seconds, loss=2.0, samples=2, tokens=64, useful=useful)
-    record.write(TrialStatus.SUCCEEDED, None)
+    record.write(Outcome(TrialStatus.SUCCEEDED))
     metrics = TrialResult.read(tmp_path / "result.json").metrics
     assert metrics is not None
     assert metrics.step_time_sec.median == 0.2
@@ -129,7 +129,7 @@ def test_without_a_measured_step_there_are_no_metrics_and_the_last_progress_coun
 ):
     record = make_record(worker="w")
     record.warmup.step_time_sec.append(0.1)
-    record.write(TrialStatus.TIMED_OUT, "the deadline of 1 s passed")
+    record.write(Outcome(TrialStatus.TIMED_OUT, reason="the deadline of 1 s passed"))
     result = TrialResult.read(tmp_path / "result.json")
     assert (result.metrics, result.status, result.worker) == (None, TrialStatus.TIMED_OUT, "w")
     progress = Progress(**json.loads((tmp_path / "progress.json").read_text()))
@@ -140,7 +140,7 @@ def test_the_summary_is_one_line_with_status_trial_profile_and_units(make_trial)
     times, losses = [0.15, 0.2, 0.25], [8.0, 4.0, None]
     steps = Steps(step_time_sec=times, loss=losses, samples=[2] * 3, tokens=[64] * 3, useful_tokens=[30] * 3)
     metrics = metrics_of(steps, peak_vram_bytes=3 << 30)
-    line = summary_line(make_trial(), "small", TrialStatus.FAILED, "the loss is nan", metrics, 12.34)
+    line = summary_line(make_trial(), "small", Outcome(TrialStatus.FAILED, reason="the loss is nan"), metrics, 12.34)
     assert line == (
         "FAILED small [tiny]: the loss is nan: 10.00 samples/s, 0.2000 s/step [0.1500, 0.2500], "
         "320 tokens/s (150 useful), loss 8.000 -> none, peak VRAM 3.00 GiB, 12.3 s in all"

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from bench.harness.termination import Stopped, StopSignals, classify_error
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode
 from tests.support.faults import OutOfMemoryError
 
 pytestmark = pytest.mark.usefixtures("restored_signals")
@@ -57,23 +57,24 @@ def test_a_process_that_is_writing_its_result_is_not_stopped(stops):
     ],
 )
 def test_every_allocators_error_is_out_of_memory(error):
-    assert classify_error(error)[0] is TrialStatus.OUT_OF_MEMORY
+    assert classify_error(error).reason_code is ReasonCode.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("shapes cannot be multiplied"), OSError(errno.ENOSPC, "No space"), ValueError("no memory?")]
 )
 def test_other_errors_are_failures_that_name_their_class(error):
-    status, reason = classify_error(error)
-    assert status is TrialStatus.FAILED
-    assert reason.startswith(f"{type(error).__name__}: ")
+    outcome = classify_error(error)
+    assert outcome.reason_code is ReasonCode.ERROR
+    assert str(outcome.reason).startswith(f"{type(error).__name__}: ")
 
 
 def test_a_reason_is_one_short_line_and_never_empty():
-    _, reason = classify_error(RuntimeError("first\n  second\n" + "x" * 10_000))
+    reason = classify_error(RuntimeError("first\n  second\n" + "x" * 10_000)).reason
+    assert reason is not None
     assert reason.startswith("RuntimeError: first second xxx")
     assert len(reason) == 300
-    assert classify_error(ValueError()) == (TrialStatus.FAILED, "ValueError: no message")
+    assert classify_error(ValueError()) == Outcome.of(ReasonCode.ERROR, "ValueError: no message")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_reason_is_one_short_line_and_never_empty():
     ],
 )
 def test_a_broken_connection_between_ranks_is_lost_and_not_failed(message):
-    assert classify_error(RuntimeError(message))[0] is TrialStatus.LOST
+    assert classify_error(RuntimeError(message)).reason_code is ReasonCode.CONNECTION_LOST
 
 
 @pytest.mark.parametrize(
@@ -100,4 +101,4 @@ def test_a_broken_connection_between_ranks_is_lost_and_not_failed(message):
     ],
 )
 def test_other_errors_of_a_rank_are_failures(error):
-    assert classify_error(error)[0] is TrialStatus.FAILED
+    assert classify_error(error).reason_code is ReasonCode.ERROR

@@ -14,7 +14,7 @@ from bench.records.bootstrap import Interval, quantile, summarize
 from bench.records.checksummed import ResultError
 from bench.records.result import Steps, TrialResult
 from bench.records.run import RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import ReasonCode, TrialStatus
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic
 
@@ -27,6 +27,7 @@ def result(make_trial) -> TrialResult:
         trial=make_trial(),
         status=TrialStatus.FAILED,
         reason="the loss is nan at measure step 2",
+        reason_code=ReasonCode.NON_FINITE_LOSS,
         worker="worker-1",
         run_id="20260101-000000",
         attempt=2,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import Trial, TrialError
+from bench.records.status import ReasonCode
 from bench.records.training import Training, TrainingRecord
 from bench.records.training_data import TrainingData
 from tests.support.reports.training_run import RECORD
@@ -65,7 +66,8 @@ def test_a_fine_tuning_round_trips_and_other_trials_omit_the_field(make_trial):
 
 def test_the_record_comes_back_from_its_file_equal(tmp_path: Path):
     stopped = dataclasses.replace(
-        RECORD, status="PREEMPTED", reason="stopped by SIGTERM", stop="", adapter_step=None, adapter_sha256=None,
+        RECORD, status="PREEMPTED", reason="stopped by SIGTERM", stop="", reason_code=ReasonCode.WORKER_STOPPED,
+        adapter_step=None, adapter_sha256=None,
         adapter_files={}, communication_measured_percent=None, peak_vram_bytes=None, peak_rss_bytes=1,
     )  # fmt: skip
     for record in (RECORD, stopped):

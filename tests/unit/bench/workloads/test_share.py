@@ -14,7 +14,7 @@ import pytest
 
 from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
-from bench.records.status import TrialStatus
+from bench.records.status import ReasonCode
 from bench.workloads.distributed import distributed
 from bench.workloads.distributed.multi_node import LeaderGone
 from tests.support.faults import raising
@@ -54,7 +54,8 @@ def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
 def test_a_machine_that_is_drained_while_it_reads_its_inputs_is_stopped_and_not_lost(make_trial, last_messages):
     with pytest.raises(Stopped):
         run_local_ranks(
-            make_trial(kind="distributed", world_size=2), raising(Stopped(TrialStatus.PREEMPTED, "stopped by SIGTERM"))
+            make_trial(kind="distributed", world_size=2),
+            raising(Stopped(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM")),
         )
     assert last_messages == [{"stopped": [1]}]
 

@@ -15,7 +15,7 @@ from bench.harness.phase_timer import PHASES, PhaseClock
 from bench.harness.record import Clock, Record, Request
 from bench.predict import memory
 from bench.records import Trial, TrialError
-from bench.records.status import TrialStatus
+from bench.records.status import ReasonCode
 from bench.workloads import training
 from tests.support.faults import OutOfMemoryError
 
@@ -226,35 +226,37 @@ def test_a_model_that_does_not_load_is_not_helped_by_a_smaller_batch(make_trial)
     assert out_of_memory.suggest_changes(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
         "base_precision": "nf4"
     }
-    reason = out_of_memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30)
+    reason = "; ".join(out_of_memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30))
     assert reason.endswith("a device with more memory")
 
 
 def test_the_reason_has_the_allocation_the_peak_and_the_settings_to_try(make_trial):
-    reason = out_of_memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30)
+    reason = "; ".join(out_of_memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30))
     assert reason == (
         "out of memory: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
         "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
     )
-    reason = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")  # this message has no size
-    assert reason.startswith("out of memory: std::bad_alloc; peak RSS 3.0 MiB; next to try: micro_batch_size=1")
+    reason, remedy = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")  # without a size
+    assert reason == "out of memory: std::bad_alloc; peak RSS 3.0 MiB"
+    assert remedy.startswith("next to try: micro_batch_size=1")
 
 
 def test_the_suggested_settings_are_valid_overrides(make_trial):
     for fields in ({"micro_batch_size": 8}, {"micro_batch_size": 1, "gradient_checkpointing": False}):
         trial = make_trial(**fields)
-        settings = out_of_memory.explain(trial, "warmup", CUDA, None).split("next to try: ")[1].split()
+        settings = out_of_memory.explain(trial, "warmup", CUDA, None)[1].split("next to try: ")[1].split()
         changes = out_of_memory.suggest_changes(trial, "warmup")
         assert {key: getattr(apply_overrides(trial, settings), key) for key in changes} == changes
 
 
 def test_an_out_of_memory_reason_includes_the_peak_memory(record):
     record.phase, record.peak_vram_bytes = "measure", 21 << 30
-    end, reason = termination.classify_error(OutOfMemoryError(CUDA), record)
-    assert end is TrialStatus.OUT_OF_MEMORY
-    assert "peak VRAM 21.00 GiB; next to try: micro_batch_size=1 gradient_accumulation_steps=2" in reason
+    outcome = termination.classify_error(OutOfMemoryError(CUDA), record)
+    assert outcome.reason_code is ReasonCode.OUT_OF_MEMORY
+    assert "peak VRAM 21.00 GiB" in str(outcome.reason)
+    assert outcome.remedy == "next to try: micro_batch_size=1 gradient_accumulation_steps=2"
     record.peak_vram_bytes = None
-    assert "; peak RSS " in termination.classify_error(OutOfMemoryError(CUDA), record)[1]
+    assert "; peak RSS " in str(termination.classify_error(OutOfMemoryError(CUDA), record).reason)
 
 
 # A trial by flags -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
 
 IDS = ["one", "two", "three"]
@@ -24,13 +24,13 @@ def ledger_with_every_event(path: Path) -> Ledger:
     """Create a ledger with every kind of event."""
     ledger = Ledger.create(path, IDS)
     ledger.record_start("one", 1, "worker-1", "/w/one.1")
-    ledger.record_retry("one", 1, "killed by SIGKILL")
+    ledger.record_retry("one", 1, Outcome(TrialStatus.LOST, reason="killed by SIGKILL"))
     ledger.record_start("one", 2, "wörker-2", "/w/one.2")
-    ledger.record_end("one", TrialStatus.SUCCEEDED, None, 2)
+    ledger.record_end("one", Outcome(TrialStatus.SUCCEEDED), 2)
     ledger.record_start("two", 1, "worker-1", "/w/two.1")
-    ledger.record_end("two", TrialStatus.CANCELLED, 'said "stop"\u2028\n', 1)
+    ledger.record_end("two", Outcome(TrialStatus.CANCELLED, reason='said "stop"\u2028\n'), 1)
     ledger.reopen("two")
-    ledger.record_end("three", TrialStatus.LOST, "no worker is left", None)
+    ledger.record_end("three", Outcome(TrialStatus.LOST, reason="no worker is left"))
     return ledger
 
 
@@ -74,16 +74,16 @@ def test_creating_again_after_a_crash_plans_only_what_is_missing(path: Path) -> 
 
 def test_the_first_end_counts(path: Path) -> None:
     ledger = Ledger.create(path, IDS)
-    assert ledger.record_end("one", TrialStatus.FAILED, "boom") is True
+    assert ledger.record_end("one", Outcome(TrialStatus.FAILED, reason="boom")) is True
     before = path.read_bytes()
-    assert ledger.record_end("one", TrialStatus.SUCCEEDED, None) is False
+    assert ledger.record_end("one", Outcome(TrialStatus.SUCCEEDED)) is False
     assert path.read_bytes() == before
     assert Ledger(path).entries["one"].status is TrialStatus.FAILED
 
 
 def test_a_failed_trial_is_reopened_only_with_a_change(path: Path) -> None:
     ledger = Ledger.create(path, IDS)
-    ledger.record_end("one", TrialStatus.FAILED, "the loss is nan")
+    ledger.record_end("one", Outcome(TrialStatus.FAILED, reason="the loss is nan"))
     with pytest.raises(LedgerError, match="cannot be reopened"):
         ledger.reopen("one")
     ledger.reopen("one", ["train.learning_rate: 0.1 as planned, 0.01 now"])
@@ -94,21 +94,24 @@ def test_a_failed_trial_is_reopened_only_with_a_change(path: Path) -> None:
     ("record", "tokens"),
     [
         (lambda ledger: ledger.record_start("four", 1, "w", "/f"), "'four'"),
-        (lambda ledger: ledger.record_end("four", TrialStatus.LOST, None), "'four'"),
+        (lambda ledger: ledger.record_end("four", Outcome(TrialStatus.LOST)), "'four'"),
         (lambda ledger: ledger.reopen("one"), "'one'.*reopened.*SUCCEEDED"),
         (lambda ledger: ledger.reopen("one", ["a setting"]), "'one'.*reopened.*SUCCEEDED"),
         (lambda ledger: ledger.reopen("three"), "'three'.*reopened.*None"),
-        (lambda ledger: ledger.record_retry("two", 7, "?"), "'two': attempt 7"),
-        (lambda ledger: ledger.record_end("two", TrialStatus.LOST, None, 7), "'two': attempt 7"),
+        (lambda ledger: ledger.record_retry("two", 7, Outcome(TrialStatus.LOST, reason="?")), "'two': attempt 7"),
+        (lambda ledger: ledger.record_end("two", Outcome(TrialStatus.LOST), 7), "'two': attempt 7"),
         (lambda ledger: ledger.record_start("two", 1, "w", "/f"), "'two': attempt 1.*twice"),
         (lambda ledger: ledger.record_start("one", 3, "w", "/f"), "'one'.*SUCCEEDED.*'started'"),
-        (lambda ledger: ledger.record_retry("one", 1, "?"), "'one'.*SUCCEEDED.*'retried'"),
+        (
+            lambda ledger: ledger.record_retry("one", 1, Outcome(TrialStatus.LOST, reason="?")),
+            "'one'.*SUCCEEDED.*'retried'",
+        ),
     ],
 )
 def test_an_inconsistent_event_is_refused_and_not_written(path: Path, record: object, tokens: str) -> None:
     ledger = Ledger.create(path, IDS)
     ledger.record_start("one", 1, "w", "/f")
-    ledger.record_end("one", TrialStatus.SUCCEEDED, None, 1)
+    ledger.record_end("one", Outcome(TrialStatus.SUCCEEDED), 1)
     ledger.record_start("two", 1, "w", "/f")
     before = path.read_bytes()
     with pytest.raises(LedgerError, match=tokens):
@@ -157,7 +160,7 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_line(path: Path
 
 def test_a_second_end_in_the_file_is_an_error_never_a_choice(path: Path) -> None:
     ledger = Ledger.create(path, IDS)
-    ledger.record_end("one", TrialStatus.FAILED, "boom")
+    ledger.record_end("one", Outcome(TrialStatus.FAILED, reason="boom"))
     with path.open("a") as file:
         file.write(path.read_text().splitlines()[-1] + "\n")
     with pytest.raises(LedgerError, match=r"line 5 .*'one'.*FAILED.*'ended'"):
@@ -168,7 +171,7 @@ def test_a_deleted_ledger_is_not_created_again(path: Path) -> None:
     ledger = Ledger.create(path, IDS)
     path.unlink()
     with pytest.raises(LedgerError, match=r"ledger\.jsonl: .*No such file or directory"):
-        ledger.record_end("one", TrialStatus.LOST, None)
+        ledger.record_end("one", Outcome(TrialStatus.LOST))
     assert not path.exists()
     assert ledger.is_open("one")
 
@@ -193,7 +196,13 @@ def test_eight_threads_that_end_the_same_trials_leave_one_end_each(path: Path) -
 
     def end_all(number: int) -> None:
         ready.wait()
-        won.extend([trial_id for trial_id in ids if ledger.record_end(trial_id, TrialStatus.LOST, f"thread {number}")])
+        won.extend(
+            [
+                trial_id
+                for trial_id in ids
+                if ledger.record_end(trial_id, Outcome(TrialStatus.LOST, reason=f"thread {number}"))
+            ]
+        )
 
     threads = [threading.Thread(target=end_all, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -235,15 +244,17 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(trial_id=st.sampled_from(IDS), number=st.integers(1, 4))
     def retry(self, trial_id: str, number: int) -> None:
         allowed = self.ends[trial_id] is None and number in self.attempts[trial_id]
-        self.is_accepted(lambda: self.ledger.record_retry(trial_id, number, "again"), allowed)
+        self.is_accepted(
+            lambda: self.ledger.record_retry(trial_id, number, Outcome(TrialStatus.LOST, reason="again")), allowed
+        )
 
     @rule(trial_id=st.sampled_from(IDS), end=st.sampled_from(TrialStatus), number=st.none() | st.integers(1, 4))
     def end(self, trial_id: str, end: TrialStatus, number: int | None) -> None:
         if self.ends[trial_id] is not None:
-            assert self.ledger.record_end(trial_id, end, None, number) is False
+            assert self.ledger.record_end(trial_id, Outcome(end), number) is False
             return
         allowed = number is None or number in self.attempts[trial_id]
-        if self.is_accepted(lambda: self.ledger.record_end(trial_id, end, "why", number), allowed):
+        if self.is_accepted(lambda: self.ledger.record_end(trial_id, Outcome(end, reason="why"), number), allowed):
             self.ends[trial_id] = end
 
     @rule(trial_id=st.sampled_from(IDS))

@@ -10,8 +10,8 @@ from _pytest.mark import ParameterSet
 
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
-from bench.records.status import TrialStatus
-from remote.fleet.outcome import Outcome, judge
+from bench.records.status import Outcome, ReasonCode, TrialStatus
+from remote.fleet.outcome import judge
 from remote.jobs.job import JobState, JobStatus
 from tests.support.hosts.local_fleet import make_trial
 
@@ -30,7 +30,7 @@ def exited(code: int = 0, **changed: Any) -> JobStatus:
 
 def case(
     name: str,
-    end: TrialStatus,
+    end: TrialStatus | ReasonCode,
     reason: str | None,
     status: JobStatus,
     existing_result: TrialResult | None = None,
@@ -38,7 +38,12 @@ def case(
     verification_error: str | None = None,
 ) -> ParameterSet:
     return pytest.param(
-        Outcome(status=end, reason=reason), status, existing_result, list(log), verification_error, id=name
+        Outcome.of(end, reason or "") if isinstance(end, ReasonCode) else Outcome(end, reason=reason),
+        status,
+        existing_result,
+        list(log),
+        verification_error,
+        id=name,
     )
 
 
@@ -60,18 +65,18 @@ CASES = [
     case("own timeout", TrialStatus.TIMED_OUT, OWN, exited(1), result(TrialStatus.TIMED_OUT)),
     case("preempted", TrialStatus.PREEMPTED, OWN, exited(143, why="terminated"), result(TrialStatus.PREEMPTED)),
     # a cancel counts unless the trial had reached an end of its own before
-    case("cancelled", TrialStatus.CANCELLED, BY_OPERATOR, exited(130, why="cancelled"), result(TrialStatus.CANCELLED)),
-    case("no result", TrialStatus.CANCELLED, BY_OPERATOR, exited(137, signal=9, why="cancelled"), log=["noise"]),
+    case("cancelled", ReasonCode.CANCELLED, BY_OPERATOR, exited(130, why="cancelled"), result(TrialStatus.CANCELLED)),
+    case("no result", ReasonCode.CANCELLED, BY_OPERATOR, exited(137, signal=9, why="cancelled"), log=["noise"]),
     case(
         "torn result",
-        TrialStatus.CANCELLED,
+        ReasonCode.CANCELLED,
         BY_OPERATOR,
         exited(137, signal=9, why="cancelled"),
         verification_error="result.json: torn",
     ),
     case(
         "TERM was quicker",
-        TrialStatus.CANCELLED,
+        ReasonCode.CANCELLED,
         BY_OPERATOR,
         exited(143, why="cancelled"),
         result(TrialStatus.PREEMPTED),
@@ -79,61 +84,79 @@ CASES = [
     case("cancelled after success", TrialStatus.SUCCEEDED, None, exited(130, why="cancelled"), GOOD),
     case("after OOM", TrialStatus.OUT_OF_MEMORY, OWN, exited(130, why="cancelled"), result(TrialStatus.OUT_OF_MEMORY)),
     # a result that is not this attempt's does not count
-    case("another trial's", TrialStatus.FAILED, f"{OTHER} ('two')", exited(0), replace(GOOD, trial_id="two")),
-    case("another attempt's", TrialStatus.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, attempt=1)),
+    case("another trial's", ReasonCode.RESULT_MISMATCH, f"{OTHER} ('two')", exited(0), replace(GOOD, trial_id="two")),
+    case("another attempt's", ReasonCode.RESULT_MISMATCH, f"{OTHER} ('one')", exited(0), replace(GOOD, attempt=1)),
     case(
-        "another trial", TrialStatus.FAILED, f"{OTHER} ('one')", exited(0), replace(GOOD, trial=replace(TRIAL, seed=7))
+        "another trial",
+        ReasonCode.RESULT_MISMATCH,
+        f"{OTHER} ('one')",
+        exited(0),
+        replace(GOOD, trial=replace(TRIAL, seed=7)),
     ),
     case(
-        "torn", TrialStatus.LOST, "result.json: not complete", exited(0), verification_error="result.json: not complete"
+        "torn",
+        ReasonCode.RESULT_UNVERIFIED,
+        "result.json: not complete",
+        exited(0),
+        verification_error="result.json: not complete",
     ),
     # without a result, how the job ended says what stopped it
     case(
         "supervisor killed",
-        TrialStatus.LOST,
+        ReasonCode.SUPERVISOR_LOST,
         "ended in phase measure, step 7 of 18 without an exit code: its supervisor was killed, or its disk is full; "
         "it left no result",
         JobStatus(state=JobState.LOST, progress=IN_STEP_7),
     ),
     case(
         "unknown to the host",
-        TrialStatus.LOST,
+        ReasonCode.WORKER_LOST,
         "its job died with its worker; it left no result",
         JobStatus(state=JobState.ABSENT),
     ),
     case(
         "killed at the deadline",
-        TrialStatus.TIMED_OUT,
+        ReasonCode.DEADLINE,
         "stopped from outside at its deadline in phase measure, step 7 of 18",
         exited(137, signal=9, why="deadline", progress=IN_STEP_7),
     ),
     case(
         "terminated at the deadline",
-        TrialStatus.TIMED_OUT,
+        ReasonCode.DEADLINE,
         "stopped from outside at its deadline",
         exited(143, why="deadline"),
     ),
     case(
         "terminated by the host",
-        TrialStatus.PREEMPTED,
+        ReasonCode.WORKER_STOPPED,
         "its worker was stopped in phase load",
         exited(143, signal=15, why="terminated", progress={"phase": "load"}),
     ),
-    case("killed", TrialStatus.LOST, KILLED, exited(137, signal=9, progress=IN_STEP_7)),
-    case("segmentation fault", TrialStatus.LOST, "killed by SIGSEGV", exited(139, signal=11)),
-    case("an unknown signal", TrialStatus.LOST, "killed by signal 99", exited(128 + 99, signal=99)),
-    case("no result after success", TrialStatus.LOST, "exit 0, but it left no result", exited(0), log=["all done!"]),
+    case("killed", ReasonCode.KILLED, KILLED, exited(137, signal=9, progress=IN_STEP_7)),
+    case("segmentation fault", ReasonCode.KILLED, "killed by SIGSEGV", exited(139, signal=11)),
+    case("an unknown signal", ReasonCode.KILLED, "killed by signal 99", exited(128 + 99, signal=99)),
+    case(
+        "no result after success", ReasonCode.NO_RESULT, "exit 0, but it left no result", exited(0), log=["all done!"]
+    ),
     case(
         "bad input",
-        TrialStatus.FAILED,
-        "exit 2: x: no such folder",
+        ReasonCode.BAD_INPUT,
+        "x: no such folder",
         exited(2),
         log=["noise", "x: no such folder", "  "],
     ),
-    case("program cannot be started", TrialStatus.LOST, f"exit 127: {CANNOT_START}", exited(127), log=[CANNOT_START]),
-    case("disk full", TrialStatus.LOST, f"exit 74: {DISK_FULL}", exited(74), log=[DISK_FULL]),
-    case("stopped at once", TrialStatus.PREEMPTED, "stopped by SIGTERM before it began", exited(128 + signal.SIGTERM)),
-    case("silent failure", TrialStatus.FAILED, "exit 1: no output", exited(1)),
+    case(
+        "program cannot be started",
+        ReasonCode.CANNOT_START,
+        f"exit 127: {CANNOT_START}",
+        exited(127),
+        log=[CANNOT_START],
+    ),
+    case("disk full", ReasonCode.NOT_WRITTEN, f"exit 74: {DISK_FULL}", exited(74), log=[DISK_FULL]),
+    case(
+        "stopped at once", ReasonCode.WORKER_STOPPED, "stopped by SIGTERM before it began", exited(128 + signal.SIGTERM)
+    ),
+    case("silent failure", ReasonCode.PROCESS_FAILED, "exit 1: no output", exited(1)),
 ]
 
 
@@ -150,9 +173,9 @@ def test_the_end_of_an_attempt(
 
 @pytest.mark.parametrize("end", list(TrialStatus))
 def test_only_ends_from_outside_are_transient(end: TrialStatus) -> None:
-    assert Outcome(status=end, reason=None).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
+    assert Outcome(end).is_transient == (end in (TrialStatus.LOST, TrialStatus.PREEMPTED))
 
 
-@pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
-def test_a_training_at_its_limit_is_not_retried(limit: str) -> None:
-    assert not Outcome(status=TrialStatus.PREEMPTED, reason=f"stopped by {limit} after step 2").is_transient
+@pytest.mark.parametrize("code", [ReasonCode.MAX_HOURS, ReasonCode.BUDGET_USD])
+def test_a_training_at_its_limit_is_not_retried(code: ReasonCode) -> None:
+    assert not Outcome.of(code, "stopped").is_transient

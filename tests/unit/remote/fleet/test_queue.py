@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.run import PlannedTrial
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.fleet.queue import OpenTrial, TrialQueue
 from tests.support.hosts.local_fleet import PATIENCE_SEC, make_trial
@@ -28,7 +28,7 @@ class QueueWithTrials:
 
     def end(self, *trials: OpenTrial) -> None:
         for trial in trials:
-            self.ledger.record_end(trial.trial_id, TrialStatus.SUCCEEDED, None)
+            self.ledger.record_end(trial.trial_id, Outcome(TrialStatus.SUCCEEDED))
         self.queue.notify()
 
 

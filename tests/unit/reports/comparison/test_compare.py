@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.records.result import Steps
-from bench.records.status import TrialStatus
+from bench.records.status import ExitCode, TrialStatus
 from reports.comparison.compare import CompareError, compare
 from reports.comparison.export import frame, to_json
 from reports.read.load import load
@@ -124,7 +124,7 @@ def test_a_single_process_in_a_run_is_unknown_and_not_comparable(runs):
     assert set(verdicts(comparison).values()) == {"unknown"}
     assert all("single process" in row.why for row in comparison.rows)
     assert all(row.p_value is None for row in comparison.rows)
-    assert comparison.exit_code == 2
+    assert comparison.exit_code == ExitCode.UNDECIDED
     assert compare(both, allow=["unknown"]).exit_code == 0
 
 
@@ -152,7 +152,7 @@ def test_processes_too_noisy_to_show_three_percent_are_unknown_not_the_same(runs
     comparison = compare(runs({}, {}, shake=0.05))
     assert set(verdicts(comparison).values()) == {"unknown"}
     assert all("too noisy" in row.why and row.shows_percent > 3.0 for row in comparison.rows)
-    assert comparison.exit_code == 2
+    assert comparison.exit_code == ExitCode.UNDECIDED
 
 
 def test_differing_conditions_are_refused_by_name_unless_allowed(runs):
@@ -193,7 +193,7 @@ def test_a_configuration_that_no_longer_succeeds_does_not_pass(runs):
     comparison = compare(runs({}, {}, later={"changed": out_of_memory}))
     (row,) = [row for row in comparison.rows if row.configuration == "optimized"]
     assert (row.verdict, row.why[-5:]) == ("unknown", " in b")
-    assert comparison.exit_code == 2
+    assert comparison.exit_code == ExitCode.UNDECIDED
 
 
 def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the_speed_of_the_others(runs):
@@ -205,13 +205,13 @@ def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the
     comparison = compare(runs({}, {}, later={"changed": on_two}))
     assert verdicts(comparison) == {("baseline", "b"): "same", ("optimized", "b"): "unknown"}
     assert re.fullmatch(r"2 of .* OUT_OF_MEMORY in b, 0 before", comparison.unknown[0].why)
-    assert (comparison.exit_code, compare(runs({}, {}, changed=on_two)).exit_code) == (2, 0)
+    assert (comparison.exit_code, compare(runs({}, {}, changed=on_two)).exit_code) == (ExitCode.UNDECIDED, 0)
 
 
 def test_runs_without_a_single_success_are_not_comparable(runs):
     assert (
         compare(runs({}, {}, changed=lambda result: replace(result, status=TrialStatus.FAILED, reason="x"))).exit_code
-        == 2
+        == ExitCode.UNDECIDED
     )
 
 
@@ -258,7 +258,8 @@ def test_the_json_has_every_field_and_a_hostile_name_stays_text(runs):
     trials = (synthetic.trial(HOSTILE), synthetic.trial("baseline", lora_rank=64))
     comparison = compare(runs({}, {}, trials=trials, later={"workers": 1}), allow=["workers"])
     document = json.loads(to_json(comparison))
-    assert (document["kind"], document["schema_version"], document["exit_code"]) == ("comparison", 1, 2)
+    header = (document["kind"], document["schema_version"], document["exit_code"])
+    assert header == ("comparison", 1, ExitCode.UNDECIDED)
     assert document["unlike"] == [{"name": "workers", "refused": False, "values": {"a": ["4"], "b": ["1"]}}]
     assert document["rows"][0]["configuration"] == HOSTILE
     assert document["rows"][0]["after"]["n_processes"] == 1

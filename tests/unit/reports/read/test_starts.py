@@ -6,7 +6,7 @@ import time
 import pytest
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from reports.read import attempts, clocks
 from reports.read.load import load
@@ -18,9 +18,9 @@ def test_the_report_reads_starts_from_the_ledger_that_a_fleet_writes(tmp_path):
     before = time.time()
     ledger = Ledger.create(tmp_path / LEDGER_FILE, ["a", "b"])
     ledger.record_start("a", 1, "worker-1", "/jobs/a.1")
-    ledger.record_retry("a", 1, "the pod was gone; it had started")
+    ledger.record_retry("a", 1, Outcome(TrialStatus.LOST, reason="the pod was gone; it had started"))
     ledger.record_start("a", 2, "worker-2", "/jobs/a.2")
-    ledger.record_end("a", TrialStatus.SUCCEEDED, None, 2)
+    ledger.record_end("a", Outcome(TrialStatus.SUCCEEDED), 2)
     starts = attempts.read_starts(tmp_path).starts
     assert list(starts) == [("a", 1), ("a", 2)]
     assert before - 0.002 <= starts["a", 1] <= starts["a", 2] <= time.time()  # written in whole milliseconds

@@ -12,7 +12,7 @@ from bench.records import Trial
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import LEDGER_FILE, SUMS_FILE
 from bench.records.run import PlannedTrial
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
@@ -88,7 +88,7 @@ def run(tmp_path: Path, make_trial: Callable[..., Trial]) -> MakeRun:
 
 def end_trial(ledger: Ledger, status: TrialStatus = TrialStatus.SUCCEEDED, *, attempt: int = 1) -> None:
     ledger.record_start("small", attempt, "worker-0", "/scratch/x")
-    ledger.record_end("small", status, None, attempt)
+    ledger.record_end("small", Outcome(status), attempt)
 
 
 def write_sums(folder: Path, name: str) -> None:

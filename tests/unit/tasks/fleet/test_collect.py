@@ -10,7 +10,7 @@ from invoke import Context
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import run_hosts
@@ -56,7 +56,7 @@ def gone_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord
     ledger = Ledger.create(tmp_path / "r" / LEDGER_FILE, [planned.trial_id for planned in run.planned])
     for planned in run.planned:
         ledger.record_start(planned.trial_id, 1, str(planned.worker), f"/gone/{planned.trial_id}")
-        ledger.record_end(planned.trial_id, TrialStatus.SUCCEEDED, None, 1)
+        ledger.record_end(planned.trial_id, Outcome(TrialStatus.SUCCEEDED), 1)
     collect._write_checksums(tmp_path / "r")
     monkeypatch.setattr(collect, "is_k8s_training", lambda _: False)
     return run, tmp_path / "r"

@@ -200,8 +200,8 @@ def test_a_rejected_login_prints_one_line_and_one_more_after_login(scene: Scene)
     [
         (EventType.ATTACHED, TrialStatus.SUCCEEDED, None, "done"),  # without a duration, because the start is unknown
         (EventType.STARTED, TrialStatus.CANCELLED, "cancelled by the operator", "cancelled, in 0:01, by the operator"),
-        (EventType.STARTED, TrialStatus.FAILED, "because " * 30 + "END", f"FAILED, in 0:01, {'because ' * 30}END"),
-        (EventType.STARTED, TrialStatus.FAILED, "a\x1b[2Jb\nc\rd\ud800", "FAILED, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
+        (EventType.STARTED, TrialStatus.FAILED, "because " * 30 + "END", f"failed, in 0:01, {'because ' * 30}END"),
+        (EventType.STARTED, TrialStatus.FAILED, "a\x1b[2Jb\nc\rd\ud800", "failed, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
     ],
     ids=["reattached", "cancelled", "a long reason", "control characters"],
 )
@@ -231,7 +231,7 @@ def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
         "[0:02] worker-0 baseline: warmup 1/18",
         "[0:08] worker-0 baseline: measure 4/18, 1.5 samples/s",
         "[0:36] worker-0 baseline: done, 1.5 samples/s, in 0:36",
-        "[0:36] worker-1 baseline: TIMED_OUT, deadline of 300 s passed",
+        "[0:36] worker-1 baseline: timed out, deadline of 300 s passed",
         "20251120-quick · 2/4 trials ended · 1 failed · 0:36 · about 1:00 left",
     ]
 
@@ -256,7 +256,7 @@ def test_names_with_brackets_are_not_markup() -> None:
     scene.send(EventType.STARTED, "[bold]gpu[bold]")
     assert scene.table()[2].startswith("[bold]gpu[bol…"), "shown as it is, cut to the column"
     scene.send(EventType.ENDED, "[bold]gpu[bold]", status=TrialStatus.FAILED, reason="[/red] :smile: [x]")
-    assert scene.printed_lines()[-1] == "[0:00] [bold]gpu[bold] baseline: FAILED, in 0:00, [/red] :smile: [x]"
+    assert scene.printed_lines()[-1] == "[0:00] [bold]gpu[bold] baseline: failed, in 0:00, [/red] :smile: [x]"
 
 
 def test_an_ascii_terminal_gets_ascii() -> None:

@@ -8,7 +8,7 @@ import pytest
 from invoke.context import Context
 
 from reports.comparison.compare import ComparedRow, Comparison
-from tasks.errors import RetryableError, TaskFailed, UsageError
+from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError
 from tasks.reports.commands import compare
 from tasks.reports.compare import print_comparison, unknown_reasons
 from tests.support.faults import full_disk
@@ -104,10 +104,10 @@ def test_incomparable_runs_exit_2_with_the_flag_that_allows_it(project, capsys):
     assert "(allowed)" in capsys.readouterr().out
 
 
-def test_undecided_comparisons_exit_2_unless_allowed(project, capsys):
+def test_undecided_comparisons_have_an_exit_code_of_their_own_unless_allowed(project, capsys):
     for name in ("one", "two"):
         synthetic.write_run(project.root / "results" / name, synthetic.record(run_id=name, workers=1), exact=True)
-    with pytest.raises(UsageError, match=r"^4 of 4 .*; .*--allow=unknown"):
+    with pytest.raises(Undecided, match=r"^4 of 4 .*; .*--allow=unknown"):
         compare(Context(), "one", "two")
     assert "unknown: baseline, optimized: a single process" in " ".join(capsys.readouterr().out.split())
     compare(Context(), "one", "two", allow=["unknown"])

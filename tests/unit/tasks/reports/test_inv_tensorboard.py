@@ -12,7 +12,7 @@ from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import HostError
 from tasks.errors import TaskFailed, UsageError
@@ -105,7 +105,7 @@ def test_a_running_training_is_shown_step_by_step(training, monkeypatch, capsys)
 def test_after_collection_the_training_s_own_record_is_shown(training, capsys):
     training.measure(1)
     tensorboard(Context(), once=True)
-    Ledger(training.folder / LEDGER_FILE).record_end("train", TrialStatus.SUCCEEDED, None, 1)
+    Ledger(training.folder / LEDGER_FILE).record_end("train", Outcome(TrialStatus.SUCCEEDED), 1)
     training_run.RECORD.write(training.folder / "trials" / "train")
     tensorboard(Context(), once=True)
     assert count_steps(training.folder / "report" / "tensorboard") == 2
@@ -166,7 +166,7 @@ def test_a_benchmark_s_trials_are_shown_as_they_arrive(results, monkeypatch):
             plan = run.planned[polls - 1]
             synthetic.write_result(folder, synthetic.result(plan, run_id=run.run_id))
             ledger.record_start(plan.trial_id, 1, "worker-1", "/jobs")
-            ledger.record_end(plan.trial_id, TrialStatus.SUCCEEDED, None, 1)
+            ledger.record_end(plan.trial_id, Outcome(TrialStatus.SUCCEEDED), 1)
 
     process = TensorBoard(4, add_result)
     monkeypatch.setattr(subprocess, "Popen", process)

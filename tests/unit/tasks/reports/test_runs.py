@@ -8,7 +8,7 @@ import pytest
 from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.reports import runs as listing
 from tasks.reports.commands import runs
@@ -32,7 +32,7 @@ def planned(results, name, *statuses, created="2026-03-01T10:15:00+00:00"):
     ledger = Ledger.create(folder / LEDGER_FILE, [plan.trial_id for plan in record.planned])
     for plan, status in zip(record.planned, statuses, strict=False):
         ledger.record_start(plan.trial_id, 1, "worker-1", "/jobs")
-        ledger.record_end(plan.trial_id, status, None, 1)
+        ledger.record_end(plan.trial_id, Outcome(status), 1)
     return folder
 
 

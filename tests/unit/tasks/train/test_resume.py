@@ -10,7 +10,7 @@ from invoke import Context
 
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
@@ -96,5 +96,5 @@ def write_training(configured: Settings, end: TrialStatus | None, reason: str | 
     ledger = Ledger.create(folder / LEDGER_FILE, [TRIAL_ID])
     ledger.record_start(TRIAL_ID, 1, "worker-0", "/job")
     if end is not None:
-        ledger.record_end(TRIAL_ID, end, reason, 1)
+        ledger.record_end(TRIAL_ID, Outcome(end, reason=reason), 1)
     return folder

@@ -13,7 +13,7 @@ from bench.data.inputs import InputError
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import Stopped, StopSignals
 from bench.records.paths import PROGRESS_FILE
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, ReasonCode
 from bench.workloads.distributed import distributed
 from bench.workloads.distributed.multi_node import NodeList
 from bench.workloads.distributed.torchrun import RankKilled, RankSample, RankStopped, Torchrun
@@ -40,7 +40,7 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
 
     def check() -> None:
         if next(asked):
-            raise Stopped(TrialStatus.PREEMPTED, "stopped by SIGTERM")
+            raise Stopped(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM")
 
     request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
     nodes = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
@@ -86,7 +86,7 @@ def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path):
     log = SimpleNamespace(stop="", on_line=lambda _: None, record=record)
     with pytest.raises(Stopped) as stopped:
         finetune._wait_for_ranks(log, ranks, None, StopSignals(), None)
-    assert (stopped.value.status, stopped.value.reason) == (TrialStatus.PREEMPTED, reason)
+    assert stopped.value.outcome == Outcome.of(ReasonCode.WORKER_STOPPED, reason)
 
 
 def test_a_full_disk_at_the_end_is_an_input_error_and_not_a_failed_training(tmp_path):

@@ -33,7 +33,7 @@ def replace_metric(monkeypatch: Any, trainer: Any, name: str, step: int, value: 
 def test_a_non_finite_loss_stops_with_step_and_rows_and_the_last_checkpoint_stays(lab, tmp_path, monkeypatch):
     trainer = lab(training={"evaluate_every": 0}).trainer(tmp_path)
     replace_metric(monkeypatch, trainer, "loss", 3, float("nan"))
-    with pytest.raises(NonFiniteLoss, match=r"nan at step 3 .*chats\.jsonl: line \d+, .*learning_rate"):
+    with pytest.raises(NonFiniteLoss, match=r"nan at step 3 .*chats\.jsonl: line \d+, "):
         trainer.run()
     trainer.checkpoint_manager.wait()
     assert max(path.name for path in tmp_path.glob("step-*")) <= "step-00000002"
