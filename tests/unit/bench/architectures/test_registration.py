@@ -16,8 +16,11 @@ from bench.architectures import architecture, llama
 from bench.architectures.architecture import Architecture, Feature, LinearLayer, register
 from bench.data import recipe_support
 from bench.data.model_folder import check_model, read_config
-from bench.machine import nvml
+from bench.data.trial_inputs import check_trial
+from bench.harness.termination import StopSignals
+from bench.machine import fingerprint, nvml
 from bench.predict import flops, forecast, memory
+from bench.workloads import training
 from bench.workloads.decoding import DefaultPath, FastPath, prepare_model
 from tests.support import tiny_training
 from tests.support.tiny_training import Lab
@@ -111,6 +114,20 @@ def test_a_registered_architecture_is_checked_predicted_trained_and_merged(folde
     assert forms["folder"] == pytest.approx(forms["merged-nf4"], abs=1e-6)
     assert forms["merged-nf4"] == pytest.approx(forms["trained"], abs=0.02)
     assert abs(forms["bf16"] - forms["trained"]) > 1e-5, "NF4 is another base"
+
+
+@pytest.mark.parametrize("recipe", ["stock", "fast"])
+def test_a_trial_of_a_registered_architecture_is_measured(folders, tmp_path, make_trial, make_record, recipe):
+    data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
+    sizes = {"max_seq_len": 48, "micro_batch_size": 2, "warmup_steps": 1, "measured_steps": 3}
+    trial = make_trial(model=str(folders["plain"]), data=str(data), recipe=recipe, **sizes)
+    record = make_record(trial)
+    inputs = check_trial(trial)
+    record.fingerprint |= {"cpu_model": "a test's", **fingerprint.input_facts(trial, *inputs[:2])}
+    training.measure(record, inputs, StopSignals())
+    assert (record.steps_done, record.fingerprint["recipe"]) == (4, recipe)
+    (mfu,) = (item for item in record.measurements if item.name == "mfu_percent")
+    assert mfu.context["flop_per_token"] == flops.trial_flops(read_config(folders["plain"]), trial).model
 
 
 @pytest.mark.parametrize("name", DUMMIES)
