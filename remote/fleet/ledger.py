@@ -17,6 +17,7 @@ inconsistent (a second end, a trial that was not planned, a damaged line) is an 
 import datetime
 import errno
 import json
+import logging
 import os
 import threading
 import time
@@ -28,6 +29,8 @@ from typing import Any, Self
 from bench.records.atomic_files import read_regular
 from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from remote.agent.shared.disk import sync_folder
+
+_logger = logging.getLogger(__name__)
 
 MAX_LEDGER_BYTES = 256 << 20  # a thousand trials take a hundredth of it
 
@@ -185,6 +188,7 @@ class Ledger:
             timestamp = utc.isoformat(timespec="milliseconds")
             self._write((json.dumps({"time": timestamp, **document}, ensure_ascii=False) + "\n").encode())
             self._apply(document)
+        _logger.info("%s", json.dumps(document, ensure_ascii=False, default=str))
 
     def _write(self, line: bytes) -> None:
         try:

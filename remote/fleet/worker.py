@@ -1,6 +1,7 @@
 """One host of a fleet: a thread that takes trials, starts and follows them, and records their outcomes."""
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,8 @@ from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus, slot_path
+
+_logger = logging.getLogger(__name__)
 
 CommandFactory = Callable[[Host, PlannedTrial, int, str], Command]
 DOWNLOAD_FOLDER = "incoming"  # below the run's folder: downloaded results, before they count
@@ -267,6 +270,7 @@ class Worker:
         Returns True if it answers; False if it is given up or has no work left.
         """
         trial_id = self.earlier_attempts[0][0].trial_id if self.earlier_attempts else None
+        _logger.warning("%s: no answer; polling it", self.name, exc_info=lost)
         self._fleet.on_event(FleetEvent(kind=_loss_event(lost), worker=self.name, trial_id=trial_id, reason=str(lost)))
         # With rejected credentials jobs continue, and no other host would accept a trial.
         if not isinstance(lost, CredentialsRejected):

@@ -7,6 +7,7 @@ because two jobs would compete for the same disk and engine.
 
 import hashlib
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from remote.hosts.command import Command
 from remote.hosts.local import current_user
 from remote.jobs.agent import HOST_AGENT_PACKAGES, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
+
+_logger = logging.getLogger(__name__)
 
 STARTED_BY_FILE = "who"  # in a job's folder
 _VM_AGENT = "remote.agent.build_vm"
@@ -103,6 +106,7 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
     agent.path(f"{_VM_AGENT}.{verb}")  # KeyError for a verb without a module
     command = Command(argv=(*agent.host.python, agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
     files = {"job.json": json.dumps({"verb": verb, **document}), STARTED_BY_FILE: current_user()}
+    _logger.info("%s: %s starts as job %s", agent.host.name, verb, job.folder)
     return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
 
 
@@ -147,6 +151,7 @@ def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable
         except (HostUnreachable, CommandTimedOut) as error:
             if time.monotonic() - last_status_at > _MAX_SILENCE_SEC:
                 raise
+            _logger.warning("%s: connection lost", job.agent.host.name, exc_info=error)
             on_disconnect(error)
             time.sleep(2.0)
             continue
@@ -167,6 +172,7 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
         last = " ".join(job.log_tail()[-2:])
         raise JobFailed("stopped", f"the job {end} and wrote no outcome: {last}", log)
     outcome: dict[str, Any] = parse_json(job.agent.host, text, "the outcome of its job")
+    _logger.info("%s: job %s: %s", job.agent.host.name, job.folder, "ok" if outcome["ok"] else outcome["kind"])
     if not outcome["ok"]:
         raise JobFailed(outcome["kind"], outcome["message"], log)
     return Outcome(facts=outcome, wall_time_sec=status.wall_time_sec or 0.0)

@@ -4,6 +4,7 @@ Jobs and transfers use only this class, so a new kind of host only needs `run`.
 """
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from remote.hosts.base import ByteReader, Completed, Host, HostError, HostUnreac
 from remote.hosts.bundle import PYTHON_FLAGS, Program, inline_command, load_program
 from remote.hosts.command import Command
 from remote.hosts.process import MAX_OUTPUT_BYTES
+
+_logger = logging.getLogger(__name__)
 
 HOST_AGENT = "remote.agent.jobs"
 HOST_AGENT_PACKAGES = (HOST_AGENT, "remote.agent.shared")
@@ -101,7 +104,6 @@ class Agent:
             payload=payload,
             on_bytes=split_lines,
             bulk=bulk,
-            is_self_verifying=False,
             timeout_sec=timeout_sec,
             idle_timeout_sec=idle_timeout_sec,
         )
@@ -124,7 +126,6 @@ class Agent:
         payload: object,
         on_bytes: Callable[[bytes], None],
         bulk: ByteReader | None = None,
-        is_self_verifying: bool = True,
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> None:
@@ -132,7 +133,7 @@ class Agent:
         head = b"" if payload is None else json.dumps(payload).encode()
         arguments = {**arguments, "stdin_bytes": len(head)}
         argv = (*self.host.python, *PYTHON_FLAGS, self.path(f"{HOST_AGENT}.__main__"), verb, json.dumps(arguments))
-        command = Command(argv=argv, is_self_verifying=is_self_verifying)
+        command = Command(argv=argv, is_self_verifying=True)
 
         def run() -> Completed:
             return self.host.run(
@@ -146,6 +147,7 @@ class Agent:
         if bulk is not None and not self._installed:
             self._install()  # before the call: the stream cannot be rewound for a second one
         completed = run()
+        _logger.debug("%s: %s: exit code %d", self.host.name, verb, completed.exit_code)
         if completed.exit_code == _EXIT_FILE_MISSING and self.program.folder.encode() in completed.stderr:
             self._install()
             completed = run()

@@ -10,6 +10,7 @@ from bench.records.paths import RESULT_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOL
 from bench.records.result import TrialResult
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
+from tasks.cli.log import open_run_log
 from tasks.clients.workers import require_same_fleet
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
@@ -40,6 +41,7 @@ def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
     Raises UsageError if it does not exist, is invalid, or was started over another fleet than the configured one.
     """
     folder = find_run(settings.results_folder, name)
+    open_run_log(folder)
     with translate_errors(UsageError, ResultError, suffix="; choose another run with --run"):
         run = RunRecord.read(folder / RUN_FILE)
     require_same_fleet(settings, run)

@@ -26,6 +26,7 @@ from remote.hosts.base import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_path
 from reports import formatting
+from tasks.cli.log import open_run_log
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.worker_queries import query_all
 from tasks.clients.workers import PodDiagnosis, cluster_location, launcher, worker_groups
@@ -126,6 +127,7 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
     with results_write_errors(settings.results_folder):
         settings.results_folder.mkdir(parents=True, exist_ok=True)
         run_id, folder = make_folder(settings.results_folder, run.run_id)
+        open_run_log(folder)
         run = dataclasses.replace(run, run_id=run_id)
         run.write(folder)
         with ledger_errors(run_id):
