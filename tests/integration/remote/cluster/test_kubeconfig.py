@@ -18,6 +18,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.kubeconfig import Target, connect, resolve
 from remote.hosts import process
 from remote.hosts.pods.errors import ClusterError, Misconfigured, Unreachable
+from remote.providers import PROVIDERS
 from tests.support.hosts.rank_pids import alive
 from tests.support.machines.http_stubs import StubHandler, StubServer
 
@@ -73,7 +74,7 @@ def test_the_variable_may_name_several_files_and_the_first_wins(
 @pytest.mark.parametrize(
     ("text", "token"),
     [
-        (None, "inv tenancy.kubeconfig"),
+        (None, ": not found; set cluster.kubeconfig"),
         ("a: [", ", line 1, column 5"),
         ("[" * 20_000, "recursion"),
         ("just words", ": not a kubeconfig; "),
@@ -87,6 +88,10 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, token: s
     if text is not None:
         path.write_text(text)
     assert token in resolve_error(kubeconfig=str(path))
+
+
+def test_a_missing_kubeconfig_names_the_providers_command(tmp_path: Path) -> None:
+    assert "`inv tenancy.kubeconfig`" in resolve_error(kubeconfig=str(tmp_path / "k"), provider=PROVIDERS["oci"])
 
 
 def test_a_kubeconfig_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

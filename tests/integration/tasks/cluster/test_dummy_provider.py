@@ -1,0 +1,86 @@
+"""Tests of a provider that is only registered: a deploy plan is rendered and its doctor checks run."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from invoke import Context
+
+from remote.cluster.manifests import Image, render
+from remote.cluster.plan import Verb, plan
+from remote.providers import PROVIDERS, register, registry_provider
+from remote.providers.generic import Generic
+from tasks.clients.manifest_values import manifest_values
+from tasks.clients.provider import resolve_provider
+from tasks.cluster.nodes import pod_requirements
+from tasks.doctor.check import Checks
+from tasks.doctor.context import CheckContext
+from tasks.doctor.registry import all_checks
+from tasks.doctor.result import CheckResult, CheckStatus, passed
+from tasks.doctor.runner import run_check
+from tasks.settings.load import load
+from tests.support.paths import ROOT
+
+CHECKS = Checks("dummy")
+
+
+@CHECKS.register("account", "Is there an account?")
+def account(context: CheckContext) -> CheckResult:
+    return passed(f"account for {context.settings.cluster.provider}")
+
+
+class Dummy(Generic):
+    name = "dummy"
+    pull_secret = "dummy-secret"
+    instance_type = "gpu.large"
+    preemptible_label = "dummy.example/spot"
+    checks = (__name__,)
+    remedies: ClassVar[dict[str, str]] = {"device-plugin": "tick the box of the dummy cloud"}
+
+    def owns_registry(self, host: str) -> bool:
+        return host.endswith(".dummy.example")
+
+    def volume_source(self, handle: str) -> dict[str, Any] | None:
+        return {"csi": {"driver": "disk.dummy.example", "volumeHandle": handle}}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    register(Dummy())
+    yield
+    del PROVIDERS["dummy"]
+
+
+TEXT = """\
+fleet: {kind: pods, size: 2}
+registry: {image: 'r.dummy.example/team/bench:1'}
+cluster: {overlay: preemptible, volume: {handle: 'disk-1:/'}}
+"""
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_a_registered_provider_renders_a_deploy_plan(context: Callable[..., Context]) -> None:
+    provider = registry_provider("r.dummy.example")
+    settings = resolve_provider(load(context(text=TEXT)), SimpleNamespace(provider=provider))  # type: ignore[arg-type]
+    image = Image.parse("r.dummy.example/team/bench@sha256:" + "ab" * 32)
+    desired = render(manifest_values(settings, image), ROOT / "manifests")
+    objects = {item["kind"]: item for item in desired}
+    assert objects["PersistentVolume"]["spec"]["csi"] == {"driver": "disk.dummy.example", "volumeHandle": "disk-1:/"}
+    pod = objects["Job"]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "gpu.large", "dummy.example/spot": "true"}
+    assert pod["imagePullSecrets"] == [{"name": "dummy-secret"}]
+    need = pod_requirements(settings, image)
+    assert all(toleration in pod["tolerations"] for toleration in need.tolerations)
+    assert need.provider.texts["device-plugin"] == "tick the box of the dummy cloud"
+    actions = plan(desired, [], makes_secret=True).with_verb(Verb.CREATE)
+    assert {action.kind for action in actions} >= {"Job", "PersistentVolume", "PersistentVolumeClaim"}
+
+
+def test_the_doctor_runs_the_checks_of_a_registered_provider(context: Callable[..., Context]) -> None:
+    invoke_context = context(text="cluster: {provider: dummy}")
+    (check,) = (check for check in all_checks((PROVIDERS["dummy"],)) if check.subject == "dummy")
+    (result,) = run_check(check, CheckContext(load(invoke_context), invoke_context.config))
+    assert (result.status, result.message) == (CheckStatus.OK, "account for dummy")
+    assert check not in all_checks((PROVIDERS["generic"],))

@@ -1,0 +1,74 @@
+"""Tests of the provider of the settings: named, found, and its defaults."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from invoke import Context
+
+from remote.providers import GENERIC, PROVIDERS, Provider
+from tasks.clients.provider import known_provider, resolve_provider
+from tasks.errors import UsageError
+from tasks.fleet.pricing import price_of, pricing
+from tasks.settings.load import load
+
+Make = Callable[..., Context]
+OCI = PROVIDERS["oci"]
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{}", None),
+        ("cluster: {provider: generic}", GENERIC),
+        ("cluster: {provider: generic}\nregistry: {image: 'fra.ocir.io/ns/r:1'}", GENERIC),
+        ("registry: {image: 'fra.ocir.io/ns/r:1'}", OCI),
+        (f"cluster: {{image: 'fra.ocir.io/ns/r@{DIGEST}'}}", OCI),
+        ("cluster: {volume: {handle: 'ocid1.filesystem:10.0.0.5:/x'}}", OCI),
+        ("registry: {image: 'ghcr.io/me/r:1'}\ncluster: {volume: {handle: '10.0.0.5:/x'}}", None),
+    ],
+)
+def test_the_provider_that_the_settings_determine(text: str, expected: Provider | None, context: Make) -> None:
+    assert known_provider(load(context(text=text))) is expected
+
+
+def resolved(context: Make, text: str, provider: Provider) -> Any:
+    return resolve_provider(load(context(text=text)), SimpleNamespace(provider=provider)).cluster  # type: ignore[arg-type]
+
+
+def test_a_provider_fills_in_what_the_settings_leave_to_it(context: Make) -> None:
+    cluster = resolved(context, "{}", OCI)
+    assert (cluster.provider, cluster.instance_type, cluster.pull_secret) == ("oci", "VM.GPU.A10.1", "ocir-secret")
+    cluster = resolved(context, "{}", GENERIC)
+    assert (cluster.provider, cluster.instance_type, cluster.pull_secret) == ("generic", None, "registry-login")
+    cluster = resolved(context, "cluster: {instance_type: g5.xlarge, pull_secret: null}", GENERIC)
+    assert (cluster.instance_type, cluster.pull_secret) == ("g5.xlarge", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("cluster: {preemptible: true}", "cluster.preemptible"),
+        ("cluster: {overlay: preemptible}", "cluster.preemptible"),
+        ("cluster: {volume: {handle: 'ocid1.filesystem:10.0.0.5:/x'}}", "cluster.volume.handle"),
+    ],
+)
+def test_a_setting_that_the_provider_does_not_have_is_refused(text: str, setting: str, context: Make) -> None:
+    assert resolved(context, text, OCI)
+    with pytest.raises(UsageError, match=f"^{setting}: .*generic"):
+        resolved(context, text, GENERIC)
+
+
+def test_list_prices_are_those_of_the_provider(context: Make) -> None:
+    devices = ("NVIDIA A10",)
+    assert price_of(load(context()), devices) == price_of(load(context(text="cluster: {provider: oci}")), devices)
+    assert price_of(load(context()), devices) is not None
+    generic = load(context(text="cluster: {provider: generic}"))
+    assert pricing(generic).list_prices is None
+    assert price_of(generic, devices) is None
+    own = "cluster: {provider: generic}\ncost: {price_usd_per_gpu_hour: 1.5, price_source: list}"
+    price = price_of(load(context(text=own)), devices)
+    assert price is not None
+    assert price.usd_per_gpu_hour == 1.5
