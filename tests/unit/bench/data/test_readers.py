@@ -5,15 +5,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.data import formats, masking, readers
+from bench.data import dataset, formats, masking, readers
+from bench.data.collate import make_rows
 from bench.data.formats import Format, RawTurn
 from bench.data.inputs import Conversation, InputError
+from bench.records import Trial
+from bench.records.training_data import TrainingData
 from tests.support.paths import ROOT
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
@@ -245,7 +248,10 @@ def two_lines(location: str, text: str) -> Iterator[RawTurn]:
 
 
 def test_a_registered_format_is_read_by_trainings_and_benchmarks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer_of: Callable[..., Any],
+    make_trial: Callable[..., Trial],
 ) -> None:
     path = write(tmp_path / "d.jsonl", {"dialogue": "2 + 2?\n4"})
     with pytest.raises(InputError):
@@ -253,6 +259,10 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
     monkeypatch.setitem(formats.FORMATS, TWO_LINES.name, TWO_LINES)
     assert readers.read(path).kind == "two lines"
     assert readers.read(path).conversations[0].turns == readers.read_data(path)[1][0].turns == TURNS
+    spec = TrainingData(files=[str(path)], weights=[1.0], max_seq_len=64)
+    (example,) = dataset.build(spec, *dataset.read(spec), tokenizer_of("mistral")).training
+    (row,) = make_rows(make_trial(max_seq_len=64), readers.read_data(path)[1], tokenizer_of("mistral"))
+    assert example.ids.tolist() == row.ids
 
 
 def test_the_page_names_the_files_of_a_format_and_of_a_template() -> None:
