@@ -39,12 +39,14 @@ def run(request: Request) -> int:
     stops, clock = StopSignals(), Clock()
     stops.install()
     record: Record | None = None
+    where = "before the trial began"
     try:
         trial = request.trial or Trial.read(request.trial_file)
         stops.set_deadline(trial.deadline_sec)
         check_checkpoints_flag(trial, request.checkpoints)
         nodes = NodeList.from_environment() if trial.workload.is_ranked else None
         if nodes is not None and nodes.rank > 0:
+            where = f"while machine {nodes.rank} ran its ranks"
             with telemetry.serve_gpu_metrics(request, trial):
                 return load(trial.workload).follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
         check_not_finished(request.out)
@@ -66,7 +68,7 @@ def run(request: Request) -> int:
         return ExitCode.REFUSED if isinstance(error, InputRejected) else ExitCode.BAD_INPUT
     except Stopped as stopped:
         if record is None:
-            print(f"{request.trial_file}: {stopped} before the trial began", file=sys.stderr)
+            print(f"{request.trial_file}: {stopped} {where}", file=sys.stderr)
             return stopped.outcome.status.exit_code
         outcome = stopped.outcome
     try:

@@ -58,7 +58,7 @@ def judge(
     if code == ExitCode.OK:
         return of(ReasonCode.NO_RESULT, "exit 0, but it left no result")
     if code == ExitCode.STOPPED:  # the bench leaves a result once it has begun
-        return of(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM before it began")
+        return of(ReasonCode.WORKER_STOPPED, f"stopped by SIGTERM{phase or ' before it began'}")
     last_line = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
     cause = _CAUSES.get(code, ReasonCode.PROCESS_FAILED)
     return of(cause, last_line if cause.is_rejected else f"exit {code}: {last_line}")

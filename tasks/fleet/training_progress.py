@@ -138,6 +138,7 @@ class TrainingView(View):
         super().__init__(console, plain, clock)
         self._run_id, self._read_spend = run_id, read_spend
         self._progress: Progress | None = None
+        self.checkpoint_step: int | None = None  # of any attempt
         self._pace = StepPace(clock)
         self._printed_at = -math.inf
         self._note = "starting"
@@ -193,6 +194,8 @@ class TrainingView(View):
             return False
         self._pace.update(event.attempt, progress)
         self._progress = progress
+        if progress.checkpoint_step is not None:
+            self.checkpoint_step = progress.checkpoint_step
         is_due = self._clock() - self._printed_at >= PLAIN_INTERVAL_SEC
         is_due = self._is_plain and (is_due or previous is None or previous.phase != progress.phase)
         if is_due:

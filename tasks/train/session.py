@@ -76,13 +76,14 @@ class TrainingSession:
                     self._run_fleets(view)
                     while self._replan_with_reachable(view):
                         self._run_fleets(view)
+                checkpoint_step = view.checkpoint_step
             except KeyboardInterrupt as error:
                 run_id = self.run.run_id
                 raise Interrupted(
                     f"run {run_id}: detached, the training continues; `{resume_command(run_id)}` reattaches and "
                     f"restarts it if necessary, `inv cancel --run={run_id}` stops it"
                 ) from error
-        self.report_outcome()
+        self.report_outcome(checkpoint_step)
 
     def _run_fleets(self, view: TrainingView) -> None:
         checkpoint_sync = self._make_checkpoint_sync()
@@ -140,8 +141,12 @@ class TrainingSession:
                 TRIAL_ID, attempt.number, Outcome.of(ReasonCode.REPLANNED, "the training was replanned")
             )
 
-    def report_outcome(self) -> None:
-        """Collect the adapter of a successful training. Otherwise raise an error with the command that resumes it."""
+    def report_outcome(self, checkpoint_step: int | None = None) -> None:
+        """Collect the adapter of a successful training. Otherwise raise an error with the command that resumes it.
+
+        `checkpoint_step` is the step of the last checkpoint that the training has reported.
+        """
+        last = "" if checkpoint_step is None else f" (last checkpoint: step {checkpoint_step:,})"
         entry, run_id = self.ledger.entries[TRIAL_ID], self.run.run_id
         if entry.status is TrialStatus.SUCCEEDED:
             print(f"run {run_id}: trained")
@@ -151,9 +156,8 @@ class TrainingSession:
         if outcome is None or outcome.cause is None:
             raise SomeTrialsFailed(f"run {run_id}: not ended", remedy=f"`{command}` resumes it")
         error_type = error_class(outcome.cause.exit_code)
-        raise error_type(
-            f"run {run_id}: {outcome.status.value}: {outcome.text}", remedy=outcome.cause.remedy.format(resume=command)
-        )
+        message = f"run {run_id}: {outcome.status.value}: {outcome.text}{last}"
+        raise error_type(message, remedy=outcome.cause.remedy.format(resume=command))
 
 
 def reachable_workers(hosts: Sequence[Host]) -> list[Host]:

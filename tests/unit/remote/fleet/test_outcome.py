@@ -156,6 +156,12 @@ CASES = [
     case(
         "stopped at once", ReasonCode.WORKER_STOPPED, "stopped by SIGTERM before it began", exited(128 + signal.SIGTERM)
     ),
+    case(
+        "stopped without a result",
+        ReasonCode.WORKER_STOPPED,
+        "stopped by SIGTERM in phase train, step 7 of 9",
+        exited(128 + signal.SIGTERM, progress={"phase": "train", "step": 7, "steps": 9}),
+    ),
     case("silent failure", ReasonCode.PROCESS_FAILED, "exit 1: no output", exited(1)),
 ]
 

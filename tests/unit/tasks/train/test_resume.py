@@ -9,12 +9,15 @@ import pytest
 from invoke import Context
 
 from bench.records.paths import LEDGER_FILE, RUN_FILE
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import PlannedTrial, Progress, RunRecord
 from bench.records.status import Outcome, TrialStatus
+from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
-from tasks.errors import UsageError
+from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
+from tasks.fleet.training_progress import TrainingSpend, TrainingView
 from tasks.settings.load import Settings
 from tasks.train import resume, submit_job, train, trial_spec
+from tasks.train.session import TrainingSession
 from tasks.train.trial_spec import TRIAL_ID, TrainOptions
 from tests.support.reports import synthetic
 from tests.unit.tasks.train.conftest import MakeSettings
@@ -75,6 +78,28 @@ def test_a_failed_job_with_equal_settings_is_submitted_again_on_request(
     assert run.provenance["inputs"]["job"]["turn"] == 2
     assert (run.planned == before) == (flag == "retry_failed")  # what --changed allows to differ is in the plan
     assert ledger.is_open(TRIAL_ID)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(TrialStatus.LOST, RetryableError), (TrialStatus.FAILED, SomeTrialsFailed)]
+)
+def test_a_training_that_ended_early_names_its_last_checkpoint_and_the_command(
+    status: TrialStatus, error: type[TaskFailed], settings: MakeSettings
+) -> None:
+    configured = settings()
+    folder = write_training(configured, status, "rank 1 is gone")
+    run, ledger = RunRecord.read(folder / RUN_FILE), Ledger(folder / LEDGER_FILE)
+    view = TrainingView(run_id=RUN, read_spend=lambda: TrainingSpend(usd=None, restarts=0), plain=True)
+    progress = Progress(phase="train", step=17, steps=30, elapsed_sec=1.0, checkpoint_step=15)
+    for event in (
+        FleetEvent(kind=EventType.PROGRESS, worker="w", progress=progress),
+        FleetEvent(kind=EventType.STARTED, worker="w"),
+    ):
+        view.handle(event)
+    session = TrainingSession.create(configured, run, folder, ledger, [])
+    with pytest.raises(error, match="checkpoint: step 15") as raised:
+        session.report_outcome(view.checkpoint_step)
+    assert f"`inv train --resume={RUN}" in str(raised.value.remedy)
 
 
 @pytest.mark.parametrize("flag", ["changed", "retry_failed"])
