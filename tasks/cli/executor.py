@@ -5,6 +5,7 @@ value and a bad setting are rejected before the first task starts, `collect repo
 trials, and Ctrl-C exits with 130.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from tasks.cli.signals import set_ctrl_c_handler
 from tasks.cli.wrap import wrap_for_terminal
 from tasks.errors import DISK_ERRNOS, Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.load import load
+
+_logger = logging.getLogger(__name__)
 
 
 class ChainExecutor(Executor):
@@ -54,6 +57,7 @@ class ChainExecutor(Executor):
                 results.update(super().execute((call.called_as or call.task.name, call.kwargs)))
             except SomeTrialsFailed as failure:
                 has_failures = True
+                _logger.error("%s", failure)
                 print(wrap_for_terminal(str(failure), sys.stderr), file=sys.stderr)
         if has_failures:
             raise Exit(code=1)

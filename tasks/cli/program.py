@@ -195,8 +195,9 @@ class _InvProgram(Program):
 
 def _print_error(error: Exit) -> int:
     # Wrong usage and a bare `inv --list` are no incidents: they begin no log file.
-    level = logging.DEBUG if isinstance(error, UsageError) or not error.code else logging.ERROR
-    _logger.log(level, "exit code %s: %s", error.code, error.message, exc_info=error if error.code else None)
+    is_incident = error.message and error.code and not isinstance(error, UsageError)
+    level = logging.ERROR if is_incident else logging.DEBUG
+    _logger.log(level, "exit code %s: %s", error.code, error.message or "", exc_info=error if error.message else None)
     if error.message:
         print(wrap_for_terminal(error.message, sys.stderr), file=sys.stderr)
     return int(error.code)
