@@ -35,7 +35,7 @@ UNREAD_KEY = "key {} is not read"
 OTHER_UNREAD_KEYS = "other keys are not read"
 MAX_UNREAD_KEYS = 50  # keys with a finding of their own
 PREVIEW_COUNT = 3
-BINS = 24  # of the report's histogram of lengths
+BINS = 24  # bars in the histogram of lengths of a report
 CACHE_VERSION = 3  # part of the cache key; changes when the same data and settings give other examples
 
 
