@@ -35,9 +35,12 @@ from tests.support.paths import ROOT
 
 DOCKER = "/usr/bin/docker"  # Debian's client, which includes BuildKit; another client may precede it on PATH
 REGISTRY, NAMESPACE = "fra.ocir.io", "axtenancy"
+PLAIN_REGISTRY = "registry.example.com"  # the same registry under a name of no provider
 PROXY = "iad.ocir.io"  # the same registry, through a proxy that can alter its responses
+NAMES = (REGISTRY, PLAIN_REGISTRY, PROXY)
 OTHER_USER, OTHER_UID = "mallory", 4713  # a user of the VM who may write into every shared folder
 REGISTRY_USER = f"{NAMESPACE}/oracleidentitycloudservice/build@example.com"
+PLAIN_USER = "build"  # another user of the registry
 SECRET_MARK = secrets.token_hex(4)  # unique to this test run
 # bcrypt accepts at most 72 bytes.
 PASSWORD = f"""it's a "pass" $word {SECRET_MARK}\nwith a second line {SECRET_MARK}"""
@@ -257,7 +260,7 @@ class BuildVm:
         import bcrypt
 
         hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
-        (self.folder / "htpasswd").write_text(f"{REGISTRY_USER}:{hashed}\n")
+        (self.folder / "htpasswd").write_text(f"{REGISTRY_USER}:{hashed}\n{PLAIN_USER}:{hashed}\n")
 
     def write_password_file(self, password: str) -> None:
         self.password_file.touch(mode=0o600)
@@ -419,7 +422,7 @@ def running_build_vm() -> Iterator[BuildVm]:
         (build_vm.folder / "laptop-home").mkdir()
         _make_project(build_vm)
         _make_certificate(build_vm)
-        build_vm.vm.add_names(fra_ocir_io=VM, iad_ocir_io=FAR_VM)
+        build_vm.vm.add_names(fra_ocir_io=VM, registry_example_com=VM, iad_ocir_io=FAR_VM)
         build_vm.reset()
         base_image.create(build_vm.folder / "base.tar")
         build_vm.docker("import", str(build_vm.folder / "base.tar"), "standin:base")
@@ -471,10 +474,10 @@ def _make_certificate(build_vm: BuildVm) -> None:
     argv = (
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
         *("-keyout", str(build_vm.folder / "registry.key"), "-out", str(build_vm.folder / "registry.crt")),
-        *("-subj", f"/CN={REGISTRY}", "-addext", f"subjectAltName=DNS:{REGISTRY},DNS:{PROXY}"),
+        *("-subj", f"/CN={REGISTRY}", "-addext", "subjectAltName=" + ",".join(f"DNS:{name}" for name in NAMES)),
     )
     subprocess.run(argv, check=True, capture_output=True, timeout=60)
-    for name in (REGISTRY, PROXY):
+    for name in NAMES:
         trusted = build_vm.vm.folder / "etc" / "docker" / "certs.d" / name
         trusted.mkdir(parents=True, exist_ok=True)
         shutil.copy(build_vm.folder / "registry.crt", trusted / "ca.crt")

@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.cloud_words import CLOUD_WORDS
 from tests.support.hosts.local_fleet import wait_for_line
 from tests.support.machines.build_vm import (
     DOCKER,
     NAMESPACE,
     PASSWORD,
+    PLAIN_REGISTRY,
+    PLAIN_USER,
     PROXY,
     REGISTRY,
     REGISTRY_USER,
@@ -54,6 +57,26 @@ def relabel(build_vm: BuildVm, text: str) -> None:
     """Replace the image quickly by one with another label and the same layers."""
     text = f"FROM {IMAGE}\nLABEL qlora-fleet.test={json.dumps(text)}\n"
     build_vm.docker("build", "--quiet", "--tag", IMAGE, "-", input=text, env={**os.environ, "DOCKER_BUILDKIT": "1"})
+
+
+def test_no_message_about_a_plain_registry_names_a_cloud(build_vm: BuildVm) -> None:
+    plain = {
+        "CLUSTER_PROVIDER": "generic",
+        "REGISTRY_IMAGE": f"{PLAIN_REGISTRY}/team/qlora-fleet:test",
+        "REGISTRY_USER": PLAIN_USER,
+    }
+    done = [build_vm.inv("push", **plain), build_vm.inv("doctor", "--only", "registry,settings", **plain)]
+    assert read_record(build_vm)["repository"] == f"{PLAIN_REGISTRY}/team/qlora-fleet"
+    done += [
+        build_vm.inv("push", "--dry-run", **plain),
+        build_vm.inv("push", code=2, **{**plain, "REGISTRY_USER": "mallory"}),
+        build_vm.inv("push", code=2, **{**plain, "REGISTRY_USER": ""}),
+        build_vm.inv("push", code=2, **{**plain, "REGISTRY_IMAGE": ""}),
+    ]
+    build_vm.write_password_file("wrong")
+    done += [build_vm.inv("push", code=2, **plain), build_vm.inv("doctor", "--only", "registry", code=1, **plain)]
+    outputs = [completed.stdout + completed.stderr for completed in done]
+    assert [output for output in outputs if CLOUD_WORDS.search(output)] == []
 
 
 BAD_NAMES = {
