@@ -24,7 +24,7 @@ from reports.statistics import student
 
 Floats = NDArray[np.float64]
 NOISIER_LEVEL = 0.01  # significance level over all configurations
-PRIOR_VARIANCE = 4.0  # of a configuration that may be noisier, in pooled variances
+PRIOR_VARIANCE = 4.0  # in pooled variances
 RATIO_PRIOR_DF, CHANGE_PRIOR_DF = 3.0, 2.0
 CAUTIOUS_LEVEL = 0.04
 _MAX_ROUNDS = 50  # limit for subtracting column and row means alternately, needed if cells are missing
@@ -69,7 +69,7 @@ def spreads(cells: Mapping[str, Mapping[str, float]], *, by_worker: bool) -> dic
     shared = _pooled_spread(float(squares[pooled].sum()), sizes[pooled], len(columns) if by_worker else 1)
     if shared is None:
         return {}
-    # Two configurations on the same workers, or one alone, have no noise that is not their own.
+    # Two configurations on the same workers, or a single one, have no noise but their own.
     if len(pooled) < (3 if by_worker else 2):
         shared = replace(shared, is_own=True)
     own_dfs = sizes - 1.0

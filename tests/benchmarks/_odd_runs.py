@@ -107,15 +107,15 @@ def best_power(own_df: int, other_df: int, effect: float, false: float, ratios_o
     else:
         errors = np.abs(factor**0.5 * normal)
     errors.sort()
-    found, wrong = np.empty((draws, len(limits))), np.empty((draws, len(limits)))
+    power, errors_made = np.empty((draws, len(limits))), np.empty((draws, len(limits)))
     for row, ratio in enumerate(ratios):
-        for result, values, scale, shift in ((found, -normal[::-1], 1.0, effect), (wrong, errors, factor, 0.0)):
+        for result, values, scale, shift in ((power, -normal[::-1], 1.0, effect), (errors_made, errors, factor, 0.0)):
             sd = totals[:, 0] / np.sqrt(other_df + own_df * ratio / scale)
             result[row] = 1.0 - np.searchsorted(values, limits * sd - shift).mean(axis=0) / len(values)
     low, high = 1e-4, 1e4
     for _ in range(50):
         price = (low * high) ** 0.5
-        best = (alike[:, None] * found - price * noisier[:, None] * wrong).argmax(axis=1)
+        best = (alike[:, None] * power - price * noisier[:, None] * errors_made).argmax(axis=1)
         rows = np.arange(draws)
-        low, high = (price, high) if (noisier * wrong[rows, best]).mean() > false else (low, price)
-    return float((alike * found[rows, best]).mean())
+        low, high = (price, high) if (noisier * errors_made[rows, best]).mean() > false else (low, price)
+    return float((alike * power[rows, best]).mean())
