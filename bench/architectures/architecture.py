@@ -35,7 +35,14 @@ class ConfigError(ValueError):
     """Unusable value of a key of config.json."""
 
     def __init__(self, key: str, expected: str, value: object) -> None:
-        super().__init__(f"{key}: expected {expected}, found {json.dumps(value, default=str)[:80]}")
+        super().__init__(f"{key}: expected {expected}, found {_format(value, quote=True)}")
+
+
+def _format(value: object, *, quote: bool = False) -> str:
+    """Return a short text for a value of config.json; lists and objects may be too deep to print."""
+    if isinstance(value, str) and not quote:
+        return value[:80]
+    return {dict: "an object", list: "a list"}.get(type(value)) or json.dumps(value, default=str)[:80]
 
 
 class RegistrationError(ValueError):
@@ -231,14 +238,14 @@ def _describe(config: Config) -> Iterator[tuple[Feature, str | None]]:
     yield Feature.SOFTCAP, f"softcap ({', '.join(caps)})" if caps else None
     activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if activation != "silu":
-        is_gelu = str(activation).startswith("gelu")
-        yield Feature.GEGLU if is_gelu else Feature.OTHER_ACTIVATION, f"activation {activation}, not silu"
+        name = _format(activation)
+        yield Feature.GEGLU if name.startswith("gelu") else Feature.OTHER_ACTIVATION, f"activation {name}, not silu"
     dropout = config.get("attention_dropout")
-    yield Feature.ATTENTION_DROPOUT, f"dropout of {dropout} inside attention" if dropout else None
+    yield Feature.ATTENTION_DROPOUT, f"dropout of {_format(dropout)} inside attention" if dropout else None
     rotation = config.get("rope_parameters") or config.get("rope_scaling")
     rotation = rotation if isinstance(rotation, dict) else {}
     kind = rotation.get("rope_type") or rotation.get("type") or "default"
-    yield Feature.SCALED_ROTATION, f"rotation scaled by {kind}" if kind != "default" else None
+    yield Feature.SCALED_ROTATION, f"rotation scaled by {_format(kind)}" if kind != "default" else None
     window = config.get("sliding_window")
-    yield Feature.SLIDING_WINDOW, f"a sliding window of {window}" if window else None
+    yield Feature.SLIDING_WINDOW, f"a sliding window of {_format(window)}" if window else None
     yield Feature.TIED_HEAD, "a tied head" if config.get("tie_word_embeddings") else None

@@ -31,6 +31,9 @@ CONFIG = {
     "max_position_embeddings": 128,
 }
 LAYERS = llama.LINEAR_LAYERS
+DEEP: list[Any] = []
+for _ in range(2000):  # deeper than `repr` and `json.dumps` can follow
+    DEEP = [DEEP]
 # Data for settings and records, and makers of models.
 MAY_NAME_LAYERS = ("bench/records/validation.py", "bench/data/demo_tiny.py", "bench/data/demo_smollm.py")
 
@@ -72,7 +75,7 @@ def test_a_second_registration_fails_with_the_model_type_and_changes_nothing():
     assert find({"model_type": "mistral"}) is mistral.ARCHITECTURE
 
 
-@pytest.mark.parametrize("model_type", ["falcon", None, 3, ["llama"], {}])
+@pytest.mark.parametrize("model_type", ["falcon", None, 3, ["llama"], {}, DEEP], ids=lambda value: type(value).__name__)
 def test_another_model_type_is_refused_with_the_registered_ones(model_type):
     with pytest.raises(ConfigError, match=r"^model_type: expected one of llama, mistral, found "):
         find({"model_type": model_type})
@@ -113,7 +116,9 @@ def test_missing_and_unread_keys_are_taken_as_by_the_model(config, window, key_h
 
 
 @pytest.mark.parametrize("key", [key for key in CONFIG if key not in ("model_type", "num_key_value_heads")])
-@pytest.mark.parametrize("value", [None, 0, -1, 8.0, "8", True, 1 << 40])
+@pytest.mark.parametrize(
+    "value", [None, 0, -1, 8.0, "8", True, 1 << 40, {}, DEEP], ids=lambda value: type(value).__name__
+)
 def test_an_invalid_size_is_refused_by_its_key(key, value):
     with pytest.raises(ConfigError, match=f"^{key}: expected "):
         find(CONFIG).geometry(CONFIG | {key: value})
@@ -181,3 +186,11 @@ def test_the_page_names_the_files_that_a_family_needs():
     package = (ROOT / files[1]).read_text(encoding="utf-8")
     for family in set((ROOT / "bench/architectures").glob("[!_]*.py")) - {ROOT / "bench/architectures/architecture.py"}:
         assert re.search(rf"^from bench\.architectures import .*\b{family.stem}\b", package, re.MULTILINE)
+
+
+def test_values_too_deep_to_print_are_described():
+    deep = {"hidden_act": DEEP, "rope_scaling": {"type": DEEP}, "attention_dropout": DEEP}
+    features = find(CONFIG).features(CONFIG | deep)
+    assert features.keys() == {Feature.OTHER_ACTIVATION, Feature.SCALED_ROTATION, Feature.ATTENTION_DROPOUT}
+    for description in features.values():
+        assert len(description) < 100
