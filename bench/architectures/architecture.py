@@ -40,9 +40,9 @@ class ConfigError(ValueError):
 
 def _format(value: object, *, quote: bool = False) -> str:
     """Return a short text for a value of config.json; lists and objects may be too deep to print."""
-    if isinstance(value, str) and not quote:
-        return value[:80]
-    return {dict: "an object", list: "a list"}.get(type(value)) or json.dumps(value, default=str)[:80]
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    return value[:80] if isinstance(value, str) and not quote else json.dumps(value, default=str)[:80]
 
 
 class RegistrationError(ValueError):
