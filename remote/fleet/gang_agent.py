@@ -32,15 +32,7 @@ class GangAgent(Agent):
         self._others = [Agent(member) for member in members[1:]]
         self._address = address
 
-    def start(
-        self,
-        job: str,
-        spec: dict[str, Any],
-        *,
-        slot: str | None,
-        claim_sec: float,
-        environment_names: tuple[str, ...] = (),
-    ) -> dict[str, Any]:
+    def start(self, job: str, spec: dict[str, Any], slot: str | None, names: tuple[str, ...] = ()) -> dict[str, Any]:
         """Start the job like `Agent.start`, on one member for each rank. Raises HostError if there are too few.
 
         A leader that has started before had all members; then none is started again, as a replaced host could not join.
@@ -51,7 +43,7 @@ class GangAgent(Agent):
         if count > 1 + len(self._others):
             raise HostError(f"{self.host.name}: {count} hosts are needed, the gang has {1 + len(self._others)}")
         if count == 1:
-            return super().start(job, spec, slot=slot, claim_sec=claim_sec, environment_names=environment_names)
+            return super().start(job, spec, slot, names)
         leader_state = self.call_line("watch", {"job": job, **_STATE_ARGUMENTS})
         if leader_state["state"] in ("running", "ended", "lost"):
             return leader_state
@@ -64,8 +56,7 @@ class GangAgent(Agent):
             return {**spec, "environment": {**spec["environment"], **rank_environment(job, address, rank)}}
 
         def start(rank: int) -> dict[str, Any]:
-            member = self._others[rank - 1]
-            return member.start(job, spec_of(rank), slot=slot, claim_sec=claim_sec, environment_names=(NODE_ADDRESS,))
+            return self._others[rank - 1].start(job, spec_of(rank), slot, (NODE_ADDRESS,))
 
         # Start one member before the others: if two gangs start at the same time, only one of them gets that member,
         # and the other gang holds no host that the first would wait for.
@@ -83,7 +74,7 @@ class GangAgent(Agent):
         if has_ended_member or addresses | {self._address()} != {address}:
             self._cancel_others(job, grace_sec=float(spec["grace_sec"]))
             return {"state": "absent"}
-        return super().start(job, spec_of(0), slot=slot, claim_sec=claim_sec, environment_names=environment_names)
+        return super().start(job, spec_of(0), slot, names)
 
     def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
         """Cancel the job on every member, like `Agent.cancel`. A member that does not answer ends after the leader.

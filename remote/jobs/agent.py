@@ -18,6 +18,7 @@ _logger = logging.getLogger(__name__)
 
 HOST_AGENT = "remote.agent.jobs"
 HOST_AGENT_PACKAGES = (HOST_AGENT, "remote.agent.shared")
+CLAIM_SEC = 10.0  # a job that has just ended holds its slot for some milliseconds
 _CALL_SEC = 60.0
 _EXIT_FILE_MISSING = 2  # Python's exit code for a missing program file
 
@@ -34,23 +35,13 @@ class Agent:
         self.host, self.program = host, agent_program or load_program(*HOST_AGENT_PACKAGES)
         self._installed = False
 
-    def start(
-        self,
-        job: str,
-        spec: dict[str, Any],
-        *,
-        slot: str | None,
-        claim_sec: float,
-        environment_names: tuple[str, ...] = (),
-    ) -> dict[str, Any]:
+    def start(self, job: str, spec: dict[str, Any], slot: str | None, names: tuple[str, ...] = ()) -> dict[str, Any]:
         """Start the job in this folder unless it was started before; return its state, or the slot's holder.
 
-        `environment_names`: variables whose values in the job are returned as `environment`.
+        `names`: variables whose values in the job are returned as `environment`.
         """
-        arguments: dict[str, Any] = {"job": job, "slot": slot, "claim_sec": claim_sec}
-        return self.call_line(
-            "start", arguments | ({"tell": list(environment_names)} if environment_names else {}), payload=spec
-        )
+        arguments: dict[str, Any] = {"job": job, "slot": slot, "claim_sec": CLAIM_SEC}
+        return self.call_line("start", arguments | ({"tell": list(names)} if names else {}), payload=spec)
 
     def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
         """End the job in this folder; return its state after that."""

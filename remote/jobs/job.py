@@ -14,7 +14,6 @@ from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 
 LOG_FILE = "log.txt"
-CLAIM_SEC = 10.0  # a job that has just ended holds its slot for some milliseconds
 
 
 class JobState(Enum):
@@ -89,7 +88,6 @@ class Job:
                 "files": dict(spec.files),
             },
             slot=self.slot,
-            claim_sec=CLAIM_SEC,
         )
         if answer["state"] == "busy":
             raise HostBusy(self.agent.host.name, answer["holder"])

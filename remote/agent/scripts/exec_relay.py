@@ -10,8 +10,8 @@ frames with it. Standard output carries only frames; standard error belongs to k
           o standard output · e standard error · k empty keepalive, sent during silence ·
           x the end: exit code, reason, CRC-32 of all of o, CRC-32 of all of e, CRC-32 of these
 
-The kernel splices the output of a command that proves itself (files with their digests) from pipe to pipe, with a CRC
-of 0.
+The kernel splices the output of a command that verifies itself (`remote.agent.jobs`: each line has a CRC-32, each file
+a digest) from pipe to pipe, with a CRC of 0, so that no byte is checked twice.
 
 The caller keeps the input open until it has the end frame. If the input closes earlier, the caller is gone and the
 command is killed, which kubectl never does. A caller behind a dead network closes nothing, so the command's timeouts

@@ -121,7 +121,7 @@ def test_a_missing_context_or_kubeconfig_or_a_namespace_without_workers_is_named
 
 
 def test_only_one_of_several_operators_gets_a_pods_slot(pods: PodFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.5)
+    monkeypatch.setattr("remote.jobs.agent.CLAIM_SEC", 0.5)
     spec = JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0)
     slot, host = "/scratch/slot", pods.pod_hosts()[0]
 

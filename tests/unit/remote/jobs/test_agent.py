@@ -1,0 +1,56 @@
+"""Tests of the host agent's client against answers that a transport lost or changed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from remote.agent.shared.wire import encode_line
+from remote.hosts.base import Completed, HostUnreachable
+from remote.hosts.command import Command
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, JobSpec, JobState
+
+RUNNING, ENDED = encode_line({"state": "running"}), encode_line({"state": "ended", "exit_code": 0, "why": "exited"})
+HOLDER = encode_line({"holder": "/w/job"})
+
+
+@dataclass(kw_only=True)
+class AnsweringHost:
+    """Host that reports success for each command and prints a fixed answer, in pieces of `piece_bytes`."""
+
+    answer: bytes
+    name: str = "far"
+    workdir: str = "/w"
+    python: tuple[str, ...] = ("python3",)
+    piece_bytes: int = 1 << 20
+    commands: list[Command] = field(default_factory=list)
+
+    def run(self, command: Command, *, on_stdout: Callable[[bytes], None], **_: object) -> Completed:
+        self.commands.append(command)
+        for start in range(0, len(self.answer), self.piece_bytes):
+            on_stdout(self.answer[start : start + self.piece_bytes])
+        return Completed(exit_code=0)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", HOLDER[:-2], HOLDER[:-1], HOLDER.replace(b"job", b"jab"), HOLDER + HOLDER, b"\n", b"x" * 20 + b"\n"]
+)
+def test_a_lost_or_changed_line_is_a_broken_stream_whatever_the_exit_code(answer: bytes) -> None:
+    with pytest.raises(HostUnreachable):
+        Agent(AnsweringHost(answer=answer)).holder("/w/slot")
+
+
+def test_a_watch_whose_last_lines_are_lost_ends_with_an_earlier_state() -> None:
+    for lines, state in (([RUNNING, ENDED], JobState.ENDED), ([RUNNING], JobState.RUNNING)):
+        host = AnsweringHost(answer=b"".join(lines), piece_bytes=7)
+        assert Job(Agent(host), "/w/job").watch(lambda _: None).state is state
+
+
+def test_no_byte_of_an_answer_needs_the_transports_checksum() -> None:
+    host = AnsweringHost(answer=ENDED)
+    job = Job(Agent(host), "/w/job", slot="/w/slot")
+    job.start(JobSpec(command=Command(argv=("true",)), deadline_sec=1.0))
+    job.watch(lambda _: None)
+    job.cancel()
+    assert [command.is_self_verifying for command in host.commands] == [True, True, True]
