@@ -51,7 +51,8 @@ def _format_column(column: "pd.Series[Any]") -> list[str]:
     """Format a column's values; repeated ones are formatted once."""
     values = column.tolist()
     if pd.api.types.is_float_dtype(column):
-        return ["" if value != value else repr(value) for value in values]
+        texts = list(map(repr, values))
+        return ["" if text == "nan" else text for text in texts] if column.hasnans else texts
     if column.hasnans:
         values = [None if is_missing else value for value, is_missing in zip(values, column.isna(), strict=True)]
     if pd.api.types.is_object_dtype(column):  # may mix types: True and 1 are equal as keys

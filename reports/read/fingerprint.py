@@ -105,16 +105,20 @@ def _compare(
 ) -> tuple[dict[str, str], tuple[FingerprintDifference, ...]]:
     common: dict[str, str] = {}
     differences = []
-    for key in dict.fromkeys(key for _, document in flat for key in document):
+    alike: dict[tuple[str, bool, int], list[TrialResult]] = {}  # results that no key tells apart
+    documents = {id(document): document for _, document in flat}
+    for result, document in flat:
+        alike.setdefault((result.trial.kind, result.status is TrialStatus.SUCCEEDED, id(document)), []).append(result)
+    for key in dict.fromkeys(key for document in documents.values() for key in document):
         # Some keys exist only for some kinds of trial: only a training has an optimizer.
-        kinds = {result.trial.kind for result, document in flat if key in document}
+        kinds = {kind for kind, _, document in alike if key in documents[document]}
         holders: dict[str, list[TrialResult]] = {}
-        for result, document in flat:
-            if result.trial.kind not in kinds:
+        for (kind, has_succeeded, number), results in alike.items():
+            if kind not in kinds:
                 continue
-            if key not in document and result.status is not TrialStatus.SUCCEEDED:
+            if key not in documents[number] and not has_succeeded:
                 continue  # it may have ended before it reported this key
-            holders.setdefault(document.get(key, "not reported"), []).append(result)
+            holders.setdefault(documents[number].get(key, "not reported"), []).extend(results)
         if len(holders) == 1 or (key in _MEMORY_SIZES and _are_nearly_equal(list(holders))):
             common[key] = next(iter(holders))
         elif key not in _TRIAL_SPECIFIC and not (key in _REQUESTED and _is_per_configuration(holders)):

@@ -132,9 +132,9 @@ def _read_results(
             rejected.append(Rejected(file=_relative_path(path, folder), reason=reason))
             continue
         results[result.trial_id] = result
-        samples = Path(f"{trials}/{name}/{TELEMETRY_FILE}")
-        if os.path.lexists(samples) and (reason := telemetry.unusable_reason(samples)) is not None:
-            rejected.append(Rejected(file=_relative_path(samples, folder), reason=reason))
+        samples = f"{trials}/{name}/{TELEMETRY_FILE}"
+        if os.path.lexists(samples) and (reason := telemetry.unusable_reason(Path(samples))) is not None:
+            rejected.append(Rejected(file=_relative_path(Path(samples), folder), reason=reason))
     return results, rejected
 
 
