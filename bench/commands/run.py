@@ -6,6 +6,7 @@ workload measures, by `measure(record, inputs, stops)`.
 """
 
 import contextlib
+import errno
 import sys
 import traceback
 from dataclasses import replace
@@ -50,7 +51,11 @@ def run(request: Request) -> int:
             with telemetry.serve_gpu_metrics(request, trial):
                 return load(trial.workload).follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
         check_not_finished(request.out)
-        prepare_folder(request.out)
+        try:
+            prepare_folder(request.out)
+        except OSError as error:  # a full disk is the worker's fault: another one may run the trial
+            print(f"{request.out}: results cannot be written: {error.strerror}; free some space there", file=sys.stderr)
+            return ExitCode.NOT_WRITTEN
         # Reading the data takes minutes; without progress the operator's display would stay silent.
         reading = Progress(phase="check", step=0, steps=0, elapsed_sec=round(clock.elapsed(), 3))
         ProgressFile(request.out, Log(clock.elapsed))(reading)
@@ -108,7 +113,7 @@ def check_not_finished(out: Path) -> None:
 
 
 def prepare_folder(out: Path) -> None:
-    """Create the folder and check that a result can be written. Raises InputError."""
+    """Create the folder and check that a result can be written. Raises InputError, and OSError on a full disk."""
     probe = out / f".{RESULT_FILE}.probe"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -117,6 +122,8 @@ def prepare_folder(out: Path) -> None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise InputError(f"{out}: results cannot be written: {error.strerror}; name another --out") from error
 
 

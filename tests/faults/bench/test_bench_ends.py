@@ -212,9 +212,9 @@ def test_a_missing_library_is_named(start, tmp_path, tiny_trial):
 def test_a_full_disk_is_rejected_before_any_work(start, small_disk, tiny_trial):
     fill_disk(small_disk)
     code, output, err = finish(start(tiny_trial(), small_disk))
-    assert (code, output) == (2, "")
+    assert (code, output) == (ExitCode.NOT_WRITTEN, "")  # the worker's fault: another one may run the trial
     assert err.startswith(f"{small_disk}: ")
-    assert re.search("No space left on device; .*--out\n$", err)
+    assert "No space left on device; " in err
     assert [entry.name for entry in small_disk.iterdir()] == ["filler"]
 
 

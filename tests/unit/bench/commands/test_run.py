@@ -1,7 +1,9 @@
 """The process of one trial before it measures: what others see of it while it reads the data."""
 
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from bench.harness.record import Request
 from bench.harness.termination import Stopped
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, suite
 from bench.records.paths import PROGRESS_FILE
-from bench.records.status import ReasonCode
+from bench.records.status import ExitCode, ReasonCode
 
 
 @pytest.mark.usefixtures("restored_signals")
@@ -32,6 +34,22 @@ def test_a_member_that_is_stopped_does_not_say_that_it_had_not_begun(
     error = capsys.readouterr().err
     assert "before" not in error
     assert "machine 1" in error
+
+
+@pytest.mark.usefixtures("restored_signals")
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, ExitCode.NOT_WRITTEN), (errno.EDQUOT, ExitCode.NOT_WRITTEN), (errno.EACCES, ExitCode.BAD_INPUT)],
+)
+def test_a_full_disk_is_the_workers_fault_and_a_closed_folder_the_callers(
+    number: int, code: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    trial = suite("quick", "tiny", "model", "data")[0]
+    assert run.run(Request(trial_file=tmp_path / "trial.json", trial=trial, out=tmp_path / "out")) == code
 
 
 @pytest.mark.usefixtures("restored_signals")
