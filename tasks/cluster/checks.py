@@ -1,7 +1,11 @@
-"""Checks before a plan changes the cluster: nodes, controllers, permissions, and results that would be lost."""
+"""Checks before a plan changes the cluster: nodes, controllers, permissions, and results that would be lost.
 
-from collections.abc import Sequence
+The faults of a cluster are here; the checks of `inv doctor` report the same ones.
+"""
+
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from remote.cluster.client import Cluster
 from remote.cluster.manifests import Image
@@ -18,10 +22,33 @@ from tasks.cluster.nodes import (
     print_nodes,
     shortage_message,
 )
-from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, results_write_errors
+from tasks.errors import ConfirmationRequired, TaskFailed, results_write_errors
+from tasks.faults import CheckStatus, Fault
 from tasks.fleet.pending_results import PendingRun, discard, foreign_active_jobs, pending_runs
 from tasks.settings.load import Settings
 
+NOTHING_CHANGED = "nothing was changed"
+NO_PERMISSION = Fault(
+    message="user {user} may not {rights} in namespace {namespace}",
+    remedy="ask the cluster's administrator for these permissions (manifests/base/access.yaml has the role)",
+)
+NO_CONTROLLER = Fault(
+    message="the overlay {overlay} needs {controller}, which is not installed",
+    remedy="set cluster.overlay to another one (job-4gpu does the same without it), or have it installed",
+)
+NO_CSI = Fault(message="the cluster has no CSI driver {driver}, which cluster.volume needs", remedy="{volume-driver}")
+NO_STORAGE_CLASS = Fault(
+    message="the cluster has no storage class {name}",
+    remedy="name one of `kubectl get storageclasses` in manifests/base/storage.yaml",
+)
+NO_SECRET = Fault(
+    message="namespace {namespace} has no pull secret {secret}",
+    remedy=(
+        "set registry.user, then `inv deploy` with the {password} on standard input; or set cluster.pull_secret to "
+        "null for a public image"
+    ),
+    status=CheckStatus.WARN,
+)
 EXEC_PERMISSIONS = ("get", POD, "exec"), ("create", POD, "exec")  # `kubectl exec` by WebSocket and by SPDY
 # overlay: (the API group that it needs, the controller of that group)
 OVERLAY_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4gpu-kueue": ("kueue.x-k8s.io", "Kueue")}
@@ -61,36 +88,36 @@ def _parallelism(action: Action) -> int:
 
 def check_controller(settings: Settings, cluster: Cluster, cluster_plan: ClusterPlan) -> None:
     """Raise UsageError if the overlay's controller is missing: without Kueue its Job would start at once."""
-    needed = OVERLAY_CONTROLLERS.get(settings.cluster.overlay)
-    if needed is None or not cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE):
-        return
-    group, name = needed
-    if not cluster.has_api_group(group):
-        raise UsageError(
-            f"this cluster has no {name}: its controller is not installed; set cluster.overlay to another one "
-            "(job-4gpu does the same without it), or have it installed; nothing was changed"
-        )
+    overlay = settings.cluster.overlay
+    missing = missing_controller(cluster, overlay) if cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE) else None
+    if missing is not None:
+        raise NO_CONTROLLER.error(suffix=NOTHING_CHANGED, overlay=overlay, controller=missing)
+
+
+def missing_controller(cluster: Cluster, overlay: str) -> str | None:
+    """Return the controller that the overlay needs and the cluster does not have, or None."""
+    group, name = OVERLAY_CONTROLLERS.get(overlay, ("", None))
+    return None if name is None or cluster.has_api_group(group) else name
 
 
 def check_storage(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
     """Raise UsageError if a volume's CSI driver or a claim's storage class is missing: pods would wait indefinitely."""
     for action in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE):
         spec = (action.desired or {}).get("spec", {})
-        if action.kind == "PersistentVolume" and "csi" in spec:
-            kind, name, label = CSI_DRIVER, spec["csi"]["driver"], "CSI driver"
-            remedy = cluster.provider.texts["volume-driver"]
-        elif action.kind == "PersistentVolumeClaim" and spec.get("storageClassName"):
-            kind, name, label = STORAGE_CLASS, spec["storageClassName"], "storage class"
-            remedy = "name one of `kubectl get storageclasses` in manifests/base/storage.yaml"
-        else:
-            continue
         try:
-            exists = cluster.has_object(kind, name)
+            if action.kind == "PersistentVolume" and (driver := missing_driver(cluster, spec)):
+                raise NO_CSI.error(cluster.provider, suffix=NOTHING_CHANGED, driver=driver)
+            name = spec.get("storageClassName") if action.kind == "PersistentVolumeClaim" else None
+            if name and not cluster.has_object(STORAGE_CLASS, name):
+                raise NO_STORAGE_CLASS.error(suffix=NOTHING_CHANGED, name=name)
         except Forbidden as error:
-            print(f"{label} {name} cannot be checked: {error}")
-            continue
-        if not exists:
-            raise UsageError(f"this cluster has no {label} {name}: {remedy}; nothing was changed")
+            print(f"{action.title} cannot be checked: {error}")
+
+
+def missing_driver(cluster: Cluster, volume: Mapping[str, Any]) -> str | None:
+    """Return the CSI driver that a volume's source names and the cluster does not have, or None."""
+    driver = (volume.get("csi") or {}).get("driver")
+    return None if driver is None or cluster.has_object(CSI_DRIVER, driver) else str(driver)
 
 
 def check_permissions(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
@@ -102,13 +129,9 @@ def check_permissions(cluster: Cluster, cluster_plan: ClusterPlan) -> None:
 
 def require_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind, str]]) -> None:
     """Raise UsageError that names the missing ones of `permissions`: (verb, kind, subresource)."""
-    missing = missing_permissions(cluster, permissions)
-    if missing:
-        raise UsageError(
-            f"user {cluster.target.user} may not {', '.join(missing)} in namespace {cluster.target.namespace}; "
-            "ask the cluster's administrator for these permissions (manifests/base/access.yaml has the role); "
-            "nothing was changed"
-        )
+    if missing := missing_permissions(cluster, permissions):
+        values = {"user": cluster.target.user, "namespace": cluster.target.namespace}
+        raise NO_PERMISSION.error(suffix=NOTHING_CHANGED, rights=", ".join(missing), **values)
 
 
 def missing_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind, str]]) -> list[str]:

@@ -22,6 +22,7 @@ from tasks.clients.manifest_values import MANIFESTS, manifest_values
 from tasks.clients.provider import resolve_provider
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.cluster.checks import (
+    NO_SECRET,
     check_controller,
     check_node_capacity,
     check_pending_results,
@@ -145,11 +146,8 @@ def _needs_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: 
     if not renew and cluster.has_secret(section.pull_secret):
         return False
     if user is None:
-        raise UsageError(
-            f"namespace {section.namespace} has no secret {section.pull_secret}; set registry.user and rerun the "
-            f"command with the {registry_provider(image.registry).password_name} on standard input, or set "
-            "cluster.pull_secret to null for a public image"
-        )
+        provider = registry_provider(image.registry)
+        raise NO_SECRET.error(provider, namespace=section.namespace, secret=section.pull_secret)
     check_registry_user(user, image.repository)
     return True
 

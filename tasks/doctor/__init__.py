@@ -4,11 +4,9 @@ commands  signature and help
 doctor    the command: runs the checks, prints, sets the exit code
 registry  list of all checks
 check     a check: its question, function and possible faults
-result    result of a check; fault with its message and remedy
 context   facts shared by several checks, computed once
 runner    parallel run of the checks with a deadline
 output    results as lines and as JSON
-examples  messages of other modules, for the document
-docs      docs/troubleshooting.md, generated from the checks
+docs      docs/troubleshooting.md, from the checks and messages.json
 checks    the checks by subject
 """

@@ -4,18 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, Fault
+from tasks.faults import CheckResult, Fault
 
 CheckFunction = Callable[[CheckContext], CheckResult | Sequence[CheckResult]]
-TableRows = Callable[[], Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One question. `run` returns its results, or raises Skipped or a task's error, which becomes a result.
 
-    `faults` are the faults that `run` itself reports. `other_rows` returns messages of the code that it calls, as
-    (message, remedy), for the document.
+    `faults` are the faults that `run` itself reports, `messages.json` has those of the code that it calls.
     """
 
     subject: str
@@ -23,16 +21,10 @@ class Check:
     question: str
     run: CheckFunction
     faults: tuple[Fault, ...] = ()
-    other_rows: TableRows | None = None
 
     @property
     def title(self) -> str:
         return f"{self.subject} {self.name}"
-
-    def document_rows(self) -> list[tuple[str, str]]:
-        """Return the possible (message, remedy) pairs without duplicates, for the document."""
-        own = (fault.document_row() for fault in self.faults)
-        return list(dict.fromkeys((*own, *(self.other_rows() if self.other_rows else ()))))
 
 
 class Checks(list[Check]):
@@ -42,16 +34,11 @@ class Checks(list[Check]):
         super().__init__()
         self._subject = subject
 
-    def register(
-        self, name: str, question: str, *faults: Fault, other_rows: TableRows | None = None
-    ) -> Callable[[CheckFunction], CheckFunction]:
+    def register(self, name: str, question: str, *faults: Fault) -> Callable[[CheckFunction], CheckFunction]:
         """Return a decorator that registers the function as the `run` of a check."""
 
         def add(function: CheckFunction) -> CheckFunction:
-            check = Check(
-                subject=self._subject, name=name, question=question, run=function, faults=faults, other_rows=other_rows
-            )
-            self.append(check)
+            self.append(Check(subject=self._subject, name=name, question=question, run=function, faults=faults))
             return function
 
         return add

@@ -19,8 +19,8 @@ from tasks.clients.cluster import resolve_target, translate_cluster_errors
 from tasks.clients.image_ref import resolve_image
 from tasks.clients.provider import known_provider, resolve_provider
 from tasks.cluster.nodes import pod_requirements
-from tasks.doctor.result import Skipped
 from tasks.errors import UsageError
+from tasks.faults import Skipped
 from tasks.image.build import engine_client
 from tasks.settings.load import Settings
 

@@ -1,13 +1,20 @@
-"""Generator of docs/troubleshooting.md from the checks, so that it has the same texts as `inv doctor`."""
+"""Generator of docs/troubleshooting.md from the checks, so that it has the same texts as `inv doctor`.
 
-from collections.abc import Iterable, Sequence
+messages.json has the messages of other modules that a check passes on, by its title. A test makes it from an example of
+each fault: `UPDATE_GOLDEN=1 pytest tests/unit/tasks/doctor/test_docs.py`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from remote.providers import PROVIDERS, REMEDIES
 from tasks.doctor.check import Check
-from tasks.doctor.result import STATUS_LABELS
+from tasks.faults import STATUS_LABELS
 
 DOCUMENT_PATH = "docs/troubleshooting.md"
+MESSAGES = Path(__file__).with_name("messages.json")
 _HEADER = """\
 # Troubleshooting
 
@@ -24,12 +31,13 @@ An invalid settings file is reported before any check, in one line with file and
 
 def render(checks: Sequence[Check]) -> str:
     statuses = " · ".join(f"{status.value} {label}" for status, label in STATUS_LABELS.items())
+    messages = json.loads(MESSAGES.read_text(encoding="utf-8"))
     parts = [_HEADER.format(statuses=f"{statuses}, with the reason")]
     for subject, group in groupby(checks, key=lambda check: check.subject):
         parts.append(f"## {subject}\n")
         for check in group:
             parts.append(f"**{check.title}**: {check.question}\n")
-            if rows := check.document_rows():
+            if rows := document_rows(check, messages):
                 parts.append(_table("message", "fix", rows))
     for provider in PROVIDERS.values():
         if provider.remedies:
@@ -37,6 +45,12 @@ def render(checks: Sequence[Check]) -> str:
             rows = [(REMEDIES[key], remedy) for key, remedy in provider.remedies.items()]
             parts.append(_table("fix above", "fix there", rows))
     return "\n".join(parts)
+
+
+def document_rows(check: Check, messages: Mapping[str, Sequence[Sequence[str]]]) -> list[tuple[str, str]]:
+    """Return the possible (message, remedy) pairs of a check without duplicates."""
+    own = [fault.document_row() for fault in check.faults]
+    return list(dict.fromkeys((*own, *((message, remedy) for message, remedy in messages.get(check.title, ())))))
 
 
 def _table(first: str, second: str, rows: Iterable[tuple[str, str]]) -> str:

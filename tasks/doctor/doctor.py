@@ -13,9 +13,9 @@ from tasks.doctor import output
 from tasks.doctor.context import CheckContext
 from tasks.doctor.docs import DOCUMENT_PATH, render
 from tasks.doctor.registry import all_checks
-from tasks.doctor.result import CheckStatus
 from tasks.doctor.runner import run_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError, file_errors
+from tasks.faults import CheckStatus
 from tasks.settings.load import load
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.doctor.check import Check
-from tasks.doctor.result import STATUS_LABELS, CheckResult, CheckStatus
 from tasks.errors import escape_controls
+from tasks.faults import STATUS_LABELS, CheckResult, CheckStatus
 
 _STYLES = {
     CheckStatus.OK: "green",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from remote.providers import PROVIDERS
 from remote.providers.provider import Provider
 from tasks.doctor.check import Check
-from tasks.doctor.checks import cluster, gpu, machine, models, nodes, pods, registry, runs, settings, vm
+from tasks.doctor.checks import cluster, gpu, machine, models, nodes, registry, runs, settings, vm
 
 
 def all_checks(providers: Iterable[Provider] | None = None) -> tuple[Check, ...]:
@@ -15,5 +15,5 @@ def all_checks(providers: Iterable[Provider] | None = None) -> tuple[Check, ...]
     return (
         *(*machine.CHECKS, *settings.CHECKS, *gpu.CHECKS, *models.CHECKS, *runs.CHECKS),
         *(check for module in modules for check in importlib.import_module(module).CHECKS),
-        *(*vm.CHECKS, *registry.CHECKS, *cluster.CHECKS, *nodes.CHECKS, *pods.CHECKS),
+        *(*vm.CHECKS, *registry.CHECKS, *cluster.CHECKS, *nodes.CHECKS, *nodes.POD_CHECKS),
     )

@@ -10,8 +10,8 @@ from time import monotonic
 from remote.hosts.base import HostError
 from tasks.doctor.check import Check
 from tasks.doctor.context import TIMEOUT_SEC, CheckContext, translate_vm_errors
-from tasks.doctor.result import CheckResult, CheckStatus, Skipped, from_message
 from tasks.errors import RetryableError, TaskFailed
+from tasks.faults import CheckResult, CheckStatus, Skipped, from_message
 
 
 def run_checks(

@@ -47,12 +47,17 @@ def first_match(rules: Sequence[Rule], text: str) -> Rule | None:
     return next((rule for rule in rules if re.search(rule.pattern, text)), None)
 
 
-def grouped_lines(findings: Iterable[Diagnosis]) -> list[str]:
-    """Format one line per reason and remedy, with every pod or claim that it concerns."""
-    subjects: dict[tuple[str, str], list[str]] = {}
+def group(findings: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """Return one finding per reason and remedy, about every pod, node or claim that it concerns."""
+    groups: dict[tuple[str, str], list[Diagnosis]] = {}
     for finding in findings:
-        subjects.setdefault((finding.reason, finding.remedy), []).append(finding.subject)
-    return [f"{_join_subjects(names)}: {reason}; {remedy}" for (reason, remedy), names in subjects.items()]
+        groups.setdefault((finding.reason, finding.remedy), []).append(finding)
+    return [same[0].with_subject(_join_subjects([finding.subject for finding in same])) for same in groups.values()]
+
+
+def grouped_lines(findings: Iterable[Diagnosis]) -> list[str]:
+    """Format one line per reason and remedy."""
+    return [str(finding) for finding in group(findings)]
 
 
 def _join_subjects(subjects: list[str]) -> str:

@@ -6,17 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remote.cluster.quantities import parse_quantity
-from remote.cluster.resource_kinds import CSI_DRIVER, KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
+from remote.cluster.resource_kinds import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program
 from tasks.clients.cluster import translate_cluster_errors
 from tasks.clients.provider import resolve_provider
-from tasks.cluster.checks import EXEC_PERMISSIONS, OVERLAY_CONTROLLERS, missing_permissions
-from tasks.doctor import examples
+from tasks.cluster.checks import (
+    EXEC_PERMISSIONS,
+    NO_CONTROLLER,
+    NO_CSI,
+    NO_PERMISSION,
+    NO_SECRET,
+    missing_controller,
+    missing_driver,
+    missing_permissions,
+)
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.settings.load import Settings
 
 _KUBECTL_TIMEOUT_SEC = 15.0
@@ -33,12 +41,8 @@ SKEWED = Fault(
     remedy="install kubectl {server}",
     status=CheckStatus.WARN,
 )
-CANNOT_RUN = Fault(
-    message="{user} may not {rights} in namespace {namespace}",
-    remedy="ask the cluster's administrator for these permissions (manifests/base/access.yaml has the role)",
-)
 CANNOT_DEPLOY = Fault(
-    message="{user} may not {rights} in namespace {namespace}: enough to run trials, not to deploy",
+    message="user {user} may not {rights} in namespace {namespace}: enough to run trials, not to deploy",
     remedy="ask for the role admin in that namespace, or ask someone who has it to run `inv deploy`",
     status=CheckStatus.WARN,
 )
@@ -49,11 +53,6 @@ TERMINATING = Fault(
     message="namespace {namespace} is being deleted",
     remedy="`kubectl delete jobs --all -n {namespace}`: pods of an indexed Job wait for their replacements",
 )
-NO_SECRET = Fault(
-    message="namespace {namespace} has no pull secret {secret}",
-    remedy="`inv deploy` creates it, with the {password} on standard input; a public image needs none",
-    status=CheckStatus.WARN,
-)
 QUOTA = Fault(
     message="quota {quota}: {free} of {resource} left, but {count} more pods need {need}",
     remedy="free some, ask for a larger quota (`kubectl describe resourcequota`), or lower fleet.size",
@@ -61,18 +60,10 @@ QUOTA = Fault(
 QUOTA_LIMITS = Fault(
     message="quota {quota} counts limits.cpu, and our pods have none: they are rejected", remedy="set cluster.cpu_limit"
 )
-NO_CSI = Fault(
-    message="cluster.volume.handle is set, but the cluster has no CSI driver {driver}",
-    remedy="{volume-driver}",
-)
 NO_VOLUME = Fault(
     message="no shared volume: results that were not collected are lost with their pods",
     remedy="set cluster.volume.handle, or run `inv collect` before the next `inv deploy`",
     status=CheckStatus.WARN,
-)
-NO_CONTROLLER = Fault(
-    message="the overlay {overlay} needs {controller}, which is not installed",
-    remedy="set cluster.overlay to job-4gpu, which does the same without it; or have it installed",
 )
 NO_DNS = Fault(
     message="none of the {count} pods of the cluster's DNS is Ready: ranks cannot resolve each other's names",
@@ -85,7 +76,6 @@ NO_DNS = Fault(
     "reachable",
     "Is there a kubeconfig, does the API server answer, does it accept the credentials, is it new enough?",
     OLD,
-    other_rows=examples.cluster,
 )
 def reachable(context: CheckContext) -> CheckResult:
     version = context.version.get_or_raise()[0]
@@ -122,7 +112,7 @@ def _version_numbers(version: str) -> tuple[int, int]:
 @CHECKS.register(
     "rights",
     "May this account run trials, and deploy? Each verb on each resource is checked.",
-    CANNOT_RUN,
+    NO_PERMISSION,
     CANNOT_DEPLOY,
 )
 def rights(context: CheckContext) -> CheckResult:
@@ -132,7 +122,7 @@ def rights(context: CheckContext) -> CheckResult:
         to_deploy = missing_permissions(cluster, deploy_permissions)
     values = {"user": cluster.target.user, "namespace": cluster.target.namespace}
     if to_run:
-        return CANNOT_RUN.result(rights=", ".join(to_run), **values)
+        return NO_PERMISSION.result(rights=", ".join(to_run), **values)
     if to_deploy:
         return CANNOT_DEPLOY.result(rights=_first_names(to_deploy), **values)
     count = len(RUN_PERMISSIONS) + len(deploy_permissions)
@@ -218,24 +208,19 @@ def storage(context: CheckContext) -> CheckResult:
         handle = resolve_provider(context.settings, cluster).cluster.volume.handle
         if handle is None:
             return NO_VOLUME.result()
-        csi = (cluster.provider.volume_source(handle) or {}).get("csi")
-        if csi is None:
-            return passed("the shared volume needs no driver of its own")
-        if not cluster.has_object(CSI_DRIVER, csi["driver"]):
-            return NO_CSI.result(cluster.provider, driver=csi["driver"])
-    return passed(f"the CSI driver {csi['driver']} is installed")
+        source = cluster.provider.volume_source(handle) or {}
+        if driver := missing_driver(cluster, source):
+            return NO_CSI.result(cluster.provider, driver=driver)
+    return passed(f"the shared volume is {', '.join(source)}, and its driver is installed")
 
 
 @CHECKS.register("controller", "Is the overlay's controller installed?", NO_CONTROLLER)
 def controller(context: CheckContext) -> CheckResult:
     overlay = context.settings.cluster.overlay
     with context.open_cluster() as cluster:
-        if overlay not in OVERLAY_CONTROLLERS:
-            return passed(f"the overlay {overlay} needs only Kubernetes' own controllers")
-        group, name = OVERLAY_CONTROLLERS[overlay]
-        if not cluster.has_api_group(group):
-            return NO_CONTROLLER.result(overlay=overlay, controller=name)
-    return passed(f"{name} is installed")
+        if missing := missing_controller(cluster, overlay):
+            return NO_CONTROLLER.result(overlay=overlay, controller=missing)
+    return passed(f"the controllers of the overlay {overlay} are installed")
 
 
 @CHECKS.register("runtime class", "Is there a runtime class nvidia?")

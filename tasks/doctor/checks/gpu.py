@@ -5,17 +5,16 @@ import sys
 from pathlib import Path
 
 from remote.hosts.process import run_program
-from tasks.doctor import examples
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, Skipped, from_message, passed
+from tasks.faults import CheckResult, Skipped, from_message, passed
 
 DEVICE_FILE = Path("/dev/nvidiactl")
 _PREFLIGHT_TIMEOUT_SEC = 60.0  # imports torch and transformers from a cold disk; the checks' deadline is shorter
 CHECKS = Checks("gpu")
 
 
-@CHECKS.register("usable", "Can torch, bitsandbytes and Triton use this machine's GPU?", other_rows=examples.gpu)
+@CHECKS.register("usable", "Can torch, bitsandbytes and Triton use this machine's GPU?")
 def usable(context: CheckContext) -> CheckResult:
     settings = context.settings
     if settings.fleet.kind == "pods" and "gpu" not in context.only:

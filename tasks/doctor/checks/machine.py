@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 
 MIN_FREE_BYTES, LOW_FREE_BYTES = 1_000_000_000, 5_000_000_000
 MAX_SKEW_SEC = 60.0  # OCI rejects requests with a skew of 300 s; certificates and tokens have dates, too

@@ -2,17 +2,14 @@
 
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import inspect, pod_hosts
-from tasks.doctor import examples
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, Skipped, passed
+from tasks.faults import CheckResult, Skipped, passed
 
 CHECKS = Checks("models")
 
 
-@CHECKS.register(
-    "whole", "Does the first worker find model.path and data.path, and are they complete?", other_rows=examples.inputs
-)
+@CHECKS.register("whole", "Does the first worker find model.path and data.path, and are they complete?")
 def whole(context: CheckContext) -> CheckResult:
     settings = context.settings
     if settings.fleet.kind == "local":

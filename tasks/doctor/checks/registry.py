@@ -11,7 +11,7 @@ from remote.providers import registry_provider
 from tasks.clients import registry, secrets
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 
 _QUERY_TIMEOUT_SEC = 15.0
 CHECKS = Checks("registry")

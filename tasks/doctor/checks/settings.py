@@ -8,7 +8,7 @@ from remote.image.references import InvalidReference, parse_image_name
 from tasks.clients import secrets
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.settings import sources
 from tasks.settings.load import ENVIRONMENT, Settings
 

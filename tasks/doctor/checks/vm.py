@@ -7,10 +7,9 @@ from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.engine import FolderInfo
 from remote.image.workdir import workdir_path
-from tasks.doctor import examples
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, from_message, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, from_message, passed
 from tasks.image import build_profiles
 from tasks.image.build import plan_build
 
@@ -32,9 +31,7 @@ FULL = Fault(
 )
 
 
-@CHECKS.register(
-    "connection", "Does the build VM accept the login, and can it build for the GPU nodes?", other_rows=examples.vm
-)
+@CHECKS.register("connection", "Does the build VM accept the login, and can it build for the GPU nodes?")
 def connection(context: CheckContext) -> CheckResult | list[CheckResult]:
     started = time.monotonic()
     vm = context.machine.get_or_raise()
@@ -46,7 +43,7 @@ def connection(context: CheckContext) -> CheckResult | list[CheckResult]:
     return passed(f"{login}; {vm.system}, Python {version}, {vm.cores} cores, {vm.memory_bytes / 1e9:.0f} GB")
 
 
-@CHECKS.register("engine", "Does the engine answer this user, and does it have BuildKit?", other_rows=examples.engine)
+@CHECKS.register("engine", "Does the engine answer this user, and does it have BuildKit?")
 def engine_there(context: CheckContext) -> CheckResult:
     engine_facts = context.engine.get_or_raise()
     return passed(f"answers, with BuildKit; data in {engine_facts.data_root} ({engine_facts.storage_driver})")
@@ -92,7 +89,6 @@ def _folders(context: CheckContext, host: Host) -> tuple[FolderInfo, ...]:
     "models",
     "Are the models of image.models on the VM, every file with the size in the manifest?",
     NO_MODELS,
-    other_rows=examples.models,
 )
 def models(context: CheckContext) -> CheckResult:
     context.machine.get_or_skip()
@@ -106,9 +102,7 @@ def models(context: CheckContext) -> CheckResult:
     return passed(f"{sizes}: every file has the size in the manifest")
 
 
-@CHECKS.register(
-    "room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?", other_rows=examples.room
-)
+@CHECKS.register("room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?")
 def room(context: CheckContext) -> CheckResult:
     context.engine.get_or_skip()
     plan = context.on_vm(lambda host: plan_build(context.settings, host, context.tmpdir(host)))

@@ -18,8 +18,8 @@ from tasks.cluster.nodes import pod_requirements
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
 from tasks.doctor.registry import all_checks
-from tasks.doctor.result import CheckResult, CheckStatus, passed
 from tasks.doctor.runner import run_check
+from tasks.faults import CheckResult, CheckStatus, passed
 from tasks.settings.load import load
 from tests.support.paths import ROOT
 

@@ -12,8 +12,8 @@ from remote.cluster.resource_kinds import Kind
 from remote.providers import PROVIDERS, Provider
 from tasks.doctor.context import CheckContext, SharedFact
 from tasks.doctor.registry import all_checks
-from tasks.doctor.result import CheckResult
 from tasks.doctor.runner import run_check
+from tasks.faults import CheckResult
 from tasks.settings.load import load
 
 MakeContext = Callable[..., CheckContext]

@@ -16,8 +16,8 @@ from remote.fleet.ledger import Ledger
 from remote.image import vm_jobs
 from remote.image.engine import FolderInfo
 from tasks.doctor.checks import cluster, gpu, machine, nodes, oci, registry, runs, settings, vm
-from tasks.doctor.result import CheckResult, CheckStatus, Fault
 from tasks.errors import UsageError
+from tasks.faults import CheckResult, CheckStatus, Fault
 from tasks.reports.runs import RunInfo
 from tests.support.reports import synthetic
 from tests.unit.remote.cluster.test_nodes import NODE
@@ -259,7 +259,7 @@ def pod_that_is_ready(status: str) -> dict[str, Any]:
 TERMINATING = {"metadata": {"name": "ours", "deletionTimestamp": "now"}}
 CLUSTERS: dict[str, tuple[str, FakeCluster, Fault, str]] = {
     "old": ("reachable", FakeCluster(server_version=("v1.27.3", None)), cluster.OLD, PODS),
-    "no right to run": ("rights", FakeCluster(denied=[("create", "pods/exec")]), cluster.CANNOT_RUN, PODS),
+    "no right to run": ("rights", FakeCluster(denied=[("create", "pods/exec")]), cluster.NO_PERMISSION, PODS),
     "no right to deploy": ("rights", FakeCluster(denied=[("patch", "jobs")]), cluster.CANNOT_DEPLOY, PODS),
     "no namespace": ("namespace", FakeCluster(live_namespace=None), cluster.NO_NAMESPACE, PODS),
     "terminating": ("namespace", FakeCluster(live_namespace=TERMINATING), cluster.TERMINATING, PODS),

@@ -1,6 +1,8 @@
 """Tests of docs/troubleshooting.md: it matches the checks, and has every promised problem."""
 
 import importlib.util
+import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,16 +15,31 @@ from bench.data.model_folder import check_model
 from bench.data.readers import read_data
 from bench.machine import isolation, preflight
 from bench.records import suite
-from tasks.doctor import examples
-from tasks.doctor.docs import DOCUMENT_PATH, render
+from tasks.doctor.docs import DOCUMENT_PATH, MESSAGES, document_rows, render
 from tasks.doctor.registry import all_checks
-from tasks.doctor.result import from_message
+from tasks.faults import from_message
 from tests.support.paths import ROOT
+from tests.unit.tasks.doctor import fault_examples
+
+RECORDED: dict[str, list[list[str]]] = json.loads(MESSAGES.read_text(encoding="utf-8"))
 
 
 def test_the_document_is_up_to_date() -> None:
     document = (ROOT / DOCUMENT_PATH).read_text(encoding="utf-8")
     assert document == render(all_checks()), "run `inv doctor --document`, and review the difference"
+
+
+def assert_recorded(messages: dict[str, list[list[str]]]) -> None:
+    """Compare messages with those of messages.json; UPDATE_GOLDEN=1 writes them there."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        RECORDED.update(messages)
+        MESSAGES.write_text(json.dumps(RECORDED, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    assert {title: RECORDED.get(title) for title in messages} == messages
+
+
+def test_the_messages_of_other_modules_are_recorded() -> None:
+    assert_recorded(fault_examples.messages())
+    assert RECORDED.keys() <= {check.title for check in all_checks()}
 
 
 # problem: (title of its check, token of the message, token of the remedy)
@@ -49,7 +66,9 @@ KNOWLEDGE = {
 @pytest.mark.parametrize(("title", "message_token", "remedy_token"), KNOWLEDGE.values(), ids=KNOWLEDGE)
 def test_every_promised_problem_has_a_check_with_a_remedy(title: str, message_token: str, remedy_token: str) -> None:
     (check,) = (check for check in all_checks() if check.title == title)
-    assert any(message_token in message and remedy_token in remedy for message, remedy in check.document_rows())
+    assert any(
+        message_token in message and remedy_token in remedy for message, remedy in document_rows(check, RECORDED)
+    )
 
 
 def test_every_check_asks_a_question_and_has_a_title_of_its_own() -> None:
@@ -58,7 +77,7 @@ def test_every_check_asks_a_question_and_has_a_title_of_its_own() -> None:
 
 
 def test_every_fault_has_a_remedy() -> None:
-    rows = [row for check in all_checks() for row in check.document_rows()]
+    rows = [row for check in all_checks() for row in document_rows(check, RECORDED)]
     assert len(rows) > 90
     assert [row for row in rows if not all(row)] == []
 
@@ -78,12 +97,12 @@ class _Torch:
         raise AssertionError("Torch not compiled with CUDA enabled")
 
 
-def rejection(function: Callable[[], object], path: str, replacement: str) -> tuple[str, str]:
+def rejection(function: Callable[[], object], path: str, replacement: str) -> list[str]:
     """Return message and remedy of the function's InputError, with the test's path replaced."""
     with pytest.raises(InputError) as caught:
         function()
     result = from_message(str(caught.value).replace(path, replacement))
-    return result.message, result.remedy
+    return [result.message, result.remedy]
 
 
 def test_the_document_has_the_messages_of_bench_about_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,7 +122,7 @@ def test_the_document_has_the_messages_of_bench_about_a_gpu(monkeypatch: pytest.
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=cuda_library), with_kernels),  # type: ignore[arg-type]
     )
-    assert [rejection(function, str(tmp_path), "/dev/nvidiactl") for function in functions] == list(examples.gpu())
+    assert_recorded({"gpu usable": [rejection(function, str(tmp_path), "/dev/nvidiactl") for function in functions]})
 
 
 def test_the_document_has_the_messages_of_bench_about_model_and_data(tmp_path: Path) -> None:
@@ -116,4 +135,4 @@ def test_the_document_has_the_messages_of_bench_about_model_and_data(tmp_path: P
     for content in ("", '{"messages": [{"role": "user", "content": "?"}]}\n'):
         data.write_text(content)
         rows.append(rejection(read, f"{tmp_path}/", ""))
-    assert rows == list(examples.inputs())
+    assert_recorded({"models whole": rows})

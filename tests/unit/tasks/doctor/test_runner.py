@@ -15,9 +15,9 @@ from tasks.doctor import doctor, output
 from tasks.doctor.check import Check
 from tasks.doctor.context import CheckContext, SharedFact
 from tasks.doctor.registry import all_checks
-from tasks.doctor.result import CheckResult, CheckStatus, Fault, Skipped, from_message, passed
 from tasks.doctor.runner import run_check, run_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_message, passed
 from tests.unit.tasks.doctor.conftest import MakeContext
 
 

@@ -16,8 +16,8 @@ from oci.identity import IdentityClient
 
 from tasks.doctor.checks import oci as doctor
 from tasks.doctor.context import CheckContext
-from tasks.doctor.result import passed
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.faults import passed
 from tasks.oci import commands
 from tasks.oci.access import clients
 from tasks.oci.access.clients import connect, get_namespace, resolve_compartment

@@ -1,10 +1,11 @@
-"""Result of a check, and a fault that a check can report, with its message and remedy."""
+"""Faults, each with one message and remedy: a check of `inv doctor` reports it, a command raises it."""
 
 import enum
 import string
 from dataclasses import dataclass
 
 from remote.providers import GENERIC, Provider
+from tasks.errors import UsageError
 
 
 class CheckStatus(enum.Enum):
@@ -55,6 +56,11 @@ class Fault:
         values = {**provider.texts, **values}
         message, remedy = self.message.format_map(values), self.remedy.format_map(values)
         return CheckResult(status=self.status, message=message, remedy=remedy, is_transient=self.is_transient)
+
+    def error(self, provider: Provider = GENERIC, /, suffix: str = "", **values: object) -> UsageError:
+        """Return the error of a command that this fault stops; `suffix` follows the remedy."""
+        result = self.result(provider, **values)
+        return UsageError(result.message, remedy="; ".join(filter(None, (result.remedy, suffix))))
 
     def document_row(self) -> tuple[str, str]:
         """Return message and remedy for the document, each {name} as NAME."""

@@ -1,13 +1,9 @@
-"""Messages of other modules for the document, as (message, remedy), from calls with an example of each fault.
-
-The code of bench cannot be called from here: the rows of `inputs` and `gpu` are copies, which a test compares.
-"""
+"""Examples of faults that other modules report, as (message, remedy), by the title of the check that passes them on."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import cache
 from typing import Any
 
 from remote.agent.shared.errors import engine_access_error
@@ -27,7 +23,8 @@ from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
 from remote.image.vm_info import VmFacts
-from tasks.doctor.result import from_message
+from tasks.doctor.checks.nodes import CAUSES as NODE_CAUSES
+from tasks.faults import from_message
 
 Rows = Sequence[tuple[str, str]]
 _INSTANCE_TYPE, _PRODUCT = "VM.GPU.A10.1", "NVIDIA-A10"
@@ -55,11 +52,14 @@ def cluster() -> Rows:
     return [*(_row(to_cluster_error("kubectl", message)) for message in (*login, *network)), _row(missing)]
 
 
-@cache
-def nodes(causes: Collection[str]) -> Rows:
-    """Return the rows for these causes, from examples of nodes."""
-    rows = [(finding.reason, finding.remedy) for finding in _findings() if finding.cause in causes]
-    return list(dict.fromkeys(rows))
+def nodes() -> dict[str, Rows]:
+    """Return the rows of each check of the nodes."""
+    causes = {"enough": ("instance-type",), **{name: check_causes for name, (_, check_causes) in NODE_CAUSES.items()}}
+    found = [*_findings()]
+    return {
+        f"nodes {name}": [(finding.reason, finding.remedy) for finding in found if finding.cause in included]
+        for name, included in causes.items()
+    }
 
 
 _NODE: dict[str, Any] = {
@@ -223,38 +223,15 @@ def room() -> Rows:
     ]
 
 
-def inputs() -> Rows:
-    """Return messages of `python -m bench inspect`; tests/unit/tasks/doctor compares them."""
-    return [
-        ("MODEL: no such model folder", "`inv model.demo` makes a small one"),
-        (
-            "MODEL/pytorch_model.bin: a pickle file, which can run code when it is read",
-            "remove it, only safetensors are used",
-        ),
-        ("DATA: cannot be read: No such file or directory", "check its path in the settings"),
-        ("DATA: empty", "name a file with one JSON chat per line"),
-        ("DATA: none of 1 chats has an answer", "name a file with answers"),
-    ]
-
-
-def gpu() -> Rows:
-    """Return messages of `python -m bench preflight`; tests/unit/tasks/doctor compares them."""
-    return [
-        (
-            "profile gpu needs an NVIDIA GPU, and none is here (no /dev/nvidia0)",
-            "in a pod, request nvidia.com/gpu; on this machine, use profile tiny (bench.profile)",
-        ),
-        (
-            "/dev/nvidiactl: a GPU is here, but torch VERSION cannot use it: Torch not compiled with CUDA enabled",
-            "install torch's CUDA build, as in the image's lock; or set CUDA_VISIBLE_DEVICES= to run on the CPU",
-        ),
-        (
-            "bitsandbytes VERSION has no GPU support for CUDA CUDA here: it has no CUDA build",
-            "install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
-            "or set BNB_CUDA_VERSION to one of its builds; `python -m bitsandbytes` has details",
-        ),
-        (
-            "neither gcc nor clang is on PATH: Triton builds the launchers of its kernels with a C compiler",
-            "apt-get install g++ python3-dev, or use the image of `inv build`",
-        ),
-    ]
+def messages() -> dict[str, list[list[str]]]:
+    """Return the rows by the title of their check, without duplicates."""
+    rows = {
+        "vm connection": vm(),
+        "vm engine": engine(),
+        "vm models": models(),
+        "vm room": room(),
+        "cluster reachable": cluster(),
+        **nodes(),
+        "pods up": pods(),
+    }
+    return {title: [list(row) for row in dict.fromkeys(same)] for title, same in rows.items()}
