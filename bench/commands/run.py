@@ -28,7 +28,7 @@ from bench.records.result import TrialResult
 from bench.records.run import Progress
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 from bench.workloads import load
-from bench.workloads.distributed.multi_node import NodeList
+from bench.workloads.ranks.multi_node import NodeList
 
 TRACEBACK_LINES = 12
 # As large as any result, so that a full disk is reported before the work.

@@ -16,7 +16,7 @@
 | on the shared volume | ORDER_END_FILE | the first pod of a Kubernetes training Job, last |
 
 `remote.fleet.gang_agent` sets the rank variables of each machine of a trial;
-`bench.workloads.distributed.multi_node` reads them.
+`bench.workloads.ranks.multi_node` reads them.
 """
 
 IMAGE_FILE = "image.json"

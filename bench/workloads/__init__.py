@@ -11,6 +11,7 @@ decode_step: one decoding step of the fast path
 fused_step: the same step for NF4 on a GPU
 distributed: training steps on several ranks
 finetune: a fine-tuning on one or several ranks
+ranks: the launcher of their ranks, and the process of each rank
 """
 
 import importlib

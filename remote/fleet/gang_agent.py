@@ -2,7 +2,7 @@
 
 The first host leads: its job is the trial's, with its folder, result and log. It starts once no host has another job
 and every other host has started a job in the same folder, with its rank in environment variables. Cancelling the
-leader cancels all. The leader notices how the other jobs end (`bench.workloads.distributed.multi_node`), ends with them
+leader cancels all. The leader notices how the other jobs end (`bench.workloads.ranks.multi_node`), ends with them
 and gives the reason; when the leader ends, the others end too.
 
 The ranks connect to the leader's own address, so no cluster DNS is needed. Not covered: several gangs at a time on

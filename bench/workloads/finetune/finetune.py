@@ -7,7 +7,6 @@ records what was trained until then.
 On several machines, the first one does this; the others only run their share of the ranks (`follow`).
 """
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -23,32 +22,14 @@ from bench.records import Trial
 from bench.records.status import ReasonCode
 from bench.records.training import LIMITS
 from bench.records.training_data import DataReport
-from bench.workloads.distributed.distributed import (
-    POLL_SEC,
-    choose_backend,
-    finish_ranks,
-    follow_ranks,
-    log_failure,
-    make_limits,
-    rendezvous_endpoint,
-    run_local_ranks,
-    visible_gpus,
-)
-from bench.workloads.distributed.multi_node import NodeHub, NodeList
-from bench.workloads.distributed.torchrun import (
-    RankFailed,
-    RankGone,
-    RankKilled,
-    RankLimits,
-    RankOutOfMemory,
-    RankStopped,
-    Torchrun,
-)
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import checkpoint, resume
 from bench.workloads.finetune.rank_spec import SPEC_FILE, STOP_FILE, RankSpec
 from bench.workloads.finetune.training_log import TrainingLog
 from bench.workloads.finetune.training_set import check_inputs  # looked up in workload modules with special inputs
+from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
+from bench.workloads.ranks.multi_node import NodeList
+from bench.workloads.ranks.torchrun import RankKilled, RankLimits
 
 MODULE = "bench.workloads.finetune.rank"
 GRACE_SEC = 22.0  # for a step and its checkpoint; a node waits 30 s between SIGTERM and SIGKILL
@@ -64,9 +45,8 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     RankFailed and RankOutOfMemory with the rank's number; InputError; InputRejected if all checkpoints are broken.
     """
     trial, folder = record.trial, _checkpoint_folder(record.request)
-    nodes = NodeList.from_environment()
-    limits, endpoint = make_row_limits(trial), rendezvous_endpoint()
-    backend = choose_backend(trial, visible_gpus(), nodes)
+    launcher = _make_launcher(trial, stops, NodeList.from_environment())
+    launcher.check()
     with record.timed("data"):
         data, report = _load_training_set(trial, folder, record)
         digests = {trial.model: inputs[0].sha256, **{file.path: file.sha256 for file in report.files}}
@@ -79,22 +59,17 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     spec = _rank_spec(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
     training_log = TrainingLog(record, folder, resume_point, report, planned=data.steps(), row_tokens=data.row_tokens)
     record.on_finish = training_log.write
-    with contextlib.ExitStack() as stack:
-        with stops.deferred():  # a stop while the ranks are being started would leave them running
-            ranks = stack.enter_context(
-                Torchrun(trial, backend, endpoint, limits, nodes, module=MODULE, files={SPEC_FILE: spec.to_text()})
-            )
-        hub = None if nodes is None else stack.enter_context(NodeHub(nodes, trial.world_size, ranks.folder))
-        try:
-            _wait_for_ranks(training_log, ranks, hub, stops, limits)
-        except Stopped:
-            stop_after_step(ranks.folder, ranks.poll)
-            ranks.dispatch_lines(training_log.on_line)
-            if training_log.stop:
-                record.log(f"stopped after step {training_log.step}, with a checkpoint")
-            else:
-                record.log("stopped before the first step")
-            raise
+    try:
+        files = {SPEC_FILE: spec.to_text()}
+        launcher.lead(record, training_log.on_line, files=files, has_stopped=lambda: bool(training_log.stop))
+    except RankKilled as error:
+        raise WorkerGone(str(error)) from error
+    except Stopped:
+        if training_log.stop:
+            record.log(f"stopped after step {training_log.step}, with a checkpoint")
+        else:
+            record.log("stopped before the first step")
+        raise
     if training_log.stop == "max_hours":
         limit = training_set.training_of(trial).limited_by
         raise Stopped(LIMITS[limit], f"stopped by {limit} after step {training_log.step}")
@@ -113,9 +88,12 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
         data, _ = training_set.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
         return {SPEC_FILE: _rank_spec(request, folder, model.sha256, data.sha256).to_text()}
 
-    return run_local_ranks(
-        trial, nodes, stops, make_row_limits(trial), prepare, stop_after_step=stop_after_step, module=MODULE
-    )
+    return _make_launcher(trial, stops, nodes).follow(prepare)
+
+
+def _make_launcher(trial: Trial, stops: StopSignals, nodes: NodeList | None) -> RankLauncher:
+    limits = make_row_limits(trial)
+    return RankLauncher(trial, stops, nodes, module=MODULE, limits=limits, stop_after_step=stop_after_step)
 
 
 def make_row_limits(trial: Trial) -> RankLimits:
@@ -172,21 +150,3 @@ def _rank_spec(
         model_sha256=model_sha256,
         data_sha256=data_sha256,
     )
-
-
-def _wait_for_ranks(
-    log: TrainingLog, ranks: Torchrun, hub: NodeHub | None, stops: StopSignals, limits: RankLimits
-) -> None:
-    """Process the ranks' lines until they have ended. Raises the error that ended them."""
-    try:
-        code = follow_ranks(ranks, hub, stops, log.on_line)
-        stops.check()
-        finish_ranks(code, ranks, hub, stops, limits, has_failed=code != 0 and not log.stop)
-    except (RankFailed, RankGone, RankOutOfMemory) as error:
-        ranks.dispatch_lines(log.on_line)
-        log_failure(log.record, ranks, error)
-        if isinstance(error, RankStopped):
-            raise Stopped(ReasonCode.WORKER_STOPPED, str(error)) from error
-        if isinstance(error, RankKilled):
-            raise WorkerGone(str(error)) from error
-        raise

@@ -22,12 +22,12 @@ from bench.harness.record import peak_rss_bytes
 from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_FOLDER
-from bench.workloads.distributed.rank import COLLECTIVE_MARGIN_SEC, RankProcess, main, peak_vram_bytes
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import resume
 from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER
 from bench.workloads.finetune.rank_spec import STOP_FILE, RankSpec
 from bench.workloads.finetune.steps.group import RankGroup
+from bench.workloads.ranks.process import COLLECTIVE_MARGIN_SEC, RankProcess, main, peak_vram_bytes
 
 
 class FinetuneRank(RankProcess):

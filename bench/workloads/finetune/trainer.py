@@ -20,7 +20,6 @@ from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
 from bench.records.training import SampleAnswer, Training
-from bench.workloads.distributed.rank import RanksDiffer
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.checkpoints.checkpoint import History, State
 from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager, load_checkpoint, write_adapter
@@ -31,6 +30,7 @@ from bench.workloads.finetune.steps.gradients import Gradients
 from bench.workloads.finetune.steps.group import RankGroup
 from bench.workloads.finetune.steps.step import GlobalStep, StepRow
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
+from bench.workloads.ranks.process import RanksDiffer
 
 __all__ = ["TrainContext", "Trainer", "deterministic", "write_adapter"]
 ZERO_STEPS = 3

@@ -15,7 +15,7 @@ import pytest
 
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.workloads.distributed.torchrun import descendant_pids
+from bench.workloads.ranks.torchrun import descendant_pids
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import SILENCE_SEC, alive
 

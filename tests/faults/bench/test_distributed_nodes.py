@@ -16,7 +16,7 @@ import pytest
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.workloads.distributed.torchrun import descendant_pids
+from bench.workloads.ranks.torchrun import descendant_pids
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import SILENCE_SEC, alive
 from tests.support.machines.ports import free_ports

@@ -20,7 +20,7 @@ from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_T
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
-from bench.workloads.distributed.torchrun import descendant_pids
+from bench.workloads.ranks.torchrun import descendant_pids
 from tests.support import tiny_training
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import alive, kill_trials

@@ -21,9 +21,9 @@ from bench import torch_stack
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
-from bench.workloads.distributed.torchrun import descendant_pids
 from bench.workloads.finetune.checkpoints.resume import NO_REASON
 from bench.workloads.finetune.rank_spec import STOP_FILE
+from bench.workloads.ranks.torchrun import descendant_pids
 from reports.read import steps as partial_steps
 from tests.support import tiny_training
 from tests.support.forked import ForkServer

@@ -30,8 +30,8 @@ from bench.records.atomic_files import write_atomic
 from bench.records.run import Progress
 from bench.records.status import ReasonCode, TrialStatus
 from bench.records.training import LIMITS, Evaluation, Restart, TrainedSteps, TrainingRecord
-from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 from bench.workloads.finetune import training_set
+from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 
 STEP_SEC, CHECKPOINT_EVERY, TOKENS, SILENCE_SEC = 0.05, 5, 64, 5.0
 HOLD, FAIL = Path(__file__).with_name("hold"), Path(__file__).with_name("fail")

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.workloads.distributed.torchrun import descendant_pids
+from bench.workloads.ranks.torchrun import descendant_pids
 
 SILENCE_SEC = 15  # if many processes share few cores, a rank is silent for seconds during its imports
 

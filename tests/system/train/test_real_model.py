@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from bench.records.training import TrainingRecord
-from bench.workloads.distributed.torchrun import descendant_pids
+from bench.workloads.ranks.torchrun import descendant_pids
 from tests.support import inv_pods
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
@@ -219,7 +219,7 @@ def is_rank(pid: int) -> bool:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"bench.workloads.finetune.rank" in argv and b"bench.workloads.distributed.torchrun" not in argv
+    return b"bench.workloads.finetune.rank" in argv and b"bench.workloads.ranks.torchrun" not in argv
 
 
 def parent_of(pid: int) -> int:

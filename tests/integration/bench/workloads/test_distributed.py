@@ -16,16 +16,12 @@ from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.records.bootstrap import summarize
 from bench.records.status import Outcome, ReasonCode, TrialStatus
-from bench.workloads.distributed import distributed, efficiency, torchrun
-from bench.workloads.distributed.distributed import (
-    RankReport,
-    choose_backend,
-    make_limits,
-    rendezvous_endpoint,
-    visible_gpus,
-)
-from bench.workloads.distributed.rank import Heartbeat
-from bench.workloads.distributed.torchrun import (
+from bench.workloads.distributed import distributed, efficiency
+from bench.workloads.distributed.distributed import RankReport
+from bench.workloads.ranks import launcher, torchrun
+from bench.workloads.ranks.launcher import choose_backend, make_limits, rendezvous_endpoint, visible_gpus
+from bench.workloads.ranks.process import Heartbeat
+from bench.workloads.ranks.torchrun import (
     RankFailed,
     RankKilled,
     RankOutOfMemory,
@@ -48,7 +44,7 @@ def ranks(monkeypatch, ddp_trial):
     argv = (sys.executable, "-c", "import time; time.sleep(60)")
     monkeypatch.setattr(torchrun.subprocess, "Popen", lambda _argv, **options: real(argv, **options))
     limits = torchrun.RankLimits(silence_sec=5.0, step_sec=10.0)
-    with Torchrun(ddp_trial(), "gloo", "127.0.0.1:0", limits) as torchrun_ranks:
+    with Torchrun(ddp_trial(), "gloo", "127.0.0.1:0", limits, module="ranks") as torchrun_ranks:
         yield torchrun_ranks
 
 
@@ -68,24 +64,24 @@ def test_too_few_gpus_are_rejected_none_means_gloo_and_hidden_ones_are_not_count
 def test_the_port_is_the_configured_one_or_any_free_one(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setenv(distributed.PORT_VARIABLE, str(port))
+    monkeypatch.setenv(launcher.PORT_VARIABLE, str(port))
     assert rendezvous_endpoint() == f"127.0.0.1:{port}"
-    monkeypatch.delenv(distributed.PORT_VARIABLE)
+    monkeypatch.delenv(launcher.PORT_VARIABLE)
     assert rendezvous_endpoint() == "127.0.0.1:0"
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "none", "²"])
 def test_an_invalid_port_is_rejected(monkeypatch, port):
-    monkeypatch.setenv(distributed.PORT_VARIABLE, port)
-    with pytest.raises(InputError, match=f"^{distributed.PORT_VARIABLE}: .* 1 to 65535, found {port!r}$"):
+    monkeypatch.setenv(launcher.PORT_VARIABLE, port)
+    with pytest.raises(InputError, match=f"^{launcher.PORT_VARIABLE}: .* 1 to 65535, found {port!r}$"):
         rendezvous_endpoint()
 
 
 def test_a_step_of_many_tokens_may_take_longer_than_the_silence_limit(monkeypatch, ddp_trial):
     assert make_limits(ddp_trial()) == torchrun.RankLimits(silence_sec=45.0, step_sec=50.0)
     assert make_limits(ddp_trial(max_seq_len=4096, gradient_accumulation_steps=32)).step_sec > 600
-    monkeypatch.setenv(distributed.SILENCE_VARIABLE, "soon")
-    with pytest.raises(InputError, match=f"^{distributed.SILENCE_VARIABLE}: .* found 'soon'$"):
+    monkeypatch.setenv(launcher.SILENCE_VARIABLE, "soon")
+    with pytest.raises(InputError, match=f"^{launcher.SILENCE_VARIABLE}: .* found 'soon'$"):
         make_limits(ddp_trial())
 
 

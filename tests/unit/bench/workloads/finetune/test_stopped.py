@@ -14,12 +14,13 @@ from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import Stopped, StopSignals
 from bench.records.paths import PROGRESS_FILE
 from bench.records.status import Outcome, ReasonCode
-from bench.workloads.distributed import distributed
-from bench.workloads.distributed.multi_node import NodeList
-from bench.workloads.distributed.torchrun import RankKilled, RankSample, RankStopped, Torchrun
 from bench.workloads.finetune import finetune, training_set
 from bench.workloads.finetune.rank import FinetuneRank
 from bench.workloads.finetune.steps.group import RankGroup
+from bench.workloads.ranks import launcher
+from bench.workloads.ranks.launcher import RankLauncher
+from bench.workloads.ranks.multi_node import NodeList
+from bench.workloads.ranks.torchrun import RankKilled, RankLimits, RankSample, RankStopped, Torchrun
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -32,8 +33,8 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
     ranks = SimpleNamespace(
         folder=tmp_path, poll=lambda: code if (tmp_path / "stop").exists() else None, last_lines=lambda _: []
     )
-    monkeypatch.setattr(distributed, "LeaderLink", lambda *_: contextlib.nullcontext(link))
-    monkeypatch.setattr(distributed, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(launcher, "LeaderLink", lambda *_: contextlib.nullcontext(link))
+    monkeypatch.setattr(launcher, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
     monkeypatch.setattr(finetune, "check_inputs", lambda _: (SimpleNamespace(sha256="m"), None, None))
     monkeypatch.setattr(training_set, "load", lambda *_: (SimpleNamespace(sha256="d"), False))
     monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
@@ -55,9 +56,10 @@ def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatc
     trial = tiny_training.plan(tmp_path, tmp_path, training={"max_hours": 1.0, "limited_by": limit})
     data = SimpleNamespace(sha256="d", steps=lambda: 9, row_tokens=8)
     monkeypatch.setattr(finetune, "_load_training_set", lambda *_: (data, SimpleNamespace(files=[])))
-    monkeypatch.setattr(finetune, "TrainingLog", lambda *_, **__: SimpleNamespace(stop="max_hours", step=3, write=None))
-    monkeypatch.setattr(finetune, "Torchrun", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(finetune, "_wait_for_ranks", lambda *_: None)
+    monkeypatch.setattr(
+        finetune, "TrainingLog", lambda *_, **__: SimpleNamespace(stop="max_hours", step=3, write=None, on_line=None)
+    )
+    monkeypatch.setattr(RankLauncher, "lead", lambda *_, **__: None)
     request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
     record = SimpleNamespace(
         trial=trial, request=request, log=lambda _: None, timed=lambda _: contextlib.nullcontext(), on_end=None
@@ -76,16 +78,21 @@ def test_ranks_whose_torchrun_is_killed_count_as_killed_and_not_as_failed(tmp_pa
     assert ranks.local_failures() == {"ranks": [(0, -signal.SIGKILL), (1, -signal.SIGKILL)]}
 
 
-def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path):
+def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeypatch):
     reason = "rank 1 had no time to end its step"
     ranks = SimpleNamespace(
         folder=tmp_path, poll=lambda: 1, check_progress=lambda: None, last_lines=lambda _: [],
         dispatch_lines=lambda _: None, failure=lambda: RankStopped(reason),
     )  # fmt: skip
     record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
-    log = SimpleNamespace(stop="", on_line=lambda _: None, record=record)
+    monkeypatch.setattr(launcher, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
+    limits = RankLimits(silence_sec=1.0, step_sec=1.0)
+    stoppable = RankLauncher(
+        record.trial, StopSignals(), None, module="ranks", limits=limits, stop_after_step=finetune.stop_after_step
+    )
     with pytest.raises(Stopped) as stopped:
-        finetune._wait_for_ranks(log, ranks, None, StopSignals(), None)
+        stoppable.lead(record, lambda _: None)
     assert stopped.value.outcome == Outcome.of(ReasonCode.WORKER_STOPPED, reason)
 
 

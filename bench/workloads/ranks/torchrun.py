@@ -31,7 +31,7 @@ from bench.harness import termination
 from bench.harness.termination import Stopped, WorkerGone
 from bench.records import Trial
 from bench.records.status import ReasonCode, TrialStatus
-from bench.workloads.distributed.multi_node import NodeList, read_object
+from bench.workloads.ranks.multi_node import NodeList, read_object
 
 LINES_FILE, FAILURES_FILE, TRIAL_FILE = "lines.jsonl", "failures.json", "trial.json"
 LAUNCHER_VARIABLE = "QLORA_FLEET_LAUNCHER_PID"
@@ -114,7 +114,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
     The module is run with the folder, the backend and the two limits; `files` are written to the folder before that.
 
     All ranks run on this machine. With `nodes`, only this machine's share does, and the heartbeats of the others appear
-    in the same folder (`bench.workloads.distributed.multi_node`).
+    in the same folder (`bench.workloads.ranks.multi_node`).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         limits: RankLimits,
         nodes: NodeList | None = None,
         *,
-        module: str = "bench.workloads.distributed.rank",
+        module: str,
         files: Mapping[str, str] | None = None,
     ) -> None:
         self._trial, self._limits = trial, limits
@@ -139,7 +139,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         self._started = now
         self._samples = [RankSample(last_heartbeat=now, last_progress=now) for _ in range(trial.world_size)]
         argv = (
-            *(sys.executable, "-m", "bench.workloads.distributed.torchrun", str(os.getpid()), str(self.folder)),
+            *(sys.executable, "-m", "bench.workloads.ranks.torchrun", str(os.getpid()), str(self.folder)),
             *(_single_node_args(trial, endpoint) if nodes is None else _multi_node_args(trial, nodes)),
             *("--monitor-interval", "0.2", "--redirects", "3", "--log-dir", str(self.folder / "logs")),
             *("-m", module, str(self.folder), backend, str(limits.silence_sec), str(limits.step_sec)),

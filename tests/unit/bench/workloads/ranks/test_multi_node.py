@@ -9,7 +9,7 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from bench.workloads.distributed.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
+from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 from tests.support.faults import wait_for
 
 WAIT_SEC = 20.0

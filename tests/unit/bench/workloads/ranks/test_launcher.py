@@ -15,8 +15,9 @@ import pytest
 from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
 from bench.records.status import ReasonCode
-from bench.workloads.distributed import distributed
-from bench.workloads.distributed.multi_node import LeaderGone
+from bench.workloads.ranks import launcher
+from bench.workloads.ranks.launcher import RankLauncher
+from bench.workloads.ranks.multi_node import LeaderGone
 from tests.support.faults import raising
 
 
@@ -26,17 +27,20 @@ def last_messages(monkeypatch) -> list[Any]:
     messages: list[Any] = []
     gone = raising(LeaderGone("the first machine has ended the trial"))
     link = SimpleNamespace(check=gone, send_changes=lambda *_: None, send_end=messages.append)
-    monkeypatch.setattr(distributed, "LeaderLink", lambda *_: contextlib.nullcontext(link))
-    monkeypatch.setattr(distributed, "choose_backend", lambda *_: "gloo")
-    monkeypatch.setattr(distributed, "rendezvous_endpoint", lambda: None)
+    monkeypatch.setattr(launcher, "LeaderLink", lambda *_: contextlib.nullcontext(link))
+    monkeypatch.setattr(launcher, "choose_backend", lambda *_: "gloo")
+    monkeypatch.setattr(launcher, "rendezvous_endpoint", lambda: "")
+    monkeypatch.setattr(launcher, "visible_gpus", lambda: 0)
     return messages
+
+
+def make_launcher(trial: Trial | None, stops: Any, nodes: Any = None) -> RankLauncher:
+    return RankLauncher(trial, stops, nodes, module="ranks", limits=SimpleNamespace(silence_sec=1.0))
 
 
 def run_local_ranks(trial: Trial, prepare: Callable[[], Mapping[str, str]]) -> int:
     nodes = SimpleNamespace(local_ranks=lambda _: range(1, 2))
-    return distributed.run_local_ranks(
-        trial, nodes, SimpleNamespace(check=lambda: None), SimpleNamespace(silence_sec=1.0), prepare
-    )
+    return make_launcher(trial, SimpleNamespace(check=lambda: None), nodes).follow(prepare)
 
 
 @pytest.mark.parametrize(("code", "message"), [(0, {}), (1, {"ranks": [], "rank": 1})])
@@ -46,7 +50,7 @@ def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
     ranks = SimpleNamespace(
         folder=tmp_path, poll=lambda: code, last_lines=lambda _: [], local_failures=lambda: {"rank": 1}
     )
-    monkeypatch.setattr(distributed, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(launcher, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
     trial = make_trial(kind="distributed", world_size=2)
     assert (run_local_ranks(trial, dict), last_messages) == (code, [message])
 
@@ -76,5 +80,5 @@ def test_a_stop_waits_until_the_current_line_is_processed():
 
     ranks = SimpleNamespace(poll=lambda: None, dispatch_lines=dispatch_lines, check_progress=lambda: None)
     with pytest.raises(Stopped, match="SIGTERM"):
-        distributed.follow_ranks(ranks, None, stops, on_line)
+        make_launcher(None, stops).follow_ranks(ranks, None, on_line)
     assert processed == [0, 1, 2]

@@ -1,0 +1,245 @@
+"""Launcher of a trial's ranks, for every ranked workload: starts them, follows them, and raises what ended them.
+
+On several machines, the first one leads: it measures and writes. The others only run their share of the ranks.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.data.inputs import InputError
+from bench.harness.record import Record
+from bench.harness.termination import Stopped, StopSignals
+from bench.records import Trial
+from bench.records.status import ReasonCode
+from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
+from bench.workloads.ranks.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, RankStopped, Torchrun
+
+PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
+SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
+STEP_MARGIN_SEC = 5.0  # report a silent rank before a hung step, because that report names the rank
+MIN_TOKENS_PER_SEC = 364.0  # half the rate of an A10: a slower step counts as hung
+POLL_SEC = 0.1
+GPU_COUNT_TIMEOUT_SEC = 120.0
+
+OnLine = Callable[[dict[str, Any]], None]
+
+
+class RankLauncher:
+    """Launcher of the ranks of a trial, each a process of `module`; with `nodes`, this machine's share of them.
+
+    `stop_after_step`, if not None, gets the ranks' folder and a function that polls them; it lets them end their
+    current step after a stop signal.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        stops: StopSignals,
+        nodes: NodeList | None,
+        *,
+        module: str,
+        limits: RankLimits,
+        stop_after_step: Callable[[Path, Callable[[], int | None]], None] | None = None,
+    ) -> None:
+        self._trial, self._stops, self._nodes = trial, stops, nodes
+        self._module, self._limits, self._stop_after_step = module, limits, stop_after_step
+        self.backend = self._endpoint = ""
+
+    def check(self) -> None:
+        """Choose backend and rendezvous. Raises InputError for too few GPUs and for an unusable port."""
+        self._endpoint = rendezvous_endpoint()
+        self.backend = choose_backend(self._trial, visible_gpus(), self._nodes)
+
+    def lead(
+        self,
+        record: Record,
+        on_line: OnLine,
+        *,
+        files: Mapping[str, str] | None = None,
+        has_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run the ranks to their end, after `check`, and call `on_line` with each of rank 0's lines.
+
+        `has_stopped` tells that rank 0 has reported an orderly end, so that an exit code of a rank is no failure.
+        Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, Stopped, and a rank's InputError.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._stops.deferred():  # a stop while the ranks are being started would leave them running
+                ranks = stack.enter_context(self._torchrun(files))
+            nodes = self._nodes
+            hub = None if nodes is None else stack.enter_context(NodeHub(nodes, self._trial.world_size, ranks.folder))
+            try:
+                self._await_end(record, ranks, hub, on_line, has_stopped)
+            except Stopped:
+                if self._stop_after_step is not None:
+                    self._stop_after_step(ranks.folder, ranks.poll)
+                    ranks.dispatch_lines(on_line)
+                raise
+
+    def _torchrun(self, files: Mapping[str, str] | None) -> Torchrun:
+        return Torchrun(
+            self._trial, self.backend, self._endpoint, self._limits, self._nodes, module=self._module, files=files
+        )
+
+    def _await_end(
+        self, record: Record, ranks: Torchrun, hub: NodeHub | None, on_line: OnLine, has_stopped: Callable[[], bool]
+    ) -> None:
+        """Process the ranks' lines until they have ended. Raises what ended them."""
+        try:
+            code = self.follow_ranks(ranks, hub, on_line)
+            self._stops.check()
+            if hub is not None and code == 0:
+                hub.wait_for_nodes(self._limits.silence_sec)
+            if code != 0 and not has_stopped():
+                self._stops.close()  # the outcome is known: ignore a SIGTERM that follows from it
+                if hub is not None:
+                    hub.wait_for_nodes()
+                    ranks.check_progress()
+                raise ranks.failure()
+        except (RankFailed, RankGone, RankOutOfMemory) as error:
+            ranks.dispatch_lines(on_line)
+            log_failure(record, ranks, error)
+            if isinstance(error, RankStopped) and self._stop_after_step is not None:
+                raise Stopped(ReasonCode.WORKER_STOPPED, str(error)) from error
+            raise
+
+    def follow_ranks(self, ranks: Torchrun, hub: NodeHub | None, on_line: OnLine) -> int | None:
+        """Dispatch rank 0's lines until the ranks end or another machine reports a failure; return torchrun's code."""
+        while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
+            with self._stops.deferred():  # an interrupted line would be half processed and not dispatched again
+                ranks.dispatch_lines(on_line)
+            ranks.check_progress()
+            time.sleep(POLL_SEC)
+        with self._stops.deferred():
+            ranks.dispatch_lines(on_line)
+        return code
+
+    def follow(self, prepare: Callable[[], Mapping[str, str] | None]) -> int:
+        """Run this machine's share of the ranks; return the exit code. Only the first machine measures and writes.
+
+        `prepare` checks the inputs and returns the ranks' files. Raises InputError and Stopped.
+        """
+        nodes = self._nodes
+        if nodes is None:
+            raise ValueError("a single machine follows no other")
+        mine = nodes.local_ranks(self._trial.world_size)
+        try:
+            with LeaderLink(nodes, self._limits.silence_sec) as link:
+                try:
+                    files = prepare()
+                    self.check()
+                except InputError as error:
+                    link.report_bad_input(mine[0], error)
+                    raise
+                except Stopped:  # reported as below: otherwise this machine would count as lost
+                    link.send_end({"stopped": list(mine)})
+                    raise
+                with self._torchrun(files) as ranks:
+                    return self._follow_leader(ranks, link, mine)
+        except LeaderGone as gone:
+            print(f"{gone}; ranks {mine[0]} to {mine[-1]} were ended", file=sys.stderr)
+            return 1
+
+    def _follow_leader(self, ranks: Torchrun, link: LeaderLink, mine: range) -> int:
+        """Send the ranks' files to the first machine until the ranks or the first machine end."""
+
+        def poll() -> int | None:
+            code = ranks.poll()
+            if code is None:  # ranks that have succeeded no longer need the first machine
+                link.check()
+            link.send_changes(ranks.folder, mine, {rank: ranks.last_lines(rank) for rank in mine})
+            return code
+
+        try:
+            while (code := poll()) is None:
+                self._stops.check()
+                time.sleep(POLL_SEC)
+        except Stopped:
+            if self._stop_after_step is not None:
+                self._stop_after_step(ranks.folder, poll)
+            # Sent before these ranks are killed: otherwise the first machine would report a failure. With another code
+            # than 0, torchrun was stopped as well, and its ranks may not have ended their step.
+            link.send_end({} if poll() == 0 else {"stopped": list(mine)})
+            raise
+        poll()
+        link.send_end({"ranks": [], **ranks.local_failures()} if code else {})
+        return 0 if code == 0 else 1
+
+
+def log_failure(record: Record, ranks: Torchrun, error: Exception) -> None:
+    """Log the failure and every rank's last lines in the record."""
+    record.log(str(error))
+    if isinstance(error, RankOutOfMemory):
+        record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
+    for rank in range(record.trial.world_size):
+        for line in ranks.last_lines(rank):
+            record.log(f"rank {rank}: {line}")
+
+
+def visible_gpus() -> int:
+    """Count the GPUs that torch sees, in another process: this one must not initialize CUDA."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "" or not (Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")):
+        return 0
+    argv = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=GPU_COUNT_TIMEOUT_SEC, check=True)
+        return int(done.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise InputError(f"torch cannot count the GPUs ({error}); run: {sys.executable} -m bench selfcheck") from error
+
+
+def choose_backend(trial: Trial, gpus: int, nodes: NodeList | None = None) -> str:
+    """Return nccl with a GPU for every rank, gloo without any GPU. Raises InputError for too few GPUs."""
+    if gpus == 0:
+        return "gloo"
+    local = trial.world_size if nodes is None else len(nodes.local_ranks(trial.world_size))
+    if gpus < local:
+        raise InputError(
+            f"world_size: {local} ranks need one GPU each, this machine has {gpus}; choose a trial with at most "
+            f"{gpus} ranks, or a machine with more GPUs"
+        )
+    return "nccl"
+
+
+def rendezvous_endpoint() -> str:
+    """Return the ranks' rendezvous address: 127.0.0.1, with a port set by PORT_VARIABLE or chosen by torchrun.
+
+    Raises InputError.
+    """
+    port = os.environ.get(PORT_VARIABLE)
+    if port is None:
+        return "127.0.0.1:0"
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise InputError(f"{PORT_VARIABLE}: expected a port from 1 to 65535, found {port!r}")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", int(port)))
+        except OSError as error:
+            raise InputError(
+                f"{PORT_VARIABLE}: port {port} cannot be used for the rendezvous: {error.strerror}; choose another "
+                "port, or unset the variable to use a free one"
+            ) from error
+    return f"127.0.0.1:{port}"
+
+
+def make_limits(trial: Trial) -> RankLimits:
+    """Compute the limits: a rank counts as hung after 45 s, a step after 50 s or the time a slow GPU needs for it."""
+    text = os.environ.get(SILENCE_VARIABLE, str(SILENCE_SEC))
+    try:
+        silence = float(text)
+    except ValueError:
+        silence = -1.0
+    if not 1.0 <= silence <= 3600.0:
+        raise InputError(f"{SILENCE_VARIABLE}: expected 1 to 3600 seconds, found {text!r}")
+    slowest_sec = trial.tokens_per_step / MIN_TOKENS_PER_SEC
+    return RankLimits(silence_sec=silence, step_sec=max(silence + STEP_MARGIN_SEC, slowest_sec))

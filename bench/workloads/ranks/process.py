@@ -1,0 +1,182 @@
+"""The process of one rank: its device, its heartbeat, its reports to the parent, and its failure.
+
+`bench.workloads.ranks.torchrun` starts it as `python -m MODULE FOLDER BACKEND SILENCE_SEC STEP_SEC`; the module calls
+`main` with its class of RankProcess.
+"""
+
+import contextlib
+import faulthandler
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bench import torch_stack
+from bench.data.inputs import InputError
+from bench.harness import termination
+from bench.harness.record import peak_rss_bytes
+from bench.machine import fingerprint, preflight
+from bench.qlora import recipes
+from bench.qlora.step import Placement, choose_placement, load_base
+from bench.records import Trial
+from bench.records.status import Outcome
+from bench.workloads.ranks import torchrun
+from bench.workloads.ranks.multi_node import input_error_code
+
+HEARTBEAT_SEC = 1.0
+COLLECTIVE_MARGIN_SEC = 10.0  # collectives time out this much later than the parent, which names the hung rank
+
+
+class RanksDiffer(RuntimeError):
+    """Error for ranks whose weights differ although they should be equal."""
+
+
+class Heartbeat:
+    """This rank's position, written for the parent by a thread every second, and immediately on each change."""
+
+    def __init__(self, folder: Path, rank: int, every_sec: float) -> None:
+        self._path, self._part = folder / f"rank-{rank}.json", folder / f".rank-{rank}.part"
+        self._position: dict[str, Any] = {"phase": "import", "step": 0, "waiting": False, "moves": 0}
+        self._count = itertools.count(1)
+        self._every_sec = every_sec
+        self._lock = threading.Lock()
+        self._write()
+        threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
+
+    def update(self, phase: str, step: int = 0, *, waiting: bool = False) -> None:
+        """Set this rank's position; `waiting`: it waits for the other ranks."""
+        self._position = {"phase": phase, "step": step, "waiting": waiting, "moves": self._position["moves"] + 1}
+        self._write()
+
+    @property
+    def phase(self) -> str:
+        return str(self._position["phase"])
+
+    def _write(self) -> None:
+        with self._lock:
+            self._part.write_text(json.dumps({"pid": os.getpid(), "count": next(self._count), **self._position}))
+            os.replace(self._part, self._path)
+
+    def _beat(self) -> None:
+        while self._path.parent.is_dir():  # the folder is removed when the trial ends
+            time.sleep(self._every_sec)
+            # Ignore a full disk here: the next step reports it.
+            with contextlib.suppress(OSError):
+                self._write()
+
+
+class LineWriter:
+    """A writer of rank 0's reports to the parent, one JSON object per line; on other ranks it does nothing."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._file = (folder / torchrun.LINES_FILE).open("ab", buffering=0) if rank == 0 else None
+
+    def __call__(self, **line: Any) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line).encode() + b"\n")
+
+
+class RankProcess:
+    """One rank of any kind of trial: its device, heartbeat and reports."""
+
+    modules: torch_stack.Stack
+    placement: Placement
+
+    def __init__(self, folder: Path, backend: str, silence_sec: float, step_sec: float) -> None:
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.folder, self.backend, self.step_sec = folder, backend, step_sec
+        self.heartbeat = Heartbeat(folder, self.rank, min(HEARTBEAT_SEC, silence_sec / 5))
+        self.report = LineWriter(folder, self.rank)
+        self.trial = Trial.read(folder / torchrun.TRIAL_FILE)
+        if backend == "nccl":
+            choose_gpu(int(os.environ["LOCAL_RANK"]))
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Report the beginning of a phase, and its seconds when it ends or fails."""
+        self.heartbeat.update(name)
+        self.report(phase=name)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.report(phase=name, phase_sec=time.monotonic() - start)
+
+    def select_device(self) -> None:
+        """Choose this rank's device and report it. Raises the errors of the stack and of preflight."""
+        preflight.check(self.modules, self.trial)
+        self.placement = choose_placement(self.modules)
+        dtype = str(self.placement.compute_dtype).removeprefix("torch.")
+        facts = {**fingerprint.device_facts(self.modules.torch), "compute_dtype": dtype, "backend": self.backend}
+        self.report(fingerprint=facts)
+
+    def build_step(self) -> Any:
+        """Load the trial's model and build the recipe's step over it."""
+        start = time.monotonic()
+        base = load_base(self.modules, self.trial, self.placement)
+        if self.placement.is_cuda:
+            self.modules.torch.cuda.synchronize()
+        self.report(load_time_sec=time.monotonic() - start)
+        return recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
+
+    def report_step(self, step: Any, *, trained: int, gradient_bytes: int, **line: Any) -> None:
+        """Report the built step's facts and flags, and `line`."""
+        facts = {
+            "recipe": step.recipe,
+            "recipe_notes": ", ".join(step.notes) or None,
+            "optimizer": step.optimizer_name,
+            "trained_parameters": trained,
+            "gradient_bytes": gradient_bytes,
+        }
+        imported = {"imported": fingerprint.imported_packages()} if self.rank == 0 else {}
+        self.report(fingerprint=facts, **imported, **line)
+        for flag in step.flags:
+            self.report(flag=flag)
+
+
+def choose_gpu(local_rank: int) -> None:
+    """Make only one GPU visible, as device 0 like in all trials. Must run before torch is imported."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local_rank].strip() if visible else str(local_rank)
+
+
+def peak_vram_bytes() -> int | None:
+    """Return this process's peak GPU memory; None if it did not use CUDA."""
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.max_memory_allocated()) if torch is not None and torch.cuda.is_initialized() else None
+
+
+def main(argv: list[str], rank_class: Callable[[Path, str, float, float], Any]) -> NoReturn:
+    """Run one rank of the class `rank_class`; write a failure to its error file, for the parent to report."""
+    faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` writes every thread's stack into the log
+    torchrun.exit_with_parent(int(os.environ[torchrun.LAUNCHER_VARIABLE]))
+    folder, backend, silence_sec, step_sec = Path(argv[0]), argv[1], float(argv[2]), float(argv[3])
+    rank = int(os.environ["RANK"])
+    try:
+        rank_class(folder, backend, silence_sec, step_sec).run()
+    except Exception as error:  # noqa: BLE001 - the parent reports it with this rank's number
+        if isinstance(error, InputError):
+            outcome = Outcome.of(input_error_code(error), str(error))
+        else:
+            outcome = termination.classify_error(error)
+        cause = {"reason_code": outcome.reason_code, "reason": outcome.reason, "remedy": outcome.remedy}
+        peaks = {"vram_bytes": peak_vram_bytes(), "rss_bytes": peak_rss_bytes()}
+        failure = {"rank": rank, **cause, "at": time.monotonic(), **peaks}
+        traceback.print_exc()
+        (folder / f"error-{rank}.json").write_text(json.dumps(failure), encoding="utf-8")
+        exit_now(1)
+    exit_now(0)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process without destructors: a communicator's destructor can hang or abort if its peer is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
