@@ -3,6 +3,7 @@
 base: the protocol of every kind of host, and its errors
 bundle: sends our own modules to a host and runs them there
 command: a command as a value, with its secrets masked
+connectors: registers the kinds of hosts that a fleet may have
 local: this machine as a host
 pods: a pod as a host, by `kubectl exec`
 process: runs one local program and pumps its streams

@@ -6,9 +6,10 @@ can) must detect that and raise HostUnreachable.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Required, TypedDict, TypeVar, Unpack
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Required, TypedDict, TypeVar, Unpack
 
 from remote.hosts.command import Command
 
@@ -115,6 +116,33 @@ class Host(Protocol):
         ending the command as far as the host allows.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRequest:
+    """Hosts to make. `options`: the section of `fleet` in the settings that is named after the connector, or None.
+
+    `root`: the folder where relative paths start. `kubectl`: the cluster's `Kubectl`, if the connector `is_cluster`.
+    """
+
+    names: Sequence[str]
+    options: Any
+    root: Path
+    kubectl: Any = None
+
+
+class Connector:
+    """A kind of hosts. `remote.hosts.connectors` registers one object of each subclass, which sets every field."""
+
+    name: ClassVar[str]  # value of fleet.kind
+    is_local: ClassVar[bool]  # its hosts share this machine: files, processors and GPUs
+    is_cluster: ClassVar[bool]  # its hosts are pods of the cluster in the settings, each with a machine of its own
+    silence_sec: ClassVar[float]  # a command to a dead host ends after this much silence
+    max_streams: ClassVar[int]  # hosts followed at a time; further ones are polled in turn
+
+    def make_hosts(self, request: FleetRequest) -> Sequence[Host]:
+        """Make a host for each name. Raises InvalidAddress."""
+        raise NotImplementedError
 
 
 def check(host: Host, command: Command, completed: Completed) -> Completed:

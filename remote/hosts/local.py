@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from remote.hosts.base import Completed, RunOptions
+from remote.hosts.base import Completed, Connector, FleetRequest, InvalidAddress, RunOptions
 from remote.hosts.command import Command
 from remote.hosts.process import CannotStart, run_program
 
@@ -49,3 +49,17 @@ class LocalHost:
             )
         except CannotStart as error:
             return Completed(exit_code=127, stderr=str(error).encode())
+
+
+class LocalConnector(Connector):
+    """Workers on this machine, each with its own folder below `options.folder`."""
+
+    name, is_local, is_cluster = "local", True, False
+    silence_sec, max_streams = 0.0, 1024
+
+    def make_hosts(self, request: FleetRequest) -> list[LocalHost]:
+        folder = request.root / expand_user(request.options.folder)
+        existing_path = next(path for path in (folder, *folder.parents) if path.exists())
+        if not existing_path.is_dir():
+            raise InvalidAddress(f"fleet.local.folder: {existing_path} is a file; set it to a folder")
+        return [LocalHost(name=name, workdir=str(folder / name)) for name in request.names]

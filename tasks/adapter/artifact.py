@@ -117,7 +117,7 @@ def run_on_worker(
     refuse_busy_workers(settings, [host])
     adapter_folder = str(trained.adapter)
     with translate_host_errors():
-        if settings.fleet.kind != "local":
+        if not settings.connector.is_local:
             adapter_folder = f"{host.workdir}/adapters/{trained.record.adapter_sha256}"
             push(Agent(host), trained.adapter, adapter_folder)
         full_request = {"adapter": adapter_folder, "model_sha256": trained.model_sha256, **request}

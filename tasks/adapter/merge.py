@@ -26,7 +26,7 @@ def merge_adapter(context: Context, run: str | None, *, base: str, out: str | No
     trained = open_training(settings, run)
     if base == "nf4" and trained.trial.base_precision != "nf4":
         raise UsageError(f"adapter.merge: --base: run {trained.run.run_id} was trained on a bf16 base; omit it")
-    if out is None and settings.fleet.kind != "local":
+    if out is None and not settings.connector.is_local:
         raise UsageError("adapter.merge: --out: missing; name a folder in the pods, best on the shared volume")
     if out is not None and not Path(out).is_absolute():
         raise UsageError(f"adapter.merge: --out: {out}: expected an absolute path on the worker")

@@ -22,13 +22,20 @@ from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.gang_agent import GangAgent
 from remote.fleet.shared_volume import shared_output_folder, with_shared_output
 from remote.fleet.worker import CommandFactory
-from remote.hosts.base import CommandFailed, Completed, Host, HostUnreachable, check, parse_json
+from remote.hosts.base import (
+    CommandFailed,
+    Completed,
+    FleetRequest,
+    Host,
+    HostUnreachable,
+    InvalidAddress,
+    check,
+    parse_json,
+)
 from remote.hosts.command import Command
-from remote.hosts.local import LocalHost
 from remote.hosts.pods.errors import ClusterError
-from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.host import PodConnector, PodHost
 from remote.hosts.pods.kubectl import Kubectl
-from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.agent import Agent
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
@@ -47,13 +54,12 @@ _INSPECT_TIMEOUT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in
 
 def fleet_hosts(settings: Settings) -> list[Host]:
     """Return the fleet's hosts, named worker-0, worker-1, ...; over pods, the pods with these indices."""
-    if settings.fleet.kind == "pods":
-        return list(pod_hosts(settings, print_target(settings)))
-    folder = settings.resolve_path(settings.fleet.local.folder)
-    existing_path = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing_path.is_dir():
-        raise UsageError(f"fleet.local.folder: {existing_path} is a file; set it to a folder")
-    return [LocalHost(name=name, workdir=str(folder / name)) for name in _worker_names(settings)]
+    connector = settings.connector
+    target = print_target(settings) if connector.is_cluster else None
+    try:
+        return list(connector.make_hosts(_fleet_request(settings, connector.name, target)))
+    except InvalidAddress as error:
+        raise UsageError(str(error)) from error
 
 
 def run_hosts(settings: Settings, run: RunRecord) -> list[Host]:
@@ -73,21 +79,17 @@ def pod_hosts(settings: Settings, target: Target, *, include_starting: bool = Fa
 
     `include_starting`: also pods that are not Ready yet.
     """
-    pods = settings.fleet.pods
-    # Name the context, even if it is the current one, which may change during a run.
-    kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
-    shared_list = PodIndex(kubectl, pods.selector, include_starting=include_starting)
-    return [
-        PodHost(
-            name=name,
-            index=index,
-            pods=shared_list,
-            workdir=pods.scratch,
-            container=pods.container,
-            python=(pods.python,),
-        )
-        for index, name in enumerate(_worker_names(settings))
-    ]
+    request = _fleet_request(settings, PodConnector.name, target)
+    return PodConnector().make_hosts(request, include_starting=include_starting)
+
+
+def _fleet_request(settings: Settings, connector: str, target: Target | None) -> FleetRequest:
+    kubectl = None
+    if target is not None:
+        # Name the context, even if it is the current one, which may change during a run.
+        kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
+    options = getattr(settings.fleet, connector, None)
+    return FleetRequest(names=_worker_names(settings), options=options, root=settings.root, kubectl=kubectl)
 
 
 def component_hosts(
@@ -164,13 +166,13 @@ def worker_groups(settings: Settings, hosts: list[Host], run: RunRecord) -> list
 
 def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
     """Tell whether a trial needs several workers at once."""
-    return settings.fleet.kind == "pods" and planned.trial.workload.is_ranked
+    return settings.connector.is_cluster and planned.trial.workload.is_ranked
 
 
 def require_same_fleet(settings: Settings, run: RunRecord) -> None:
     """Raise UsageError if the run was started over another fleet, whose workers have the same names."""
     pairs: dict[str, tuple[str | None, str]] = {"fleet.kind": (run.fleet_kind, settings.fleet.kind)}
-    if run.fleet_kind == settings.fleet.kind == "pods":
+    if run.fleet_kind == settings.fleet.kind and settings.connector.is_cluster:
         before, now = run.provenance.get("cluster", {}), cluster_location(settings)
         pairs |= {f"cluster.{key}": (before.get(key), now[key]) for key in ("context", "namespace")}
         pairs["the cluster at"] = (before.get("server"), now["server"])
@@ -181,7 +183,7 @@ def require_same_fleet(settings: Settings, run: RunRecord) -> None:
 
 def cluster_location(settings: Settings) -> dict[str, str]:
     """Return the cluster of the fleet's pods, for a run's provenance; empty for a fleet on this machine."""
-    if settings.fleet.kind != "pods":
+    if not settings.connector.is_cluster:
         return {}
     return target_identity(resolve_target(settings))
 
@@ -222,7 +224,7 @@ def metrics_environment(settings: Settings) -> dict[str, str]:
 
     Each pod has its own address. Each worker on this machine has its own port, reachable only from this machine.
     """
-    first, is_local = settings.metrics.port, settings.fleet.kind == "local"
+    first, is_local = settings.metrics.port, settings.connector.is_local
     if first is None:
         return {}
     price = {"usd_per_gpu_hour": settings.cost.price_usd_per_gpu_hour}
@@ -244,7 +246,7 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
     Raises UsageError with the first error, ConfirmationRequired if hosts have different files, and the errors of
     `query_all`.
     """
-    is_local = settings.fleet.kind == "local"
+    is_local = settings.connector.is_local
     if is_local and not settings.workspace.is_dir():
         raise UsageError(
             f"fleet.workspace: {settings.workspace}: no such folder; name another, or null for the project's own"
@@ -340,7 +342,7 @@ def _parse_document(host: Host, command: Command, completed: Completed) -> dict[
 
 def _bench_command(settings: Settings, host: Host, *arguments: str) -> Command:
     fleet = settings.fleet
-    threads = str(fleet.pods.threads if fleet.kind == "pods" else fleet.local.threads)
+    threads = str(fleet.pods.threads if settings.connector.is_cluster else fleet.local.threads)
     return Command(
         argv=(*host.python, "-m", "bench", *arguments),
         # Without these every worker starts one thread per core, which slows all workers down.

@@ -101,7 +101,7 @@ def wait_for_pods(
             timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
             _wait_for_change(cluster, timeout_sec, batch_sec)
     screen.print(f"{_progress(state)}, after {time.monotonic() - started:.0f} s")
-    if settings.fleet.kind != "pods" and settings.cluster.overlay in ("pods", "preemptible"):
+    if not settings.connector.is_cluster and settings.cluster.overlay in ("pods", "preemptible"):
         screen.print("set fleet.kind to pods to run `inv bench` on them")
 
 

@@ -84,7 +84,7 @@ class CheckContext:
 
     def _cluster(self) -> Cluster:
         section = self.settings.cluster
-        is_used = self.settings.fleet.kind == "pods" or section.context or section.kubeconfig or section.image
+        is_used = self.settings.connector.is_cluster or section.context or section.kubeconfig or section.image
         if not is_used and not self.only & {"cluster", "nodes", "pods"}:
             raise Skipped("fleet.kind is local and cluster.context null; --only cluster,nodes,pods checks it anyway")
         target = resolve_target(self.settings)

@@ -134,7 +134,7 @@ def _threads_per_core(settings: Settings, workers: int) -> float:
 
     It is 1 for pods, which have their own cores, and for the profile gpu, where the GPU does the work.
     """
-    if settings.fleet.kind != "local" or settings.bench.profile != "tiny":
+    if not settings.connector.is_local or settings.bench.profile != "tiny":
         return 1.0
     return max(1.0, workers * settings.fleet.local.threads / (os.cpu_count() or 1))
 

@@ -38,18 +38,13 @@ from tasks.fleet.plan import expected_sec
 from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, resume_command
 from tasks.settings.load import Settings
 
-# A command to a dead node ends after this much silence, and the last one must end within fleet.lost_after_sec.
-SILENCE_TIMEOUT_SEC = {"local": 0.0, "pods": 15.0}
-# A stream to a pod is a kubectl process of 15 MB; further workers are polled in turn.
-MAX_STREAMS = {"local": 1024, "pods": 8}
-
 
 def plan_run(
     settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
 ) -> RunRecord:
     """Plan a run of these trials over these hosts, with the configured spread and repeats. Starts nothing."""
     bench, names = settings.bench, [host.name for host in hosts]
-    is_over_pods = settings.fleet.kind == "pods"
+    is_over_pods = settings.connector.is_cluster
     planned = plan.plan_trials(trials, names, bench.spread, bench.repeats, is_over_pods=is_over_pods)
     return new_record(settings, suite_name, planned, names, inputs=inputs)
 
@@ -64,7 +59,7 @@ def new_record(
 ) -> RunRecord:
     """Create the record of a new run over the workers of these names."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    cluster, is_over_pods = cluster_location(settings), settings.fleet.kind == "pods"
+    cluster, is_over_pods = cluster_location(settings), settings.connector.is_cluster
     # Jobs in pods are found by run id, so runs that two operators start in the same second need different ids.
     parts = [f"{now:%Y%m%d-%H%M%S}", suite_name, *([secrets.token_hex(3)] if is_over_pods else [])]
     return RunRecord(
@@ -186,7 +181,7 @@ def make_fleets(
     reconnect_timeout_sec, max_attempts = settings.fleet.reconnect_timeout_sec, settings.fleet.max_attempts
     if run.suite == TRAIN:
         reconnect_timeout_sec, max_attempts = settings.train.replacement_timeout_sec, 1 + settings.train.max_restarts
-    diagnose = PodDiagnosis(settings).read if settings.fleet.kind == "pods" else lambda: None
+    diagnose = PodDiagnosis(settings).read if settings.connector.is_cluster else lambda: None
     for group in worker_groups(settings, hosts, run):
         yield Fleet(
             hosts=group.hosts,
@@ -196,11 +191,12 @@ def make_fleets(
             make_command=launcher(settings, run.run_id, strict=strict),
             on_event=on_event,
             limits=RetryLimits(
-                lost_after_sec=max(1.0, settings.fleet.lost_after_sec - SILENCE_TIMEOUT_SEC[settings.fleet.kind]),
+                # The last command to a dead host must end within fleet.lost_after_sec.
+                lost_after_sec=max(1.0, settings.fleet.lost_after_sec - settings.connector.silence_sec),
                 reconnect_timeout_sec=reconnect_timeout_sec,
                 login_timeout_sec=settings.fleet.login_timeout_sec,
                 max_attempts=max_attempts,
-                max_streams=MAX_STREAMS[settings.fleet.kind],
+                max_streams=settings.connector.max_streams,
             ),
             shared_folder=settings.shared_results,
             make_agent=group.make_agent,

@@ -20,6 +20,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from bench.records.paths import IMAGE_FILE
+from remote.hosts.base import Connector
+from remote.hosts.connectors import CONNECTORS
 from remote.hosts.local import expand_user
 from tasks.errors import UsageError
 from tasks.settings import renamed, sources
@@ -47,16 +49,21 @@ class Settings(Sections):
     root: Path
 
     @property
+    def connector(self) -> Connector:
+        """Connector of the fleet's hosts."""
+        return CONNECTORS[self.fleet.kind]
+
+    @property
     def workspace(self) -> Path:
         """Working directory of `python -m bench` on a worker; relative paths start here."""
-        if self.fleet.kind == "pods":
+        if self.connector.is_cluster:
             return Path(_IMAGE_WORKSPACE, self.fleet.workspace or "")
         return self.resolve_path(self.fleet.workspace or "")
 
     @property
     def shared_results(self) -> str | None:
         """Persistent folder that all workers share, or None."""
-        if self.fleet.kind != "pods":
+        if not self.connector.is_cluster:
             return None
         return self.fleet.pods.shared or (_SHARED_RESULTS if self.cluster.volume.handle else None)
 

@@ -26,6 +26,7 @@ from bench.records.setting import settings_of
 from bench.records.training import Training
 from bench.records.training_data import TrainingData
 from remote.cluster.quantities import parse_quantity
+from remote.hosts.connectors import CONNECTORS
 from remote.providers import PROVIDERS
 from tasks.settings.sources import Keys
 
@@ -110,7 +111,7 @@ class PodsSection(Section):
 
 
 class FleetSection(Section):
-    kind: Literal["local", "pods"] = "local"
+    kind: Text = Field(default="local", description="the name of a connector")
     # `auto` in a file or in the environment is resolved by `tasks.settings.load`, so that all others read a number.
     size: int = Field(default_factory=local_workers, ge=1, le=1024, description="auto, or a whole number")
     workspace: Text | None = Field(default=None, description="a folder's path")
@@ -120,6 +121,13 @@ class FleetSection(Section):
     max_attempts: int = Field(default=2, ge=1, le=10)
     local: LocalSection = LocalSection()
     pods: PodsSection = PodsSection()
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.kind not in CONNECTORS:
+            context = {"at": ("fleet", "kind"), "name": "fleet.kind", "found": f'"{self.kind}"'}
+            raise PydanticCustomError(TWO_SETTINGS, f"one of {', '.join(CONNECTORS)}", context)
+        return self
 
 
 class BenchSection(Section):

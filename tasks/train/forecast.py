@@ -116,7 +116,7 @@ def probe_workers(settings: Settings, hosts: Sequence[Host], trial: Trial) -> Pr
     """
     if trial.training is not None:  # the workers say what there is; the caller compares it with the plan
         trial = dataclasses.replace(trial, training=dataclasses.replace(trial.training, input_digests={}))
-    probed_hosts = hosts[:1] if settings.fleet.kind == "local" else hosts
+    probed_hosts = hosts[:1] if settings.connector.is_local else hosts
     first, *others = [_parse_probe(answer) for answer in forecast(settings, probed_hosts, trial)]
     first_host = probed_hosts[0]
     for host, other in zip(probed_hosts[1:], others, strict=True):
@@ -148,7 +148,7 @@ def check_limits(settings: Settings, trial: Trial, probe: ProbeResult) -> None:
     """Raise UsageError if the GPUs or their memory do not suffice."""
     ranks = trial.world_size
     gpus = probe.forecast.gpus
-    if settings.fleet.kind == "local" and 0 < gpus < ranks:
+    if settings.connector.is_local and 0 < gpus < ranks:
         raise UsageError(f"fleet.size: {ranks} workers on this machine, which has {gpus} GPUs; pass --workers {gpus}")
     peak, gpu_memory = probe.forecast.peak_bytes, probe.forecast.gpu_memory_bytes
     if peak is not None and gpu_memory is not None and peak > gpu_memory:

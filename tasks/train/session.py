@@ -95,7 +95,7 @@ class TrainingSession:
         checkpoint_sync.wait()
 
     def _make_checkpoint_sync(self) -> CheckpointSync:
-        copies_home = self.settings.fleet.kind == "pods" and self.settings.shared_results is None
+        copies_home = self.settings.connector.is_cluster and self.settings.shared_results is None
         usd_per_sec = None if self.price is None else self.trial.world_size * self.price.usd_per_gpu_hour / 3600.0
         return CheckpointSync(
             ledger=self.ledger,

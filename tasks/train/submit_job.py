@@ -30,7 +30,7 @@ def check_settings(settings: Settings) -> None:
             "train: --job: an elastic training needs an operator who chooses the remaining workers, and the pods of a "
             "Job wait for a missing one; leave out --elastic (train.elastic) or --job"
         )
-    if settings.fleet.kind != "pods":
+    if not settings.connector.is_cluster:
         raise UsageError("train: --job: fleet.kind is local, but a Job needs pods; set it to pods")
     if settings.cluster.volume.handle is None:
         raise UsageError(

@@ -102,7 +102,7 @@ def _run_candidates(
         bench = settings.bench.model_copy(update={"spread": "shard", "repeats": repeats})
         settings = settings.model_copy(update={"bench": bench})
         names = [host.name for host in hosts]
-        planned = plan_trials(trials, names, "shard", repeats, is_over_pods=settings.fleet.kind == "pods")
+        planned = plan_trials(trials, names, "shard", repeats, is_over_pods=settings.connector.is_cluster)
         if is_final:
             planned = assign_finalists(planned, names, repeats)
         run = runner.new_record(settings, name, planned, names, inputs=record.inputs)

@@ -17,9 +17,9 @@ from bench.records.bootstrap import summarize
 from bench.records.run import RunRecord
 from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.command import Command
+from remote.hosts.pods.host import SILENCE_SEC
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
-from tasks.fleet.runner import SILENCE_TIMEOUT_SEC
 from tests.benchmarks import Figure, compare_with, seconds, spread
 from tests.support.kubernetes import Cluster, unavailable_reason
 from tests.support.paths import ROOT
@@ -196,7 +196,7 @@ def _noticed(cluster: Cluster, folder: Path) -> Figure:
     pods = PodFleet(folder / "noticed", cluster, 2)
     pods.folder.mkdir()
     pods.plan("slow", workers=2)
-    with pods.running(pods.pod_fleet(limits=RetryLimits(lost_after_sec=60.0 - SILENCE_TIMEOUT_SEC["pods"]))):
+    with pods.running(pods.pod_fleet(limits=RetryLimits(lost_after_sec=60.0 - SILENCE_SEC))):
         while not pods.bench_log_lines("started"):
             time.sleep(0.05)
         node = str(pods.pod_of(pods.bench_log_lines("started")[0].split()[3])["node"])

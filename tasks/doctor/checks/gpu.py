@@ -17,7 +17,7 @@ CHECKS = Checks("gpu")
 @CHECKS.register("usable", "Can torch, bitsandbytes and Triton use this machine's GPU?")
 def usable(context: CheckContext) -> CheckResult:
     settings = context.settings
-    if settings.fleet.kind == "pods" and "gpu" not in context.only:
+    if settings.connector.is_cluster and "gpu" not in context.only:
         raise Skipped("fleet.kind is pods: trials do not run on this machine")
     is_required = settings.bench.profile == "gpu" or "gpu" in context.only
     if not DEVICE_FILE.exists() and not is_required:

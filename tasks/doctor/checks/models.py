@@ -12,7 +12,7 @@ CHECKS = Checks("models")
 @CHECKS.register("whole", "Does the first worker find model.path and data.path, and are they complete?")
 def whole(context: CheckContext) -> CheckResult:
     settings = context.settings
-    if settings.fleet.kind == "local":
+    if settings.connector.is_local:
         folder = settings.resolve_path(settings.fleet.local.folder)
         inputs = inspect(settings, [LocalHost(name="worker-0", workdir=str(folder / "worker-0"))])
     else:

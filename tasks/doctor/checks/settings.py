@@ -104,7 +104,7 @@ def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
         runs = cluster.image.partition("@")[0]
         if runs != pushes:
             yield TWO_REPOSITORIES.result(runs=runs, pushes=pushes)
-    if settings.fleet.kind != "pods":
+    if not settings.connector.is_cluster:
         return
     names = {name.replace("/", "--") for name in settings.image.models}
     folder, _, name = settings.model.path.rstrip("/").rpartition("/")
@@ -130,13 +130,13 @@ def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
 def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
     fleet, cluster = settings.fleet, settings.cluster
     cpu = parse_quantity(cluster.cpu)
-    if fleet.kind == "pods" and cpu < 1:
+    if settings.connector.is_cluster and cpu < 1:
         yield CPU_OF_PODS.result(cpu=cluster.cpu)
-    elif fleet.kind == "pods" and fleet.pods.threads > cpu:
+    elif settings.connector.is_cluster and fleet.pods.threads > cpu:
         yield THREADS_OF_PODS.result(threads=fleet.pods.threads, cpu=cluster.cpu, cores=int(cpu))
-    if fleet.kind == "pods" and not cluster.one_per_node:
+    if settings.connector.is_cluster and not cluster.one_per_node:
         yield SHARED_NODE.result()
-    if fleet.kind == "local" and fleet.size > 1 and fleet.size * fleet.local.threads > cores:
+    if settings.connector.is_local and fleet.size > 1 and fleet.size * fleet.local.threads > cores:
         yield THREADS_HERE.result(size=fleet.size, threads=fleet.size * fleet.local.threads, cores=cores)
     if settings.train.recipe == "reference":
         yield SLOW_RECIPE.result(recipe=settings.train.recipe)

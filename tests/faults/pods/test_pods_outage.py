@@ -14,7 +14,7 @@ import pytest
 from remote.fleet.events import EventType
 from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.base import HostError
-from tasks.fleet.runner import SILENCE_TIMEOUT_SEC
+from remote.hosts.pods.host import SILENCE_SEC
 from tasks.settings.schema import FleetSection
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.kubernetes.real_cluster import RealCluster
@@ -29,7 +29,7 @@ def default_limits() -> RetryLimits:
     """Return the limits of `inv bench` with the default settings."""
     fleet = FleetSection()
     return RetryLimits(
-        lost_after_sec=fleet.lost_after_sec - SILENCE_TIMEOUT_SEC["pods"],
+        lost_after_sec=fleet.lost_after_sec - SILENCE_SEC,
         reconnect_timeout_sec=fleet.reconnect_timeout_sec,
         max_attempts=fleet.max_attempts,
     )
