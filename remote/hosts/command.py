@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 MASK = "***"
-_known_values: set[str] = set()  # of every secret of this process, to mask them in logs
+_known_values: set[str] = set()  # every secret of this process, masked in logs
 _MAX_ARGUMENT_CHARS, _SHORTENED_CHARS = 200, 40
 
 

@@ -8,6 +8,7 @@ signals   Ctrl-C before, during and after a task
 streams   standard streams that survive a closed pipe or a full disk
 sanitize  escapes of control characters, so that no text controls the terminal
 flags     parsers for the values of flags
+log       operator.log of a run, and --debug
 lock      one task at a time that changes something
 git       output of git commands
 terminal  consoles, tables, JSON output and yes/no questions

@@ -175,7 +175,7 @@ def value_type(kind: Any) -> tuple[Any, bool]:
     return (typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind), is_nullable
 
 
-SETTING_TYPES: dict[Any, Any] = {str: Text, tuple[str, ...]: Texts}  # where it is not the type of the record's field
+SETTING_TYPES: dict[Any, Any] = {str: Text, tuple[str, ...]: Texts}  # types that differ from the record's
 TRAIN_RECORDS = (TrainingData, Trial, Training)  # their declared settings are in the section `train`
 
 

@@ -44,7 +44,7 @@ def test_a_new_setting_needs_its_declaration_alone() -> None:
     section_type = train_section((*TRAIN_RECORDS, Extended))
     section: Any = section_type(clip_at=3.0, flavour="sour")
     assert declared_values(Extended, section) == {"clip": 3.0, "flavour": "sour", "rows": 4}
-    assert Extended().rows == 1  # of a record that was stored before the setting
+    assert Extended().rows == 1  # a record stored before the setting existed
     assert expected_text(section_type.model_fields["clip_at"]) == "a number above 0, at most 9"
     assert expected_text(section_type.model_fields["flavour"]) == "one of sweet, sour, or null"
 
