@@ -100,6 +100,7 @@ def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
         findings=summary.findings(training),
         heads=ATTEMPT_COLUMNS,
         attempts=_attempts(training),
+        rejected=_rejected(training),
         answers=training.record.answers,
         limit=None if trial.training is None else trial.training.answer_tokens,
     )
@@ -120,6 +121,10 @@ def _markdown(training: TrainingReport) -> str:
         f"Run {training.run.run_id}, profile {training.run.profile}. {formatting.markdown(summary.outcome(training))}.",
         "\n".join(["| | |", "|---|---|", *rows]),
         "\n".join(["| | predicted | actual |", "|---|---|---|", *comparison]),
+        *(
+            f"Rejected file {formatting.markdown(file)}: {formatting.markdown(why)}."
+            for file, why in _rejected(training)
+        ),
         formatting.markdown(_basis(training)),
         "\n".join(f"- {purpose}: `{command}`" for purpose, command in next_commands.commands(training)),
     ]
@@ -147,6 +152,10 @@ def _attempts(training: TrainingReport) -> list[tuple[str, ...]]:
         )
         for attempt in training.attempts
     ]
+
+
+def _rejected(training: TrainingReport) -> list[tuple[str, str]]:
+    return [(rejected.file, rejected.reason) for rejected in training.rejected]
 
 
 def _files(training: TrainingReport) -> list[tuple[str, str, str]]:

@@ -16,19 +16,23 @@ from bench.records.training_data import DataFinding
 from reports import formatting
 from reports.read import attempts, validation
 from reports.read.attempts import AttemptSpan
-from reports.read.run import ReportError
+from reports.read.run import Rejected, ReportError
 
 SummaryRow = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
-    """A loaded training: its folder, plan, record, attempts, forecast. `price` is US dollars per worker and hour."""
+    """A loaded training: its folder, plan, record, attempts, forecast. `price` is US dollars per worker and hour.
+
+    `rejected` are files that were read in part.
+    """
 
     folder: Path
     run: RunRecord
     record: TrainingRecord
     attempts: Sequence[AttemptSpan]
+    rejected: Sequence[Rejected]
     forecast: dict[str, Any]
     price: float | None
 
@@ -72,15 +76,18 @@ def read(run_folder: Path) -> TrainingReport:
             raise ValueError(f"{path}: {fault}")
         forecast = _read_forecast(run)
         spans = attempts.read(run_folder, trial_id)
+        ledger = attempts.read_starts(run_folder)
     except (ResultError, ValueError) as error:
         raise ReportError(f"{error}; run `inv collect --run={run_folder.name}` to fetch its files") from error
     except OSError as error:
         raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from error
+    fault = ledger.fault or attempts.unlisted_fault(ledger.starts, [(trial_id, record.attempt)])
     return TrainingReport(
         folder=run_folder,
         run=run,
         record=record,
         attempts=spans,
+        rejected=() if fault is None else (Rejected(file=LEDGER_FILE, reason=fault),),
         forecast=forecast,
         price=forecast.get("usd_per_gpu_hour"),
     )

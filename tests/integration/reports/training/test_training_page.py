@@ -37,6 +37,15 @@ def html_of(folder: Path) -> str:
     return page.build(folder).index.read_text()
 
 
+def test_a_damaged_ledger_is_listed_as_a_file(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    assert "ledger.jsonl" not in html_of(folder)
+    content = (folder / "ledger.jsonl").read_bytes()
+    (folder / "ledger.jsonl").write_bytes(content[:-20])
+    assert "ledger.jsonl" in html_of(folder)
+    assert "ledger.jsonl" in (folder / "report" / "report.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("answer", "shown", "absent"),
     [

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,22 @@ def test_a_training_that_was_not_collected_names_the_command(tmp_path: Path) -> 
     (folder / "trials" / "train" / "training.json").unlink()
     with pytest.raises(ReportError, match=f"; .*`inv collect --run={folder.name}`"):
         summary.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "token"),
+    [
+        (lambda content: content, None),
+        (lambda content: content[:-20], "1 of 5 lines"),
+        (lambda content: content.decode().encode("utf-16"), "UTF-16"),
+        (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "1 of 1 result"),
+    ],
+)
+def test_a_damaged_ledger_is_a_rejected_file(
+    change: Callable[[bytes], bytes], token: str | None, tmp_path: Path
+) -> None:
+    ledger = write_run(tmp_path) / "ledger.jsonl"
+    ledger.write_bytes(change(ledger.read_bytes()))
+    rejected = summary.read(tmp_path).rejected
+    assert [file.file for file in rejected] == ([] if token is None else ["ledger.jsonl"])
+    assert all(token is not None and token in file.reason for file in rejected)
