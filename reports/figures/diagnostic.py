@@ -83,7 +83,7 @@ def _path_group(path: Sequence[ConfigurationRow], settings: Mapping[str, Trial])
         suffix = (
             f", {formatting.number(row.useful_rate / path[number - 1].useful_rate, 2)}x the row above" if number else ""
         )
-        token_marks.append(row_chart.estimate_mark(row, "useful_tokens_per_sec", suffix=suffix))
+        token_marks.append(row_chart.estimate_mark(row, "elapsed_useful_tokens_per_sec", suffix=suffix))
         minute_marks.append(row_chart.minutes_mark(row))
     return MarkGroup(
         names=tuple(names),

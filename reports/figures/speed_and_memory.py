@@ -84,7 +84,7 @@ def gather(summary: Summary, run: Run) -> SpeedMemoryData | None:
     points = []
     for row in summary.rows:
         if row.label in drawn_labels and row.measured is not None and row.peak_vram_bytes is not None:
-            points.append(_point(row, row.peak_vram_bytes / 1e9, row.measured.useful_tokens_per_sec))
+            points.append(_point(row, row.peak_vram_bytes / 1e9, row.measured.elapsed_useful_tokens_per_sec))
         elif row.measured is None and TrialStatus.OUT_OF_MEMORY in row.ends and limit_gb is not None:
             predicted_bytes = predicted.get(row.label)
             points.append(_point(row, limit_gb if predicted_bytes is None else predicted_bytes / 1e9, None))

@@ -187,7 +187,7 @@ def _draw_tokens(axes: Any, rows: tuple[ConfigurationRow, ...], sheet: Sheet) ->
     for y, row in enumerate(rows):
         if row.measured is None:
             continue
-        useful, total = row.measured.useful_tokens_per_sec, row.measured.tokens_per_sec
+        useful, total = row.measured.elapsed_useful_tokens_per_sec, row.measured.elapsed_tokens_per_sec
         padding = total.value - useful.value
         text = (
             f"{formatting.number(useful.value)} useful + {formatting.number(padding)} padding "

@@ -71,7 +71,10 @@ def _configurations(summary: Summary) -> str:
     energies = any(row.energy is not None for row in summary.rows)
     if energies:
         head.append("GPU energy, J per 1,000 useful tokens")
-    note = f"Values with 95 % intervals; rates are per worker; ratios are against {summary.baseline}."
+    note = (
+        "Values with 95 % intervals; rates are per worker, over the time of all steps. Step times and ratios are of "
+        f"median steps; ratios are against {summary.baseline}."
+    )
     note = f"{note} {methods_text.interval_mark_note(summary)}".rstrip()
     rows = [
         (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else []))
@@ -102,10 +105,10 @@ def _configuration(row: ConfigurationRow, priced: bool) -> tuple[str, ...]:
         str(measured.n_workers),
         str(measured.n_steps),
         formatting.estimate(measured.step_time_sec),
-        formatting.estimate(measured.samples_per_sec),
+        formatting.estimate(measured.elapsed_samples_per_sec),
         "1" if row.is_baseline else _ratio(row, "samples_ratio"),
-        formatting.estimate(measured.tokens_per_sec),
-        formatting.estimate(measured.useful_tokens_per_sec),
+        formatting.estimate(measured.elapsed_tokens_per_sec),
+        formatting.estimate(measured.elapsed_useful_tokens_per_sec),
         "1" if row.is_baseline else _ratio(row, "useful_tokens_ratio"),
         formatting.number(measured.padding_percent, 0),
         formatting.gigabytes(row.peak_bytes),

@@ -60,9 +60,10 @@ def _training_paragraphs(summary: Summary) -> list[str]:
     return [
         "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "
         "are recorded but not counted. A configuration's step time is the geometric mean over its workers of their "
-        "median step. A rate is the mean amount per step divided by that median, per worker: the steady state. The "
-        "headline's rates, hours, dollars and energy use the elapsed throughput: all amounts divided by the time of "
-        "all steps. Trials that did not succeed are listed with their reason and excluded from averages.",
+        "median step. A rate is the mean amount per step divided by that median, per worker: the steady state, which "
+        "ratios compare. The rates of configurations, hours, dollars and energy use the elapsed throughput: all "
+        "amounts divided by the time of all steps. Trials that did not succeed are listed with their reason and "
+        "excluded from averages.",
         "Processes differ more than steps: two processes of the same configuration on the same GPU differed by 0.7 %, "
         "while the steps of each agreed within 0.1 %. So 95 % intervals are Student's t over workers if there are two "
         "or more (each the mean of its processes), else over processes. With a single process the interval is over its "

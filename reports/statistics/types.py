@@ -1,7 +1,7 @@
-"""Results of the statistics: one process, one configuration, a ratio of two. No arithmetic."""
+"""Results of the statistics: one process, one configuration, a ratio of two."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -112,6 +112,13 @@ class MeasuredRate:
     half_width: float | None
     spreads: Mapping[str, Spread]
     processes: tuple[Process, ...] = field(repr=False, compare=False)
+
+    @property
+    def elapsed_tokens_per_sec(self) -> Estimate:
+        """The elapsed rate of all tokens: of the useful ones and padding, whose share is exact."""
+        useful, share = self.elapsed_useful_tokens_per_sec, 1.0 - self.padding_percent / 100.0
+        low, high = (None if end is None else end / share for end in (useful.low, useful.high))
+        return replace(useful, value=useful.value / share, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,9 +160,9 @@ def configuration_table(summary: ReportSummary, width: int = MIN_TABLE_CHARS) ->
         cells = [
             str(measured.n_steps),
             formatting.number(measured.step_time_sec.value),
-            formatting.number(measured.samples_per_sec.value),
+            formatting.number(measured.elapsed_samples_per_sec.value),
             "1" if row.is_baseline else "-" if row.samples_ratio is None else _format_ratio(row.samples_ratio),
-            formatting.number(measured.useful_tokens_per_sec.value),
+            formatting.number(measured.elapsed_useful_tokens_per_sec.value),
         ]
         if has_costs:
             cells.append("-" if row.cost is None else formatting.number(row.cost.usd_per_1000_samples.value))
