@@ -7,6 +7,7 @@ paths: names of files, folders and environment variables
 result: outcome and measurements of one trial (result.json)
 run: plan of a run (run.json) and progress of a trial (progress.json)
 schema: dataclasses from JSON
+scratch_folders: temporary folders that are removed even after a killed process
 setting: declaration of a training setting at the record's field
 status: statuses of trials, their causes, exit codes
 suites: suites as trials at the scale of a profile

@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 import yaml
 
 from bench.records.atomic_files import read_regular
+from bench.records.scratch_folders import scratch_folder
 from remote.cluster.credentials import limit_credential_programs
 from remote.hosts.base import collapse_whitespace, is_loopback
 from remote.hosts.local import expand_user
 from remote.hosts.pods.errors import Misconfigured, Unreachable
-from remote.hosts.tempdirs import scratch_folder
 from remote.providers import GENERIC, Provider
 
 if TYPE_CHECKING:

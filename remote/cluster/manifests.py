@@ -17,12 +17,12 @@ from typing import Any, Self
 
 import yaml
 
+from bench.records.scratch_folders import scratch_folder
 from remote.cluster.labels import SERVE, Object
 from remote.hosts.base import CommandTimedOut, collapse_whitespace
 from remote.hosts.pods.errors import ClusterError, Misconfigured
 from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program
-from remote.hosts.tempdirs import scratch_folder
 
 DIGEST_ANNOTATION = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER, SERVER_PLACEHOLDER = "qlora-fleet-bench", "qlora-fleet-server"

@@ -8,5 +8,4 @@ local: this machine as a host
 pods: a pod as a host, by `kubectl exec`
 process: runs one local program and pumps its streams
 ssh: a machine behind SSH as a host; gigabytes to it
-tempdirs: temporary folders that are removed even after a killed process
 """

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.records.scratch_folders import scratch_folder
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.model_files import TOKEN_PIPE, UPLOAD_FOLDER, find_snapshot, select_files, snapshot_files
 from remote.hosts.base import HostError, check
@@ -18,7 +19,6 @@ from remote.hosts.command import Secret
 from remote.hosts.local import expand_user
 from remote.hosts.ssh.host import SshHost
 from remote.hosts.ssh.rsync import UploadProgress, push_folder
-from remote.hosts.tempdirs import scratch_folder
 from remote.image import vm_jobs
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job

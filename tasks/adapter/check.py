@@ -5,7 +5,6 @@ adapter-check.json. Differences to the trained form are paired by example. A dif
 excludes 0 and it is at least `MIN_NATS`.
 """
 
-
 from invoke.context import Context
 from rich.console import Console
 from rich.table import Table

@@ -5,13 +5,13 @@ import datetime
 import importlib
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from invoke.context import Context
 
 from bench.records.atomic_files import sha256_of, write_atomic
+from bench.records.scratch_folders import scratch_folder
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.registry.api import Registry
 from remote.image import artifact
@@ -53,8 +53,8 @@ def push_adapter(
     if (oci or "").startswith("oci://"):
         raise UsageError(f"adapter.push: --oci: {oci}: this is a bucket; type: --bucket={oci}")
     trained = open_training(settings, run)
-    with tempfile.TemporaryDirectory() as scratch:
-        files = collect_files(trained, Path(scratch), merged=merged)
+    with scratch_folder("qlora-fleet-adapter-") as scratch:
+        files = collect_files(trained, scratch, merged=merged)
         if folder is not None:
             copy_to_folder(files, Path(folder))
         elif oci is not None:

@@ -9,13 +9,13 @@ import contextlib
 import dataclasses
 import json
 import secrets
-import tempfile
 from pathlib import Path
 
 from invoke.context import Context
 
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
+from bench.records.scratch_folders import scratch_folder
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import ADAPTER_CONTAINER, SERVE
@@ -158,8 +158,8 @@ class AdapterUpload:
         if pod not in self._received:
             self._received.add(pod)
             print(f"sent the adapter to {pod}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:  # last: the container waits for the checksum file
-            sums = Path(folder, SUMS_FILE)
+        with scratch_folder("qlora-fleet-adapter-") as folder:  # last: the container waits for the checksum file
+            sums = folder / SUMS_FILE
             lines = [f"{sha256_of(path)}  {path.name}" for path in sorted(adapter.iterdir()) if path.is_file()]
             sums.write_text("\n".join(lines) + "\n", encoding="utf-8")
             push(Agent(self._host), {SUMS_FILE: sums}, folder_in_pod)

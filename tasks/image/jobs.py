@@ -3,9 +3,9 @@
 import contextlib
 from pathlib import Path
 
+from bench.records.scratch_folders import scratch_folder
 from remote.hosts.base import HostError
 from remote.hosts.local import current_user
-from remote.hosts.tempdirs import scratch_folder
 from remote.image import vm_jobs
 from remote.image.vm_jobs import JobFailed, Outcome
 from remote.jobs import transfer

@@ -15,11 +15,9 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.harness import termination
 from bench.harness.termination import Stopped, WorkerGone
 from bench.records import Trial
+from bench.records.scratch_folders import scratch_folder
 from bench.records.status import ReasonCode, TrialStatus
 from bench.workloads.ranks.multi_node import NodeList, read_object
 
@@ -129,7 +128,9 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         files: Mapping[str, str] | None = None,
     ) -> None:
         self._trial, self._limits = trial, limits
-        self.folder = Path(tempfile.mkdtemp(prefix="qlora-fleet-ranks-"))
+        self._scratch = contextlib.ExitStack()
+        # Also removes the folders of killed processes. Versions without locks had another prefix.
+        self.folder = self._scratch.enter_context(scratch_folder("qlora-fleet-ranks-locked-"))
         for name, text in {TRIAL_FILE: trial.to_text(), **(files or {})}.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         (self.folder / LINES_FILE).touch()
@@ -302,7 +303,8 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             if time.monotonic() > deadline:
                 raise RankFailed(f"processes {left} survive SIGKILL: the driver blocks them; restart this host")
             time.sleep(0.02)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._scratch.close()
 
     def _is_rank(self, pid: int) -> bool:
         # The folder's name is unique, so a process with a reused pid is not mistaken for a rank.

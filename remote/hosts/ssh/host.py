@@ -24,12 +24,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from bench.records.scratch_folders import scratch_folder
 from remote.hosts.base import ByteReader, Completed, check
 from remote.hosts.command import Command
 from remote.hosts.process import ProcessLimits
 from remote.hosts.ssh.config import Destination, Hop, resolve_route, strict_config
 from remote.hosts.ssh.session import SshSession, build_script, translate_connection_errors
-from remote.hosts.tempdirs import scratch_folder
 
 if TYPE_CHECKING:
     import paramiko

@@ -7,13 +7,13 @@ Importing this module raises UsageError if Oracle's SDK is not installed.
 """
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
+from bench.records.scratch_folders import scratch_folder
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.oci.access.errors import ApiNotFound
 from tasks.oci.access.optional_sdk import require_sdk
@@ -58,8 +58,8 @@ def push(
     namespace = address.namespace or get_namespace(api)
     bucket = OciBucket(api, namespace, address.bucket)
     digests = {name: sha256_of(path) for name, path in sorted(files.items()) if name != SUMS_FILE}
-    with tempfile.TemporaryDirectory() as temporary:
-        sums = Path(temporary, SUMS_FILE)
+    with scratch_folder("qlora-fleet-adapter-") as temporary:
+        sums = temporary / SUMS_FILE
         sums.write_text("".join(f"{sha256}  {name}\n" for name, sha256 in digests.items()), encoding="utf-8")
         paths = {address.object_name(name): files[name] for name in digests} | {address.object_name(SUMS_FILE): sums}
         existing = _list_objects(api, bucket, address)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -38,18 +39,26 @@ def ddp_trial(make_trial):
 
 
 @pytest.fixture
-def ranks(monkeypatch, ddp_trial):
+def ranks(monkeypatch, ddp_trial, tmp_path):
     """Return a Torchrun whose process only waits: the test writes its ranks' files."""
     real = subprocess.Popen
     argv = (sys.executable, "-c", "import time; time.sleep(60)")
     monkeypatch.setattr(torchrun.subprocess, "Popen", lambda _argv, **options: real(argv, **options))
     limits = torchrun.RankLimits(silence_sec=5.0, step_sec=10.0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    stale = tmp_path / "qlora-fleet-ranks-locked-stale"  # of a process that was killed
+    stale.mkdir()
+    os.utime(stale, (1, 1))
     with Torchrun(ddp_trial(), "gloo", "127.0.0.1:0", limits, module="ranks") as torchrun_ranks:
         yield torchrun_ranks
 
 
 def write_heartbeat(ranks: Torchrun, rank: int, **heartbeat: object) -> None:
     (ranks.folder / f"rank-{rank}.json").write_text(json.dumps({"pid": 0, "count": 1, "moves": 1} | heartbeat))
+
+
+def test_the_folders_of_killed_processes_are_removed(ranks):
+    assert [path.name for path in ranks.folder.parent.glob("qlora-fleet-ranks-*")] == [ranks.folder.name]
 
 
 def test_too_few_gpus_are_rejected_none_means_gloo_and_hidden_ones_are_not_counted(ddp_trial, monkeypatch):

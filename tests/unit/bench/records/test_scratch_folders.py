@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.tempdirs import scratch_folder
+from bench.records.scratch_folders import scratch_folder
 
 
 def make_stale_folder(at: Path, name: str) -> Path:
