@@ -90,7 +90,7 @@ class ManifestValues:
 def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Build (kustomization.yaml, settings.yaml) as data; `manifests` is the path from their folder to manifests/.
 
-    The component `PROVIDER_COMPONENT` is beside them.
+    The component `PROVIDER_COMPONENT` is in the same folder as they are.
     """
     components = [
         *(["emptydir"] if values.volume_source is None else []),

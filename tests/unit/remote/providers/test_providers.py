@@ -52,7 +52,7 @@ def node(provider_id: str = "", **labels: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("facts", "expected"),
     [
         ({"registries": ["docker.io", "fra.ocir.io"]}, OCI),
         ({"registries": ["OCIR.eu-frankfurt-1.oci.oraclecloud.com"]}, OCI),
@@ -65,8 +65,8 @@ def node(provider_id: str = "", **labels: str) -> dict[str, Any]:
         ({}, None),
     ],
 )
-def test_a_provider_is_found_by_registry_volume_or_nodes(found: dict[str, Any], expected: Provider | None) -> None:
-    assert detect(**found) is expected
+def test_a_provider_is_found_by_registry_volume_or_nodes(facts: dict[str, Any], expected: Provider | None) -> None:
+    assert detect(**facts) is expected
 
 
 def test_an_unknown_registry_is_generic() -> None:

@@ -55,9 +55,9 @@ def cluster() -> Rows:
 def nodes() -> dict[str, Rows]:
     """Return the rows of each check of the nodes."""
     causes = {"enough": ("instance-type",), **{name: check_causes for name, (_, check_causes) in NODE_CAUSES.items()}}
-    found = [*_findings()]
+    findings = [*_findings()]
     return {
-        f"nodes {name}": [(finding.reason, finding.remedy) for finding in found if finding.cause in included]
+        f"nodes {name}": [(finding.reason, finding.remedy) for finding in findings if finding.cause in included]
         for name, included in causes.items()
     }
 

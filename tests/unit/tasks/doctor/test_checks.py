@@ -15,6 +15,7 @@ from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.image import vm_jobs
 from remote.image.engine import FolderInfo
+from remote.providers import PROVIDERS
 from tasks.doctor.checks import cluster, gpu, machine, nodes, oci, registry, runs, settings, vm
 from tasks.errors import UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault
@@ -286,6 +287,18 @@ def test_a_cluster_with_everything(result_of: ResultOf) -> None:
     assert {title: result_of(title, text, cluster=fake).status for title in checks} == dict.fromkeys(
         checks, CheckStatus.OK
     )
+
+
+def test_a_volume_over_nfs_needs_no_driver(result_of: ResultOf) -> None:
+    text = PODS + "cluster: {volume: {handle: '10.0.0.5:/x'}}"
+    assert result_of("cluster storage", text, cluster=FakeCluster()).status is CheckStatus.OK
+
+
+def test_a_fault_has_the_same_sentences_in_a_check_and_in_a_command() -> None:
+    provider, values = PROVIDERS["oci"], {"driver": "x"}
+    result, error = cluster.NO_CSI.result(provider, **values), cluster.NO_CSI.error(provider, "n", **values)
+    assert (error.problem, error.remedy) == (result.message, f"{result.remedy}; n")
+    assert result.remedy == provider.texts["volume-driver"] != cluster.NO_CSI.result(**values).remedy
 
 
 def test_an_unused_cluster_is_skipped(result_of: ResultOf) -> None:
