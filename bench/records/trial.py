@@ -85,7 +85,7 @@ class Trial:
     lora_alpha: int = setting(
         32, "LoRA alpha, 1 to 4096; an adapter's output is scaled by alpha / rank", ge=1, le=4096, fixed=RESCALED
     )
-    lora_dropout: float = setting(0.05, "dropout of the adapters' input, 0 to 0.9", ge=0, le=0.9)
+    lora_dropout: float = setting(0.05, "dropout of the adapters' input, 0 to 0.99", ge=0, le=0.99)
     lora_targets: tuple[str, ...] = ATTENTION_PROJECTIONS
     optimizer: str = setting(
         "adamw_torch",

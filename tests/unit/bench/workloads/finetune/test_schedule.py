@@ -27,6 +27,6 @@ def test_the_warm_up_is_linear_up_to_the_peak(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [1, 2, 7])
-@pytest.mark.parametrize("warmup", [0.0, 0.03, 0.99])
+@pytest.mark.parametrize("warmup", [0.0, 0.03, 0.9])
 def test_no_step_is_without_a_rate_and_none_is_above_the_peak(schedule, steps, warmup):
     assert all(0.0 < rate <= 1.0 for rate in rates(schedule, steps, warmup))
