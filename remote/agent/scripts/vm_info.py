@@ -8,7 +8,7 @@ import pwd
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable  # noqa: UP035 - collections.abc.Callable[...] needs Python 3.9
+from typing import Any, Callable  # collections.abc.Callable[...] needs Python 3.9
 
 
 def system() -> str:

@@ -8,13 +8,13 @@ configuration. The OpenSSH client that moves bulk data uses the same file, jump 
 import os
 import pwd
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote.hosts.base import InvalidAddress
+from remote.hosts.base import CommandTimedOut, InvalidAddress
 from remote.hosts.local import expand_user
+from remote.hosts.process import CannotStart, run_program
 
 _RESOLVE_TIMEOUT_SEC = 10.0
 _MAX_HOPS = 8
@@ -156,16 +156,14 @@ def _parse_jump(text: str) -> tuple[str, list[str]]:
 def _resolve_hop(strict_file: Path, host: str, options: Sequence[str]) -> Hop:
     argv = ("ssh", "-G", "-F", str(strict_file), *options, "--", host)
     try:
-        completed = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_TIMEOUT_SEC, check=False
-        )
-    except FileNotFoundError as error:
+        completed = run_program(argv, label=f"{host}: ssh -G", timeout_sec=_RESOLVE_TIMEOUT_SEC)
+    except CannotStart as error:
         raise InvalidAddress("ssh: not found on this machine; install the OpenSSH client") from error
-    except subprocess.TimeoutExpired as error:
+    except CommandTimedOut as error:
         raise InvalidAddress(
             f"{host}: reading the ssh configuration took longer than {_RESOLVE_TIMEOUT_SEC:g} s"
         ) from error
-    if completed.returncode != 0:
+    if completed.exit_code != 0:
         error_lines = os.fsdecode(completed.stderr).strip().splitlines() or ["ssh -G failed"]
         raise InvalidAddress(f"{host}: {error_lines[0]}; correct the ssh configuration")
     return parse_hop(host, os.fsdecode(completed.stdout))

@@ -15,9 +15,7 @@ from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError
 from remote.hosts.bundle import load_program
 from remote.jobs.agent import HOST_AGENT_PACKAGES
-from tests.support.hosts.pythons import other_python
 from tests.support.machines.failures import raises_agent_error
-from tests.support.paths import ROOT
 
 
 @pytest.fixture
@@ -75,12 +73,6 @@ def test_an_engine_that_does_not_respond_is_transient(monkeypatch: pytest.Monkey
     monkeypatch.setattr(clients, "QUERY_TIMEOUT_SEC", 0.05)
     with raises_agent_error("transient", "engine .*`30` .*0 s"):
         clients.query(["sleep"], {}, "30")
-
-
-def test_the_program_compiles_on_the_oldest_supported_python() -> None:
-    names = [str(path) for path in sorted((ROOT / "remote" / "agent").rglob("*.py"))]
-    script = "import sys; [compile(open(name).read(), name, 'exec') for name in sys.argv[1:]]"
-    subprocess.run((other_python("3.9"), "-c", script, *names), check=True, timeout=60)
 
 
 def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from remote.hosts.local import LocalHost
 from remote.serving import client
 from remote.serving.client import BadServer, ServerUnavailable
 from tests.support.hosts.pythons import other_python
+from tests.support.paths import ROOT
 
 KEY = "key-of-the-server"
 
@@ -97,3 +99,10 @@ def test_a_truncated_or_malformed_document_is_a_broken_stream(host: LocalHost, t
     printed = type(command)(argv=("printf", "%s", text))
     with pytest.raises(HostUnreachable):
         read_json(host, printed, "the names", lambda document: document["names"], timeout_sec=60.0)
+
+
+def test_every_module_imports_on_the_oldest_supported_python() -> None:
+    paths = [path.relative_to(ROOT) for path in sorted((ROOT / "remote" / "agent").rglob("*.py"))]
+    modules = [".".join(path.with_suffix("").parts) for path in paths]
+    script = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [*map(importlib.import_module, sys.argv[2:])]"
+    subprocess.run((other_python("3.9"), "-I", "-S", "-B", "-c", script, str(ROOT), *modules), check=True, timeout=60)
