@@ -160,6 +160,12 @@ class Ledger:
             entry = self.entries.get(trial_id)
             return entry is None or entry.status is None or entry.status.is_resumable
 
+    def running_workers(self) -> set[str]:
+        """Return the workers with an attempt of which no end is known, at a trial that has not ended."""
+        with self._lock:
+            open_entries = [entry for entry in self.entries.values() if entry.status is None]
+            return {each.worker for entry in open_entries for each in entry.attempts if each.reason is None}
+
     def _load(self) -> None:
         try:
             content = read_regular(self.path, max_bytes=MAX_LEDGER_BYTES)

@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,10 +64,20 @@ def fleet_hosts(settings: Settings) -> list[Host]:
 
 def run_hosts(settings: Settings, run: RunRecord) -> list[Host]:
     """Return the hosts of a run's workers, also of those beyond the present fleet.size."""
-    indices = [int(name.removeprefix("worker-")) for name in run.workers if _WORKER_NAME.fullmatch(name)]
+    return _named_hosts(settings, run.workers)
+
+
+def resume_hosts(settings: Settings, running: Collection[str]) -> list[Host]:
+    """Return the fleet's hosts, and those beyond the present fleet.size that are still `running` a trial of the run."""
+    return _named_hosts(settings, {*_worker_names(settings), *running})
+
+
+def _named_hosts(settings: Settings, names: Collection[str]) -> list[Host]:
+    """Return the hosts of these names, also beyond fleet.size. Names of no worker are ignored."""
+    indices = [int(name.removeprefix("worker-")) for name in names if _WORKER_NAME.fullmatch(name)]
     fleet = settings.fleet.model_copy(update={"size": max(settings.fleet.size, *(index + 1 for index in indices), 1)})
     hosts = fleet_hosts(settings.model_copy(update={"fleet": fleet}))
-    return [host for host in hosts if host.name in run.workers]
+    return [host for host in hosts if host.name in names]
 
 
 def _worker_names(settings: Settings) -> list[str]:

@@ -19,7 +19,7 @@ from reports import formatting
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.workers import fleet_hosts, inspect, run_hosts
+from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet import plan, runner
 from tasks.fleet.k8s_training import cancel
@@ -193,4 +193,6 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
         print("would run:", ", ".join(unfinished) or "nothing")
         return
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})"):
-        runner.resume(settings, run.run_id, fleet_hosts(settings), plain=plain)
+        with runner.ledger_errors(run.run_id):
+            running = Ledger(folder / LEDGER_FILE).running_workers()
+        runner.resume(settings, run.run_id, resume_hosts(settings, running), plain=plain)
