@@ -68,7 +68,7 @@ class RankLauncher:
     ) -> None:
         """Run the ranks to their end, after `check`, and call `on_line` with each of rank 0's lines.
 
-        `has_stopped` tells that rank 0 has reported an orderly end, so that an exit code of a rank is no failure.
+        Once `has_stopped` returns True, rank 0 has reported an orderly end, and a rank's exit code does not count.
         Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, Stopped, and a rank's InputError.
         """
         with contextlib.ExitStack() as stack:

@@ -60,6 +60,7 @@ def test_no_code_compares_a_kind_with_the_name_of_a_workload() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Compare):
                 names = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+                names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
                 values = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
                 if "kind" in names and values & WORKLOADS.keys():
                     comparisons.append(f"{path.relative_to(ROOT)}:{node.lineno}")
