@@ -1,7 +1,7 @@
 """Provider of the settings: the one that cluster.provider names, else that of the registry, the volume or the nodes."""
 
 from remote.cluster.client import Cluster
-from remote.providers import GENERIC, PROVIDERS, Provider, detect
+from remote.providers import PROVIDERS, Provider, detect
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.settings.schema import AUTO
@@ -41,8 +41,8 @@ def resolve_provider(settings: Settings, cluster: Cluster) -> Settings:
 
 
 def resolved_provider(settings: Settings) -> Provider:
-    """Return the provider of resolved settings."""
-    return PROVIDERS.get(settings.cluster.provider, GENERIC)
+    """Return the provider of the settings that `resolve_provider` returned. Raises KeyError for others."""
+    return PROVIDERS[settings.cluster.provider]
 
 
 def uses_preemptible_nodes(settings: Settings) -> bool:

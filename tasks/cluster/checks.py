@@ -15,14 +15,13 @@ from remote.hosts.pods.errors import Forbidden
 from tasks.clients.cluster import record_last_cluster
 from tasks.cluster.nodes import (
     capacity,
-    capacity_summary,
+    check_capacity,
     check_gpu_products,
     node_reports,
     pod_requirements,
     print_nodes,
-    shortage_message,
 )
-from tasks.errors import ConfirmationRequired, TaskFailed, results_write_errors
+from tasks.errors import ConfirmationRequired, results_write_errors
 from tasks.faults import CheckStatus, Fault
 from tasks.fleet.pending_results import PendingRun, discard, foreign_active_jobs, pending_runs
 from tasks.settings.load import Settings
@@ -67,16 +66,15 @@ def check_node_capacity(
     except Forbidden as error:
         print(f"the nodes cannot be checked: {error}")
         return
-    check_gpu_products(settings, reports)
     available = capacity(reports)
-    if available >= needed:
-        print(capacity_summary(settings, needed, reports), flush=True)
-        return
-    print_nodes(reports)
-    if partial:
+    if available < needed:
+        print_nodes(reports)
+    if available < needed and partial:
+        check_gpu_products(settings, reports)
         print(f"nodes: room for only {available} of {needed} pods", flush=True)
-        return
-    raise TaskFailed(f"{shortage_message(settings, needed, reports)}; or pass --partial; nothing was changed")
+    else:
+        advice = f"; or pass --partial; {NOTHING_CHANGED}"
+        print(check_capacity(settings, needed, reports, advice), flush=True)
 
 
 def _parallelism(action: Action) -> int:

@@ -52,10 +52,7 @@ def _show_nodes(settings: Settings, print_json: Callable[[Mapping[str, Any]], No
             "nodes": [to_document(report) for report in reports],
         }
     )
-    check_gpu_products(settings, reports)
-    if capacity(reports) < needed:
-        raise TaskFailed(shortage_message(settings, needed, reports))
-    print(capacity_summary(settings, needed, reports))
+    print(check_capacity(settings, needed, reports))
 
 
 def to_document(report: NodeReport) -> dict[str, Any]:
@@ -89,6 +86,14 @@ def capacity_summary(settings: Settings, needed: int, reports: Sequence[NodeRepo
         f"{qualified} nodes qualify, with room for {capacity(reports)} pods, {needed} are needed; pods on one node "
         "share its cores, memory bandwidth, disk and network: loading and steps vary more than with one pod per node"
     )
+
+
+def check_capacity(settings: Settings, needed: int, reports: Sequence[NodeReport], advice: str = "") -> str:
+    """Return the line for nodes with room for all pods, of one kind. Raises UsageError or TaskFailed, with `advice`."""
+    check_gpu_products(settings, reports)
+    if capacity(reports) < needed:
+        raise TaskFailed(f"{shortage_message(settings, needed, reports)}{advice}")
+    return capacity_summary(settings, needed, reports)
 
 
 def check_gpu_products(settings: Settings, reports: Sequence[NodeReport]) -> None:
@@ -142,14 +147,13 @@ def pod_requirements(settings: Settings, image: Image | None) -> NodeRequirement
     )
 
 
-def node_reports(cluster: Cluster, need: NodeRequirements) -> list[NodeReport]:
+def node_reports(cluster: Cluster, need: NodeRequirements, warn: Callable[[str], object] = print) -> list[NodeReport]:
     """Return a report for each node; free GPUs are unknown without permission to list all pods. Raises ClusterError."""
-    nodes = cluster.nodes()
+    nodes, pods = cluster.nodes(), None
     try:
         pods = cluster.pods_everywhere()
     except Forbidden as error:
-        print(f"free GPUs are unknown: {error}")
-        return examine(nodes, None, need)
+        warn(f"free GPUs are unknown: {error}")
     return examine(nodes, pods, need)
 
 

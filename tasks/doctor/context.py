@@ -8,17 +8,16 @@ from typing import Generic, TypeVar
 from invoke.config import Config
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import NodeReport, examine
+from remote.cluster.diagnosis.nodes import NodeReport
 from remote.cluster.manifests import Image
 from remote.hosts.base import Host, HostError
-from remote.hosts.pods.errors import Forbidden
 from remote.image import engine, vm_info, workdir
 from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
 from tasks.clients.cluster import resolve_target, translate_cluster_errors
 from tasks.clients.image_ref import resolve_image
 from tasks.clients.provider import known_provider, resolve_provider
-from tasks.cluster.nodes import pod_requirements
+from tasks.cluster.nodes import node_reports, pod_requirements
 from tasks.errors import UsageError
 from tasks.faults import Skipped
 from tasks.image.build import engine_client
@@ -105,19 +104,13 @@ class CheckContext:
             yield self.cluster.get_or_skip()
 
     def _nodes(self) -> list[NodeReport]:
-        with self.open_cluster() as cluster:
-            nodes = cluster.nodes()
-            try:
-                pods = cluster.pods_everywhere()
-            except Forbidden:
-                pods = None
         try:
             image: Image | None = resolve_image(self.settings)
         except UsageError:  # no image was pushed or set
             image = None
-        with translate_cluster_errors():
-            settings = resolve_provider(self.settings, cluster)
-            return examine(nodes, pods, pod_requirements(settings, image))
+        with self.open_cluster() as cluster:
+            need = pod_requirements(resolve_provider(self.settings, cluster), image)
+            return node_reports(cluster, need, warn=lambda _: None)
 
     def _vm(self) -> Host:
         if self.settings.build.host is None and not self.only & {"vm", "registry"}:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from remote.cluster.diagnosis.nodes import MIN_KUBELET
 from remote.cluster.quantities import parse_quantity
 from remote.cluster.resource_kinds import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.hosts.pods.errors import Forbidden
@@ -30,7 +31,6 @@ from tasks.settings.load import Settings
 _KUBECTL_TIMEOUT_SEC = 15.0
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 _MAX_MINOR_SKEW = 1  # minor versions, older or newer (kubernetes.io, version skew policy of kubectl)
-MIN_VERSION = (1, 29)  # the first with backoffLimitPerIndex on by default
 RUN_PERMISSIONS, DEPLOY_VERBS = (("list", POD, ""), *EXEC_PERMISSIONS), ("get", "create", "patch", "delete")
 _DEPLOYED_KINDS = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
 CHECKS = Checks("cluster")
@@ -79,7 +79,7 @@ NO_DNS = Fault(
 )
 def reachable(context: CheckContext) -> CheckResult:
     version = context.version.get_or_raise()[0]
-    if _version_numbers(version) < MIN_VERSION:
+    if _version_numbers(version) < MIN_KUBELET:
         return OLD.result(version=version)
     return passed(f"Kubernetes {version}: {context.cluster.get_or_skip().target}")
 

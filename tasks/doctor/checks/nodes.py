@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from remote.cluster.diagnosis.finding import Diagnosis, group
-from tasks.cluster.nodes import capacity, capacity_summary, check_gpu_products, shortage_message
+from tasks.cluster.nodes import check_capacity
 from tasks.cluster.wait import read_state
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.errors import TaskFailed
 from tasks.faults import CheckResult, CheckStatus, Skipped, passed
 
 CHECKS, POD_CHECKS = Checks("nodes"), Checks("pods")
@@ -33,11 +32,7 @@ CAUSES = {
 
 @CHECKS.register("enough", "Do as many nodes qualify as the fleet has pods, with one kind of GPU?")
 def enough(context: CheckContext) -> CheckResult:
-    reports, settings = context.nodes.get_or_raise(), context.settings
-    check_gpu_products(settings, reports)
-    if capacity(reports) < settings.fleet.size:
-        raise TaskFailed(shortage_message(settings, settings.fleet.size, reports))
-    return passed(capacity_summary(settings, settings.fleet.size, reports))
+    return passed(check_capacity(context.settings, context.settings.fleet.size, context.nodes.get_or_raise()))
 
 
 def check_causes(causes: Sequence[str], context: CheckContext) -> CheckResult | list[CheckResult]:

@@ -22,6 +22,7 @@ from remote.hosts.pods.host import PodHost
 from tasks.clients.cluster import open_cluster, resolve_target, translate_cluster_errors
 from tasks.clients.image_ref import resolve_image
 from tasks.clients.manifest_values import MANIFESTS, manifest_values
+from tasks.clients.provider import resolve_provider
 from tasks.clients.workers import component_hosts, pod_hosts
 from tasks.errors import RetryableError, UsageError
 from tasks.settings.load import Settings
@@ -85,7 +86,7 @@ def _rendered_reader_objects(settings: Settings, cluster_client: Cluster, run: R
     Raises UsageError without an image.
     """
     cluster = settings.cluster.model_copy(update={"overlay": run.provenance["inputs"]["job"]["overlay"]})
-    settings = settings.model_copy(update={"cluster": cluster})
+    settings = resolve_provider(settings.model_copy(update={"cluster": cluster}), cluster_client)
     values = manifest_values(settings, resolve_image(settings))
     order: dict[str, str | int | list[str]] = {"order": "{}", "run_id": run.run_id, "size": len(run.workers)}
     values = dataclasses.replace(values, extra_settings={**values.extra_settings, **order})

@@ -1,5 +1,6 @@
 """Tests of a provider that is only registered: a deploy plan is rendered and its doctor checks run."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -84,3 +85,21 @@ def test_the_doctor_runs_the_checks_of_a_registered_provider(context: Callable[.
     (result,) = run_check(check, CheckContext(load(invoke_context), invoke_context.config))
     assert (result.status, result.message) == (CheckStatus.OK, "account for dummy")
     assert check not in all_checks((PROVIDERS["generic"],))
+
+
+def test_the_page_names_the_files_that_a_provider_needs() -> None:
+    section = (
+        (ROOT / "docs/extending.md").read_text(encoding="utf-8").split("## A cloud provider\n")[1].split("\n## ")[0]
+    )
+    needed, optional = (re.findall(r"^\| `([^`]+)`", part, re.MULTILINE) for part in section.split("If it has them"))
+    assert needed == ["remote/providers/<name>.py", "remote/providers/__init__.py"]
+    registered = (ROOT / needed[1]).read_text(encoding="utf-8")
+    for provider in PROVIDERS.values():
+        if provider.name == "dummy":  # its file is this one
+            continue
+        assert (ROOT / needed[0].replace("<name>", provider.name)).is_file()
+        assert f"from remote.providers.{provider.name} import" in registered
+        tables = [f"reports/{provider.price_table}"] if provider.price_table else []
+        modules = [f"{module.replace('.', '/')}.py" for module in (*provider.checks, *provider.commands.values())]
+        assert [path for path in (*tables, *modules) if not (ROOT / path).is_file()] == []
+    assert {path.partition("/")[0] for path in optional} == {"reports", "tasks"}

@@ -48,7 +48,7 @@ def test_the_drivers_that_a_node_needs_are_those_of_the_pushed_image(
     requires: object, minimum: int, project: Path, context: Make
 ) -> None:
     write_image_file(project, json.dumps({**IMAGE, "requires": requires}))
-    settings = load(context())
+    settings = load(context(text="cluster: {provider: generic}"))
     assert pod_requirements(settings, resolve_image(settings)).drivers.minimum == minimum
 
 
