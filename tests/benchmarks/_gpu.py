@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,9 @@ WARMUP, MEASURED = 5, 12
 HELD_LAYERS = 11  # fit the limit together with the activations of 512 x 8, captured
 HELD_IN_EIGHT = {"int8_backward": 22, "int8": 19}  # the former keeps a single orientation
 PERIOD_SEC = 0.05
+# Below such a share of the other case's reading, a reference was likely held up by its host. Measured: 0.93 to 1 of the
+# power and 0.9 to 1 of the time at the limit on a quiet host; 0.91 and 0.75 on a busy one (docs/log.md).
+HOST_BOUND_SHARE = {"watts": 0.92, "power_capped_percent": 0.8, "busy_percent": 0.9}
 
 
 @dataclass(kw_only=True)
@@ -36,8 +39,27 @@ class Draw:
         told = [reading.clock_limits for reading in self.readings if reading.clock_limits is not None]
         return 100.0 * sum(nvml.POWER_CAP in limits for limits in told) / len(told) if told else None
 
+    @property
+    def busy_percent(self) -> float | None:
+        """Percentage of the time in which a kernel ran."""
+        return _median([reading.utilization_percent for reading in self.readings])
+
     def to_json(self) -> dict[str, Any]:
-        return {"watts": self.watts, "sm_clock_mhz": self.sm_clock_mhz, "power_capped_percent": self.capped_percent}
+        return {
+            "watts": self.watts,
+            "sm_clock_mhz": self.sm_clock_mhz,
+            "power_capped_percent": self.capped_percent,
+            "busy_percent": self.busy_percent,
+        }
+
+
+def is_host_bound(reference: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return True if the reference used far less of the GPU than the other case; both are `Draw.to_json()`.
+
+    Then its host was likely too slow, and a ratio of their times is too large. False without readings.
+    """
+    pairs = [(reference.get(name), other.get(name), share) for name, share in HOST_BOUND_SHARE.items()]
+    return any(mine < share * theirs for mine, theirs, share in pairs if mine is not None and theirs is not None)
 
 
 def limit_memory(torch: Any, *, limited: bool = True) -> None:

@@ -5,8 +5,9 @@ power drawn.
 
 DIR is a model folder; speed depends only on shapes, so one made by `python -m tests.mistral_7b DIR` will do. Every
 case is loaded, warmed up for 5 steps and measured for 12 or more; the reference of a group is measured before and after
-the others, which reveals a changing machine. Cases of the fast recipe run under a limit of 21.5 GiB, the memory that
-a 24 GB card leaves for training.
+the others, which reveals a changing machine. A reference that used far less of the GPU than `fast` was likely held up
+by its host; a line says so, because every ratio to it is then too good. Cases of the fast recipe run under a limit of
+21.5 GiB, the memory that a 24 GB card leaves for training.
 
 Tokens are drawn at random. Lengths of the ragged cases are log-normal, cut at 512, 194 on average over the measured
 steps (`--mean-tokens`): instruction data's shape. Without a GPU the same cases run on the demo's small model at an
@@ -43,7 +44,16 @@ from bench.records import ALL_LINEAR, Trial
 from bench.records.bootstrap import summarize
 from bench.workloads import hardware
 from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures, spread
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, format_draw, limit_memory, metered
+from tests.benchmarks._gpu import (
+    HELD_IN_EIGHT,
+    HELD_LAYERS,
+    MEASURED,
+    WARMUP,
+    format_draw,
+    is_host_bound,
+    limit_memory,
+    metered,
+)
 
 PRODUCTS = "only the step's products"
 SPREAD, SHORTEST = 0.75, 16
@@ -125,6 +135,10 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--mean-tokens", type=float, default=194.0, help="mean length of the ragged cases' samples")
     arguments = parser.parse_args(argv)
     wanted = arguments.cases.split(",")
+    known = [*dict.fromkeys(case.group for case in cases()), "products", *(case.name for case in cases())]
+    if unknown := [name for name in wanted if name not in known]:
+        print(f"case {unknown[0]!r} is unknown; there are {', '.join(known)}", file=sys.stderr)
+        raise SystemExit(2)
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or demo_inputs(Path(folder))[0]
         settings = model, arguments.steps, arguments.mean_tokens
@@ -140,6 +154,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     if arguments.json:
         arguments.json.write_text(json.dumps({"matmul_tflops": ceiling, "cases": results}, indent=1))
     figures = [_figure(case, results, ceiling) for case in cases() if case.name in results]
+    figures += host_bound_figures(results)
     return figures + ([_products_figure(results[PRODUCTS])] if PRODUCTS in results else [])
 
 
@@ -370,6 +385,25 @@ def _figure(case: Case, results: dict[str, Any], ceiling: float | None) -> Figur
         if result["peak_bytes"] and other["peak_bytes"]:
             ratio += f", memory {result['peak_bytes'] / other['peak_bytes']:.2f}x"
     return Figure(name=case.name, value=value, ratio=ratio, goal=case.goal)
+
+
+def host_bound_figures(results: Mapping[str, Any]) -> list[Figure]:
+    """Make a figure for each reference that used far less of the GPU than a case of `fast` compared with it."""
+    figures = {}
+    for case in cases():
+        fast, reference = (results.get(name, {}).get("drawn", {}) for name in (case.name, case.against))
+        if case.recipe == "fast" and is_host_bound(reference, fast):
+            value = f"likely held up by its host{_format_use(reference)}; {case.name}{_format_use(fast)}"
+            figures[case.against] = Figure(name=case.against, value=value, ratio="ratios to it are too good")
+    return list(figures.values())
+
+
+USES = (("busy_percent", "% busy"), ("watts", "W"), ("power_capped_percent", "% at the power limit"))
+
+
+def _format_use(draw: Mapping[str, Any]) -> str:
+    parts = [f", {draw[name]:.0f} {unit}" for name, unit in USES if draw.get(name)]
+    return "".join(parts)
 
 
 def _products_figure(result: dict[str, Any]) -> Figure:

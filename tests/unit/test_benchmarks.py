@@ -13,7 +13,7 @@ from tasks.tuning.planning import SHORT_STEPS
 from tests import benchmarks, mistral_7b
 from tests.benchmarks import __main__ as table
 from tests.benchmarks import _tune_scenarios, fast_step, tune_replay
-from tests.benchmarks._gpu import Draw, format_draw, metered
+from tests.benchmarks._gpu import Draw, format_draw, is_host_bound, metered
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def test_without_a_gpu_no_power_is_reported(monkeypatch):
     monkeypatch.setattr(nvml, "visible_gpus", list)
     with metered() as draw:
         pass
-    assert draw.to_json() == {"watts": None, "sm_clock_mhz": None, "power_capped_percent": None}
+    assert set(draw.to_json().values()) == {None}
     assert format_draw(draw.to_json()) == ""
 
 
@@ -86,6 +86,36 @@ def test_the_reported_power_is_the_median_of_the_readings():
     ]
     document = Draw(readings=readings).to_json()
     assert format_draw(document) == ", 692 W at 1,530 MHz (at the power limit: 67 %)"
+
+
+@pytest.mark.parametrize("cases", ["all-linear eight", "dense,all-linear eight", ""])
+def test_an_unknown_case_is_refused_before_anything_is_measured(cases, capsys):
+    with pytest.raises(SystemExit) as caught:
+        fast_step.main(["--cases", cases])
+    assert caught.value.code == 2
+    assert "wide int8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("watts", "capped", "busy", "expected"),
+    [
+        (690.0, 100.0, 100.0, False),
+        (639.0, 90.0, 99.0, False),  # padded samples on a quiet host
+        (631.0, 75.0, None, True),  # on a busy host
+        (690.0, 75.0, 100.0, True),
+        (690.0, 100.0, 80.0, True),
+        (580.0, None, None, True),
+        (None, None, None, False),
+    ],
+)
+def test_a_reference_is_host_bound_if_it_uses_far_less_of_the_gpu(watts, capped, busy, expected):
+    fast = {"watts": 690.0, "power_capped_percent": 100.0, "busy_percent": 100.0}
+    reference = {"watts": watts, "power_capped_percent": capped, "busy_percent": busy}
+    assert is_host_bound(reference, fast) is expected
+    assert is_host_bound(fast, reference) is False
+    results = {"dense reference": {"drawn": reference}, "dense fast": {"drawn": fast}, "dense int8": {"drawn": fast}}
+    figures = fast_step.host_bound_figures(results)
+    assert [figure.name for figure in figures] == (["dense reference"] if expected else [])
 
 
 def test_ragged_samples_have_the_mean_length_that_was_asked_for():
