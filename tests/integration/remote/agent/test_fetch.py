@@ -263,15 +263,15 @@ def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_an
 ) -> None:
     called = list[list[str]]()
 
-    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def run_logged(_: JobLog, argv: list[str], __: object) -> tuple[int, list[str]]:  # its output is the job's progress
         called.append(argv)
         (tmp_path / "hub-client").mkdir(exist_ok=True)
-        return subprocess.CompletedProcess(argv, 0, "", "")
+        return 0, []
 
     (tmp_path / "jobs" / "fetch-x").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "jobs" / "fetch-x")
     monkeypatch.setattr(model_sources.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(model_sources.subprocess, "run", run)
+    monkeypatch.setattr(model_sources, "run_logged", run_logged)
     lock = (ROOT / "image" / "locks" / "hub-client.txt").read_text()
     assert lock.count("==") > 10
     assert len(re.findall(r"^[a-z].*\\\n    --hash=sha256:", lock, re.MULTILINE)) == len(
@@ -282,4 +282,5 @@ def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_an
         assert python == str(tmp_path / "hub-client" / "bin" / "python")
         assert len(called) == count
         assert Path("hub-client.txt").read_text() == text
+        assert "--quiet" not in called[-1]
         assert called[-1][-3:] == ["--require-hashes", "--requirement", str(Path.cwd() / "hub-client.txt")]
