@@ -79,6 +79,6 @@ def _make_trial(suite_name: str, planned: SuiteTrial, scale: SuiteScale, model: 
         warmup_steps=scale.warmup_steps,
         measured_steps=scale.measured_steps,
         learning_rate=scale.learning_rate,
-        deadline_sec=scale.deadline_sec,
+        deadline_sec=workload.deadlines.get(scale.profile, scale.deadline_sec),
         **planned.fields,
     )

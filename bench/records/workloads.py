@@ -1,7 +1,8 @@
 """Workloads: what trials of each kind need, which suites they have, and how reports and plans treat them.
 
-A workload is an entry of `WORKLOADS` here, and `measure()` in `bench/workloads/<name>.py`. A registration without a
-field, or under a name that is taken, raises WorkloadError at import.
+A workload is an entry of `WORKLOADS` here, and `measure()` in `bench/workloads/<name>.py`. The entry is apart from the
+module because plans and reports read it on machines without torch. A registration without a field, or under a name that
+is taken, raises WorkloadError at import.
 """
 
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ class Workload:
     suites: tuple[Suite, ...] = ()
     needs: tuple[str, ...] = ("model",)
     memory_fields: tuple[str, ...] = ("micro_batch_size", "max_seq_len", "base_precision")
+    deadlines: Mapping[str, float] = field(default_factory=dict)  # seconds by profile; default: the profile's
     has_steps: bool = False  # it measures the warm-up and measured steps of a training, on samples of the data
     is_ranked: bool = False  # it runs as `world_size` ranks, on several machines if the fleet has pods
     is_compared: bool = False  # its configurations are compared by speed and cost, and one is recommended
@@ -279,6 +281,7 @@ FINETUNE = Workload(
     module="bench.workloads.finetune.finetune",
     needs=("model", "optimizer", "recipe"),
     memory_fields=("held_layers", "micro_batch_size", "max_seq_len", "base_precision"),
+    deadlines={"gpu": 604_800.0, "tiny": 604_800.0},  # the longest of any trial: train.max_hours limits a training
     is_ranked=True,
     has_training=True,
     has_live_mfu=True,

@@ -10,6 +10,7 @@ from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial, TrialError
 from bench.records.setting import settings_of
 from bench.records.training import LIMITS, Training
 from bench.records.training_data import TrainingData
+from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
 from tasks.fleet.plan import read_trials
 from tasks.fleet.run_store import TRAIN
@@ -23,7 +24,6 @@ SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, sett
     "files": "data",
     "weights": "data_weights",
 }
-DEADLINE_SEC = 604_800.0  # the maximum of a trial
 # Fields that a trial file sets; the others (learning rate, seed, data, ...) come from the settings.
 FILE_FIELDS = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer"),
@@ -149,14 +149,14 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
             name=TRIAL_ID,
             reason="the training of this run",
             suite=TRAIN,
-            kind="finetune",
+            kind=FINETUNE.name,
             profile=settings.bench.profile,
             model=settings.model.path,
             data=data.files[0],
             layout="varlen",
             world_size=workers,
             lora_targets=LORA_TARGETS[train.lora_targets],
-            deadline_sec=DEADLINE_SEC,
+            deadline_sec=FINETUNE.deadlines[settings.bench.profile],
             training=training,
             **declared_values(Trial, train),
         )

@@ -25,6 +25,7 @@ REGISTRATION = """
         title="Dummies",
         size="{max_seq_len}",
         needs=(),
+        deadlines={"tiny": 77.0},
         suites=(Suite(name="dummies", trials=(SuiteTrial("dummy", 512, 8, "a test"),)),),
     ),
 """
@@ -67,6 +68,7 @@ def test_a_workload_needs_its_module_and_its_registration(tree: Path, model_fold
     ended = run(tree, "-m", "bench", "run", *trial, *inputs, "--out", "out")
     assert (ended.returncode, ended.stderr) == (0, "")
     result = json.loads((tree / "out" / "result.json").read_text())
+    assert result["trial"]["deadline_sec"] == 77.0
     assert [measurement["value"] for measurement in result["measurements"][:2]] == [500.0, 1000.0]
 
     settings = {"model": {"path": str(model_folder)}, "data": {"path": str(data_file)}, "fleet": {"size": 1}}
