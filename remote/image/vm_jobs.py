@@ -96,8 +96,7 @@ def request_digest(request: Mapping[str, Any]) -> str:
 
 def started_by(job: Job) -> str:
     """Return the user who started a job, in the form of `me`; empty if unknown."""
-    text = str(job.agent.call_line("tail", {"root": job.folder, "path": STARTED_BY_FILE, "size": 200})["text"])
-    return " ".join(text.split())
+    return " ".join(job.agent.tail(job.folder, STARTED_BY_FILE, 200).split())
 
 
 def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobStatus:
@@ -164,7 +163,7 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
     log = f"{job.agent.host.name}:{job.folder}/log.txt"
     if status.state is not JobState.ENDED:
         raise JobFailed("lost", f"the job is {status.state.value}: the VM or the job's supervisor was killed", log)
-    text = job.agent.call_line("tail", {"root": job.folder, "path": "outcome.json", "size": 1 << 20})["text"]
+    text = job.agent.tail(job.folder, "outcome.json", 1 << 20)
     if not text:
         end = {"deadline": "was stopped at its deadline", "cancelled": "was cancelled"}.get(
             status.why or "", f"ended with exit code {status.exit_code}"

@@ -5,7 +5,8 @@ Jobs and transfers use only this class, so a new kind of host only needs `run`.
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import UnionType
 from typing import Any
 
 from remote.agent.shared.wire import EXIT_REFUSED, EXIT_TRUNCATED, decode_line
@@ -41,7 +42,9 @@ class Agent:
         `names`: variables whose values in the job are returned as `environment`.
         """
         arguments: dict[str, Any] = {"job": job, "slot": slot, "claim_sec": CLAIM_SEC}
-        return self.call_line("start", arguments | ({"tell": list(names)} if names else {}), payload=spec)
+        answer = self.call_line("start", arguments | ({"tell": list(names)} if names else {}), payload=spec)
+        self.field(answer, "state", str)
+        return answer
 
     def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
         """End the job in this folder; return its state after that."""
@@ -49,8 +52,12 @@ class Agent:
 
     def holder(self, slot: str) -> str | None:
         """Return the folder of the job that holds `slot`, a lock file on the host; None if it is free."""
-        holder = self.call_line("holder", {"slot": slot})["holder"]
-        return None if holder is None else str(holder)
+        holder: str | None = self.field(self.call_line("holder", {"slot": slot}), "holder", str | None)
+        return holder
+
+    def tail(self, root: str, path: str, size: int) -> str:
+        """Return the last `size` bytes of a file below `root` as text; empty if it does not exist."""
+        return str(self.field(self.call_line("tail", {"root": root, "path": path, "size": size}), "text", str))
 
     def check_disk_space(self) -> None:
         """Write a small file on the host and remove it. Raises HostRefused if the disk is full."""
@@ -159,6 +166,12 @@ class Agent:
             return decode_line(line)
         except ValueError as error:
             raise HostUnreachable(f"{self.host.name}: an answer is corrupt: {line[:80]!r}") from error
+
+    def field(self, line: Mapping[str, Any], name: str, kind: type | UnionType) -> Any:
+        """Return a field of an answer. Raises HostUnreachable if it is not of this kind: a host may send anything."""
+        if not isinstance(line.get(name, ...), kind):
+            raise HostUnreachable(f"{self.host.name}: an answer has no valid {name}: {repr(line)[:200]}")
+        return line[name]
 
     def path(self, module: str) -> str:
         """Return the path of the program's `module` on the host. Raises KeyError for another module."""

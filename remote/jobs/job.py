@@ -5,7 +5,7 @@ a file with the exit code, written last.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -24,6 +24,16 @@ class JobState(Enum):
     RUNNING = "running"
     ENDED = "ended"
     LOST = "lost"
+
+
+_STATES = frozenset(state.value for state in JobState)
+_STATUS_TYPES: Mapping[str, Any] = {
+    "heartbeat_age_sec": float | int | None,
+    "exit_code": int | None,
+    "signal": int | None,
+    "why": str | None,
+    "wall_time_sec": float | int | None,
+}
 
 
 class HostBusy(HostError):
@@ -90,8 +100,8 @@ class Job:
             slot=self.slot,
         )
         if answer["state"] == "busy":
-            raise HostBusy(self.agent.host.name, answer["holder"])
-        return _parse_status(answer)
+            raise HostBusy(self.agent.host.name, self.agent.field(answer, "holder", str))
+        return self._parse_status(answer)
 
     def status(self) -> JobStatus:
         return self.watch(lambda _: None, duration_sec=0.0)
@@ -115,7 +125,7 @@ class Job:
 
         def on_line(line: dict[str, Any]) -> None:
             nonlocal last
-            last = _parse_status(line)
+            last = self._parse_status(line)
             on_status(last)
 
         self.agent.call_lines(
@@ -131,20 +141,22 @@ class Job:
 
     def cancel(self, *, grace_sec: float = 25.0) -> JobStatus:
         """Interrupt the job, which is killed after its spec's grace. `grace_sec` limits the wait for its end."""
-        return _parse_status(self.agent.cancel(self.folder, grace_sec=grace_sec))
+        return self._parse_status(self.agent.cancel(self.folder, grace_sec=grace_sec))
 
     def log_tail(self) -> list[str]:
         """Fetch the last lines of the command's output, at most 4096 bytes."""
-        answer = self.agent.call_line("tail", {"root": self.folder, "path": LOG_FILE, "size": 4096})
-        return str(answer["text"]).splitlines()
+        return self.agent.tail(self.folder, LOG_FILE, 4096).splitlines()
+
+    def _parse_status(self, line: Mapping[str, Any]) -> JobStatus:
+        """Check an answer, which the host may have made up. Raises HostUnreachable."""
+        state = self.agent.field(line, "state", str)
+        if state not in _STATES:
+            raise HostUnreachable(f"{self.agent.host.name}: unknown state {state[:40]!r} of {self.folder}")
+        values = {name: self.agent.field({name: None, **line}, name, kind) for name, kind in _STATUS_TYPES.items()}
+        progress = line.get("progress")
+        return JobStatus(state=JobState(state), progress=progress if isinstance(progress, dict) else None, **values)
 
 
 def slot_path(host: Host) -> str:
     """Return the lock file that limits a host to one trial at a time."""
     return f"{host.workdir}/slot"
-
-
-def _parse_status(line: Mapping[str, Any]) -> JobStatus:
-    values: dict[str, Any] = {item.name: line.get(item.name) for item in fields(JobStatus)}
-    progress = values["progress"] if isinstance(values["progress"], dict) else None
-    return JobStatus(**{**values, "state": JobState(line["state"]), "progress": progress})

@@ -122,14 +122,14 @@ def push(agent: Agent, source: Path | Mapping[str, Path], root: str, *, timeout_
         try:
             manifest = [vars(entry) for entry in entries]
             states = agent.call_lines("missing", {"root": root}, payload=manifest, timeout_sec=retry_policy.left_sec())
-            if len(states) != len(entries):
+            present_bytes = {agent.field(line, "path", str): agent.field(line, "have", int) for line in states}
+            if list(present_bytes) != [entry.path for entry in entries]:
                 raise HostUnreachable(f"{agent.host.name}: the list of its files in {root} is truncated")
-            present_bytes = {line["path"]: line["have"] for line in states}
             made_progress, max_present = (
                 sum(present_bytes.values()) > max_present,
                 max(max_present, sum(present_bytes.values())),
             )
-            complete = {line["path"] for line in states if line["whole"]}
+            complete = {line["path"] for line in states if line.get("whole") is True}
             wanted = [entry for entry in entries if entry.path not in complete]
             already = complete if already is None else already
             if not wanted:
@@ -147,7 +147,9 @@ def push(agent: Agent, source: Path | Mapping[str, Path], root: str, *, timeout_
             continue
         finally:
             byte_count += 0 if stream is None else stream.byte_count
-        wrong = {answer["path"] for answer in answers if not answer["ok"]}
+        wrong = {entry.path for entry in wanted} & {
+            agent.field(answer, "path", str) for answer in answers if answer.get("ok") is not True
+        }
         if wrong & mismatched:
             raise ChecksumMismatch(
                 f"{min(wrong & mismatched)}: arrived on {agent.host.name} with a wrong sha256, twice"

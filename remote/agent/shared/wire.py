@@ -30,11 +30,11 @@ def encode_line(document: object) -> bytes:
 
 
 def decode_line(line: bytes) -> dict[str, Any]:
-    """Decode a line without its line feed. Raises ValueError if its checksum is wrong."""
+    """Decode a line without its line feed. Raises ValueError for a wrong checksum or another kind of document."""
     checksum, _, text = line.partition(b" ")
-    if checksum != b"%08x" % zlib.crc32(text):
-        raise ValueError("wrong checksum")
-    document: dict[str, Any] = json.loads(text)
+    document = json.loads(text) if checksum == b"%08x" % zlib.crc32(text) else None
+    if not isinstance(document, dict):
+        raise ValueError("wrong checksum, or not an object")
     return document
 
 

@@ -1,15 +1,19 @@
 """Tests of the host agent's client against answers that a transport lost or changed."""
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from remote.agent.shared.wire import encode_line
 from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
+from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.transfer import push
 
 RUNNING, ENDED = encode_line({"state": "running"}), encode_line({"state": "ended", "exit_code": 0, "why": "exited"})
 HOLDER = encode_line({"holder": "/w/job"})
@@ -54,3 +58,44 @@ def test_no_byte_of_an_answer_needs_the_transports_checksum() -> None:
     job.watch(lambda _: None)
     job.cancel()
     assert [command.is_self_verifying for command in host.commands] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"state": None},
+        {"state": ["ended"]},
+        {"state": "finished"},
+        {"state": "ended", "exit_code": "0"},
+        {"state": "ended", "wall_time_sec": {}},
+        {"state": "busy", "holder": 7},
+    ],
+)
+def test_a_made_up_state_of_a_job_is_a_broken_stream(document: dict[str, object]) -> None:
+    job = Job(Agent(AnsweringHost(answer=encode_line(document))), "/w/job", slot="/w/slot")
+    spec = JobSpec(command=Command(argv=("true",)), deadline_sec=1.0)
+    for call in (lambda: job.start(spec), job.status, job.cancel):
+        with pytest.raises(HostUnreachable):
+            call()
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"null", b'{"holder": 1}', b'{"text": null}', b"{}"])
+def test_a_made_up_field_is_a_broken_stream(answer: bytes) -> None:
+    line = b"%08x %s\n" % (zlib.crc32(answer), answer)
+    agent = Agent(AnsweringHost(answer=line))
+    for call in (lambda: agent.holder("/w/slot"), lambda: agent.tail("/w", "log.txt", 10)):
+        with pytest.raises(HostUnreachable):
+            call()
+
+
+@pytest.mark.parametrize(
+    "line", [{}, {"path": "b", "have": 0, "whole": True}, {"path": "a", "have": None}, {"path": ["a"], "have": 1}]
+)
+def test_a_made_up_list_of_files_is_a_broken_stream(
+    line: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer.time, "sleep", lambda _sec: None)
+    (tmp_path / "a").write_bytes(b"content")
+    with pytest.raises(HostUnreachable):
+        push(Agent(AnsweringHost(answer=encode_line(line))), tmp_path, "/w/files")
