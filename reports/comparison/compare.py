@@ -8,7 +8,7 @@ these differences is pooled over all configurations; else each configuration get
 for the number of comparisons and determines the verdicts.
 
 A row over all configurations says whether the run as a whole became faster or slower. Runs of the same code differ too:
-0.5 % between runs makes 27 % of equal runs look different. Only a repetition of the older run can detect that.
+0.5 % between runs makes 15 % of equal runs look different. Only a repetition of the older run can detect that.
 
 Not covered: memory and losses (the report shows them), and causes: compare reports that something changed, not what.
 """

@@ -107,5 +107,8 @@ def _format_time(iso: str) -> str:
 def interval_mark_note(summary: Summary) -> str:
     """Explain the mark of an interval over one process; empty if no interval has it."""
     rates = (row.measured.samples_per_sec for row in summary.measured_rows if row.measured is not None)
-    note = f"{formatting.ONE_PROCESS_MARK} over the steps of one process; the variation between processes is assumed."
+    note = (
+        f"{formatting.ONE_PROCESS_MARK} over the steps of one process; the variation between processes is assumed, and "
+        "a second clock speed that no process showed is not covered."
+    )
     return note if any(formatting.interval_mark(rate) for rate in rates) else ""
