@@ -2,7 +2,7 @@
 
 import enum
 import string
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from remote.providers import GENERIC, Provider
 from tasks.errors import UsageError
@@ -39,7 +39,7 @@ def passed(message: str) -> CheckResult:
     return CheckResult(status=CheckStatus.OK, message=message)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """A possible problem. `message` and `remedy` have {names}, which `result` fills in and the document capitalizes.
 
@@ -48,6 +48,7 @@ class Fault:
 
     message: str
     remedy: str
+    _: KW_ONLY
     status: CheckStatus = CheckStatus.FAIL
     is_transient: bool = False
 

@@ -28,21 +28,20 @@ from tasks.settings.load import Settings
 
 NOTHING_CHANGED = "nothing was changed"
 NO_PERMISSION = Fault(
-    message="user {user} may not {rights} in namespace {namespace}",
-    remedy="ask the cluster's administrator for these permissions (manifests/base/access.yaml has the role)",
+    "user {user} may not {rights} in namespace {namespace}",
+    "ask the cluster's administrator for these permissions (manifests/base/access.yaml has the role)",
 )
 NO_CONTROLLER = Fault(
-    message="the overlay {overlay} needs {controller}, which is not installed",
-    remedy="set cluster.overlay to another one (job-4gpu does the same without it), or have it installed",
+    "the overlay {overlay} needs {controller}, which is not installed",
+    "set cluster.overlay to another one (job-4gpu does the same without it), or have it installed",
 )
-NO_CSI = Fault(message="the cluster has no CSI driver {driver}, which cluster.volume needs", remedy="{volume-driver}")
+NO_CSI = Fault("the cluster has no CSI driver {driver}, which cluster.volume needs", "{volume-driver}")
 NO_STORAGE_CLASS = Fault(
-    message="the cluster has no storage class {name}",
-    remedy="name one of `kubectl get storageclasses` in manifests/base/storage.yaml",
+    "the cluster has no storage class {name}", "name one of `kubectl get storageclasses` in manifests/base/storage.yaml"
 )
 NO_SECRET = Fault(
-    message="namespace {namespace} has no pull secret {secret}",
-    remedy=(
+    "namespace {namespace} has no pull secret {secret}",
+    (
         "set registry.user, then `inv deploy` with the {password} on standard input; or set cluster.pull_secret to "
         "null for a public image"
     ),

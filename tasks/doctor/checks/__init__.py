@@ -7,7 +7,6 @@ vm        the build VM: connection, engine, share, room, models
 registry  name, login, permission to push
 cluster   connection, permissions, namespace, quota, storage, DNS
 nodes     findings on the nodes, by cause; state of the deployed pods
-models    model and data as seen by the workers
-gpu       the GPU of this machine
+bench     model and data as seen by the workers, the GPU of this machine
 runs      the newest run
 """

@@ -35,39 +35,37 @@ RUN_PERMISSIONS, DEPLOY_VERBS = (("list", POD, ""), *EXEC_PERMISSIONS), ("get", 
 _DEPLOYED_KINDS = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
 CHECKS = Checks("cluster")
 
-OLD = Fault(message="Kubernetes {version} is older than 1.29, which our Jobs need", remedy="upgrade the cluster")
+OLD = Fault("Kubernetes {version} is older than 1.29, which our Jobs need", "upgrade the cluster")
 SKEWED = Fault(
-    message="kubectl {client} with server {server}: a skew of more than one minor version is not supported",
-    remedy="install kubectl {server}",
+    "kubectl {client} with server {server}: a skew of more than one minor version is not supported",
+    "install kubectl {server}",
     status=CheckStatus.WARN,
 )
 CANNOT_DEPLOY = Fault(
-    message="user {user} may not {rights} in namespace {namespace}: enough to run trials, not to deploy",
-    remedy="ask for the role admin in that namespace, or ask someone who has it to run `inv deploy`",
+    "user {user} may not {rights} in namespace {namespace}: enough to run trials, not to deploy",
+    "ask for the role admin in that namespace, or ask someone who has it to run `inv deploy`",
     status=CheckStatus.WARN,
 )
-NO_NAMESPACE = Fault(
-    message="there is no namespace {namespace}", remedy="`inv deploy` creates it", status=CheckStatus.WARN
-)
+NO_NAMESPACE = Fault("there is no namespace {namespace}", "`inv deploy` creates it", status=CheckStatus.WARN)
 TERMINATING = Fault(
-    message="namespace {namespace} is being deleted",
-    remedy="`kubectl delete jobs --all -n {namespace}`: pods of an indexed Job wait for their replacements",
+    "namespace {namespace} is being deleted",
+    "`kubectl delete jobs --all -n {namespace}`: pods of an indexed Job wait for their replacements",
 )
 QUOTA = Fault(
-    message="quota {quota}: {free} of {resource} left, but {count} more pods need {need}",
-    remedy="free some, ask for a larger quota (`kubectl describe resourcequota`), or lower fleet.size",
+    "quota {quota}: {free} of {resource} left, but {count} more pods need {need}",
+    "free some, ask for a larger quota (`kubectl describe resourcequota`), or lower fleet.size",
 )
 QUOTA_LIMITS = Fault(
-    message="quota {quota} counts limits.cpu, and our pods have none: they are rejected", remedy="set cluster.cpu_limit"
+    "quota {quota} counts limits.cpu, and our pods have none: they are rejected", "set cluster.cpu_limit"
 )
 NO_VOLUME = Fault(
-    message="no shared volume: results that were not collected are lost with their pods",
-    remedy="set cluster.volume.handle, or run `inv collect` before the next `inv deploy`",
+    "no shared volume: results that were not collected are lost with their pods",
+    "set cluster.volume.handle, or run `inv collect` before the next `inv deploy`",
     status=CheckStatus.WARN,
 )
 NO_DNS = Fault(
-    message="none of the {count} pods of the cluster's DNS is Ready: ranks cannot resolve each other's names",
-    remedy="{dns}",
+    "none of the {count} pods of the cluster's DNS is Ready: ranks cannot resolve each other's names",
+    "{dns}",
     is_transient=True,
 )
 

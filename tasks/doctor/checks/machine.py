@@ -19,27 +19,25 @@ MAX_SKEW_SEC = 60.0  # OCI rejects requests with a skew of 300 s; certificates a
 CHECKS = Checks("machine")
 
 CONFLICT = Fault(
-    message="packages conflict: {conflict}",
-    remedy="`make install` in the project's folder installs the versions of constraints.txt",
+    "packages conflict: {conflict}", "`make install` in the project's folder installs the versions of constraints.txt"
 )
-NO_SSH = Fault(message="no program ssh, which resolves build.host", remedy="apt-get install openssh-client")
+NO_SSH = Fault("no program ssh, which resolves build.host", "apt-get install openssh-client")
 NO_RSYNC = Fault(
-    message="no program rsync: models are sent to the VM by tar, which restarts an interrupted file from its beginning",
-    remedy="apt-get install rsync",
+    "no program rsync: models are sent to the VM by tar, which restarts an interrupted file from its beginning",
+    "apt-get install rsync",
     status=CheckStatus.WARN,
 )
 DISK_FULL = Fault(
-    message="{folder}: {free} free: not enough for results",
-    remedy="free space there, or set results.folder to another disk",
+    "{folder}: {free} free: not enough for results", "free space there, or set results.folder to another disk"
 )
 DISK_SMALL = Fault(
-    message="{folder}: {free} free: checkpoints and adapters will soon fill it",
-    remedy="free space there, or set results.folder to another disk",
+    "{folder}: {free} free: checkpoints and adapters will soon fill it",
+    "free space there, or set results.folder to another disk",
     status=CheckStatus.WARN,
 )
 CLOCK = Fault(
-    message="this clock is {skew} s {direction} that of {remote}: logins are rejected, certificates count as expired",
-    remedy="sudo timedatectl set-ntp true",
+    "this clock is {skew} s {direction} that of {remote}: logins are rejected, certificates count as expired",
+    "sudo timedatectl set-ntp true",
 )
 
 

@@ -16,27 +16,16 @@ from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 _QUERY_TIMEOUT_SEC = 15.0
 CHECKS = Checks("registry")
 
-LOGIN = Fault(
-    message="login rejected: {message}",
-    remedy="{registry-login}",
-)
-FORBIDDEN = Fault(
-    message="no permission to push: {message}",
-    remedy="{registry-push}",
-)
+LOGIN = Fault("login rejected: {message}", "{registry-login}")
+FORBIDDEN = Fault("no permission to push: {message}", "{registry-push}")
 NO_ANSWER = Fault(
-    message="no answer: {message}",
-    remedy="check the VM's route to the registry, then rerun `inv doctor`",
-    is_transient=True,
+    "no answer: {message}", "check the VM's route to the registry, then rerun `inv doctor`", is_transient=True
 )
 NOT_A_REGISTRY = Fault(
-    message="the host answered, but not as a registry: {message}",
-    remedy="correct registry.image, or check which server answers there",
+    "the host answered, but not as a registry: {message}", "correct registry.image, or check which server answers there"
 )
 NOT_PUSHED = Fault(
-    message="the login works and may push, but {reference} does not exist yet",
-    remedy="`inv push` creates it",
-    status=CheckStatus.WARN,
+    "the login works and may push, but {reference} does not exist yet", "`inv push` creates it", status=CheckStatus.WARN
 )
 _BY_KIND = {"unauthorized": LOGIN, "forbidden": FORBIDDEN, "transient": NO_ANSWER}
 

@@ -15,23 +15,19 @@ from tasks.reports.runs import RunInfo, find_runs
 CHECKS = Checks("runs")
 
 OUT_OF_MEMORY = Fault(
-    message="run {run}: {count} of {planned} trials ran out of GPU memory",
-    remedy="`inv tune` searches among settings that fit; or lower micro_batch_size or max_seq_len",
+    "run {run}: {count} of {planned} trials ran out of GPU memory",
+    "`inv tune` searches among settings that fit; or lower micro_batch_size or max_seq_len",
     status=CheckStatus.WARN,
 )
 FAILED = Fault(
-    message="run {run}: {count} of {planned} trials failed",
-    remedy="`inv report` shows the reason of each",
-    status=CheckStatus.WARN,
+    "run {run}: {count} of {planned} trials failed", "`inv report` shows the reason of each", status=CheckStatus.WARN
 )
 INTERRUPTED = Fault(
-    message="run {run}: {count} of {planned} trials were lost, preempted or cancelled, or have not ended",
-    remedy="`{command}` resumes",
+    "run {run}: {count} of {planned} trials were lost, preempted or cancelled, or have not ended",
+    "`{command}` resumes",
     status=CheckStatus.WARN,
 )
-DAMAGED = Fault(
-    message="run {run} is {state}", remedy="`inv collect --run {run}` fetches it again if its workers still have it"
-)
+DAMAGED = Fault("run {run} is {state}", "`inv collect --run {run}` fetches it again if its workers still have it")
 _STATUSES = {  # the statuses that each fault reports
     OUT_OF_MEMORY: (TrialStatus.OUT_OF_MEMORY,),
     FAILED: tuple(status for status in TrialStatus if status.is_failure and status is not TrialStatus.OUT_OF_MEMORY),

@@ -15,46 +15,45 @@ from tasks.settings.load import ENVIRONMENT, Settings
 CHECKS = Checks("settings")
 
 TWO_REPOSITORIES = Fault(
-    message="pods run an image of {runs} (cluster.image), but `inv push` pushes to {pushes} (registry.image)",
-    remedy="set cluster.image to null, so that pods run the last pushed image",
+    "pods run an image of {runs} (cluster.image), but `inv push` pushes to {pushes} (registry.image)",
+    "set cluster.image to null, so that pods run the last pushed image",
     status=CheckStatus.WARN,
 )
 NOT_IN_IMAGE = Fault(
-    message="model.path is {path}, but image.models has {models}: the image will not have that model",
-    remedy="add it to image.models, then `inv model.fetch build push deploy`; or correct model.path",
+    "model.path is {path}, but image.models has {models}: the image will not have that model",
+    "add it to image.models, then `inv model.fetch build push deploy`; or correct model.path",
 )
 TINY = Fault(
-    message="fleet.kind is pods and bench.profile tiny: sizes for a laptop, without meaning for a GPU",
-    remedy="set bench.profile to gpu",
+    "fleet.kind is pods and bench.profile tiny: sizes for a laptop, without meaning for a GPU",
+    "set bench.profile to gpu",
     status=CheckStatus.WARN,
 )
 OVERLAY = Fault(
-    message="fleet.kind is pods, but the overlay {overlay} deploys no workers",
-    remedy="set cluster.overlay to pods, or to preemptible",
+    "fleet.kind is pods, but the overlay {overlay} deploys no workers", "set cluster.overlay to pods, or to preemptible"
 )
 THREADS_OF_PODS = Fault(
-    message="a trial starts {threads} threads (fleet.pods.threads) on {cpu} cores (cluster.cpu), which slows its steps",
-    remedy="set fleet.pods.threads to {cores}",
+    "a trial starts {threads} threads (fleet.pods.threads) on {cpu} cores (cluster.cpu), which slows its steps",
+    "set fleet.pods.threads to {cores}",
     status=CheckStatus.WARN,
 )
 CPU_OF_PODS = Fault(
-    message="a pod has {cpu} cores (cluster.cpu), less than one thread of a trial uses",
-    remedy="set cluster.cpu to 1 or more",
+    "a pod has {cpu} cores (cluster.cpu), less than one thread of a trial uses",
+    "set cluster.cpu to 1 or more",
     status=CheckStatus.WARN,
 )
 THREADS_HERE = Fault(
-    message="{threads} threads of {size} workers on {cores} cores: steps take many times longer",
-    remedy="lower fleet.size or fleet.local.threads",
+    "{threads} threads of {size} workers on {cores} cores: steps take many times longer",
+    "lower fleet.size or fleet.local.threads",
     status=CheckStatus.WARN,
 )
 SLOW_RECIPE = Fault(
-    message="train.recipe is {recipe}, the published loop: less than half the speed of recipe fast",
-    remedy="set train.recipe to fast",
+    "train.recipe is {recipe}, the published loop: less than half the speed of recipe fast",
+    "set train.recipe to fast",
     status=CheckStatus.WARN,
 )
 SHARED_NODE = Fault(
-    message="cluster.one_per_node is false: pods on one node share its cores, memory bandwidth, disk and network",
-    remedy="set cluster.one_per_node to true if you compare numbers",
+    "cluster.one_per_node is false: pods on one node share its cores, memory bandwidth, disk and network",
+    "set cluster.one_per_node to true if you compare numbers",
     status=CheckStatus.WARN,
 )
 

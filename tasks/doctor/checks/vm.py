@@ -16,18 +16,18 @@ from tasks.image.build import plan_build
 CHECKS = Checks("vm")
 
 BUSY = Fault(
-    message="{folder}, started by {user}, is running: builds, pushes and fetches wait for it",
-    remedy="wait, or run `inv {command} --cancel`",
+    "{folder}, started by {user}, is running: builds, pushes and fetches wait for it",
+    "wait, or run `inv {command} --cancel`",
     status=CheckStatus.WARN,
 )
 NO_MODELS = Fault(
-    message="image.models is empty: the image will have no weights, and pods have no network",
-    remedy="set image.models, e.g. [mistralai/Mistral-7B-Instruct-v0.3], then `inv model.fetch`",
+    "image.models is empty: the image will have no weights, and pods have no network",
+    "set image.models, e.g. [mistralai/Mistral-7B-Instruct-v0.3], then `inv model.fetch`",
     status=CheckStatus.WARN,
 )
 FULL = Fault(
-    message="{folder}: {free} free on {kind}: builds, pushes and their logs need {need}",
-    remedy="free space there on the VM (`docker builder prune` removes old cache), or set build.tmpdir to another disk",
+    "{folder}: {free} free on {kind}: builds, pushes and their logs need {need}",
+    "free space there on the VM (`docker builder prune` removes old cache), or set build.tmpdir to another disk",
 )
 
 

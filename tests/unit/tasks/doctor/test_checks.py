@@ -16,7 +16,7 @@ from remote.fleet.ledger import Ledger
 from remote.image import vm_jobs
 from remote.image.engine import FolderInfo
 from remote.providers import PROVIDERS
-from tasks.doctor.checks import cluster, gpu, machine, nodes, oci, registry, runs, settings, vm
+from tasks.doctor.checks import bench, cluster, machine, nodes, oci, registry, runs, settings, vm
 from tasks.errors import UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault
 from tasks.reports.runs import RunInfo
@@ -370,7 +370,7 @@ def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Faul
 
 
 def test_a_laptop_without_gpu_that_needs_none(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "DEVICE_FILE", Path("/nowhere"))
+    monkeypatch.setattr(bench, "DEVICE_FILE", Path("/nowhere"))
     assert [result_of("gpu usable", text).status for text in ("{}", PODS)] == [CheckStatus.SKIP] * 2
 
 
