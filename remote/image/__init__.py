@@ -12,5 +12,4 @@ registry: login, and the record of a push
 sbom: bills of materials, provenance and signatures
 vm_info: system, processor, Python and user of the VM
 vm_jobs: long work on the VM as one detached job
-workdir: our work directory below --tmpdir
 """

@@ -3,6 +3,7 @@
 Times are computed: the start time plus the durations of the steps since, without the gaps between steps.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,16 +12,46 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bench.records import schema
+from bench.records.atomic_files import read_regular
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_FOLDER, RUN_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.result import Measurement, Steps, TrialResult
 from bench.records.run import RunRecord
 from bench.records.training import Evaluation, TrainedSteps
 from bench.records.trial import Trial
-from reports.read import steps
 from reports.read.load import load
 from reports.read.run import ReportError
 from reports.training import summary
+
+_MAX_STEPS_BYTES = 1 << 30
+_COLUMNS = [field.name for field in dataclasses.fields(TrainedSteps)]
+
+
+def read(path: Path) -> tuple[TrainedSteps, list[Evaluation]]:
+    """Read the steps and held-out losses; empty without the file. Raises OSError.
+
+    Skips invalid lines, such as a truncated last line.
+    """
+    try:
+        lines = read_regular(path, max_bytes=_MAX_STEPS_BYTES, follow=False).splitlines()
+    except FileNotFoundError:
+        lines = []
+    rows: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    evaluations = []
+    for line in lines:
+        try:
+            document = schema.parse(line)
+            if "evaluation" in document:
+                evaluations.append(schema.from_json(Evaluation, document["evaluation"]))
+                continue
+            step = schema.from_json(TrainedSteps, {name: [document[name]] for name in _COLUMNS})
+        except (ValueError, TypeError, KeyError):
+            continue
+        for name in _COLUMNS:
+            rows[name] += getattr(step, name)
+    return TrainedSteps(**rows), evaluations
+
 
 _MAX_NAME_LENGTH = 200  # a metric's name may become a file name
 
@@ -61,7 +92,7 @@ class LoggedRun:
 def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[LoggedRun, ...]:
     """Read the results in a run's folder, in the plan's order; a run in progress has only those collected so far.
 
-    `partial_steps` is the steps.jsonl of a training in progress. Raises ReportError.
+    `partial_steps` is the jsonl of a training in progress. Raises ReportError.
     """
     try:
         run = RunRecord.read(folder / RUN_FILE)
@@ -134,7 +165,7 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
     else:
         path = partial_steps or trial_folder / STEPS_FILE
         try:
-            steps_measured, held_out = steps.read(path)
+            steps_measured, held_out = read(path)
         except OSError as error:
             raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
     points = tuple(_training_points(steps_measured, held_out, start_time))

@@ -6,12 +6,12 @@ from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
-from reports.figures.drawing.palette import BASELINE_TONE, PUBLISHED
-from reports.figures.drawing.panel import Mark, MarkGroup, Panel
+from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.style import BASELINE_TONE, PUBLISHED
 from reports.read import reference_results
 from reports.read.reference_results import PublishedResults
 from reports.read.run import Run
-from reports.summary import recommendation
+from reports.summary import text
 from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -25,7 +25,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     priced.sort(key=lambda item: item[1].usd_per_million_useful_tokens.value)
     published = reference_results.matching_results(run)
     published_by_label = reference_results.training_by_label(run, published)
-    chosen = recommendation.recommended_choice(summary)
+    chosen = text.recommended_choice(summary)
     best = priced[0][0] if chosen is None else chosen.row
     cheapest = priced[0][1]
     planned_rows = [

@@ -16,7 +16,7 @@ from reports import formatting
 from reports.figures.drawing import lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
-from reports.figures.drawing.palette import ACCENT_TONE, BAND, DEEP_TONE, MUTED, OTHER_TONE, PAPER
+from reports.figures.drawing.style import ACCENT_TONE, BAND, DEEP_TONE, MUTED, OTHER_TONE, PAPER
 from reports.read.run import Run
 from reports.summary import headline
 from reports.summary.summary import Summary

@@ -7,8 +7,8 @@ from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
-from reports.figures.drawing.palette import PUBLISHED
-from reports.figures.drawing.panel import Mark, MarkGroup, Panel
+from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.style import PUBLISHED
 from reports.read import queries, reference_results
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary

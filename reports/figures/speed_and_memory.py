@@ -12,7 +12,7 @@ from reports.figures import memory
 from reports.figures.drawing import label_layout, lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
-from reports.figures.drawing.palette import ACCENT_TONE, INK, PAPER
+from reports.figures.drawing.style import ACCENT_TONE, INK, PAPER
 from reports.read.run import Run
 from reports.statistics.types import Estimate
 from reports.summary.summary import ConfigurationRow, Summary

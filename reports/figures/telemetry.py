@@ -22,7 +22,7 @@ from reports.figures import worker_map
 from reports.figures.drawing import lines, text_size
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
-from reports.figures.drawing.palette import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
+from reports.figures.drawing.style import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
 from reports.read import telemetry
 from reports.read.run import Run
 from reports.summary.summary import Summary

@@ -13,7 +13,7 @@ from reports import formatting
 from reports.figures.drawing import glyphs, lines, row_chart, text_size
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import Header, Sheet, create_layout, names_width_in, rows_height_in
-from reports.figures.drawing.palette import BAND, INK, MARKERS, MUTED, PAPER
+from reports.figures.drawing.style import BAND, INK, MARKERS, MUTED, PAPER
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 

@@ -15,8 +15,7 @@ from reports import formatting
 from reports.figures.drawing import row_chart, text_size
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import MAX_NAME_IN, Header, Sheet, create_layout, names_width_in
-from reports.figures.drawing.palette import ACCENT_TONE, INK, OTHER_TONE, PAPER
-from reports.figures.drawing.style import NAME_SIZE
+from reports.figures.drawing.style import ACCENT_TONE, INK, NAME_SIZE, OTHER_TONE, PAPER
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 

@@ -6,9 +6,7 @@ run: the loaded run: configurations, results, data frames of trials and steps; i
 measurements: the data frame of measurements; titles and units of their names
 queries: measurements selected by name, combined over workers
 telemetry: telemetry.csv as a data frame
-steps: steps.jsonl of a training, finished or running
 attempts: attempts and their start times from the ledger
-clocks: dates of a run that cannot all be right
 fingerprint: the device, differences between trials, CPU contention
 reference_results: published results, and whether a run measured the same
 """

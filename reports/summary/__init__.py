@@ -2,13 +2,10 @@
 
 summary: dataclasses of a whole report, with a row per configuration
 summarize: computation of a summary from a loaded run and prices
-recommendation: choice of the configuration to train with
 text: sentences: recommendation and finding
 warnings: cautions for the reader, one line per cause, the most important first
 headline: numbers of the first screen
 cost: conversion of speed to dollars
-energy: joules, kilowatt hours and CO2
 prices: loading and validation of the price table
-scaling: speed-up of several GPUs, measured or assumed
 tables: measurements as tables for readers
 """

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from reports import formatting
 from reports.statistics.types import Estimate, Ratio
-from reports.summary import recommendation, tables
+from reports.summary import tables, text
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -47,8 +47,8 @@ class BilledTime:
 
 
 def best_row(summary: Summary) -> ConfigurationRow | None:
-    """Return the configuration to train with (`recommendation.choose`); None if nothing was measured."""
-    chosen = recommendation.recommended_choice(summary)
+    """Return the configuration to train with (`text.choose`); None if nothing was measured."""
+    chosen = text.recommended_choice(summary)
     return None if chosen is None else chosen.row
 
 

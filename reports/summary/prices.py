@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.records.atomic_files import read_regular
 from reports import formatting
 from reports.read.fingerprint import CPU
-from reports.summary.cost import BootVolume, HostedPrice, Price, PublishedPrice
-from reports.summary.energy import Carbon
+from reports.summary.cost import BootVolume, Carbon, HostedPrice, Price, PublishedPrice
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
 _MAX_TABLE_BYTES = 1_000_000  # room for thousands of shapes

@@ -1,22 +1,118 @@
 """Computation of a summary from a loaded run and prices. Pure: all of the report's numbers are computed here."""
 
+import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
 
 import pandas as pd
 
 from bench.records.result import TrialResult
+from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
-from reports.read import clocks, fingerprint
+from reports import formatting
+from reports.read import attempts, fingerprint
 from reports.read.run import Configuration, Run
 from reports.statistics import per_config, per_process
 from reports.statistics.types import MeasuredRate, Process, Ratio
-from reports.summary import cost, energy, scaling, tables, text, warnings
+from reports.summary import cost, tables, text, warnings
+from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed_scaling
 from reports.summary.prices import Pricing, select_prices
 from reports.summary.summary import PROFILE_NOTES, ConfigurationRow, Failure, OtherConfiguration, Summary
+
+GLOBAL_RATE = "global_samples_per_sec"
+# A distributed trial and a training are the same configuration if these fields are equal.
+_SAME_FIELDS = (
+    *("profile", "model", "max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
+    *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """A measured speed-up and its configuration."""
+
+    gpus: int
+    speedup: float
+    label: str
+
+
+def measure_speedups(
+    results: Iterable[TrialResult], label_of: Mapping[str, str], single_worker_rates: Mapping[tuple[object, ...], float]
+) -> dict[tuple[object, ...], list[Speedup]]:
+    """Map each configuration key to its speed-ups; `single_worker_rates` has one worker's samples per second."""
+    rates: dict[tuple[tuple[object, ...], int, str], list[float]] = {}
+    for result in results:
+        if result.status is not TrialStatus.SUCCEEDED or not result.trial.workload.measures_scaling:
+            continue
+        values = [
+            measurement.value
+            for measurement in result.measurements
+            if measurement.name == GLOBAL_RATE and measurement.value
+        ]
+        group = (configuration_key(result), result.trial.world_size, label_of[result.trial_id])
+        rates.setdefault(group, []).extend(values)
+    medians = {group: statistics.median(values) for group, values in rates.items() if values}
+    singles = dict(single_worker_rates) | {key: rate for (key, gpus, _), rate in medians.items() if gpus == 1}
+    speedups: dict[tuple[object, ...], list[Speedup]] = {}
+    for (key, gpus, label), rate in medians.items():
+        if gpus > 1 and key in singles:
+            speedups.setdefault(key, []).append(Speedup(gpus=gpus, speedup=rate / singles[key], label=label))
+    return speedups
+
+
+def scalings(key: tuple[object, ...], speedups: Mapping[tuple[object, ...], list[Speedup]]) -> tuple[ScalingCost, ...]:
+    """Return a configuration's speed-ups on FINE_TUNING_GPUS for pricing, each marked as measured or assumed."""
+    own = {speedup.gpus: speedup for speedup in speedups.get(key, [])}
+    others = {speedup.gpus: speedup for measured_speedups in speedups.values() for speedup in measured_speedups}
+    return tuple(_scaling(gpus, own, others) for gpus in FINE_TUNING_GPUS)
+
+
+def configuration_key(planned_or_result: PlannedTrial | TrialResult) -> tuple[object, ...]:
+    """Return the key that is equal for trials of one configuration on any number of GPUs."""
+    return tuple(getattr(planned_or_result.trial, name) for name in _SAME_FIELDS)
+
+
+def _scaling(gpus: int, own: Mapping[int, Speedup], others: Mapping[int, Speedup]) -> ScalingCost:
+    if gpus == 1:
+        return assumed_scaling(1)
+    if (own_speedup := own.get(gpus)) is not None:
+        return ScalingCost(
+            gpus=gpus,
+            speedup=_priced_speedup(own_speedup),
+            is_measured=True,
+            source=f"measured: {own_speedup.label}{_above_linear_note(own_speedup)}",
+        )
+    if (other_speedup := others.get(gpus)) is not None:
+        note = _above_linear_note(other_speedup)
+        source = f"assumed: the speed-up of {other_speedup.label}, another configuration{note}"
+        return ScalingCost(gpus=gpus, speedup=_priced_speedup(other_speedup), is_measured=False, source=source)
+    known = own or others
+    below = max((count for count in known if count < gpus), default=None)
+    if below is None:
+        return assumed_scaling(gpus)
+    largest = known[below]
+    share = _priced_speedup(largest) / largest.gpus
+    source = (
+        f"assumed: the {formatting.number(100 * share, 1)} % efficiency of {largest.label} also holds on {gpus} GPUs"
+    )
+    return ScalingCost(gpus=gpus, speedup=share * gpus, is_measured=False, source=source)
+
+
+def _priced_speedup(measured_speedup: Speedup) -> float:
+    """Return the speed-up used for prices: n GPUs count as at most n times one."""
+    return min(measured_speedup.speedup, float(measured_speedup.gpus))
+
+
+def _above_linear_note(measured_speedup: Speedup) -> str:
+    if measured_speedup.speedup <= measured_speedup.gpus:
+        return ""
+    times = f"{formatting.number(measured_speedup.speedup, 2)} times one GPU"
+    return f"; {times} is above linear, so it is priced as {measured_speedup.gpus}"
+
 
 BASELINE = "baseline"
 _MEDIANS = ("first_loss", "last_loss", "load_time_sec")
@@ -35,7 +131,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     measured = _measure_all(run, trained)
     baseline = _baseline(trained)
     over_workers = _aggregate_workers(run.trials)
-    used = energy.measure_energy(
+    used = cost.measure_energy(
         run.results, {label: rate.processes for label, rate in measured.items()}, pricing.carbon()
     )
     speedups = _measure_speedups(run, trained, measured)
@@ -90,7 +186,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
             priced[0] if priced else None,
             len(run.rejected),
             run.results,
-            clocks.faults(run.record.created_at, run.results, run.started, time.time()),
+            attempts.faults(run.record.created_at, run.results, run.started, time.time()),
         ),
         hosts=hosts,
         prices=priced,
@@ -105,14 +201,14 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
 
 def _measure_speedups(
     run: Run, trained: tuple[Configuration, ...], measured: dict[str, MeasuredRate]
-) -> dict[tuple[object, ...], list[scaling.Speedup]]:
+) -> dict[tuple[object, ...], list[Speedup]]:
     """Map each configuration key to its speed-ups over one worker."""
     rates = {
-        scaling.configuration_key(configuration.planned[0]): measured[configuration.label].samples_per_sec.value
+        configuration_key(configuration.planned[0]): measured[configuration.label].samples_per_sec.value
         for configuration in trained
         if configuration.label in measured
     }
-    return scaling.measure_speedups(run.results, run.label_of, rates)
+    return measure_speedups(run.results, run.label_of, rates)
 
 
 def _succeeded_by_label(run: Run) -> dict[str, list[TrialResult]]:
@@ -179,12 +275,12 @@ def _costs(
     configuration: Configuration,
     measured: MeasuredRate | None,
     priced: tuple[cost.Price, ...],
-    speedups: Mapping[tuple[object, ...], list[scaling.Speedup]],
+    speedups: Mapping[tuple[object, ...], list[Speedup]],
     succeeded: list[TrialResult],
 ) -> tuple[cost.Cost, ...]:
     if measured is None or not priced:
         return ()
-    plans = scaling.scalings(scaling.configuration_key(configuration.planned[0]), speedups)
+    plans = scalings(configuration_key(configuration.planned[0]), speedups)
     startup = cost.startup_sec(succeeded)
     rates = (measured.elapsed_samples_per_sec, measured.elapsed_useful_tokens_per_sec)
     return tuple(cost.cost(*rates, price, scalings=plans, startup_sec=startup) for price in priced)

@@ -12,7 +12,7 @@ from bench.records.trial import Trial
 from reports.read.fingerprint import Hosts
 from reports.read.run import Missing, Rejected
 from reports.statistics.types import MeasuredRate, Ratio
-from reports.summary import cost, energy, tables
+from reports.summary import cost, tables
 
 # A note about a profile's numbers that is shown on every figure and in every file of the report.
 PROFILE_NOTES: dict[str, str | None] = {
@@ -41,7 +41,7 @@ class ConfigurationRow:
     samples_ratio: Ratio | None
     useful_tokens_ratio: Ratio | None
     costs: tuple[cost.Cost, ...]
-    energy: energy.Energy | None
+    energy: cost.Energy | None
     first_loss: float | None
     last_loss: float | None
     peak_vram_bytes: int | None

@@ -58,7 +58,7 @@ def cautions(
     results: Sequence[TrialResult],
     dates: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return every warning as text, the most important first. `dates` are those of `reports.read.clocks`."""
+    """Return every warning as text, the most important first. `dates` are those of `reports.read.attempts`."""
     measured = {row.label: row.measured.processes for row in rows if row.measured is not None}
     groups = _group_flags(results)
     slow = _slow_workers(measured)

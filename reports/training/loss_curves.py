@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reports.figures.drawing import style
-from reports.figures.drawing.palette import ACCENT_TONE, OTHER_TONE
+from reports.figures.drawing.style import ACCENT_TONE, OTHER_TONE
 from reports.training.summary import TrainingReport
 
 MAX_POINTS = 1000

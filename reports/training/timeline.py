@@ -16,7 +16,7 @@ from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.status import TrialStatus
 from bench.records.training import Restart
 from reports.figures.drawing import style
-from reports.figures.drawing.palette import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
+from reports.figures.drawing.style import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
 from reports.read import telemetry
 from reports.training.loss_curves import MAX_POINTS, NARROW_IN, WIDE_IN
 from reports.training.summary import TrainingReport

@@ -11,7 +11,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import NodeReport
 from remote.cluster.manifests import Image
 from remote.hosts.base import Host, HostError
-from remote.image import engine, vm_info, workdir
+from remote.image import engine, vm_info
 from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
 from tasks.clients.cluster import resolve_target, translate_cluster_errors
@@ -130,7 +130,7 @@ class CheckContext:
     def tmpdir(self, host: Host) -> str:
         """Return the folder for large files on the VM; our folder in it is private or missing. Raises HostError."""
         tmp = resolve_tmpdir(self.settings, host, None)
-        workdir.claim(host, tmp, create=False)
+        vm_info.claim(host, tmp, create=False)
         return tmp
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from invoke.context import Context
 
 from remote.hosts.base import Host
-from remote.image import engine, registry, vm_jobs, workdir
+from remote.image import engine, registry, vm_info, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, inspect
@@ -102,7 +102,7 @@ def _follow_running(settings: Settings, job: Job, tmp_folder: str, *, force: boo
 def plan_build(settings: Settings, host: Host, tmp_folder: str, *, force: bool = False) -> BuildPlan | None:
     """Plan the build; None if the image is up to date and `force` is not set."""
     with translate_errors(UsageError, ContextError):
-        workdir.claim(host, tmp_folder, create=False)  # refuse another user's folder before reading it
+        vm_info.claim(host, tmp_folder, create=False)  # refuse another user's folder before reading it
         spec = image_spec(settings, tmp_folder)
         facts = engine.observe(host, spec.client)
         disks = engine.disk_info(host, (tmp_folder, facts.data_root), spec.model_folders())
@@ -171,7 +171,7 @@ def render(plan: BuildPlan) -> str:
 
 def _upload_code(settings: Settings, agent: Agent, plan: BuildPlan, tmp_folder: str) -> None:
     """Upload our files to the VM, verified, below a folder named by their digest."""
-    workdir.claim(agent.host, tmp_folder)
+    vm_info.claim(agent.host, tmp_folder)
     files = {file.path: file.source for file in _context_files(settings)}
     sent = transfer.push(agent, files, plan.code_folder)
     print(

@@ -11,7 +11,7 @@ from invoke.context import Context
 
 from remote.hosts.command import Command, Secret
 from remote.hosts.ssh.rsync import UploadProgress
-from remote.image import model_fetch, vm_jobs, workdir
+from remote.image import model_fetch, vm_info, vm_jobs
 from remote.image.model_fetch import Fetch
 from remote.jobs.agent import Agent
 from tasks.clients import secrets
@@ -83,8 +83,8 @@ def fetch_models(context: Context, options: FetchOptions, *, dry_run: bool) -> N
     retry_command = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
     with build_vm_job(settings, retry_command) as host:
         tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
-        workdir.claim(host, tmp_folder, create=not dry_run)
-        home = f"{workdir.workdir_path(tmp_folder)}/models"
+        vm_info.claim(host, tmp_folder, create=not dry_run)
+        home = f"{vm_info.workdir_path(tmp_folder)}/models"
         for model in models:
             fetch = Fetch(
                 model=model,

@@ -10,7 +10,7 @@ from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
 from remote.hosts.base import check, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
-from remote.image import engine, vm_info, workdir
+from remote.image import engine, vm_info
 from tasks.cli.flags import parse_number
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
@@ -63,8 +63,8 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: str | None) -> N
     with build_vm(settings, "inv vm.engine") as host:
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
         request = {
-            "owner": workdir.claim(host, tmp_folder),
-            "file": f"{workdir.workdir_path(tmp_folder)}/engine.ext4",
+            "owner": vm_info.claim(host, tmp_folder),
+            "file": f"{vm_info.workdir_path(tmp_folder)}/engine.ext4",
             "size_bytes": int(size * 1e9),
             "is_size_given": size_gb is not None,
             "mount": MOUNT,

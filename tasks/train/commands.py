@@ -7,7 +7,7 @@ from invoke.tasks import task
 @task(help={"out": "also write an HTML page to this file", "json": "print one JSON object"})
 def check(context: Context, out: str | None = None, json: bool = False) -> None:
     """Show the examples and tokens that a training would use."""
-    from tasks.train.check import check_data
+    from tasks.train.train import check_data
 
     check_data(context, out, as_json=json)
 

@@ -4,21 +4,42 @@ It reads settings and trial file, has the workers check model and data, and plan
 with hours, dollars and memory. After all checks it starts the training (`tasks.train.session`).
 """
 
+from pathlib import Path
+
 from invoke.context import Context
 
-from bench.records import Trial
+from bench.records import Trial, schema
 from bench.records.run import PlannedTrial
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import console
+from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import resolve_target
 from tasks.clients.workers import fleet_hosts, pod_hosts
-from tasks.errors import UsageError
+from tasks.errors import UsageError, file_errors
 from tasks.fleet import runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings, load
 from tasks.train import forecast, output, resume, submit_job, trial_spec
 from tasks.train.session import TrainingSession, reachable_workers
 from tasks.train.trial_spec import TRIAL_ID, TrainOptions
+
+
+def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
+    """Print the data report and the forecast; `page` is the path of an HTML page to write."""
+    settings = load(context)
+    hosts = fleet_hosts(settings)
+    trial = trial_spec.make_trial(settings, None, workers=trial_spec.worker_count(settings, None), max_hours=None)
+    probe = forecast.probe_workers(settings, hosts, trial)
+    if as_json:
+        with json_output(as_json) as print_json:
+            print_json({"kind": "data.check", "schema_version": 1, **schema.to_json(probe.data)})
+        return
+    predicted = forecast.predict(settings, trial, probe)
+    output.show_report(console(), probe.data, settings, predicted)
+    if out is not None:
+        with file_errors(f"data.check: --out: {out}", "; name another file"):
+            Path(out).write_text(output.html_page(probe.data, settings, predicted), encoding="utf-8")
+        print(out)
+
 
 __all__ = ["TrainOptions", "train_fleet"]
 

@@ -10,9 +10,8 @@ from tasks.cli.terminal import FoldingTable, console
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
 from tasks.tuning.pareto import MeasuredCandidate, best_at_labels
-from tasks.tuning.search import choose_wave
+from tasks.tuning.search import Surrogate, choose_wave
 from tasks.tuning.search_state import TuneRecord
-from tasks.tuning.surrogate import Surrogate
 
 
 def show_plan(record: TuneRecord, workers: int) -> None:

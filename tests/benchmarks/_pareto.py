@@ -14,7 +14,7 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from reports.figures.drawing import style
-from reports.figures.drawing.palette import ACCENT_TONE, DEEP_TONE, INK
+from reports.figures.drawing.style import ACCENT_TONE, DEEP_TONE, INK
 from reports.statistics.student import quantile
 
 ALLOWED_PERCENT = 0.15

@@ -2,7 +2,6 @@
 
 layout: sheets, headers, and panels placed in inches
 chart: the types of a figure: chart, drawing, picture
-panel: marks in named rows, as values
 glyphs: drawing of figures with rows
 row_chart: marks of training configurations and measurements
 lines: axes, intervals and labels of panels with curves

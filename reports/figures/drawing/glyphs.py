@@ -10,6 +10,9 @@ from reports.figures.drawing import text_size
 from reports.figures.drawing.layout import (
     FigureLayout,
     Header,
+    Mark,
+    MarkGroup,
+    Panel,
     Sheet,
     create_layout,
     name_lines,
@@ -17,9 +20,7 @@ from reports.figures.drawing.layout import (
     rows_height_in,
 )
 from reports.figures.drawing.lines import PUBLISHED_STYLE, format_x_axis
-from reports.figures.drawing.palette import BAND, INK, PAPER
-from reports.figures.drawing.panel import Mark, MarkGroup, Panel
-from reports.figures.drawing.style import NAME_SIZE
+from reports.figures.drawing.style import BAND, INK, NAME_SIZE, PAPER
 
 ROW_HEIGHT_IN = 0.42
 TEXT_SIZE, MIN_TEXT_SIZE = 8.5, 7.5

@@ -3,8 +3,7 @@
 import re
 from collections import Counter
 
-from reports.figures.drawing.palette import PAGE_COLOURS
-from reports.figures.drawing.style import PAGE_FONT
+from reports.figures.drawing.style import PAGE_COLOURS, PAGE_FONT
 
 _MIN_USES = 4  # with fewer uses, a class is longer than the repeated style
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from reports.figures.drawing import text_size
-from reports.figures.drawing.palette import MUTED
+from reports.figures.drawing.style import MUTED
 
 LABEL_SIZE = 8.0
 _HEIGHT_PT = 9.0

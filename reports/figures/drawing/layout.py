@@ -12,8 +12,53 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reports.figures.drawing import text_size
-from reports.figures.drawing.palette import MUTED, WARNING
-from reports.figures.drawing.style import FACT_SIZE, NAME_SIZE, TITLE_SIZE
+from reports.figures.drawing.style import FACT_SIZE, MUTED, NAME_SIZE, OTHER_TONE, TITLE_SIZE, WARNING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """One row's value, drawn as a bar or a dot in the panel's unit, with its text; `value` is None if unknown.
+
+    `published` are published values of the same quantity, drawn as hollow diamonds; `text` contains them too.
+    `limit` is a limit of this row, drawn as a vertical line.
+    """
+
+    value: float | None
+    text: str
+    low: float | None = None
+    high: float | None = None
+    tone: str = OTHER_TONE
+    is_hollow: bool = False
+    published: tuple[float, ...] = ()
+    limit: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One quantity over the figure's rows. `kind` is "bars" or "dots"; dots may use a logarithmic axis (`log`).
+
+    `reference` is a dashed vertical line through all rows (no change, a capacity), which the title explains. `limits`
+    are the limits of an axis that several panels share. `band` is a range behind the marks. A `wide_only` panel is left
+    out on a narrow sheet.
+    """
+
+    title: str
+    marks: tuple[Mark, ...]
+    kind: str = "bars"
+    log: bool = False
+    reference: float | None = None
+    limits: tuple[float, float] | None = None
+    band: tuple[float, float] | None = None
+    wide_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkGroup:
+    """Panels over the same named rows."""
+
+    names: tuple[str, ...]
+    panels: tuple[Panel, ...]
+
 
 MARGIN_IN = 0.14
 RIGHT_IN = 0.26  # room right of panels for half of a wide tick label

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from reports.figures.drawing.palette import INK, MUTED, PAPER
+from reports.figures.drawing.style import INK, MUTED, PAPER
 
 PUBLISHED_STYLE = {
     "marker": "D",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from reports import formatting
-from reports.figures.drawing.palette import BASELINE_TONE, OTHER_TONE
-from reports.figures.drawing.panel import Mark
+from reports.figures.drawing.layout import Mark
+from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE
 from reports.formatting import HasInterval
 from reports.read.queries import MeasuredValue
 from reports.summary.cost import SAMPLES, Amount, seconds_for

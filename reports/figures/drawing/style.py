@@ -14,7 +14,34 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from reports.figures.drawing import text_size
-from reports.figures.drawing.palette import GRID, INK, MUTED, PAPER
+
+INK = "#1c2128"
+MUTED = "#57606a"
+GRID = "#d8dee4"
+PAPER = "#ffffff"
+BASELINE_TONE = "#bcc5ce"  # the baseline, and other references
+OTHER_TONE = "#5a9fd4"
+DEEP_TONE = "#1f4e79"  # a second series, next to OTHER_TONE
+ACCENT_TONE = "#b85c00"  # a third
+BAND = "#dde6ee"  # behind marks: an interval, a phase
+WARNING = "#9a4a00"
+
+# On the page the colours become CSS variables, so that dark mode applies to the figures too.
+PAGE_COLOURS = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    PAPER: "var(--paper)",
+    BASELINE_TONE: "var(--baseline-tone)",
+    OTHER_TONE: "var(--other-tone)",
+    DEEP_TONE: "var(--deep-tone)",
+    ACCENT_TONE: "var(--accent-tone)",
+    BAND: "var(--band)",
+    WARNING: "var(--warning)",
+}
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")  # one per worker, if there are few enough to tell apart
+PUBLISHED = "\N{WHITE DIAMOND}"  # a published result: hollow, to differ from measured ones
+
 
 PAGE_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 PNG_DPI = 120  # 1,320 pixels wide; the SVG scales to any size

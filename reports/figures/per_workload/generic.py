@@ -8,7 +8,7 @@ from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.glyphs import RowFigure
-from reports.figures.drawing.panel import MarkGroup, Panel
+from reports.figures.drawing.layout import MarkGroup, Panel
 from reports.read import measurements, queries
 from reports.read.queries import MeasuredValue
 from reports.read.run import Run

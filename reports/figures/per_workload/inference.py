@@ -10,7 +10,7 @@ from reports.figures.drawing import lines as line_drawing
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.label_layout import label_points
 from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
-from reports.figures.drawing.palette import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
+from reports.figures.drawing.style import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
 from reports.read import queries, reference_results
 from reports.read.queries import MeasuredValue
 from reports.read.run import Run

@@ -6,7 +6,7 @@ from remote.hosts.base import Host
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.engine import FolderInfo
-from remote.image.workdir import workdir_path
+from remote.image.vm_info import workdir_path
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
 from tasks.faults import CheckResult, CheckStatus, Fault, from_message, passed

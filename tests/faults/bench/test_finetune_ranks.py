@@ -24,7 +24,7 @@ from bench.records.training import TrainingRecord
 from bench.workloads.finetune.checkpoints.resume import NO_REASON
 from bench.workloads.finetune.rank_spec import STOP_FILE
 from bench.workloads.ranks.torchrun import descendant_pids
-from reports.read import steps as partial_steps
+from reports.exports import log_model as partial_steps
 from tests.support import tiny_training
 from tests.support.forked import ForkServer
 from tests.support.hosts.local_fleet import wait_for

@@ -24,11 +24,10 @@ from reports.figures import (
     worker_map,
 )
 from reports.figures import telemetry as telemetry_figure
-from reports.figures.drawing import palette, text_size
+from reports.figures.drawing import style, text_size
 from reports.figures.drawing.glyphs import padded_limits, share_axis
-from reports.figures.drawing.layout import NARROW, WIDE
+from reports.figures.drawing.layout import NARROW, WIDE, Mark, Panel
 from reports.figures.drawing.lines import spread_apart
-from reports.figures.drawing.panel import Mark, Panel
 from reports.figures.per_workload import distributed, hardware, inference, loading
 from reports.figures.renderer import DrawError, RenderJob
 from reports.read import reference_results, telemetry
@@ -38,7 +37,7 @@ from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import showcase, synthetic
 
-TONES = (palette.BASELINE_TONE, palette.OTHER_TONE, palette.DEEP_TONE, palette.ACCENT_TONE)
+TONES = (style.BASELINE_TONE, style.OTHER_TONE, style.DEEP_TONE, style.ACCENT_TONE)
 # Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
 # severity 1.0; matrices for linear RGB.
 VISION = {
@@ -165,7 +164,7 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_shows_out_of_mem
     assert len(effect) == 11
     assert effect["sequence 512 \N{RIGHTWARDS ARROW} 256"].value == pytest.approx(0.527 / 0.294, rel=0.01)
     off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
-    assert (off.value, off.text) == (None, f"out of memory  {palette.PUBLISHED} out of memory published")
+    assert (off.value, off.text) == (None, f"out of memory  {style.PUBLISHED} out of memory published")
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].published == (1.0,)
     rows = {row.label: row.measured for row in a10[0].rows}
     one_of_all = per_config.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", comparisons=11)
@@ -334,7 +333,7 @@ def test_distributed_shows_both_published_records_and_the_bound(a10):
     # Each dot's name has its reference, and the caption the meaning of its colour.
     for name, mark in marks.items():
         if mark.value is not None:
-            assert name.endswith("against one rank" if mark.tone == palette.OTHER_TONE else "against no exchange")
+            assert name.endswith("against one rank" if mark.tone == style.OTHER_TONE else "against no exchange")
     assert "against no exchange" in " ".join(figure.groups[1].names)
     assert re.search("Blue dots .* one rank.* orange dots .* same ranks without", figure.caption)
 
@@ -427,8 +426,8 @@ def test_the_losses_of_all_configurations_are_in_one_panel(a10):
     labels = [label.get_text() for label in axes.texts]
     assert len(labels) == len(data.curves)
     assert "baseline: " in labels[0]
-    looks = {(line.get_marker(), line.get_markerfacecolor() == palette.PAPER) for line in axes.lines}
-    assert {line.get_color() for line in axes.lines} >= {palette.OTHER_TONE, palette.MUTED, palette.DEEP_TONE}
+    looks = {(line.get_marker(), line.get_markerfacecolor() == style.PAPER) for line in axes.lines}
+    assert {line.get_color() for line in axes.lines} >= {style.OTHER_TONE, style.MUTED, style.DEEP_TONE}
     assert len(looks) == len({label[0] for label in labels}) == len(data.curves)
     assert all(label.endswith(" k tokens") for label in labels)  # even the longest is not cut
 

@@ -8,7 +8,7 @@ import pytest
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
-from reports.read import attempts, clocks
+from reports.read import attempts
 from reports.read.load import load
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -97,13 +97,13 @@ def test_results_from_the_future_and_clocks_that_disagree_are_said(tmp_path):
     record = synthetic.write_run(tmp_path)
     first, *others = load(tmp_path).results
     future = dataclasses.replace(first, started_at="2099-01-01T00:00:00+00:00", worker="w")
-    now = clocks.timestamp(record.created_at) + 3600.0
-    assert clocks.faults(record.created_at, [first, *others], {}, now) == []
-    (sentence,) = clocks.faults(record.created_at, [future, *others], {}, now)
+    now = attempts.timestamp(record.created_at) + 3600.0
+    assert attempts.faults(record.created_at, [first, *others], {}, now) == []
+    (sentence,) = attempts.faults(record.created_at, [future, *others], {}, now)
     assert (future.trial_id in sentence, "2099-01-01" in sentence) == (True, True)
     old = dataclasses.replace(first, started_at="1970-01-02T00:00:00+00:00", worker="w")
-    (sentence,) = clocks.faults(record.created_at, [old, *others], {}, now)
+    (sentence,) = attempts.faults(record.created_at, [old, *others], {}, now)
     assert (" w " in sentence, "years behind" in sentence) == (True, True)
-    starts = {(first.trial_id, first.attempt): clocks.timestamp(first.started_at) - 20 * 86_400.0}
-    (sentence,) = clocks.faults(record.created_at, [first], starts, now)
+    starts = {(first.trial_id, first.attempt): attempts.timestamp(first.started_at) - 20 * 86_400.0}
+    (sentence,) = attempts.faults(record.created_at, [first], starts, now)
     assert "20 days ahead of" in sentence

@@ -9,8 +9,8 @@ from bench.records.status import TrialStatus
 from reports.read.load import load
 from reports.summary import headline, text
 from reports.summary.prices import Pricing
-from reports.summary.recommendation import choose
 from reports.summary.summarize import summarize
+from reports.summary.text import choose
 from tests.support.reports import synthetic
 
 NAMES = ("baseline", "good", "large")

@@ -7,8 +7,7 @@ import pytest
 
 from reports.read.load import load
 from reports.summary.prices import Pricing
-from reports.summary.scaling import configuration_key, measure_speedups, scalings
-from reports.summary.summarize import summarize
+from reports.summary.summarize import configuration_key, measure_speedups, scalings, summarize
 from tests.support.reports import synthetic
 
 OPTIMUM = synthetic.trial("optimized", max_seq_len=64, micro_batch_size=8)

@@ -17,7 +17,6 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.base import HostError
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.k8s_training import sync_ledger as volume
-from tasks.reports import partial_steps
 from tasks.reports import tensorboard as live
 from tasks.reports.commands import tensorboard
 from tests.support.reports import synthetic, training_run
@@ -51,8 +50,8 @@ def training(results, monkeypatch):
             "".join(json.dumps({"step": n, "loss": 1.0 / n, **ROW}) + "\n" for n in done)
         )
 
-    monkeypatch.setattr(partial_steps, "run_hosts", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
-    monkeypatch.setattr(partial_steps, "pull", pull)
+    monkeypatch.setattr(live, "run_hosts", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
+    monkeypatch.setattr(live, "pull", pull)
     return SimpleNamespace(folder=folder, measure=lambda count: done.extend(range(len(done) + 1, count + 1)))
 
 
@@ -120,7 +119,7 @@ def test_an_unreachable_worker_leaves_the_local_results(training, monkeypatch, c
     def gone(*_, **__):
         raise HostError("worker-0: no route to host")
 
-    monkeypatch.setattr(partial_steps, "pull", gone)
+    monkeypatch.setattr(live, "pull", gone)
     tensorboard(Context(), once=True)
     assert "! worker-0: no route to host; " in capsys.readouterr().out
     assert count_steps(training.folder / "report" / "tensorboard") == 2
@@ -138,8 +137,8 @@ def test_a_training_run_by_a_kubernetes_job_is_read_from_its_volume(training, mo
         pulled.append((agent.host.name, root))
         (target / "steps.jsonl").write_text(json.dumps({"step": 1, "loss": 1.0, **ROW}) + "\n")
 
-    monkeypatch.setattr(partial_steps, "pull", pull)
-    monkeypatch.setattr(partial_steps, "training_pods", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
+    monkeypatch.setattr(live, "pull", pull)
+    monkeypatch.setattr(live, "training_pods", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
     state = volume.VolumeState(attempts=[(1, 0.0, 1.0), (2, 2.0, 3.0)], progress=None)
     monkeypatch.setattr(volume, "read_volume_state", lambda *_: state)
     tensorboard(Context(), once=True)

@@ -18,7 +18,7 @@ from bench.records.status import TrialStatus
 from tasks.errors import UsageError
 from tasks.fleet.plan import plan_trials
 from tasks.settings.load import Settings
-from tasks.tuning import output, pareto, search, search_state, space, surrogate
+from tasks.tuning import output, pareto, search, search_state, space
 from tasks.tuning.search_loop import assign_finalists
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 from tests.support.reports import synthetic
@@ -156,20 +156,20 @@ def test_nothing_is_held_without_room_a_limit_or_a_recipe_that_can():
 # The surrogate -------------------------------------------------------------------------------------------------------
 
 
-def predicted_rate(expected: surrogate.Prediction, candidate: Candidate) -> float:
+def predicted_rate(expected: search.Prediction, candidate: Candidate) -> float:
     return math.exp(expected.mean[list(BY_KEY).index(candidate.key)])
 
 
 def test_without_a_measurement_the_posterior_is_the_prediction():
-    expected = surrogate.Surrogate(predicted_candidates()).posterior({})
+    expected = search.Surrogate(predicted_candidates()).posterior({})
     assert predicted_rate(expected, EIGHT) == pytest.approx(EIGHT.score)
 
 
 def test_a_measurement_sets_its_candidate_and_moves_similar_ones_most():
     measured, similar = fast(4), fast(2)
     known = {EIGHT.key: EIGHT.score, STOCK.key: STOCK.score}
-    before = surrogate.Surrogate(predicted_candidates()).posterior({**known, measured.key: measured.score})
-    after = surrogate.Surrogate(predicted_candidates()).posterior({**known, measured.key: measured.score / 2})
+    before = search.Surrogate(predicted_candidates()).posterior({**known, measured.key: measured.score})
+    after = search.Surrogate(predicted_candidates()).posterior({**known, measured.key: measured.score / 2})
     moved = [
         predicted_rate(after, candidate) / predicted_rate(before, candidate) for candidate in (measured, similar, STOCK)
     ]
@@ -178,7 +178,7 @@ def test_a_measurement_sets_its_candidate_and_moves_similar_ones_most():
 
 
 def test_a_gpu_of_another_speed_leaves_the_order_as_it_was():
-    expected = surrogate.Surrogate(predicted_candidates()).posterior({EIGHT.key: 700.0 * EIGHT.score})
+    expected = search.Surrogate(predicted_candidates()).posterior({EIGHT.key: 700.0 * EIGHT.score})
     for other in predicted_candidates():
         assert predicted_rate(expected, other) / other.score == pytest.approx(700.0, rel=0.1)
 
@@ -186,12 +186,10 @@ def test_a_gpu_of_another_speed_leaves_the_order_as_it_was():
 def test_measured_candidates_have_less_variance_and_a_surprise_raises_all_variances():
     other = fast(4)
     as_expected = (
-        surrogate.Surrogate(predicted_candidates())
-        .posterior({EIGHT.key: EIGHT.score, other.key: other.score})
-        .deviation
+        search.Surrogate(predicted_candidates()).posterior({EIGHT.key: EIGHT.score, other.key: other.score}).deviation
     )
     surprised = (
-        surrogate.Surrogate(predicted_candidates())
+        search.Surrogate(predicted_candidates())
         .posterior({EIGHT.key: EIGHT.score, other.key: other.score / 50})
         .deviation
     )
@@ -204,9 +202,9 @@ def test_the_expected_improvement_is_the_mean_gain():
     rng = random.Random(3)
     for mean, deviation in ((0.0, 0.1), (-0.2, 0.3), (0.1, 0.05)):
         samples = [max(0.0, math.expm1(rng.gauss(mean, deviation))) for _ in range(200_000)]
-        assert surrogate.expected_improvement(mean, deviation) == pytest.approx(sum(samples) / len(samples), rel=0.03)
-    assert surrogate.expected_improvement(-0.1, 0.0) == 0.0
-    assert surrogate.expected_improvement(0.1, 0.0) == pytest.approx(math.expm1(0.1))
+        assert search.expected_improvement(mean, deviation) == pytest.approx(sum(samples) / len(samples), rel=0.03)
+    assert search.expected_improvement(-0.1, 0.0) == 0.0
+    assert search.expected_improvement(0.1, 0.0) == pytest.approx(math.expm1(0.1))
 
 
 # The search ----------------------------------------------------------------------------------------------------------
