@@ -1,5 +1,6 @@
-"""Test of a fleet over a connector that only its registration adds: settings, hosts, plan and a job on each host."""
+"""Tests of a fleet over a connector that only its registration adds: settings, hosts, plan and trials."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,14 +10,14 @@ from invoke import Context
 
 from bench.records.suites import suite
 from remote.hosts.base import Connector, FleetRequest
-from remote.hosts.command import Command
 from remote.hosts.connectors import CONNECTORS, register
 from remote.hosts.local import LocalHost
-from remote.jobs.job import Job, JobSpec, JobState
 from tasks.clients.workers import fleet_hosts, require_same_fleet, run_hosts, worker_groups
 from tasks.errors import UsageError
 from tasks.fleet.runner import plan_run
 from tasks.settings.load import load
+from tests.support.hosts.local_fleet import LocalFleet
+from tests.support.paths import ROOT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +43,19 @@ def _registered() -> Iterator[None]:
     del CONNECTORS["dummy"]
 
 
-def test_a_registered_connector_makes_the_hosts_of_a_fleet(context: Callable[..., Context]) -> None:
-    settings = load(context(text="fleet: {kind: dummy, size: 2}"))
+def test_trials_run_over_the_hosts_of_a_registered_connector(
+    context: Callable[..., Context], local: LocalFleet
+) -> None:
+    settings = load(context(text="fleet: {kind: dummy, size: 3}"))
     hosts = fleet_hosts(settings)
-    assert [(type(host), host.name) for host in hosts] == [(DummyHost, "worker-0"), (DummyHost, "worker-1")]
+    assert [(type(host), host.name) for host in hosts] == [(DummyHost, f"worker-{index}") for index in range(3)]
     run = plan_run(settings, "quick", suite("quick", "tiny", "model", "data.jsonl"), hosts, inputs={})
-    assert (run.fleet_kind, run.workers) == ("dummy", ["worker-0", "worker-1"])
-    require_same_fleet(settings, run)
+    assert (run.fleet_kind, run.workers) == ("dummy", [host.name for host in hosts])
     (group,) = worker_groups(settings, run_hosts(settings, run), run)
-    for host in group.hosts:
-        job = Job(group.make_agent(host), f"{host.workdir}/runs/r/1", slot=f"{host.workdir}/slot")
-        job.start(JobSpec(command=Command(argv=("sh", "-c", "pwd; exit 3")), deadline_sec=60.0))
-        status = job.watch(lambda _: None, interval_sec=0.05)
-        assert (status.state, status.exit_code) == (JobState.ENDED, 3)
+    local.plan("fine one", "fine two", "fine three")
+    local.fleet(group.hosts[1:], make_agent=group.make_agent).run()
+    assert set(local.statuses().values()) == {"SUCCEEDED"}
+    require_same_fleet(settings, run)
     with pytest.raises(UsageError, match=r"fleet\.kind: dummy, found local"):
         require_same_fleet(load(context(text="{}")), run)
 
@@ -62,3 +63,14 @@ def test_a_registered_connector_makes_the_hosts_of_a_fleet(context: Callable[...
 def test_an_unknown_connector_is_refused_with_the_list(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"fleet\.kind: expected one of local, pods, dummy, found"):
         load(context(text="fleet: {kind: slurm}"))
+
+
+def test_the_page_names_the_files_that_a_connector_needs() -> None:
+    section = (ROOT / "docs/extending.md").read_text(encoding="utf-8").split("## A host connector\n")[1]
+    needed = re.findall(r"^\| `([^`]+)`", section.split("\n## ")[0], re.MULTILINE)
+    assert needed == ["remote/hosts/<name>.py", "remote/hosts/connectors.py"]
+    registered = (ROOT / needed[1]).read_text(encoding="utf-8")
+    for name, connector in CONNECTORS.items():
+        if name != "dummy":  # its file is this one
+            assert (ROOT / needed[0].replace("<name>", name)).is_file() or (ROOT / "remote/hosts" / name).is_dir()
+            assert f"register({type(connector).__name__}())" in registered
