@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from invoke.exceptions import Exit
 
-from bench.records.status import ExitCode
+from bench.records.status import ExitCode, Failure
 
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # transient; any write of a task may fail with them
 
@@ -22,7 +22,7 @@ def escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-class TaskFailed(Exit):
+class TaskFailed(Failure, Exit):
     """A failure for which no class below fits. Exit code 1; stops a chain of tasks.
 
     `problem` says what failed, where and why; `remedy` what to type next. The printed message joins them by "; ".
@@ -31,8 +31,11 @@ class TaskFailed(Exit):
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
-        self.problem, self.remedy = escape_controls(problem), escape_controls(remedy)
-        super().__init__("; ".join(filter(None, (self.problem, self.remedy))), self.exit_code)
+        super().__init__(escape_controls(problem), remedy=escape_controls(remedy))
+
+    @property
+    def code(self) -> ExitCode:
+        return self.exit_code
 
     def __str__(self) -> str:
         return self.message or ""
@@ -59,25 +62,25 @@ def file_errors(label: object, remedy: str = "") -> Iterator[None]:
     except OSError as error:
         if error.errno in DISK_ERRNOS:
             raise disk_error(f"{label}: ", error) from error
-        raise UsageError(f"{label}: {error.strerror or error}{remedy}") from error
+        raise UsageError(f"{label}: {error.strerror or error}", remedy=remedy) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{label}: not UTF-8 text{remedy}") from error
+        raise UsageError(f"{label}: not UTF-8 text", remedy=remedy) from error
 
 
 @contextlib.contextmanager
 def translate_errors(
-    task_error: type[TaskFailed], *error_types: type[Exception], prefix: str = "", suffix: str = ""
+    task_error: type[TaskFailed], *error_types: type[Exception], prefix: str = "", remedy: str = ""
 ) -> Iterator[None]:
-    """Turn each of these errors into `task_error`, with the error's message between `prefix` and `suffix`."""
+    """Turn each of these errors into `task_error`, with `prefix` before its message and `remedy` after its own."""
     try:
         yield
     except error_types as error:
-        raise task_error(f"{prefix}{error}{suffix}") from error
+        raise task_error.from_error(error, prefix=prefix, remedy=remedy) from error
 
 
 def results_write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Turn errors of writing below the results folder into UsageError."""
-    remedy = "; check owner, permissions and free space, or set results.folder to another folder"
+    remedy = "check owner, permissions and free space, or set results.folder to another folder"
     return file_errors(f"results.folder: {folder}: cannot be written", remedy)
 
 
@@ -90,7 +93,7 @@ class RetryableError(TaskFailed):
 def disk_error(prefix: str, error: OSError) -> RetryableError:
     """Return the task error for an error in DISK_ERRNOS, with its remedy."""
     remedy = "make the disk writable" if error.errno == errno.EROFS else "free space there"
-    return RetryableError(f"{prefix}{error.strerror}; {remedy}, then rerun the command")
+    return RetryableError(f"{prefix}{error.strerror}", remedy=f"{remedy}, then rerun the command")
 
 
 class ConfirmationRequired(TaskFailed):

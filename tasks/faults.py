@@ -75,7 +75,7 @@ class Skipped(Exception):
     """A check that does not apply; the message gives the reason."""
 
 
-def from_message(message: str, *, is_transient: bool = False) -> CheckResult:
-    """Return a failed result for a task's error message, whose remedy follows the first "; "."""
-    finding, _, remedy = message.partition("; ")
-    return CheckResult(status=CheckStatus.FAIL, message=finding, remedy=remedy, is_transient=is_transient)
+def from_error(error: object, *, is_transient: bool = False) -> CheckResult:
+    """Return a failed result for an error or a finding, with its remedy if it has one."""
+    message, remedy = getattr(error, "problem", str(error)), getattr(error, "remedy", "")
+    return CheckResult(status=CheckStatus.FAIL, message=message, remedy=remedy, is_transient=is_transient)

@@ -19,11 +19,12 @@ def check_base(model: Path, adapter: Path, model_sha256: str | None) -> None:
         copies = [folder / name for folder in (adapter, model)]
         if all(path.is_file() for path in copies) and len(set(map(sha256_of, copies))) > 1:
             raise InputRejected(
-                f"{model / name}: changed since the training, so prompts would differ from those of the training; "
-                f"restore it from {adapter / name}"
+                f"{model / name}: changed since the training, so prompts would differ from those of the training",
+                remedy=f"restore it from {adapter / name}",
             )
     if model_sha256 is not None and facts.sha256 != model_sha256:
         raise InputRejected(
             f"{model}: not the model that the adapter was trained on: sha256 {facts.sha256[:12]}, expected "
-            f"{model_sha256[:12]}; set model.path to that model"
+            f"{model_sha256[:12]}",
+            remedy="set model.path to that model",
         )

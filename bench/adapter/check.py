@@ -153,7 +153,7 @@ class Checker:
             result = evaluate.make_evaluation(0, losses, first, self.targets)
             if not math.isfinite(result.loss):
                 raise InputError(
-                    f"{name}: held-out loss {result.loss}, so adapter or base is damaged; fetch them again"
+                    f"{name}: held-out loss {result.loss}, so adapter or base is damaged", remedy="fetch them again"
                 )
             first = first or losses
             forms.append(

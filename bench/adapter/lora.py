@@ -76,14 +76,16 @@ def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Lora:
             for name in sorted(file.keys()):
                 match = _MATRIX_NAME.fullmatch(name)
                 if match is None:
-                    raise InputError(f"{path}: {name}: not a matrix of plain LoRA; this adapter cannot be merged")
+                    raise InputError(
+                        f"{path}: {name}: not a matrix of plain LoRA", remedy="this adapter cannot be merged"
+                    )
                 parts.setdefault(f"{match['weight']}.weight", {})[match["part"]] = file.get_tensor(name).float()
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     for name, pair in parts.items():
         _check_pair(path, name, {part: tuple(tensor.shape) for part, tensor in pair.items()}, shapes.get(name), rank)
     if not parts:
-        raise InputError(f"{path}: contains no LoRA matrix; name the adapter of a finished training")
+        raise InputError(f"{path}: contains no LoRA matrix", remedy="name the adapter of a finished training")
     return Lora(
         pairs={name: (pair["A"], pair["B"]) for name, pair in parts.items()},
         scale=alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
@@ -115,7 +117,9 @@ class MergedWeights:
             wide = round_trip_nf4(self.modules, wide)
         merged = self.lora.apply(name, wide).to(torch.bfloat16)
         if not bool(torch.isfinite(merged).all()):
-            raise InputError(f"{name}: not finite after the merge: adapter or base is damaged; fetch them again")
+            raise InputError(
+                f"{name}: not finite after the merge: adapter or base is damaged", remedy="fetch them again"
+            )
         return merged
 
 
@@ -125,12 +129,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: invalid JSON, truncated or damaged; copy the adapter again") from error
+        raise InputError(f"{path}: invalid JSON, truncated or damaged", remedy="copy the adapter again") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type: expected LORA")
     used = [name for name in UNSUPPORTED_KEYS if config.get(name)]
     if used or config.get("bias", "none") != "none":
-        raise InputError(f"{path}: {(used or ['bias'])[0]}: not plain LoRA; this adapter cannot be merged")
+        raise InputError(f"{path}: {(used or ['bias'])[0]}: not plain LoRA", remedy="this adapter cannot be merged")
     for name in ("r", "lora_alpha"):
         if type(config.get(name)) not in (int, float) or not 0 < config[name] < 1 << 20:
             raise InputError(f"{path}: {name}: expected a number above 0, found {config.get(name)!r}")
@@ -141,16 +145,17 @@ def _check_pair(
     path: Path, name: str, pair: Mapping[str, tuple[int, ...]], shape: tuple[int, ...] | None, rank: int
 ) -> None:
     if set(pair) != {"A", "B"}:
-        raise InputError(f"{path}: {name}: has only one of its two matrices; copy the adapter again")
+        raise InputError(f"{path}: {name}: has only one of its two matrices", remedy="copy the adapter again")
     if shape is None:
-        raise InputError(f"{path}: {name}: the base has no such weight; set model.path to the adapter's base")
+        raise InputError(f"{path}: {name}: the base has no such weight", remedy="set model.path to the adapter's base")
     (rank_a, in_features), (out_features, rank_b) = pair["A"], pair["B"]
     if rank_a != rank or rank_b != rank:
         raise InputError(
-            f"{path}: {name}: rank {rank_a} x {rank_b}, but {rank} in {ADAPTER_CONFIG}; copy the adapter again"
+            f"{path}: {name}: rank {rank_a} x {rank_b}, but {rank} in {ADAPTER_CONFIG}", remedy="copy the adapter again"
         )
     if (out_features, in_features) != shape:
         raise InputError(
             f"{path}: {name}: for a weight of {out_features} x {in_features}, the base's is "
-            f"{' x '.join(map(str, shape))}; set model.path to the adapter's base"
+            f"{' x '.join(map(str, shape))}",
+            remedy="set model.path to the adapter's base",
         )

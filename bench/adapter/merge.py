@@ -115,7 +115,7 @@ def _exclusive_lock(part: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{part}: another merge is writing to it; wait until it ends") from error
+            raise InputError(f"{part}: another merge is writing to it", remedy="wait until it ends") from error
         yield
 
 
@@ -146,8 +146,8 @@ def _check_disk_space(part: Path, needed: int) -> None:
     free = shutil.disk_usage(part).free
     if free < needed + OVERHEAD_BYTES:
         raise InputError(
-            f"{part.parent}: {free / 1e9:.2f} GB free, {(needed + OVERHEAD_BYTES) / 1e9:.2f} GB needed; "
-            "free some space, or name a folder on another disk"
+            f"{part.parent}: {free / 1e9:.2f} GB free, {(needed + OVERHEAD_BYTES) / 1e9:.2f} GB needed",
+            remedy="free some space, or name a folder on another disk",
         )
 
 
@@ -219,9 +219,9 @@ def _verify_existing(out: Path, facts: MergeFacts, log: Callable[[str], None]) -
     except (OSError, ValueError):
         is_same, sums = False, []
     if not is_same:
-        raise InputError(f"{out}: exists and is not this merge; name another folder, or remove it")
+        raise InputError(f"{out}: exists and is not this merge", remedy="name another folder, or remove it")
     for digest, name in sums:
         if not (out / name).is_file() or sha256_of(out / name) != digest:
-            raise InputError(f"{out / name}: does not match {SUMS_FILE}; remove {out} and retry")
+            raise InputError(f"{out / name}: does not match {SUMS_FILE}", remedy=f"remove {out} and retry")
     log(f"{out}: already exists, verified")
     return facts

@@ -54,7 +54,9 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
     check_model(model)  # report a bad model before waiting
     _wait_for_file(adapter / SUMS_FILE, request.wait_sec, log)
     if sha256_of(adapter / ADAPTER) != request.adapter_sha256:
-        raise InputRejected(f"{adapter / ADAPTER}: sha256 differs from that of the training; remove the folder")
+        raise InputRejected(
+            f"{adapter / ADAPTER}: sha256 differs from that of the training", remedy="remove the folder"
+        )
     check_base(model, adapter, request.model_sha256)
     into.mkdir(parents=True, exist_ok=True)
     if any(model.is_relative_to(volume) for volume in request.volumes):
@@ -76,7 +78,9 @@ def _wait_for_file(path: Path, timeout_sec: float, log: Callable[[str], None]) -
         log(f"waiting for {path.parent}; `inv serve` sends it")
     while not path.exists():
         if time.monotonic() > deadline:
-            raise InputError(f"{path.parent}: the adapter was not sent within {timeout_sec:g} s; rerun `inv serve`")
+            raise InputError(
+                f"{path.parent}: the adapter was not sent within {timeout_sec:g} s", remedy="rerun `inv serve`"
+            )
         time.sleep(_POLL_SEC)
 
 

@@ -20,7 +20,7 @@ from bench.data.trial_inputs import check_trials
 from bench.machine.isolation import require_gpus_for
 from bench.records import SCALES, SUITE_NAMES, Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import read_regular
-from bench.records.status import ExitCode
+from bench.records.status import ExitCode, ReasonCode, failure_to_json
 from bench.records.training_data import TrainingData
 from bench.records.trial import MAX_BYTES
 from bench.records.workloads import names_with
@@ -30,10 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code. Only the modules that it needs are imported."""
     arguments = _parser().parse_args(argv)
     try:
-        code: int = arguments.handler(arguments)
+        return int(arguments.handler(arguments))
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
-        return ExitCode.REFUSED if isinstance(error, InputRejected) else ExitCode.BAD_INPUT
+        code = ReasonCode.INPUT_REJECTED if isinstance(error, InputRejected) else ReasonCode.BAD_INPUT
+        if arguments.handler in (_inspect, _survey, _forecast, _data, _adapter, _selfcheck):  # their output is JSON
+            _print_json(failure_to_json(error, code))
+        return code.exit_code
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     except OSError as error:  # demo or selfcheck cannot write to a folder; `run` handles its own errors
@@ -41,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.FAILED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    return code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -262,13 +264,17 @@ def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:
     used = [f"--{name.replace('_', '-').replace('settings', 'set')}" for name in flags if getattr(arguments, name)]
     if arguments.trial is not None:
         if used:
-            raise TrialError(f"--trial and {used[0]}: a trial comes either from a file or from flags; leave one out")
+            raise TrialError(
+                f"--trial and {used[0]}: a trial comes either from a file or from flags", remedy="leave one out"
+            )
         return None
     if not arguments.trial_name:
-        raise TrialError("no trial: pass --trial with a file, or --trial-name with a trial of a suite; see `list`")
+        raise TrialError(
+            "no trial: pass --trial with a file, or --trial-name with a trial of a suite", remedy="see `list`"
+        )
     for name in ("model", "data"):
         if not getattr(arguments, name):
-            raise TrialError(f"--{name}: missing; pass --model and --data with --trial-name")
+            raise TrialError(f"--{name}: missing", remedy="pass --model and --data with --trial-name")
     trials = suite(arguments.suite or "full", arguments.profile or "gpu", arguments.model, arguments.data)
     (trial,) = choose(trials, (arguments.trial_name,))
     return apply_overrides(trial, arguments.settings or ())
@@ -277,9 +283,9 @@ def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:
 def _profile(arguments: argparse.Namespace) -> int:
     trial = _trial_from_flags(arguments)
     if trial is None or not trial.workload.is_profiled:
-        raise TrialError(f"profile: expected a {names_with('is_profiled')} trial; choose it with --trial-name")
+        raise TrialError(f"profile: expected a {names_with('is_profiled')} trial", remedy="choose it with --trial-name")
     if arguments.adapters and trial.workload.has_steps:
-        raise TrialError("--adapters: a training always has adapters; use it only with --suite inference")
+        raise TrialError("--adapters: a training always has adapters", remedy="use it only with --suite inference")
     from bench.commands.profile import format_profile, profile
 
     step_profile = profile(trial, with_adapters=arguments.adapters)

@@ -173,7 +173,7 @@ def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:
         return schema.from_json(TrainingJobSpec, document, ORDER_VARIABLE)
     except ValueError as error:
         raise InputError(
-            f"{ORDER_VARIABLE}: not a training's order: {error}; start the training with `inv train --job`"
+            f"{ORDER_VARIABLE}: not a training's order: {error}", remedy="start the training with `inv train --job`"
         ) from error
 
 
@@ -186,7 +186,7 @@ def _wait_for_dns(name: str) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise InputError(
-                    f"{name}: not resolved within {DNS_TIMEOUT_SEC:g} s: {error}; check the cluster's DNS"
+                    f"{name}: not resolved within {DNS_TIMEOUT_SEC:g} s: {error}", remedy="check the cluster's DNS"
                 ) from error
             time.sleep(1.0)
         else:

@@ -95,11 +95,9 @@ def _check(trial: Trial) -> Inputs:
 def check_checkpoints_flag(trial: Trial, folder: Path | None) -> None:
     """Raise InputError for a fine-tuning without a checkpoint folder, and for any other trial with one."""
     if trial.workload.has_training != (folder is not None):
-        raise InputError(
-            f"--checkpoints: kind {trial.kind!r} has no checkpoints; leave it out"
-            if folder is not None
-            else "--checkpoints: missing; name a folder that outlives the fine-tuning's process"
-        )
+        if folder is not None:
+            raise InputError(f"--checkpoints: kind {trial.kind!r} has no checkpoints", remedy="leave it out")
+        raise InputError("--checkpoints: missing", remedy="name a folder that outlives the fine-tuning's process")
 
 
 def check_not_finished(out: Path) -> None:
@@ -107,8 +105,8 @@ def check_not_finished(out: Path) -> None:
     with contextlib.suppress(ResultError):
         finished = TrialResult.read(out / RESULT_FILE)
         raise InputError(
-            f"{out / RESULT_FILE}: contains the finished result of {finished.trial_id!r}, which is never overwritten; "
-            "name another --out, or remove the file"
+            f"{out / RESULT_FILE}: contains the finished result of {finished.trial_id!r}, which is never overwritten",
+            remedy="name another --out, or remove the file",
         )
 
 
@@ -124,7 +122,7 @@ def prepare_folder(out: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise InputError(f"{out}: results cannot be written: {error.strerror}; name another --out") from error
+        raise InputError(f"{out}: results cannot be written: {error.strerror}", remedy="name another --out") from error
 
 
 def _execute(record: Record, inputs: Inputs, stops: StopSignals) -> Outcome:

@@ -56,7 +56,8 @@ def _load_stack() -> torch_stack.Stack:
         return torch_stack.load()
     except ImportError as error:
         raise InputError(
-            f"torch and its libraries cannot be imported: {error}; install them with: pip install 'qlora-fleet[bench]'"
+            f"torch and its libraries cannot be imported: {error}",
+            remedy="install them with: pip install 'qlora-fleet[bench]'",
         ) from error
 
 

@@ -67,7 +67,7 @@ def load_examples(
             save(cache_dir, key, examples)
         except OSError as error:
             raise InputError(
-                f"{cache_dir}: examples cannot be cached: {error.strerror}; free some space there"
+                f"{cache_dir}: examples cannot be cached: {error.strerror}", remedy="free some space there"
             ) from error
     return examples, False
 

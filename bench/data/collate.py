@@ -71,7 +71,8 @@ def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: An
     if len(packed) < trial.micro_batch_size:
         raise InputError(
             f"{trial.data}: fills {len(packed)} blocks of {trial.max_seq_len} tokens, fewer than a batch of "
-            f"{trial.micro_batch_size} (micro_batch_size); add data, or reduce max_seq_len or micro_batch_size"
+            f"{trial.micro_batch_size} (micro_batch_size)",
+            remedy="add data, or reduce max_seq_len or micro_batch_size",
         )
     return packed
 

@@ -132,8 +132,8 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
         raise InputError(f"{', '.join(spec.files)}: no example is left to train on{why}")
     if not validation and (spec.validation_share or held_out is not None):
         raise InputError(
-            f"{spec.validation_file or spec.files[0]}: no example is held out for validation; "
-            "raise train.validation_fraction, or set train.validation_file"
+            f"{spec.validation_file or spec.files[0]}: no example is held out for validation",
+            remedy="raise train.validation_fraction, or set train.validation_file",
         )
     return Dataset(
         files=[_facts(file, weight) for file, weight in zip(all_files, chain(spec.weights, [1.0]), strict=False)],

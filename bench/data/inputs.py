@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from bench.records.status import Failure
 from bench.records.validation import printable
 
 
-class InputError(ValueError):
-    """Unusable input of a trial. The message is one line that says what to do."""
+class InputError(Failure, ValueError):
+    """Unusable input of a trial."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__(printable(problem), remedy=printable(remedy))
 
 
 class InputRejected(InputError):

@@ -149,7 +149,7 @@ class ExampleBuilder:
         on_bad_line: Callable[[InputError], None] | None = None,
     ) -> None:
         if tokenizer.eos_token_id is None:
-            raise InputError("tokenizer_config.json: eos_token: missing; add it, it ends each answer")
+            raise InputError("tokenizer_config.json: eos_token: missing", remedy="add it, it ends each answer")
         self.findings = DataFindings()
         self._tokenizer, self._template, self._max_seq_len = tokenizer, ChatTemplate(tokenizer), max_seq_len
         self._labels, self._too_long, self._on_bad_line = labels, too_long, on_bad_line
@@ -182,7 +182,8 @@ class ExampleBuilder:
         if text and text.count(PROBE_ANSWER) < len(turns):
             raise InputError(
                 "the model's chat template does not write the text of a turn, because it expects a list of text and "
-                "images; use a model with a chat template for text"
+                "images",
+                remedy="use a model with a chat template for text",
             )
 
     def _render_if_accepted(self, conversation: Conversation) -> list[_Rendered]:
@@ -221,7 +222,8 @@ class ExampleBuilder:
             if conversation.untrained:
                 raise InputError(
                     f"{conversation.location}: turn {conversation.untrained[0] + 1}: excluded by its weight, train or "
-                    "loss, but every token is trained on; set train.label_mask: assistant, or remove the key"
+                    "loss, but every token is trained on",
+                    remedy="set train.label_mask: assistant, or remove the key",
                 )
             yield _Rendered(source=conversation, turns=turns, text=whole, answers=((0, len(whole)),))
             return
@@ -252,7 +254,8 @@ class ExampleBuilder:
         """Render `messages`, whose last turn is an answer; return (start of that answer in the text, text)."""
         if len(messages) == 1:
             raise InputError(
-                f"{conversation.location}: turn 1: an assistant's turn without a question; remove the turn or the line"
+                f"{conversation.location}: turn 1: an assistant's turn without a question",
+                remedy="remove the turn or the line",
             )
         prompt_text = self._render_text(conversation, messages[:-1], prompt=True)
         text = self._render_text(conversation, messages)
@@ -327,7 +330,8 @@ class ExampleBuilder:
         text = self._template.render(conversation.location, messages, prompt=prompt)
         if not text:
             raise InputError(
-                f"{conversation.location}: the model's chat template renders an empty text; check the model folder"
+                f"{conversation.location}: the model's chat template renders an empty text",
+                remedy="check the model folder",
             )
         return text
 

@@ -40,12 +40,13 @@ _LAYER = re.compile(rf"{re.escape(BLOCKS)}\.(\d{{1,6}})\.")
 def check_model(folder: Path) -> ModelFacts:
     """Check the folder and return its facts. Raises InputError."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such model folder; `inv model.demo` makes a small one")
+        raise InputError(f"{folder}: no such model folder", remedy="`inv model.demo` makes a small one")
     try:
         for path in sorted(folder.rglob("*")):
             if path.suffix.lower() in PICKLE_SUFFIXES and path.is_file():
                 raise InputError(
-                    f"{path}: a pickle file, which can run code when it is read; remove it, only safetensors are used"
+                    f"{path}: a pickle file, which can run code when it is read",
+                    remedy="remove it, only safetensors are used",
                 )
         config = read_config(folder)
         architecture, geometry = _check_architecture(folder / "config.json", config)
@@ -81,11 +82,13 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise InputError(f"{path}: missing; the folder must contain a complete model in Hugging Face layout")
+        raise InputError(f"{path}: missing", remedy="the folder must contain a complete model in Hugging Face layout")
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: invalid JSON, truncated or damaged; fetch or make the model again") from error
+        raise InputError(
+            f"{path}: invalid JSON, truncated or damaged", remedy="fetch or make the model again"
+        ) from error
     if not isinstance(document, dict):
         raise InputError(f"{path}: expected a JSON object, found {type_name(document)}")
     return document
@@ -94,8 +97,8 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _check_architecture(path: Path, config: dict[str, Any]) -> tuple[Architecture, Geometry]:
     if config.get("quantization_config") is not None:
         raise InputError(
-            f"{path}: quantization_config: the weights are quantized already, but a trial quantizes them itself; "
-            "name the folder of the 16-bit original"
+            f"{path}: quantization_config: the weights are quantized already, but a trial quantizes them itself",
+            remedy="name the folder of the 16-bit original",
         )
     try:
         architecture = find(config)
@@ -120,14 +123,16 @@ def _read_weights(folder: Path) -> Iterator[tuple[str, Shapes]]:
     for name, tensors in sorted(tensors_by_file.items()):
         path = folder / name
         if Path(name).name != name or not path.is_file():
-            raise InputError(f"{path}: missing; the folder must contain the weights as safetensors")
+            raise InputError(f"{path}: missing", remedy="the folder must contain the weights as safetensors")
         try:
             shapes = read_shapes(path)
         except WeightsError as error:
-            raise InputError(f"{path}: {error}; fetch or make the model again") from error
+            raise InputError(f"{path}: {error}", remedy="fetch or make the model again") from error
         for tensor in tensors:
             if tensor not in shapes:
-                raise InputError(f"{path}: {tensor}: missing, but {INDEX} lists it; fetch or make the model again")
+                raise InputError(
+                    f"{path}: {tensor}: missing, but {INDEX} lists it", remedy="fetch or make the model again"
+                )
         yield name, shapes
 
 
@@ -168,22 +173,22 @@ def _check_tokenizer(folder: Path, vocabulary: int) -> None:
     model = document.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocab, (dict, list)) or not vocab:
-        raise InputError(f"{path}: model.vocab: missing; not a tokenizer in the tokenizers library's format")
+        raise InputError(f"{path}: model.vocab: missing", remedy="not a tokenizer in the tokenizers library's format")
     ids = [len(vocab) - 1] if isinstance(vocab, list) else [value for value in vocab.values() if type(value) is int]
     added = document.get("added_tokens")
     entries = added if isinstance(added, list) else []
     ids += [entry["id"] for entry in entries if isinstance(entry, dict) and type(entry.get("id")) is int]
     if max(ids, default=0) >= vocabulary:
         raise InputError(
-            f"{path}: contains token {max(ids)}, but config.json's vocab_size is {vocabulary}; "
-            "restore the tokenizer of this model"
+            f"{path}: contains token {max(ids)}, but config.json's vocab_size is {vocabulary}",
+            remedy="restore the tokenizer of this model",
         )
     settings = _read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     files = ("chat_template.jinja", "chat_template.json")
     if not settings.get("chat_template") and not any((folder / name).is_file() for name in files):
         raise InputError(
-            f"{folder}: no chat template (tokenizer_config.json: chat_template, or chat_template.jinja); "
-            "use the instruction-tuned model, or add its template"
+            f"{folder}: no chat template (tokenizer_config.json: chat_template, or chat_template.jinja)",
+            remedy="use the instruction-tuned model, or add its template",
         )
 
 
@@ -194,12 +199,14 @@ def _digest(folder: Path, names: list[str]) -> str:
     for name in names:
         path = folder / name
         if listed and name not in listed:
-            raise InputError(f"{folder / SUMS_FILE}: does not list {name}; fetch or make the model again")
+            raise InputError(f"{folder / SUMS_FILE}: does not list {name}", remedy="fetch or make the model again")
         digest = listed.get(name, "")
         if not digest or path.stat().st_size <= ALWAYS_HASHED_BYTES:
             digest = sha256_of(path)
         if digest != listed.get(name, digest):
-            raise InputError(f"{path}: differs from {SUMS_FILE}: changed or damaged; fetch or make the model again")
+            raise InputError(
+                f"{path}: differs from {SUMS_FILE}: changed or damaged", remedy="fetch or make the model again"
+            )
         combined.update(f"{digest}  {name}\n".encode())
     return combined.hexdigest()
 

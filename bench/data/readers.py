@@ -63,7 +63,7 @@ class BadLines:
 
     def places(self) -> list[str]:
         """Return a line for each listed error: file, line and reason."""
-        return [str(error).partition("; ")[0] for error in self.errors]
+        return [error.problem for error in self.errors]
 
     def _error(self, count: str) -> InputError:
         prefix = f"{self.source}: "
@@ -75,7 +75,7 @@ class BadLines:
             None: "",
         }
         listed, remedy = " | ".join(reasons), remedies[self.policy]
-        return InputError(f"{prefix}{count} lines cannot be used: {listed}; correct or remove them{remedy}")
+        return InputError(f"{prefix}{count} lines cannot be used: {listed}", remedy=f"correct or remove them{remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def read(path: Path, bad_line_policy: str | None = "refuse") -> DataFile:
                 conversations.append(conversation)
     bad_lines.check(len(conversations) + bad_lines.count)
     if not conversations:
-        raise InputError(f"{path}: empty; name a file with one JSON chat per line")
+        raise InputError(f"{path}: empty", remedy="name a file with one JSON chat per line")
     return DataFile(
         path=name,
         kind=kind,
@@ -128,7 +128,9 @@ def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
     data = read(path, None)
     usable = [conversation for conversation in data.conversations if conversation.answers]
     if not usable:
-        raise InputError(f"{path}: none of {len(data.conversations)} chats has an answer; name a file with answers")
+        raise InputError(
+            f"{path}: none of {len(data.conversations)} chats has an answer", remedy="name a file with answers"
+        )
     skipped = len(data.conversations) - len(usable)
     return DataFacts(path=data.path, sha256=data.sha256, samples=len(usable), skipped=skipped), usable
 
@@ -140,7 +142,8 @@ def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tupl
     kind = _detect_kind(location, document)
     if expected_kind and kind != expected_kind:
         raise InputError(
-            f"{location}: has the keys of {kind}, earlier lines those of {expected_kind}; use one kind per file"
+            f"{location}: has the keys of {kind}, earlier lines those of {expected_kind}",
+            remedy="use one kind per file",
         )
     data_format = FORMATS[kind]
     unread = set(check_keys(location, document, data_format.known))
@@ -171,7 +174,7 @@ def _digest(location: str, turns: Sequence[tuple[str, str]]) -> bytes:
         # The output of json.dumps without spaces, in a third of its time.
         encoded = f"[{','.join(f'[{quoted(role)},{quoted(text)}]' for role, text in turns)}]".encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{location}: contains a lone surrogate (\\ud800 to \\udfff); remove it") from error
+        raise InputError(f"{location}: contains a lone surrogate (\\ud800 to \\udfff)", remedy="remove it") from error
     return hashlib.sha256(encoded).digest()
 
 
@@ -189,10 +192,12 @@ def _open_regular(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check its path in the settings") from error
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}", remedy="check its path in the settings"
+        ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InputError(f"{path}: not a regular file; name a file with one JSON object per line")
+        raise InputError(f"{path}: not a regular file", remedy="name a file with one JSON object per line")
     return os.fdopen(descriptor, "rb")
 
 
@@ -202,10 +207,14 @@ def _read_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if len(line) > MAX_LINE_BYTES:
-                raise InputError(f"{path}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; split or remove it")
+                raise InputError(
+                    f"{path}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB", remedy="split or remove it"
+                )
             yield number, line
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check the disk, or copy the file again") from error
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}", remedy="check the disk, or copy the file again"
+        ) from error
 
 
 class _DuplicateKey(Exception):
@@ -229,14 +238,14 @@ def _parse_object(location: str, line: bytes) -> dict[str, Any]:
         raise InputError(f"{location}: not UTF-8 text") from error
     except _DuplicateKey as error:
         raise InputError(
-            f"{location}: {shorten(error.args[0])}: occurs twice in one object; remove one of them"
+            f"{location}: {shorten(error.args[0])}: occurs twice in one object", remedy="remove one of them"
         ) from error
     except (ValueError, RecursionError) as error:
         if line.startswith(codecs.BOM_UTF8):
             raise InputError(
-                f"{location}: begins with a byte order mark; save the file as UTF-8 without one"
+                f"{location}: begins with a byte order mark", remedy="save the file as UTF-8 without one"
             ) from error
-        raise InputError(f"{location}: not JSON; write one complete object per line") from error
+        raise InputError(f"{location}: not JSON", remedy="write one complete object per line") from error
     if not isinstance(document, dict):
         raise InputError(
             f"{location}: expected a JSON object with {_expected_keys()}, found {schema.type_name(document)}"

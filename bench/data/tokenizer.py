@@ -143,7 +143,9 @@ class ControlTokens:
         special = {content: token for content, token in added.items() if token[1].special and content}
         self._tokens = {content: special[content] for content in sorted(special) if content not in THOUGHT_TOKENS}
         if len(self._tokens) > MAX_CONTROL_TOKENS:
-            raise InputError(f"tokenizer.json: more than {MAX_CONTROL_TOKENS} control tokens; check the model folder")
+            raise InputError(
+                f"tokenizer.json: more than {MAX_CONTROL_TOKENS} control tokens", remedy="check the model folder"
+            )
         self._contents = list(self._tokens)
         self._indices = {content: index for index, content in enumerate(self._contents)}
         longest_first = sorted(self._contents, key=len, reverse=True)
@@ -159,7 +161,8 @@ class ControlTokens:
         """Return the messages with typed control tokens replaced, for the template. Raises InputError."""
         if any(chr(OWN) <= character <= LAST for message in messages for character in message["content"]):
             raise InputError(
-                f"{location}: contains a control token and characters of Unicode's private plane 16; remove one of them"
+                f"{location}: contains a control token and characters of Unicode's private plane 16",
+                remedy="remove one of them",
             )
 
         def replace(match: re.Match[str]) -> str:

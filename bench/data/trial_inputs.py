@@ -48,11 +48,14 @@ def check_trial_model(trial: Trial, load_model: Callable[[Path], ModelFacts] = c
     if trial.max_seq_len > model.max_position_embeddings:
         raise InputError(
             f"max_seq_len: {trial.max_seq_len} is more than the {model.max_position_embeddings} positions of "
-            f"{trial.model} (config.json: max_position_embeddings); reduce max_seq_len"
+            f"{trial.model} (config.json: max_position_embeddings)",
+            remedy="reduce max_seq_len",
         )
     for target in trial.lora_targets:
         if target not in model.layers:
-            raise InputError(f"lora_targets: {trial.model} has no layer {target!r}; it has {', '.join(model.layers)}")
+            raise InputError(
+                f"lora_targets: {trial.model} has no layer {target!r}", remedy=f"it has {', '.join(model.layers)}"
+            )
     return model
 
 
@@ -62,6 +65,6 @@ def _check_sample_count(trial: Trial, data: DataFacts) -> None:
     if data.samples < needed:
         factors = "micro_batch_size" if trial.world_size == 1 else "micro_batch_size x world_size"
         raise InputError(
-            f"{trial.data}: expected at least {needed} usable samples ({factors}), found {data.samples}; "
-            "add data, or reduce micro_batch_size"
+            f"{trial.data}: expected at least {needed} usable samples ({factors}), found {data.samples}",
+            remedy="add data, or reduce micro_batch_size",
         )

@@ -54,13 +54,13 @@ def require_visible_gpu(gpus: Sequence[nvml.Gpu], *, has_device_file: bool, visi
         return
     if visible_devices is not None and visible_devices.strip() in nvml.HIDE_ALL_VALUES:
         raise InputError(
-            f"profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES={visible_devices!r} hides all; unset it, or use "
-            "profile tiny (bench.profile)"
+            f"profile gpu needs a GPU, and CUDA_VISIBLE_DEVICES={visible_devices!r} hides all",
+            remedy="unset it, or use profile tiny (bench.profile)",
         )
     if not has_device_file:
         raise InputError(
-            "profile gpu needs an NVIDIA GPU, and none is here (no /dev/nvidia0); in a pod, request nvidia.com/gpu; "
-            "on this machine, use profile tiny (bench.profile)"
+            "profile gpu needs an NVIDIA GPU, and none is here (no /dev/nvidia0)",
+            remedy="in a pod, request nvidia.com/gpu; on this machine, use profile tiny (bench.profile)",
         )
 
 

@@ -33,13 +33,13 @@ def check(stack: Stack, trial: Trial) -> None:
     elif GPU_DEVICE_FILE.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in nvml.HIDE_ALL_VALUES:
         reason = _cuda_error(stack.torch)
         raise InputError(
-            f"{GPU_DEVICE_FILE}: a GPU is here, but torch {stack.torch.__version__} cannot use it: {reason}; "
-            f"{remedy_for(reason, stack.torch.version.cuda)}; or set CUDA_VISIBLE_DEVICES= to run on the CPU"
+            f"{GPU_DEVICE_FILE}: a GPU is here, but torch {stack.torch.__version__} cannot use it: {reason}",
+            remedy=f"{remedy_for(reason, stack.torch.version.cuda)}; or set CUDA_VISIBLE_DEVICES= to run on the CPU",
         )
     elif _needs_bitsandbytes(trial) and not stack.bitsandbytes_runs_on_cpu:
         raise InputError(
-            f"bitsandbytes {stack.bitsandbytes.__version__} needs CUDA, which is not available here; "
-            "install 0.46 or newer, or set base_precision=bf16 and optimizer=adamw_torch"
+            f"bitsandbytes {stack.bitsandbytes.__version__} needs CUDA, which is not available here",
+            remedy="install 0.46 or newer, or set base_precision=bf16 and optimizer=adamw_torch",
         )
 
 
@@ -85,8 +85,9 @@ def _check_bf16(torch: Any, trial: Trial) -> None:
     if capability < BF16_MIN_CAPABILITY and "model" in trial.workload.needs:
         raise InputError(
             f"{torch.cuda.get_device_name()}: compute capability {capability[0]}.{capability[1]} has no bf16, which "
-            f"trials need; use a GPU of {BF16_MIN_CAPABILITY[0]}.{BF16_MIN_CAPABILITY[1]} or newer (A10, A100), "
-            f"or kind {' or '.join(name for name, workload in WORKLOADS.items() if 'model' not in workload.needs)}"
+            "trials need",
+            remedy=f"use a GPU of {BF16_MIN_CAPABILITY[0]}.{BF16_MIN_CAPABILITY[1]} or newer (A10, A100), "
+            f"or kind {' or '.join(name for name, workload in WORKLOADS.items() if 'model' not in workload.needs)}",
         )
 
 
@@ -99,8 +100,9 @@ def _check_bitsandbytes(stack: Stack, trial: Trial) -> None:
     available = f"it has builds for CUDA {', '.join(builds)}" if builds else "it has no CUDA build"
     raise InputError(
         f"bitsandbytes {stack.bitsandbytes.__version__} has no GPU support for CUDA {stack.torch.version.cuda} here: "
-        f"{available}; install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
-        "or set BNB_CUDA_VERSION to one of its builds; `python -m bitsandbytes` has details"
+        f"{available}",
+        remedy="install the wheel that the image's lock names (0.41.3 and CPU-only builds have none), "
+        "or set BNB_CUDA_VERSION to one of its builds; `python -m bitsandbytes` has details",
     )
 
 
@@ -112,8 +114,8 @@ def _check_compiler(trial: Trial) -> None:
     compiler = os.environ.get("CC")
     if not any(map(shutil.which, (compiler,) if compiler else ("gcc", "clang"))):
         reason = f"CC={compiler}: no such program" if compiler else "neither gcc nor clang is on PATH"
-        raise InputError(f"{reason}: Triton builds the launchers of its kernels with a C compiler; {remedy}")
+        raise InputError(f"{reason}: Triton builds the launchers of its kernels with a C compiler", remedy=remedy)
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # Debian's own, as Triton does
     header = Path(sysconfig.get_path("include", scheme), "Python.h")
     if not header.exists():
-        raise InputError(f"{header}: missing, and Triton builds the launchers of its kernels with it; {remedy}")
+        raise InputError(f"{header}: missing, and Triton builds the launchers of its kernels with it", remedy=remedy)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular, write_atomic
+from bench.records.status import Failure
 from bench.records.validation import TrialError
 
 S = TypeVar("S", bound="Checksummed")
@@ -17,7 +18,7 @@ SCHEMA_VERSION = 1
 MAX_BYTES = 32_000_000  # a plan of 10,000 trials takes 10 MB, a result of 100,000 steps 7 MB
 
 
-class ResultError(ValueError):
+class ResultError(Failure, ValueError):
     """Record that cannot be read or verified; the message names the file and the reason."""
 
 
@@ -61,19 +62,19 @@ def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
     except schema.SchemaError as error:
         raise ResultError(f"{path}: {error}") from error
     except ValueError as error:
-        raise ResultError(f"{path}: not complete JSON; the file is truncated or damaged") from error
+        raise ResultError(f"{path}: not complete JSON", remedy="the file is truncated or damaged") from error
     if not isinstance(document, dict) or document.get("kind") != kind:
         raise ResultError(f"{path}: not a {kind} record")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise ResultError(
-            f"{path}: schema version {document.get('schema_version')!r}; this version reads {SCHEMA_VERSION}"
+            f"{path}: schema version {document.get('schema_version')!r}", remedy=f"this version reads {SCHEMA_VERSION}"
         )
     try:
         is_whole = document.pop("sha256", None) == _digest(document)
     except (ValueError, RecursionError):  # a lone surrogate or 1e999, which are never written
         is_whole = False
     if not is_whole:
-        raise ResultError(f"{path}: its sha256 does not match its content; the file was changed or damaged")
+        raise ResultError(f"{path}: its sha256 does not match its content", remedy="the file was changed or damaged")
     del document["kind"], document["schema_version"]
     try:
         return schema.from_json(cls, document, str(path))

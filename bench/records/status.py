@@ -1,15 +1,19 @@
-"""Statuses of trials, their causes, and exit codes: each is one row with everything that depends on it.
+"""Statuses of trials, their causes, and exit codes: each is one row with everything that depends on it; failures.
 
 Standard library only, Python 3.9, so that host code can use the values.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -94,7 +98,7 @@ class ReasonCode(str, Enum):
 
     `label` is for people. `is_transient`: the same run may retry the trial. `counts_as_attempt`: a training's attempt
     that ended so uses up one of its restarts. `is_rejected`: the trial did not begin, and may restart once its input is
-    fixed. `may_still_run`: nobody has confirmed that it ended. `exit_code` is that of the operator's command, and
+    fixed. `may_still_run`: its end is not confirmed. `exit_code` is that of the operator's command, and
     `remedy` what it prints, for a training that ended so; `{resume}` is the command that resumes it.
     """
 
@@ -164,7 +168,7 @@ class ReasonCode(str, Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> ReasonCode | None:
-        return cls.UNKNOWN if isinstance(value, str) else None  # of a newer version
+        return cls.UNKNOWN if isinstance(value, str) else None  # written by a newer version
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,47 @@ class Outcome:
             return self.reason
         is_unknown = self.reason_code is ReasonCode.UNKNOWN
         reason = f"{self.reason_code.label}: {self.reason}" if is_unknown and self.reason else self.reason
-        return "; ".join(filter(None, (reason or self.reason_code.label, self.remedy)))
+        return join_remedy(reason or self.reason_code.label, self.remedy)
+
+
+class Failure(Exception):
+    """Error that says what failed as `problem`, and as `remedy` what to type next. Its text joins them by "; "."""
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__(join_remedy(problem, remedy))
+        self.problem, self.remedy = problem, remedy
+
+    @classmethod
+    def from_error(cls, error: BaseException, *, prefix: str = "", remedy: str = "") -> Self:
+        """Return this failure for another error, with the error's own remedy before `remedy`."""
+        own = getattr(error, "remedy", "")
+        return cls(f"{prefix}{getattr(error, 'problem', error)}", remedy=join_remedy(own, remedy))
+
+
+def failure_to_json(failure: Failure, code: ReasonCode) -> dict[str, Any]:
+    """Return the failure as the JSON that a program prints for the program that started it."""
+    cause = {"reason_code": code.value, "reason": failure.problem, "remedy": failure.remedy}
+    return {"kind": "error", "schema_version": 1, **cause}
+
+
+def read_failure(output: bytes) -> tuple[ReasonCode, Failure] | None:
+    """Read the failure in the last line of a program's output; None without one, as of earlier versions."""
+    lines = output.strip().splitlines()
+    try:
+        document = json.loads(lines[-1]) if lines and lines[-1].startswith(b"{") else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or document.get("kind") != "error":
+        return None
+    code, reason, remedy = (document.get(name) for name in ("reason_code", "reason", "remedy"))
+    if not isinstance(code, str) or not isinstance(reason, str) or not isinstance(remedy, str):
+        return None
+    return ReasonCode(code), Failure(reason, remedy=remedy)
+
+
+def join_remedy(problem: str | None, remedy: str | None) -> str:
+    """Join what failed and what to type next to one line for people."""
+    return "; ".join(filter(None, (problem, remedy)))
 
 
 # Beginnings of reasons in records of versions without reason codes. A row holds for the status of its code.

@@ -70,7 +70,7 @@ class TrainingData:
         if self.max_seq_len < 2:
             raise TrialError(f"max_seq_len: expected at least 2 tokens, found {self.max_seq_len}")
         if self.validation_file is not None and self.validation_share:
-            raise TrialError("validation_share: validation_file is set too; set only one of them")
+            raise TrialError("validation_share: validation_file is set too", remedy="set only one of them")
         check_settings(self)
 
 

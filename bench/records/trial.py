@@ -204,7 +204,7 @@ class Trial:
         except OSError as error:
             raise TrialError(f"{path}: cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise TrialError(f"{path}: not UTF-8 text; a trial file is JSON") from error
+            raise TrialError(f"{path}: not UTF-8 text", remedy="a trial file is JSON") from error
         document = parse_json(text, str(path))
         _print_old_names(document, str(path))
         return cls.from_json(document, str(path))
@@ -260,14 +260,14 @@ def read_trials(text: str, where: str) -> tuple[Trial, ...]:
     document = parse_json(text, where)
     items = document if isinstance(document, list) else [document]
     if not items:
-        raise TrialError(f"{where}: the list is empty; it must hold at least one trial")
+        raise TrialError(f"{where}: the list is empty", remedy="it must hold at least one trial")
     old_items = [item for item in items if isinstance(item, Mapping) and old_names_text(item)]
     _print_old_names(old_items[0] if old_items else None, where)
     trials = tuple(Trial.from_json(item, f"{where}: trial {number}") for number, item in enumerate(items, 1))
     seen: set[str] = set()
     for trial in trials:
         if trial.trial_id in seen:
-            raise TrialError(f"{where}: two trials are called {trial.trial_id}; give each its own name")
+            raise TrialError(f"{where}: two trials are called {trial.trial_id}", remedy="give each its own name")
         seen.add(trial.trial_id)
     return trials
 
@@ -277,7 +277,7 @@ def choose(trials: tuple[Trial, ...], ids: tuple[str, ...]) -> tuple[Trial, ...]
     by_id = {trial.trial_id: trial for trial in trials}
     for trial_id in ids:
         if trial_id not in by_id:
-            raise TrialError(f"trial {trial_id!r} is unknown; this suite has {', '.join(by_id)}")
+            raise TrialError(f"trial {trial_id!r} is unknown", remedy=f"this suite has {', '.join(by_id)}")
     if not ids:
-        raise TrialError(f"no trial was chosen; this suite has {', '.join(by_id) or 'none'}")
+        raise TrialError("no trial was chosen", remedy=f"this suite has {', '.join(by_id) or 'none'}")
     return tuple(by_id[trial_id] for trial_id in dict.fromkeys(ids))

@@ -6,16 +6,17 @@ import math
 from typing import Any
 
 from bench.records import schema
+from bench.records.status import Failure
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
 
 
-class TrialError(ValueError):
+class TrialError(Failure, ValueError):
     """Invalid trial, trial file or selection of trials; the message names the key and the reason."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__(printable(problem), remedy=printable(remedy))
 
 
 def printable(text: str) -> str:

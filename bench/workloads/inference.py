@@ -129,7 +129,8 @@ def check_length(trial: Trial, new_tokens: int, positions: int) -> None:
     if trial.max_seq_len + new_tokens > positions:
         raise InputError(
             f"new_tokens: {new_tokens} after a prompt of {trial.max_seq_len} (max_seq_len) exceed the {positions} "
-            f"positions of {trial.model}; reduce one of them"
+            f"positions of {trial.model}",
+            remedy="reduce one of them",
         )
 
 
@@ -140,7 +141,8 @@ def disable_sliding_window(trial: Trial, config: Any, tokens: int) -> None:
     if window is not None and tokens > window:
         raise InputError(
             f"max_seq_len: prompt and answer of {tokens} tokens exceed the sliding window of {window} in "
-            f"{trial.model}/config.json, which this trial does not support; reduce max_seq_len or new_tokens"
+            f"{trial.model}/config.json, which this trial does not support",
+            remedy="reduce max_seq_len or new_tokens",
         )
     config.sliding_window = None
 

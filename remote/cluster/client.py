@@ -102,10 +102,11 @@ class Cluster:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise Unreachable(f"{self.target.server}: the response to {path} is truncated; retry") from error
+            raise Unreachable(f"{self.target.server}: the response to {path} is truncated", remedy="retry") from error
         if not isinstance(document, dict):
             raise Unreachable(
-                f"{self.target.server}: the response to {path} is not from Kubernetes: {text[:60]!r}; {CHECK_NETWORK}"
+                f"{self.target.server}: the response to {path} is not from Kubernetes: {text[:60]!r}",
+                remedy=CHECK_NETWORK,
             )
         return document
 
@@ -146,7 +147,7 @@ class Cluster:
             raise self._to_error(error.status or 0, error.body or error.reason, path) from error
         except (HTTPError, OSError) as error:
             reason = collapse_whitespace(getattr(error, "reason", None) or error)
-            raise Unreachable(f"{self.target.server} does not answer: {reason}; {CHECK_NETWORK}") from error
+            raise Unreachable(f"{self.target.server} does not answer: {reason}", remedy=CHECK_NETWORK) from error
 
     def _check_headers(self, headers: dict[str, str]) -> None:
         """Strip whitespace like kubectl and reject control characters; the client's own error would show the token."""
@@ -154,8 +155,8 @@ class Cluster:
             headers[name] = value.strip()
             if not (headers[name].isascii() and headers[name].isprintable()):
                 raise Misconfigured(
-                    f"context {self.target.context}: the token of {self.target.user} is more than a line of ASCII; "
-                    f"{LOG_IN}"
+                    f"context {self.target.context}: the token of {self.target.user} is more than a line of ASCII",
+                    remedy=f"{LOG_IN}",
                 )
 
     def _to_error(self, status: int, body: object, path: str) -> ClusterError:
@@ -166,10 +167,11 @@ class Cluster:
         if status == 401:
             return Misconfigured(
                 f"context {self.target.context}: the cluster does not accept the credentials of {self.target.user} "
-                f"(expired?); {LOG_IN}"
+                "(expired?)",
+                remedy=LOG_IN,
             )
         if status == 403:
-            return Forbidden(f"{message}; ask the cluster's administrator for that permission")
+            return Forbidden(message, remedy="ask the cluster's administrator for that permission")
         if status == 404:
             return ObjectNotFound(f"{path}: {message}")
         return Unreachable(f"{self.target.server}: {status} at {path}: {message}")
@@ -188,8 +190,8 @@ class Cluster:
         items = answer.get("items") or []
         if not isinstance(items, list) or not all(_is_object(item) for item in items):
             raise Unreachable(
-                f"{self.target.server}: the response to {path} is not from Kubernetes: an item has no name; "
-                f"{CHECK_NETWORK}"
+                f"{self.target.server}: the response to {path} is not from Kubernetes: an item has no name",
+                remedy=f"{CHECK_NETWORK}",
             )
         return items
 
@@ -270,8 +272,8 @@ class Cluster:
         refused = [KINDS[kind].plural for kind, objects in zip(kinds, lists, strict=True) if objects is None]
         if refused:
             raise Forbidden(
-                f"user {self.target.user} may not list {', '.join(refused)} in namespace {self.target.namespace}; "
-                "ask the cluster's administrator for these permissions (manifests/README.md lists all of them)"
+                f"user {self.target.user} may not list {', '.join(refused)} in namespace {self.target.namespace}",
+                remedy="ask the cluster's administrator for these permissions (manifests/README.md lists all of them)",
             )
         try:
             volumes = self.list_fleet_objects("PersistentVolume")
@@ -385,7 +387,7 @@ class Cluster:
         except CannotStart as error:
             raise not_installed_error(error) from error
         except CommandTimedOut as error:
-            raise Unreachable(f"{error}; retry") from error
+            raise Unreachable(str(error), remedy="retry") from error
         except TooMuchOutput as error:
             raise ClusterError(str(error)) from error
         if completed.exit_code not in ok_exit_codes:

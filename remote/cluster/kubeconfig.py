@@ -66,7 +66,7 @@ def resolve(*, kubeconfig: str | None, context: str | None, namespace: str, prov
     if not chosen or chosen not in contexts:
         names = ", ".join(sorted(contexts)) or "none"
         problem = f"there is no context {chosen!r}" if chosen else "no context is current"
-        raise Misconfigured(f"kubeconfig {paths}: {problem}, there are {names}; set cluster.context")
+        raise Misconfigured(f"kubeconfig {paths}: {problem}, there are {names}", remedy="set cluster.context")
     cluster = str(contexts[chosen].get("cluster", "?"))
     return Target(
         context=chosen,
@@ -93,13 +93,15 @@ def _read(
         except OSError as error:
             is_not_regular = error.errno == errno.EINVAL  # a pipe, such as a shell's `<(program)`
             remedy = "use a regular file, which kubectl reads for each command" if is_not_regular else "fix the file"
-            raise Misconfigured(f"kubeconfig {name}: cannot be read: {error.strerror or error}; {remedy}") from error
+            raise Misconfigured(
+                f"kubeconfig {name}: cannot be read: {error.strerror or error}", remedy=remedy
+            ) from error
         except (ValueError, RecursionError, yaml.YAMLError) as error:
             raise Misconfigured(
-                f"kubeconfig {name}: cannot be read: {collapse_whitespace(error)}; fix the file"
+                f"kubeconfig {name}: cannot be read: {collapse_whitespace(error)}", remedy="fix the file"
             ) from error
         if not isinstance(document, dict):
-            raise Misconfigured(f"kubeconfig {name}: not a kubeconfig; fix the file")
+            raise Misconfigured(f"kubeconfig {name}: not a kubeconfig", remedy="fix the file")
         has_file = True
         try:
             for entries, plural, singular in ((contexts, "contexts", "context"), (clusters, "clusters", "cluster")):
@@ -108,10 +110,10 @@ def _read(
             current = current or str(document.get("current-context") or "")
         except (KeyError, TypeError, ValueError) as error:
             raise Misconfigured(
-                f"kubeconfig {name}: not a kubeconfig: {collapse_whitespace(error)}; fix the file"
+                f"kubeconfig {name}: not a kubeconfig: {collapse_whitespace(error)}", remedy="fix the file"
             ) from error
     if not has_file:
-        raise Misconfigured(f"kubeconfig {paths}: not found; {provider.texts['kubeconfig']}")
+        raise Misconfigured(f"kubeconfig {paths}: not found", remedy=f"{provider.texts['kubeconfig']}")
     return contexts, clusters, current
 
 
@@ -156,19 +158,21 @@ def connect(target: Target) -> "ApiClient":
         client = ApiClient(configuration)
     except (ConfigException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # writing a key file
-            raise Unreachable(f"{_key_folder()}: no space left on the disk; free some, then retry") from error
-        raise Misconfigured(f"context {target.context}: {collapse_whitespace(error)}; fix the kubeconfig") from error
+            raise Unreachable(f"{_key_folder()}: no space left on the disk", remedy="free some, then retry") from error
+        raise Misconfigured(
+            f"context {target.context}: {collapse_whitespace(error)}", remedy="fix the kubeconfig"
+        ) from error
     except (AttributeError, TypeError) as error:  # a number instead of text; the client's message may hold the value
         raise Misconfigured(
-            f"context {target.context}: a value is not text; put quotes around it in the kubeconfig"
+            f"context {target.context}: a value is not text", remedy="put quotes around it in the kubeconfig"
         ) from error
     finally:
         root.handlers = previous_handlers
     if log_buffer.buffer and not configuration.api_key and not configuration.cert_file:
         # The client only logs a failed credential plugin and continues without credentials, for a later 401 or 403.
         raise Misconfigured(
-            f"context {target.context}: no credentials: {collapse_whitespace(log_buffer.buffer[-1].getMessage())}; "
-            "log in again, then retry"
+            f"context {target.context}: no credentials: {collapse_whitespace(log_buffer.buffer[-1].getMessage())}",
+            remedy="log in again, then retry",
         )
     if configuration.api_key:
         _check_encrypted(target, str(configuration.host))
@@ -180,6 +184,6 @@ def _check_encrypted(target: Target, server: str) -> None:
     parts = urlsplit(server)
     if parts.scheme != "https" and not is_loopback(parts.hostname):
         raise Misconfigured(
-            f"context {target.context}: the credentials of {target.user} would travel over plain HTTP to {server}; set "
-            "the cluster's server to https://... in the kubeconfig"
+            f"context {target.context}: the credentials of {target.user} would travel over plain HTTP to {server}",
+            remedy="set the cluster's server to https://... in the kubeconfig",
         )

@@ -179,7 +179,9 @@ def render(values: ManifestValues, manifests: Path) -> list[dict[str, Any]]:
         if completed.exit_code != 0:
             stderr = collapse_whitespace(completed.stderr.decode(errors="replace"))
             # Kustomize prints the path first and the error last.
-            raise Misconfigured(f"{manifests}: cannot be rendered: ...{stderr[-300:]}; check `git diff manifests/`")
+            raise Misconfigured(
+                f"{manifests}: cannot be rendered: ...{stderr[-300:]}", remedy="check `git diff manifests/`"
+            )
     return [with_digest(resource) for resource in yaml.load_all(completed.stdout, Loader=_LOADER) if resource]
 
 

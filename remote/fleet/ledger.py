@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench.records.atomic_files import read_regular
-from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
+from bench.records.status import Failure, Outcome, ReasonCode, TrialStatus, add_reason_code
 from remote.agent.shared.disk import sync_folder
 
 _logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 MAX_LEDGER_BYTES = 256 << 20  # a thousand trials take a hundredth of it
 
 
-class LedgerError(Exception):
+class LedgerError(Failure):
     """A ledger that cannot be read or written, or an event inconsistent with earlier ones."""
 
 
@@ -181,7 +181,9 @@ class Ledger:
                 self._validate(event)
                 self._apply(event)
             except (ValueError, KeyError, TypeError, RecursionError, LedgerError) as error:
-                raise LedgerError(f"{self.path}: line {number} is damaged: {error}; restore the file") from error
+                raise LedgerError(
+                    f"{self.path}: line {number} is damaged: {error}", remedy="restore the file"
+                ) from error
         # The fleet never acted on a line that a crash truncated. The next append removes it; reading must not, because
         # the run may be in progress.
         self._torn_offset = whole if whole < len(content) else None

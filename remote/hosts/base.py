@@ -35,7 +35,11 @@ def is_loopback(name: str | None) -> bool:
 
 
 class HostError(Exception):
-    """A problem with a host; the message says which host, what happened and what to do."""
+    """A problem with a host, which the message names, and as `remedy` what to type next. The text joins them."""
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__("; ".join(filter(None, (problem, remedy))))
+        self.problem, self.remedy = problem, remedy
 
 
 class HostUnreachable(HostError):

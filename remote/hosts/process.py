@@ -123,7 +123,7 @@ class BoundedOutput:
     def append(self, chunk: bytes | bytearray) -> None:
         """Append output. Raises TooMuchOutput."""
         if len(self.content) + len(chunk) > MAX_OUTPUT_BYTES:
-            raise TooMuchOutput(f"{self._label}: printed more than {MAX_OUTPUT_BYTES >> 20} MiB; it was ended")
+            raise TooMuchOutput(f"{self._label}: printed more than {MAX_OUTPUT_BYTES >> 20} MiB", remedy="it was ended")
         self.content += chunk
 
 

@@ -64,7 +64,7 @@ def push(
         if stored is None or stored[0] != digest:
             actual = "nothing" if stored is None else stored[0]
             raise VmAgentError(
-                "refused", f"{reference}: the registry has {actual}, not {digest}; another user moved the tag"
+                "refused", f"{reference}: the registry has {actual}, not {digest}", remedy="another user moved the tag"
             )
     size = sum(part["size"] for part in (manifest["config"], *manifest["layers"]))
     return {"digest": digest, "size_bytes": size, "compressed_bytes": size, "labels": dict(annotations)}

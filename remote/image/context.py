@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.records.status import Failure
 from remote.agent.shared.files import hash_file
 from remote.jobs.transfer import FileEntry
 
@@ -21,7 +22,7 @@ _IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py
 _IGNORED_FOLDERS = frozenset({"__pycache__", ".git", "build", "dist"})
 
 
-class ContextError(ValueError):
+class ContextError(Failure, ValueError):
     """Error raised if the project's folder or the models do not make a build context; the message has the remedy."""
 
 
@@ -71,14 +72,14 @@ def code_files(
         files = sorted(wheels.glob("*.whl"))
         if not files:
             raise ContextError(
-                f"image.wheels: {wheels}: contains no wheels; fill it with `pip download --dest {wheels} ...`"
+                f"image.wheels: {wheels}: contains no wheels", remedy=f"fill it with `pip download --dest {wheels} ...`"
             )
         sources |= {f"wheels/{wheel.name}": wheel for wheel in files}
     if extension is not None:
         sources |= _extension_files(extension)
     for path, source in sources.items():
         if not source.is_file():
-            raise ContextError(f"{path}: not found; the image cannot be built without it")
+            raise ContextError(f"{path}: not found", remedy="the image cannot be built without it")
     return tuple(
         CodeFile(source=source, path=path, size=size, sha256=sha256)
         for path, source in sources.items()
@@ -94,7 +95,7 @@ def _extension_files(folder: Path) -> dict[str, Path]:
     """
     if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
         raise ContextError(
-            f"image.extension: {folder}: has neither pyproject.toml nor setup.py; set it to a package's folder"
+            f"image.extension: {folder}: has neither pyproject.toml nor setup.py", remedy="set it to a package's folder"
         )
     candidates = (
         path for path in sorted(folder.rglob("*")) if not _IGNORED_FOLDERS & set(path.relative_to(folder).parts)
@@ -103,7 +104,8 @@ def _extension_files(folder: Path) -> dict[str, Path]:
     for path in files:
         if folder.resolve() not in (real := path.resolve()).parents:
             raise ContextError(
-                f"image.extension: {path}: is a link out of the folder, to {real}; replace the link with a copy"
+                f"image.extension: {path}: is a link out of the folder, to {real}",
+                remedy="replace the link with a copy",
             )
     return {f"extension/{path.relative_to(folder).as_posix()}": path for path in files}
 
@@ -136,8 +138,8 @@ def assign_slots(models: Sequence[ModelFolder]) -> tuple[PackedShard, ...]:
     if slot > SLOTS:
         names = ", ".join(model.name for model in models)
         raise ContextError(
-            f"image.models: {names} need {slot} layers, the Dockerfile has {SLOTS}; remove a model, or add lines to "
-            f"its stage `models` and raise SLOTS in remote/image/context.py"
+            f"image.models: {names} need {slot} layers, the Dockerfile has {SLOTS}",
+            remedy="remove a model, or add lines to its stage `models` and raise SLOTS in remote/image/context.py",
         )
     return tuple(packed)
 
@@ -146,7 +148,8 @@ def _to_shard(slot: int, model: ModelFolder, file: FileEntry) -> PackedShard:
     if file.size > MAX_LAYER_BYTES:
         raise ContextError(
             f"{model.folder}/{file.path}: {file.size / 1e9:.1f} GB in one file exceeds the limit for a layer "
-            f"({MAX_LAYER_BYTES / 1e9:.0f} GB); save the model in smaller shards"
+            f"({MAX_LAYER_BYTES / 1e9:.0f} GB)",
+            remedy="save the model in smaller shards",
         )
     path = f"models/{model.name}/{file.path}"
     return PackedShard(slot=slot, source=f"{model.folder}/{file.path}", place=path, size=file.size, sha256=file.sha256)

@@ -68,7 +68,7 @@ def connect(host: Host, client: Client) -> Iterator[docker.DockerClient]:
     try:
         yield sdk
     except docker.errors.ImageNotFound as error:
-        raise EngineError(f"{host.name}: {error.explanation}; build it with `inv build`") from error
+        raise EngineError(f"{host.name}: {error.explanation}", remedy="build it with `inv build`") from error
     except docker.errors.APIError as error:
         raise EngineError(f"{host.name}: the engine refused the request: {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.RequestException) as error:

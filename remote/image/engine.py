@@ -88,18 +88,20 @@ def observe(host: Host, client: Client) -> EngineFacts:
         )
     except (KeyError, TypeError) as error:  # podman reports `Client` only
         raise EngineError(
-            f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?); install "
-            "Docker on the VM, or set image.client to its client"
+            f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?)",
+            remedy="install Docker on the VM, or set image.client to its client",
         ) from error
     if _version_numbers(server["Version"]) < _MIN_BUILDKIT_VERSION:
-        raise EngineError(f"{host.name}: engine {server['Version']} has no BuildKit; install Docker 20.10 or newer")
+        raise EngineError(
+            f"{host.name}: engine {server['Version']} has no BuildKit", remedy="install Docker 20.10 or newer"
+        )
     if _version_numbers(client_version["Version"]) >= (23,):
         # From 23.0 the client builds through a plugin, which distributions package separately.
         plugin = client.command("buildx", "version")
         if host.run(plugin, timeout_sec=_TIMEOUT_SEC).exit_code != 0:
             raise EngineError(
-                f"{host.name}: {client.program} {client_version['Version']} has no BuildKit: plugin buildx is missing; "
-                "apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client"
+                f"{host.name}: {client.program} {client_version['Version']} has no BuildKit: plugin buildx is missing",
+                remedy="apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client",
             )
     info = _query(host, client, "info", "--format", "{{json .}}")
     return EngineFacts(
@@ -138,8 +140,9 @@ def to_engine_error(host: Host, client: Client, command: Command, completed: Com
     stderr = completed.stderr.decode(errors="replace").strip()
     if completed.exit_code == 127:
         return EngineError(
-            f"{host.name}: {client.program}: not found; install Docker there (`apt-get install docker.io`), set "
-            "image.client to its client, or set build.host to a VM that has it"
+            f"{host.name}: {client.program}: not found",
+            remedy="install Docker there (`apt-get install docker.io`), set "
+            "image.client to its client, or set build.host to a VM that has it",
         )
     if (access_error := engine_access_error(stderr, client.address)) is not None:
         return EngineError(f"{host.name}: {access_error}")

@@ -54,9 +54,9 @@ class Fetch:
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.model) or ".." in self.model:
-            raise FetchError(f"{self.model!r} is not a model name; expected ORGANISATION/NAME")
+            raise FetchError(f"{self.model!r} is not a model name", remedy="expected ORGANISATION/NAME")
         if self.revision is not None and (not _REVISION.match(self.revision) or ".." in self.revision):
-            raise FetchError(f"{self.revision!r} is not a revision; expected a commit, tag or branch")
+            raise FetchError(f"{self.revision!r} is not a revision", remedy="expected a commit, tag or branch")
 
     @property
     def source(self) -> str:
@@ -150,5 +150,7 @@ def _hard_linked(snapshot: Path, names: list[str]) -> Iterator[Path]:
             for name in names:
                 Path(folder, name).hardlink_to((snapshot / name).resolve())
         except OSError as error:
-            raise FetchError(f"{home}: hard links failed: {error.strerror}; copy the cache and use the copy") from error
+            raise FetchError(
+                f"{home}: hard links failed: {error.strerror}", remedy="copy the cache and use the copy"
+            ) from error
         yield folder

@@ -100,8 +100,8 @@ class ImageSpec:
         arguments: dict[str, str] = {}
         if self.torch == "source" and not self.profile.torch_from_source:
             raise ContextError(
-                f"image.torch: source: image/torch.sh cannot build the torch of profile {self.profile.name}; set "
-                "image.torch to wheel, or image.profile to current"
+                f"image.torch: source: image/torch.sh cannot build the torch of profile {self.profile.name}",
+                remedy="set image.torch to wheel, or image.profile to current",
             )
         if self.torch == "source":
             arguments["TORCH"] = "source"
@@ -160,17 +160,17 @@ def model_folders(disks: DiskInfo) -> tuple[ModelFolder, ...]:
         name, folder = model["name"], model["folder"]
         remedy = "fetch and verify it with `inv model.fetch`"
         if not model["found"]:
-            raise EngineError(f"image.models: {name}: not on the VM at {folder}; {remedy}")
+            raise EngineError(f"image.models: {name}: not on the VM at {folder}", remedy=remedy)
         if model["sha256"] is None:
             raise EngineError(
-                f"image.models: {folder} has no readable manifest.json, so it may be incomplete; {remedy}"
+                f"image.models: {folder} has no readable manifest.json, so it may be incomplete", remedy=remedy
             )
         for path, actual_size, size, _ in model["files"]:
             if actual_size is None:
-                raise EngineError(f"image.models: {folder}/{path}: not found; {remedy}")
+                raise EngineError(f"image.models: {folder}/{path}: not found", remedy=remedy)
             if actual_size != size:
                 raise ModelDamaged(
-                    f"image.models: {folder}/{path}: {actual_size} bytes, its manifest says {size}; {remedy}"
+                    f"image.models: {folder}/{path}: {actual_size} bytes, its manifest says {size}", remedy=remedy
                 )
         files = tuple(FileEntry(path=path, size=size, sha256=sha256) for path, _, size, sha256 in model["files"])
         folders.append(ModelFolder(name=name, folder=folder, files=files, manifest_sha256=model["sha256"]))
@@ -288,14 +288,17 @@ def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
 def check_tmpdir(tmp: FolderInfo) -> None:
     """Check that a build can use --tmpdir. Raises InsufficientSpace."""
     if not tmp.exists or not tmp.is_folder:
-        raise InsufficientSpace(f"--tmpdir {tmp.path}: no such folder on the VM; mount the share there, or create it")
+        raise InsufficientSpace(
+            f"--tmpdir {tmp.path}: no such folder on the VM", remedy="mount the share there, or create it"
+        )
     if not tmp.writable:
         raise InsufficientSpace(
-            f"--tmpdir {tmp.path}: not writable for this user; run on the VM: sudo chown $USER {tmp.path}"
+            f"--tmpdir {tmp.path}: not writable for this user", remedy=f"run on the VM: sudo chown $USER {tmp.path}"
         )
     if tmp.kind in UNSUITABLE_FILESYSTEMS:
         raise InsufficientSpace(
-            f"--tmpdir {tmp.path}: is on {tmp.kind}, which cannot hold a build's files; use a folder on a disk or NFS"
+            f"--tmpdir {tmp.path}: is on {tmp.kind}, which cannot hold a build's files",
+            remedy="use a folder on a disk or NFS",
         )
 
 
@@ -305,9 +308,10 @@ def check_filesystems(tmp: FolderInfo, root: FolderInfo, facts: EngineFacts) -> 
     if root.kind in NETWORK_FILESYSTEMS or facts.storage_driver == "vfs":
         cause = f"is on {root.kind}" if root.kind in NETWORK_FILESYSTEMS else "uses the storage driver vfs"
         raise InsufficientSpace(
-            f"the engine's data-root {root.path} {cause}, where BuildKit cannot run a step; move it to a local disk "
+            f"the engine's data-root {root.path} {cause}, where BuildKit cannot run a step",
+            remedy="move it to a local disk "
             f'("data-root" in /etc/docker/daemon.json), or run `inv vm.engine --tmpdir {tmp.path}`, which starts an '
-            "engine with its data in an ext4 file on the share"
+            "engine with its data in an ext4 file on the share",
         )
 
 
@@ -347,9 +351,10 @@ def check_free_space(needs: Sequence[SpaceNeed]) -> None:
         if total > folder.free_bytes:
             paths = " and ".join(dict.fromkeys(need.folder.path for need in device_needs))
             raise InsufficientSpace(
-                f"{paths}: {folder.free_bytes / 1e9:.1f} GB free, this build needs {total / 1e9:.1f} GB; free some "
-                f"(`docker builder prune` on the VM removes old cache), or start an engine on the share with "
-                "`inv vm.engine`"
+                f"{paths}: {folder.free_bytes / 1e9:.1f} GB free, this build needs {total / 1e9:.1f} GB",
+                remedy="free some "
+                "(`docker builder prune` on the VM removes old cache), or start an engine on the share with "
+                "`inv vm.engine`",
             )
 
 

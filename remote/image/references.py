@@ -6,6 +6,7 @@ The syntax is that of the OCI distribution specification; a provider adds the ru
 import re
 from dataclasses import dataclass
 
+from bench.records.status import Failure
 from remote.providers import registry_provider
 
 DOCKER_HUB = "registry-1.docker.io"
@@ -15,7 +16,7 @@ _PART = re.compile(r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*\Z")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 
 
-class InvalidReference(ValueError):
+class InvalidReference(Failure, ValueError):
     """Error raised for an invalid name; the message says which part, and the expected form."""
 
 
@@ -45,7 +46,9 @@ def parse_image_name(text: str, default_tag: str) -> Reference:
         )
     _check_port(text, host)
     if "@" in rest:
-        raise InvalidReference(f"{text!r}: has a digest, which only a push can return; leave it out of the name")
+        raise InvalidReference(
+            f"{text!r}: has a digest, which only a push can return", remedy="leave it out of the name"
+        )
     parts = path.split("/")
     for part in parts:
         if not _PART.match(part):
@@ -75,7 +78,9 @@ def pull_reference(image: str) -> Reference:
         host, rest = DOCKER_HUB, image if slash else f"library/{image}"
     path, _, tag = rest.partition(":")
     if not _HOST.match(host) or not all(map(_PART.match, path.split("/"))) or (tag and not _TAG.match(tag)):
-        raise InvalidReference(f"{image!r} is not an image name; expected one like nvidia/cuda:12.8.1-base-ubuntu24.04")
+        raise InvalidReference(
+            f"{image!r} is not an image name", remedy="expected one like nvidia/cuda:12.8.1-base-ubuntu24.04"
+        )
     _check_port(image, host)
     return Reference(host=host, path=path, tag=tag or "latest")
 

@@ -38,7 +38,7 @@ def log_in(host: Host, client: Client, registry: str, user: str, password: Secre
         complaint = login.tail(stderr, lines=1)
         if re.search(r"unauthorized|incorrect username|denied|\b401\b", complaint, re.IGNORECASE):
             remedy = registry_provider(registry).texts["registry-login"]
-            raise LoginRefused(f"{registry} refused user {user}: {complaint}; {remedy}")
+            raise LoginRefused(f"{registry} refused user {user}: {complaint}", remedy=remedy)
         raise HostUnreachable(f"{host.name}: login to {registry} failed: {complaint}")
     except BaseException:
         remove_login(host, folder)

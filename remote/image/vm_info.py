@@ -4,6 +4,7 @@ import posixpath
 from dataclasses import dataclass
 from typing import Any
 
+from bench.records.status import Failure
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
 from remote.hosts.base import Host, HostError, InvalidAddress, check, parse_json
 from remote.hosts.bundle import inline_command
@@ -59,17 +60,17 @@ class VmFacts:
     memory_bytes: int
     clock: float
 
-    def problems(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[Failure, ...]:
         """List the reasons why this VM cannot build or fetch, each with its remedy."""
         problems = []
         if self.python[:2] < MIN_PYTHON:
             version = ".".join(map(str, self.python))
-            problems.append(f"its python3 is {version}, 3.9 or newer is required; install a newer one as python3")
-        if self.machine != REQUIRED_MACHINE:
             problems.append(
-                f"its processor is {self.machine}, but the GPU nodes only start images for {REQUIRED_MACHINE}; "
-                "set build.host to another VM"
+                Failure(f"its python3 is {version}, 3.9 or newer is required", remedy="install a newer one as python3")
             )
+        if self.machine != REQUIRED_MACHINE:
+            problem = f"its processor is {self.machine}, but the GPU nodes only start images for {REQUIRED_MACHINE}"
+            problems.append(Failure(problem, remedy="set build.host to another VM"))
         return tuple(problems)
 
 

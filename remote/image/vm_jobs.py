@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.records.status import join_remedy
 from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, check, parse_json
 from remote.hosts.bundle import PYTHON_FLAGS, load_program
 from remote.hosts.command import Command
@@ -33,9 +34,9 @@ _RECONNECT_AFTER_SEC = 10.0  # without a report; the job reports every second
 class JobFailed(HostError):
     """Error raised if the job failed. `kind` is as in `VmAgentError`, or lost; `log` is its log's path."""
 
-    def __init__(self, kind: str, message: str, log: str | None = None) -> None:
-        super().__init__(message if log is None else f"{message}; log: {log}")
-        self.kind, self.message = kind, message
+    def __init__(self, kind: str, problem: str, log: str | None = None, *, remedy: str = "") -> None:
+        super().__init__(problem, remedy=join_remedy(remedy, None if log is None else f"log: {log}"))
+        self.kind, self.own_remedy = kind, remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ def query_registry(agent: Agent, request: Mapping[str, Any], *, timeout_sec: flo
     output = check(agent.host, command, completed).stdout
     answer: dict[str, Any] = parse_json(agent.host, output, "the output of the registry query")
     if "kind" in answer:
-        raise JobFailed(answer["kind"], answer["message"])
+        raise JobFailed(answer["kind"], answer["message"], remedy=answer.get("remedy", ""))
     return answer
 
 
@@ -173,5 +174,5 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
     outcome: dict[str, Any] = parse_json(job.agent.host, text, "the outcome of its job")
     _logger.info("%s: job %s: %s", job.agent.host.name, job.folder, "ok" if outcome["ok"] else outcome["kind"])
     if not outcome["ok"]:
-        raise JobFailed(outcome["kind"], outcome["message"], log)
+        raise JobFailed(outcome["kind"], outcome["message"], log, remedy=outcome.get("remedy", ""))
     return Outcome(facts=outcome, wall_time_sec=status.wall_time_sec or 0.0)

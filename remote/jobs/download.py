@@ -52,7 +52,9 @@ class PartialFile:
                 size += len(piece)
         except (BlockingIOError, FileNotFoundError) as error:
             file.close()
-            raise HostError(f"{path}: another process is receiving this file; wait until it has finished") from error
+            raise HostError(
+                f"{path}: another process is receiving this file", remedy="wait until it has finished"
+            ) from error
         except BaseException:
             file.close()
             raise
@@ -185,10 +187,10 @@ class Download:
             for name in names:
                 join_inside("/", name)
         except RequestRefused as error:
-            raise HostError(f"{self._agent.host.name}: {error}; nothing was received") from error
+            raise HostError(f"{self._agent.host.name}: {error}", remedy="nothing was received") from error
         is_wanted = self._wanted is None or {*names} <= {*self._wanted}
         if len({*names}) < len(names) or self._exclude & {*names} or not is_wanted:
-            raise HostError(f"{self._agent.host.name}: lists other files than requested; nothing was received")
+            raise HostError(f"{self._agent.host.name}: lists other files than requested", remedy="nothing was received")
         if self._is_listed and (gone := {*(self._wanted or ())} - {*names}):
             raise HostError(f"{self._agent.host.name}: {min(gone)} was deleted during the transfer")
         # Every later stream has to deliver these files.
@@ -228,9 +230,9 @@ class Download:
         self._partial_files.pop(name).file.close()
         problem = "it changed during the transfer" if sha256 is None else "its bytes do not match its sha256"
         if name in self._mismatched:
-            raise ChecksumMismatch(f"{name}: {problem}, twice; nothing was kept")
+            raise ChecksumMismatch(f"{name}: {problem}, twice", remedy="nothing was kept")
         self._mismatched.add(name)
-        raise HostUnreachable(f"{name}: {problem}; requesting it again")
+        raise HostUnreachable(f"{name}: {problem}", remedy="requesting it again")
 
     def _finish_file(self, name: str, names: list[str]) -> None:
         names.append(name)
@@ -241,7 +243,9 @@ class Download:
             part.file.close()
 
     def _unexpected_answer(self, line: dict[str, Any]) -> HostError:
-        return HostError(f"{self._agent.host.name}: unexpected answer {self.position}: {line!r}; the transfer stopped")
+        return HostError(
+            f"{self._agent.host.name}: unexpected answer {self.position}: {line!r}", remedy="the transfer stopped"
+        )
 
 
 def _local_names(into: Path) -> Iterator[str]:

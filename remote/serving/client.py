@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.records.status import Failure
 from remote.hosts.base import Host, HostError, collapse_whitespace, is_loopback
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
@@ -27,7 +28,7 @@ _EXEC_MARGIN_SEC = 30.0
 _CHUNK_BYTES = 1 << 16
 
 
-class BadServer(Exception):
+class BadServer(Failure):
     """Unusable address, key or response of the server; a retry does not help."""
 
 
@@ -58,7 +59,7 @@ def connect(url: str, key: Secret | None) -> "ServerClient":
     is_local = is_loopback(parts.hostname)
     if key is not None and parts.scheme == "http" and not is_local:
         raise BadServer(
-            f"{url}: the key would travel over plain HTTP; use https, or `kubectl port-forward` and 127.0.0.1"
+            f"{url}: the key would travel over plain HTTP", remedy="use https, or `kubectl port-forward` and 127.0.0.1"
         )
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"Content-Type": "application/json"}
@@ -104,7 +105,7 @@ def _connection_error(url: str, error: Exception) -> BadServer | ServerUnavailab
     reason = getattr(error, "reason", None) or error
     if isinstance(reason, ssl.SSLCertVerificationError):
         trust = "to trust your own authority, set SSL_CERT_FILE to its file"
-        return BadServer(f"{url}: its certificate is not trusted: {reason.verify_message}; {trust}")
+        return BadServer(f"{url}: its certificate is not trusted: {reason.verify_message}", remedy=trust)
     return ServerUnavailable(f"{url}: {reason}")
 
 
@@ -145,7 +146,9 @@ class ServerClient:
         data = self._request("models").get("data")
         names = [entry.get("id") for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
         if not names or not all(isinstance(name, str) for name in names):
-            raise BadServer(f"{self.url}/v1/models: lists no model; check that this is a server with OpenAI's protocol")
+            raise BadServer(
+                f"{self.url}/v1/models: lists no model", remedy="check that this is a server with OpenAI's protocol"
+            )
         return [str(name) for name in names]
 
     def chat(self, model: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> Completion:

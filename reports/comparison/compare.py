@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median, median_high
 
-from bench.records.status import ExitCode
+from bench.records.status import ExitCode, Failure
 from bench.records.workloads import WORKLOADS
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
@@ -38,7 +38,7 @@ ASSUMED_DAY_EFFECT_PERCENT = 0.0
 ALLOWABLE = (*comparability.NAMES, ALLOW_UNKNOWN)
 
 
-class CompareError(ValueError):
+class CompareError(Failure, ValueError):
     """Raised if runs cannot be compared at all; the message names the run and the reason."""
 
 

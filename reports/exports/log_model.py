@@ -97,7 +97,7 @@ def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[L
     try:
         run = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
-        raise ReportError(f"{error}; choose another run with --run") from error
+        raise ReportError.from_error(error, remedy="choose another run with --run") from error
     if any(planned.trial.training is not None for planned in run.planned):
         return (_logged_training(folder, run, partial_steps),)
     read = load(folder)

@@ -22,7 +22,7 @@ def usable_formats(formats: Sequence[str]) -> tuple[tuple[str, ...], ReportError
     usable = tuple(name for name in formats if name != offline_wandb.FOLDER or find_spec("wandb") is not None)
     if len(usable) == len(formats):
         return usable, None
-    return usable, ReportError("--format wandb: wandb is not installed; run `pip install wandb`, then retry")
+    return usable, ReportError("--format wandb: wandb is not installed", remedy="run `pip install wandb`, then retry")
 
 
 def export(run_folder: Path, formats: Sequence[str], partial_steps: Path | None = None) -> tuple[Path, ...]:

@@ -74,7 +74,7 @@ def build(
             charts = _charts_with_comparison(run, None if against is None else load(against), allow)
             pictures, skipped = _draw_charts(pool, charts, summary, run)
         except (PriceError, CompareError, DrawError) as error:
-            raise ReportError(str(error)) from error
+            raise ReportError.from_error(error) from error
     figures = {
         f"{FIGURES_FOLDER}/{picture.name}.{kind}": content
         for picture in pictures
@@ -111,7 +111,7 @@ def _charts_with_comparison(run: Run, other: Run | None, allow: Collection[str])
         names = ",".join(dict.fromkeys((*allow, *(difference.name for difference in compared.refused))))
         anyway = f"to compare anyway: `inv report --run={after} --against={before} --allow={names}`"
         remedy = compared.remedy if compared.incomplete_runs else anyway
-        raise CompareError(f"run {after} is not comparable with {before}: {differences}; {remedy}")
+        raise CompareError(f"run {after} is not comparable with {before}: {differences}", remedy=remedy)
     gather = partial(run_comparison.gather, comparison=compared)
     return tuple(replace(chart, gather=gather) if chart is RUN_COMPARISON else chart for chart in CHARTS)
 

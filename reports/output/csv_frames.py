@@ -34,7 +34,9 @@ def load_all(folders: Sequence[Path]) -> tuple[Run, ...]:
     seen: dict[str, Path] = {}
     for run in runs:
         if (before := seen.get(run.record.run_id)) is not None:
-            raise ReportError(f"{run.folder}: contains run {run.record.run_id!r}, like {before}; pass each run once")
+            raise ReportError(
+                f"{run.folder}: contains run {run.record.run_id!r}, like {before}", remedy="pass each run once"
+            )
         seen[run.record.run_id] = run.folder
     return runs
 

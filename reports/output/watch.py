@@ -65,7 +65,7 @@ def _planned_trials(run_folder: Path) -> list[PlannedTrial]:
     try:
         return RunRecord.read(run_folder / RUN_FILE).planned
     except ResultError as error:
-        raise ReportError(str(error)) from error
+        raise ReportError.from_error(error) from error
 
 
 def watch(

@@ -26,9 +26,9 @@ def load(folder: Path) -> Run:
     except ResultError as error:
         exists = (folder / RUN_FILE).exists()
         hint = "a report needs the run's plan" if exists else "expected a run's folder, results/<run-id>"
-        raise ReportError(f"{error}; {hint}") from error
+        raise ReportError.from_error(error, remedy=hint) from error
     if not record.planned:
-        raise ReportError(f"{folder / RUN_FILE}: the plan has no trial; there is nothing to report")
+        raise ReportError(f"{folder / RUN_FILE}: the plan has no trial", remedy="there is nothing to report")
     record, rejected = _deduplicate_plan(record)
     configurations = _configurations(record)
     label_of = {

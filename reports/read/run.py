@@ -29,7 +29,7 @@ import pandas as pd
 from bench.records.paths import REPORT_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import Failure, TrialStatus
 from bench.records.workloads import Workload
 from reports.read.attempts import Starts
 
@@ -47,8 +47,8 @@ _MEASUREMENT_COLUMNS = [
 ]
 
 
-class ReportError(ValueError):
-    """Raised if no report can be made; the message names the file or folder and the remedy."""
+class ReportError(Failure, ValueError):
+    """Raised if no report can be made; the message names the file or folder."""
 
 
 class ReportWriteError(ReportError):
@@ -68,7 +68,7 @@ def make_report_folder(run_folder: Path, *subfolders: str) -> Path:
     folder = run_folder / REPORT_FOLDER
     for path in (folder, *(folder / name for name in subfolders)):
         if path.is_symlink():
-            raise ReportError(f"{path}: it is a symbolic link; remove it, then retry")
+            raise ReportError(f"{path}: it is a symbolic link", remedy="remove it, then retry")
         try:
             path.mkdir(exist_ok=True)
         except OSError as error:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.records.atomic_files import read_regular
+from bench.records.status import Failure
 from reports import formatting
 from reports.read.fingerprint import CPU
 from reports.summary.cost import BootVolume, Carbon, HostedPrice, Price, PublishedPrice
@@ -24,7 +25,7 @@ _MAX_TABLE_BYTES = 1_000_000  # room for thousands of shapes
 ShortText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
-class PriceError(ValueError):
+class PriceError(Failure, ValueError):
     """Raised for an invalid price; the message names the file or setting, the key, and the expected value."""
 
 
@@ -144,13 +145,13 @@ def read_table(path: Path, *, today: date) -> PriceTable:
     try:
         document = _parse(read_regular(path, max_bytes=_MAX_TABLE_BYTES))
     except OSError as error:
-        raise PriceError(f"{path}: cannot be read: {error.strerror}; check cost.prices") from error
+        raise PriceError(f"{path}: cannot be read: {error.strerror}", remedy="check cost.prices") from error
     except RecursionError as error:
-        raise PriceError(f"{path}: nested too deeply; see reports/prices.yaml for an example") from error
+        raise PriceError(f"{path}: nested too deeply", remedy="see reports/prices.yaml for an example") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date such as 2026-02-30
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f":{mark.line + 1}"
-        raise PriceError(f"{path}{line}: not valid YAML; see reports/prices.yaml for an example") from error
+        raise PriceError(f"{path}{line}: not valid YAML", remedy="see reports/prices.yaml for an example") from error
     try:
         table = PriceTable.model_validate(document)
     except ValidationError as error:
@@ -158,8 +159,8 @@ def read_table(path: Path, *, today: date) -> PriceTable:
     for key, dated in _dated_keys(table):
         if dated > today:
             raise PriceError(
-                f"{path}: {key}.dated: {dated.isoformat()} is in the future (today is {today.isoformat()}); "
-                "set it to the day when the price was checked"
+                f"{path}: {key}.dated: {dated.isoformat()} is in the future (today is {today.isoformat()})",
+                remedy="set it to the day when the price was checked",
             )
     return table
 
@@ -178,7 +179,7 @@ def select_prices(pricing: Pricing, devices: Sequence[str], *, today: date) -> t
     table = read_table(path, today=today)
     if name is not None and name not in table.shapes:
         known = formatting.first_n([repr(shape) for shape in table.shapes]) or "no shape"
-        raise PriceError(f"cost.shape: {name!r}: unknown shape; {path} has {known}")
+        raise PriceError(f"cost.shape: {name!r}: unknown shape", remedy=f"{path} has {known}")
     if name is None and len(devices) == 1:
         name = next((shape for shape, entry in table.shapes.items() if entry.gpu == devices[0]), None)
     listed = () if name is None else _prices(name, table)

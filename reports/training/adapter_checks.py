@@ -17,11 +17,11 @@ def read(training: TrainingReport) -> AdapterCheck:
     try:
         check = AdapterCheck.read(path)
     except ResultError as error:
-        raise ReportError(f"{error}; {remedy}") from error
+        raise ReportError.from_error(error, remedy=remedy) from error
     if check.adapter_sha256 != training.record.adapter_sha256:
-        raise ReportError(f"{path}: belongs to another adapter than the run's; {remedy}")
+        raise ReportError(f"{path}: belongs to another adapter than the run's", remedy=remedy)
     if (fault := _fault(check)) is not None:
-        raise ReportError(f"{path}: {fault}; {remedy}")
+        raise ReportError(f"{path}: {fault}", remedy=remedy)
     return check
 
 

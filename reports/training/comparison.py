@@ -67,7 +67,8 @@ def compare(first: Path, second: Path) -> TrainingComparison:
     if not common:
         raise ReportError(
             f"{first.name} and {second.name} have no held-out example in common: different data, template or "
-            "train.validation_fraction; hold out the same lines, best with train.validation_file"
+            "train.validation_fraction",
+            remedy="hold out the same lines, best with train.validation_file",
         )
     changes = [losses[1][digest][0] - losses[0][digest][0] for digest in common]
     targets = [losses[0][digest][1] for digest in common]

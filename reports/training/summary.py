@@ -78,7 +78,8 @@ def read(run_folder: Path) -> TrainingReport:
         spans = attempts.read(run_folder, trial_id)
         ledger = attempts.read_starts(run_folder)
     except (ResultError, ValueError) as error:
-        raise ReportError(f"{error}; run `inv collect --run={run_folder.name}` to fetch its files") from error
+        remedy = f"run `inv collect --run={run_folder.name}` to fetch its files"
+        raise ReportError.from_error(error, remedy=remedy) from error
     except OSError as error:
         raise ReportError(f"{run_folder / LEDGER_FILE}: cannot be read: {error.strerror}") from error
     fault = ledger.fault or attempts.unlisted_fault(ledger.starts, [(trial_id, record.attempt)])

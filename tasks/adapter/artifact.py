@@ -59,7 +59,7 @@ class TrainedAdapter:
         with translate_errors(
             ConfirmationRequired,
             ResultError,
-            suffix=f"; remove it, then type: inv adapter.check --run={self.run.run_id}",
+            remedy=f"remove it, then type: inv adapter.check --run={self.run.run_id}",
         ):
             check = AdapterCheck.read(path)
         return check if check.adapter_sha256 == self.record.adapter_sha256 else None
@@ -86,16 +86,20 @@ def open_training(settings: Settings, name: str | None) -> TrainedAdapter:
     """Open the training with this id, or the newest one. Raises UsageError and ConfirmationRequired."""
     run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
-        raise UsageError(f"run {run.run_id} is a benchmark, not a training; choose one of `inv runs` with --run")
+        raise UsageError(
+            f"run {run.run_id} is a benchmark, not a training", remedy="choose one of `inv runs` with --run"
+        )
     collect = f"`inv collect --run={run.run_id}` fetches it"
-    with translate_errors(UsageError, ResultError, suffix=f"; {collect}"):
+    with translate_errors(UsageError, ResultError, remedy=collect):
         record = TrainingRecord.read(folder / TRAINING_FILE)
     weights = folder / ADAPTER_FOLDER / WEIGHTS_FILE
     if record.adapter_sha256 is None or not weights.is_file():
-        raise UsageError(f"run {run.run_id} has no adapter here; {collect} after a successful end of the training")
+        raise UsageError(
+            f"run {run.run_id} has no adapter here", remedy=f"{collect} after a successful end of the training"
+        )
     if sha256_of(weights) != record.adapter_sha256:
         raise ConfirmationRequired(
-            f"{weights}: sha256 differs from the one in {TRAINING_FILE}; remove it, then {collect} again"
+            f"{weights}: sha256 differs from the one in {TRAINING_FILE}", remedy=f"remove it, then {collect} again"
         )
     return TrainedAdapter(run=run, folder=folder, record=record)
 

@@ -23,11 +23,13 @@ def chat(context: Context, url: str, run: str | None, *, model: str | None, key_
     settings = load(context)
     if url == ADAPTER_URL:
         if model or key_file:
-            raise UsageError("chat: --model and --key-file are for a server; omit them")
+            raise UsageError("chat: --model and --key-file are for a server", remedy="omit them")
         _chat_with_adapter(settings, run)
         return
     if run is not None:
-        raise UsageError("chat: --run: not for a server, which has its own model; omit it, or type `inv chat adapter`")
+        raise UsageError(
+            "chat: --run: not for a server, which has its own model", remedy="omit it, or type `inv chat adapter`"
+        )
     with_server(settings, url, model, key_file, _chat_with_server)
 
 
@@ -37,7 +39,9 @@ def _chat_with_adapter(settings: Settings, run: str | None) -> None:
         print("one question per line; an empty line starts a new conversation; Ctrl-D sends all", flush=True)
     conversations = split_conversations(sys.stdin)
     if not conversations:
-        raise UsageError("chat: no question on standard input; for example: echo 'What is it?' | inv chat adapter")
+        raise UsageError(
+            "chat: no question on standard input", remedy="for example: echo 'What is it?' | inv chat adapter"
+        )
     with acquire_lock(settings.results_folder, f"chat (run {trained.run.run_id})"):
         request = {"trial": trained.trial.to_json(), "conversations": conversations, "most": MAX_TOKENS}
         run_on_worker(settings, trained, "chat", request, _print_answer)

@@ -52,7 +52,9 @@ def measure(settings: Settings, trained: TrainedAdapter, answers: int, *, quiet:
     try:
         check = schema.from_json(AdapterCheck, result)
     except schema.SchemaError as error:
-        raise RetryableError(f"the worker's result is invalid: {error}; is its bench of another version?") from error
+        raise RetryableError(
+            f"the worker's result is invalid: {error}", remedy="is its bench of another version?"
+        ) from error
     with results_write_errors(trained.folder):
         check.write(trained.folder)
     return check

@@ -25,9 +25,11 @@ def merge_adapter(context: Context, run: str | None, *, base: str, out: str | No
         raise UsageError(f"adapter.merge: --base: expected one of {', '.join(BASES)}, found {base!r}")
     trained = open_training(settings, run)
     if base == "nf4" and trained.trial.base_precision != "nf4":
-        raise UsageError(f"adapter.merge: --base: run {trained.run.run_id} was trained on a bf16 base; omit it")
+        raise UsageError(
+            f"adapter.merge: --base: run {trained.run.run_id} was trained on a bf16 base", remedy="omit it"
+        )
     if out is None and not settings.connector.is_local:
-        raise UsageError("adapter.merge: --out: missing; name a folder in the pods, best on the shared volume")
+        raise UsageError("adapter.merge: --out: missing", remedy="name a folder in the pods, best on the shared volume")
     if out is not None and not Path(out).is_absolute():
         raise UsageError(f"adapter.merge: --out: {out}: expected an absolute path on the worker")
     check = trained.read_check()
@@ -60,11 +62,13 @@ def require_same_loss(trained: TrainedAdapter, check: AdapterCheck | None, base:
     run_id = trained.run.run_id
     if not trained.record.evaluations:
         raise ConfirmationRequired(
-            f"run {run_id}: no data was held out, so no check is possible; --force merges nevertheless"
+            f"run {run_id}: no data was held out, so no check is possible", remedy="--force merges nevertheless"
         )
     form = None if check is None else merged_form(check, base)
     if check is None or form is None:
-        raise ConfirmationRequired(f"run {run_id}: the adapter was not checked; type: inv adapter.check --run={run_id}")
+        raise ConfirmationRequired(
+            f"run {run_id}: the adapter was not checked", remedy=f"type: inv adapter.check --run={run_id}"
+        )
     if has_other_loss(form):
         forms = {other: merged_form(check, other) for other in BASES if other != base}
         better_base = next((other for other, its in forms.items() if its is not None and not has_other_loss(its)), None)
@@ -72,11 +76,13 @@ def require_same_loss(trained: TrainedAdapter, check: AdapterCheck | None, base:
         evidence = "beyond the interval" if form.change_low is not None else "over one example, without an interval"
         change = f"{format_change(form)} nats a token compared with the trained form"
         raise ConfirmationRequired(
-            f"run {run_id}: {FORM_LABELS[form.name]}: {change}, {evidence}; {alternative}--force merges nevertheless"
+            f"run {run_id}: {FORM_LABELS[form.name]}: {change}, {evidence}",
+            remedy=f"{alternative}--force merges nevertheless",
         )
     first = check.forms[0]
     if form.unended > first.unended:
         raise ConfirmationRequired(
             f"run {run_id}: {form.unended} of {len(form.answers)} merged answers did not end, {first.unended} as "
-            "trained; --force merges nevertheless"
+            "trained",
+            remedy="--force merges nevertheless",
         )

@@ -47,11 +47,11 @@ def push_adapter(
     settings = load(context)
     if sum(target is not None for target in (folder, oci, bucket)) != 1:
         raise UsageError(
-            "adapter.push: expected one target; pass one of --folder=DIR, --oci=HOST/REPOSITORY:TAG and "
-            "--bucket=oci://BUCKET@NAMESPACE/PREFIX"
+            "adapter.push: expected one target",
+            remedy="pass one of --folder=DIR, --oci=HOST/REPOSITORY:TAG and --bucket=oci://BUCKET@NAMESPACE/PREFIX",
         )
     if (oci or "").startswith("oci://"):
-        raise UsageError(f"adapter.push: --oci: {oci}: this is a bucket; type: --bucket={oci}")
+        raise UsageError(f"adapter.push: --oci: {oci}: this is a bucket", remedy=f"type: --bucket={oci}")
     trained = open_training(settings, run)
     with scratch_folder("qlora-fleet-adapter-") as scratch:
         files = collect_files(trained, scratch, merged=merged)
@@ -71,7 +71,7 @@ def collect_files(trained: TrainedAdapter, scratch: Path, *, merged: bool) -> di
         if merged_record is None or not Path(merged_record["path"]).is_dir():
             location = "" if merged_record is None else f" (it is at {merged_record['path']} on a worker)"
             raise UsageError(
-                f"run {trained.run.run_id}: no merged model here{location}; `inv adapter.merge` creates it"
+                f"run {trained.run.run_id}: no merged model here{location}", remedy="`inv adapter.merge` creates it"
             )
         source = Path(merged_record["path"])
     files = {path.name: path for path in sorted(source.iterdir()) if path.is_file() and not path.is_symlink()}
@@ -84,7 +84,7 @@ def collect_files(trained: TrainedAdapter, scratch: Path, *, merged: bool) -> di
 def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
     """Copy all files or none; an existing folder must be empty. Raises task errors."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"adapter.push: --folder: {folder}: exists and is not empty; name another one")
+        raise UsageError(f"adapter.push: --folder: {folder}: exists and is not empty", remedy="name another one")
     partial = folder.absolute().with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -92,7 +92,9 @@ def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
         for name, path in files.items():
             shutil.copyfile(path, partial / name)
             if sha256_of(partial / name) != sha256_of(path):
-                raise ConfirmationRequired(f"{partial / name}: read other bytes than were written; choose another disk")
+                raise ConfirmationRequired(
+                    f"{partial / name}: read other bytes than were written", remedy="choose another disk"
+                )
         partial.replace(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -104,7 +106,7 @@ def _to_file_error(label: str, error: OSError, remedy: str) -> TaskFailed:
     """Return the task error of a file; on a full or read-only disk one that may pass (exit code 3)."""
     if error.errno in DISK_ERRNOS:
         return disk_error(f"{label}: ", error)
-    return UsageError(f"{label}: {error.strerror}; {remedy}")
+    return UsageError(f"{label}: {error.strerror}", remedy=remedy)
 
 
 def _push_to_registry(
@@ -126,8 +128,8 @@ def _push_to_registry(
         facts = artifact.push(registry, reference, files, ARTIFACT_TYPE.format(kind), annotations, print_line)
     except VmAgentError as failed:
         error_type = ERROR_TYPES.get(failed.kind, TaskFailed)
-        remedy = f"; `{retry_command}` resumes" if error_type is RetryableError else ""
-        raise error_type(f"{failed}{remedy}") from failed
+        remedy = f"`{retry_command}` resumes" if error_type is RetryableError else ""
+        raise error_type.from_error(failed, remedy=remedy) from failed
     except OSError as error:
         raise _to_file_error(str(error.filename), error, "check owner and permissions") from error
     path = _write_record(trained, push_record_json(reference, facts, _now()))

@@ -74,12 +74,15 @@ def configured_image(settings: Settings) -> Image:
     """Return the image of `serve.image`. Raises UsageError."""
     if settings.serve.image is None:
         raise UsageError(
-            "serve.image: not set; set vLLM's server image with its digest: docker.io/vllm/vllm-openai@sha256:..."
+            "serve.image: not set",
+            remedy="set vLLM's server image with its digest: docker.io/vllm/vllm-openai@sha256:...",
         )
     try:
         return Image.parse(settings.serve.image)
     except ValueError as error:
-        raise UsageError(f"serve.image: {error}, and a tag can move; write HOST/REPOSITORY@sha256:...") from error
+        raise UsageError(
+            f"serve.image: {error}, and a tag can move", remedy="write HOST/REPOSITORY@sha256:..."
+        ) from error
 
 
 def stage_request(settings: Settings, trained: TrainedAdapter) -> dict[str, object]:

@@ -80,7 +80,9 @@ def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> I
             )
     if not count:
         run_id = trained.run.run_id
-        raise UsageError(f"run {run_id}: no recorded answer to compare with; type: inv adapter.check --run={run_id}")
+        raise UsageError(
+            f"run {run_id}: no recorded answer to compare with", remedy=f"type: inv adapter.check --run={run_id}"
+        )
 
 
 def check_replies(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt]) -> str:
@@ -92,13 +94,13 @@ def check_replies(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt
     counts = f"{same} of {len(prompts)} answers are the same, {similar} start the same"
     if 2 * similar < len(prompts):
         raise TaskFailed(
-            f"{url} does not answer like run {trained.run.run_id}: {counts}; check that the adapter is loaded, and "
-            "that the template is the one of its folder"
+            f"{url} does not answer like run {trained.run.run_id}: {counts}",
+            remedy="check that the adapter is loaded, and that the template is the one of its folder",
         )
     if unended > allowed:
         raise TaskFailed(
-            f"{url}: {unended} answers did not end within {MAX_TOKENS} tokens, {allowed} as trained; the server must "
-            "end answers at the trained token (generation_config.json: eos_token_id)"
+            f"{url}: {unended} answers did not end within {MAX_TOKENS} tokens, {allowed} as trained",
+            remedy="the server must end answers at the trained token (generation_config.json: eos_token_id)",
         )
     return f"{url} answers like run {trained.run.run_id}: {counts}"
 
@@ -108,7 +110,7 @@ def with_server(
 ) -> T:
     """Call `use` with the server and its model's name; errors become task errors."""
     if url == CLUSTER_URL and key_file is not None:
-        raise UsageError("--key-file: not for the server of `inv serve`, whose pod has the key; omit it")
+        raise UsageError("--key-file: not for the server of `inv serve`, whose pod has the key", remedy="omit it")
     key = None if key_file is None else secrets.read_secret(settings, "--key-file", key_file, in_header=True)
     try:
         if url == CLUSTER_URL:
@@ -117,11 +119,11 @@ def with_server(
             server = connect(url, key)
         names = server.models()
         if model is None and len(names) > 1:
-            raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}; name one with --model")
+            raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}", remedy="name one with --model")
         if model is not None and model not in names:
             raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}, not {model}")
         return use(server, model or names[0])
     except BadServer as error:
-        raise UsageError(str(error)) from error
+        raise UsageError.from_error(error) from error
     except ServerUnavailable as error:
-        raise RetryableError(f"{error}; rerun the command when it answers") from error
+        raise RetryableError.from_error(error, remedy="rerun the command when it answers") from error

@@ -70,5 +70,6 @@ class ChainExecutor(Executor):
             # Invoke casts to the type of the file's value: 60.5 instead of 60 is an error to Invoke and not to us.
             names = ", ".join(sorted(name for name in os.environ if name.startswith("INVOKE_")))
             raise UsageError(
-                f"environment: Invoke cannot use one of {names or 'no variables'}: {error}; set it in a file instead"
+                f"environment: Invoke cannot use one of {names or 'no variables'}: {error}",
+                remedy="set it in a file instead",
             ) from error

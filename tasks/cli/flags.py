@@ -36,7 +36,7 @@ def refuse_several(task: str, flags: Mapping[str, object]) -> None:
     """Raise UsageError if more than one of these flags is set: each value that is not None or False counts."""
     names = [name for name, value in flags.items() if value is not None and value is not False]
     if len(names) > 1:
-        raise UsageError(f"{task}: {' and '.join(names)} exclude each other; pass only one of them")
+        raise UsageError(f"{task}: {' and '.join(names)} exclude each other", remedy="pass only one of them")
 
 
 def parse_names(flag: str, values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:

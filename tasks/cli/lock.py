@@ -25,7 +25,8 @@ def acquire_lock(results_folder: Path, command: str) -> Iterator[None]:
         except BlockingIOError as error:
             holder = os.pread(handle, 1000, 0).decode(errors="replace").strip() or "another process"
             raise ConfirmationRequired(
-                f"{results_folder}: in use by {holder}; wait until it ends, or stop it with Ctrl-C in its terminal"
+                f"{results_folder}: in use by {holder}",
+                remedy="wait until it ends, or stop it with Ctrl-C in its terminal",
             ) from error
         with contextlib.suppress(OSError):  # on a full disk the lock holds without its holder's name
             os.ftruncate(handle, 0)

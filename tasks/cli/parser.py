@@ -29,7 +29,8 @@ def refuse_empty_values(typed: Iterable[Any]) -> None:
             if any(isinstance(value, str) and not value.strip() for value in values or ()):
                 name = argument.name if argument.positional else f"--{argument.names[0]}"
                 raise UsageError(
-                    f"{context.name or 'inv'}: {name}: expected a value, found nothing; is a shell variable unset?"
+                    f"{context.name or 'inv'}: {name}: expected a value, found nothing",
+                    remedy="is a shell variable unset?",
                 )
 
 

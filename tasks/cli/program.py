@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout.flush()
         return 0
     except ParseError as error:
-        return _print_error(UsageError(str(error)))
+        return _print_error(UsageError.from_error(error))
     except Exit as error:
         return _print_error(error)
     except KeyboardInterrupt:
@@ -115,7 +115,9 @@ class _InvProgram(Program):
         except Exit as error:
             name, start = self.args.collection.value or "tasks", self.args["search-root"].value or Path.cwd()
             home = Path(__file__).resolve().parents[2]
-            raise UsageError(f"no {name}.py in {start} or above it; `cd {home}`, then rerun the command") from error
+            raise UsageError(
+                f"no {name}.py in {start} or above it", remedy=f"`cd {home}`, then rerun the command"
+            ) from error
 
     def _make_pairs(self, coll: Collection, ancestors: list[str] | None = None) -> list[tuple[str, str | None]]:
         # List `tenancy.show (tenancy)` as `tenancy`, which is shorter to type.
@@ -141,7 +143,9 @@ class _InvProgram(Program):
         for word in self.core.unparsed:  # to the parser, `--resume=collect` is the same as `--resume collect`
             flag, _, value = word.partition("=")
             if value in tasks and any(flag in task.flags and task.flags[flag].optional for task in tasks.values()):
-                raise UsageError(f"{word}: {value} is a task; type `{flag} {value}` to run one after the other")
+                raise UsageError(
+                    f"{word}: {value} is a task", remedy=f"type `{flag} {value}` to run one after the other"
+                )
 
     def _parse_help_request(self) -> None:
         """Turn `inv help X` and `inv GROUP` into `--help X` and `--list GROUP`."""
@@ -169,7 +173,9 @@ class _InvProgram(Program):
             flag, separator, value = word.partition("=")
             task = tasks.get(word, task)
             if separator and task is not None and flag in task.flags and task.flags[flag].kind is bool:
-                raise UsageError(f"{task.name}: {flag}: expected no value, found {value!r}; type `{flag}`, or omit it")
+                raise UsageError(
+                    f"{task.name}: {flag}: expected no value, found {value!r}", remedy=f"type `{flag}`, or omit it"
+                )
 
     def parse_cleanup(self) -> None:
         name = self.args.help.value
@@ -189,7 +195,7 @@ class _InvProgram(Program):
         try:
             Path.cwd()
         except FileNotFoundError as error:
-            raise UsageError("the current directory was deleted; `cd` to an existing one") from error
+            raise UsageError("the current directory was deleted", remedy="`cd` to an existing one") from error
         load(Context(self.config))
 
 

@@ -31,7 +31,7 @@ class Stdout(io.FileIO):
             if isinstance(error, BrokenPipeError):
                 raise BrokenStdout from error
             raise RetryableError(
-                f"standard output cannot be written: {error.strerror}; fix that, then rerun the command"
+                f"standard output cannot be written: {error.strerror}", remedy="fix that, then rerun the command"
             ) from error
 
 

@@ -57,7 +57,9 @@ def build_vm_job(settings: Settings, retry_command: str, stop_hint: str = "") ->
         with build_vm(settings, retry_command) as host:
             yield host
     except KeyboardInterrupt as error:
-        raise Interrupted(f"detached; the job on the VM continues; `{retry_command}` resumes{stop_hint}") from error
+        raise Interrupted(
+            "detached", remedy=f"the job on the VM continues; `{retry_command}` resumes{stop_hint}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -86,29 +88,31 @@ def resolve_tmpdir(settings: Settings, host: Host, flag: str | None) -> str:
 def to_task_error(error: HostError, retry_command: str) -> TaskFailed:
     """Translate an error of the VM to a task error, with the retry command if the message has no remedy."""
     if isinstance(error, (HostKeyRefused, WorkdirUnsafe, ModelDamaged, CacheUnsafe)):
-        return ConfirmationRequired(str(error))
+        return ConfirmationRequired.from_error(error)
     if isinstance(error, (InvalidAddress, LoginRefused, EngineError, FetchError, WorkdirError)):
-        return UsageError(str(error))
+        return UsageError.from_error(error)
     if isinstance(error, TooMuchOutput):  # a retry would print the same output
-        return TaskFailed(str(error))
+        return TaskFailed.from_error(error)
     if isinstance(error, JobFailed):
         return _from_job_error(error, retry_command)
-    return RetryableError(f"{error}; `{retry_command}` retries")
+    return RetryableError.from_error(error, remedy=f"`{retry_command}` retries")
 
 
 def _from_job_error(error: JobFailed, retry_command: str) -> TaskFailed:
     remedies = {
-        "full": f"; free space there, then `{retry_command}` resumes from the cache",
-        "transient": f"; retry with `{retry_command}`",
-        "changed": f"; `{retry_command}`",
-        "stopped": f"; `{retry_command}` restarts it",
-        "lost": f"; `{retry_command}` restarts it",
+        "full": f"free space there, then `{retry_command}` resumes from the cache",
+        "transient": f"retry with `{retry_command}`",
+        "changed": f"`{retry_command}`",
+        "stopped": f"`{retry_command}` restarts it",
+        "lost": f"`{retry_command}` restarts it",
     }
     if error.kind in ("unauthorized", "forbidden", "absent", "usage"):
-        return UsageError(str(error))
+        return UsageError.from_error(error)
     if error.kind == "refused":
-        return ConfirmationRequired(str(error))
-    return RetryableError(f"{error}{remedies[error.kind]}") if error.kind in remedies else TaskFailed(str(error))
+        return ConfirmationRequired.from_error(error)
+    if error.kind in remedies:
+        return RetryableError.from_error(error, remedy=remedies[error.kind])
+    return TaskFailed.from_error(error)
 
 
 def print_job_line(line: JobLine) -> None:

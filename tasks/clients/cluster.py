@@ -32,7 +32,7 @@ def open_cluster(settings: Settings, *, changes: bool = False, yes: bool = False
         try:
             yield cluster
         except KeyboardInterrupt as error:
-            raise Interrupted("interrupted; running jobs continue; rerun the command to resume") from error
+            raise Interrupted("interrupted", remedy="running jobs continue; rerun the command to resume") from error
         finally:
             cluster.close()
 
@@ -72,13 +72,13 @@ def translate_cluster_errors() -> Iterator[None]:
     try:
         yield
     except (Misconfigured, Forbidden) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError.from_error(error) from error
     except Conflict as error:
-        raise ConfirmationRequired(str(error)) from error
+        raise ConfirmationRequired.from_error(error) from error
     except Unreachable as error:
-        raise RetryableError(str(error)) from error
+        raise RetryableError.from_error(error) from error
     except ClusterError as error:
-        raise TaskFailed(str(error)) from error
+        raise TaskFailed.from_error(error) from error
 
 
 def target_identity(target: Target) -> dict[str, str]:
@@ -100,6 +100,6 @@ def _confirm_production(settings: Settings, target: Target, *, yes: bool) -> Non
         return
     if not confirm(f"{target.context}/{target.namespace} looks like production. Change it?"):
         raise ConfirmationRequired(
-            f"context {target.context}, namespace {target.namespace} looks like production and was not used before; "
-            "pass --yes to confirm, or set cluster.context"
+            f"context {target.context}, namespace {target.namespace} looks like production and was not used before",
+            remedy="pass --yes to confirm, or set cluster.context",
         )

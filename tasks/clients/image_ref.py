@@ -26,18 +26,18 @@ def resolve_image(settings: Settings) -> Image:
             return Image.parse(settings.cluster.image)
         except ValueError as error:
             raise UsageError(
-                f"cluster.image: {error}, and a tag can move under running pods; write HOST/REPOSITORY@sha256:..., "
-                "as `inv push` prints it"
+                f"cluster.image: {error}, and a tag can move under running pods",
+                remedy="write HOST/REPOSITORY@sha256:..., as `inv push` prints it",
             ) from error
     path = settings.image_file
     try:
         pushed = read_push_record(settings)
     except FileNotFoundError as error:
         raise UsageError(
-            f"{path}: no such file; `inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
+            f"{path}: no such file", remedy="`inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
         ) from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; `inv push` rewrites it") from error
+        raise UsageError(f"{path}: cannot be read: {error}", remedy="`inv push` rewrites it") from error
     try:
         sizes = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
         size = sum(sizes) if all(type(size) is int and 0 <= size < 1 << 63 for size in sizes) else None
@@ -45,4 +45,4 @@ def resolve_image(settings: Settings) -> Image:
         reference = f"{pushed['repository']}@{pushed['digest']}"
         return Image.parse(reference, size, requires if isinstance(requires, str) else None)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path}: not a record of `inv push` ({error}); `inv push` rewrites it") from error
+        raise UsageError(f"{path}: not a record of `inv push` ({error})", remedy="`inv push` rewrites it") from error

@@ -13,7 +13,9 @@ def prompt_hidden(prompt: str) -> str:
     try:
         return check_utf8(getpass.getpass(prompt))
     except (EOFError, UnicodeError) as error:  # Ctrl-D; not the terminal's encoding
-        raise UsageError(f"{prompt.strip(' :')}: the input was empty or not text; rerun the command") from error
+        raise UsageError(
+            f"{prompt.strip(' :')}: the input was empty or not text", remedy="rerun the command"
+        ) from error
 
 
 def check_utf8(text: str) -> str:

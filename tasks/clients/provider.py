@@ -24,8 +24,8 @@ def resolve_provider(settings: Settings, cluster: Cluster) -> Settings:
     section, provider = settings.cluster, cluster.provider
     if uses_preemptible_nodes(settings) and provider.preemptible_label is None:
         raise UsageError(
-            f"cluster.preemptible: provider {provider.name} has no label for preemptible nodes; set it to false, and "
-            "cluster.overlay to one other than preemptible"
+            f"cluster.preemptible: provider {provider.name} has no label for preemptible nodes",
+            remedy="set it to false, and cluster.overlay to one other than preemptible",
         )
     handle = section.volume.handle
     if handle is not None and provider.volume_source(handle) is None:

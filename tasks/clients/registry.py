@@ -21,7 +21,7 @@ def configured_image(settings: Settings) -> tuple[Reference, str]:
     """Return registry.image and registry.user. Raises UsageError for missing or invalid values."""
     if settings.registry.image is None:
         form = (known_provider(settings) or GENERIC).image_form
-        raise UsageError(f"registry.image: not set; set {form} in invoke.yaml or ~/.invoke.yaml")
+        raise UsageError("registry.image: not set", remedy=f"set {form} in invoke.yaml or ~/.invoke.yaml")
     where = parse_reference("registry.image", settings.registry.image, settings.image.profile)
     return where, configured_user(settings, where.repository)
 
@@ -37,7 +37,7 @@ def configured_user(settings: Settings, repository: str) -> str:
     user = settings.registry.user
     if user is None:
         forms = registry_provider(repository.partition("/")[0]).user_forms
-        raise UsageError(f"registry.user: not set; set it to {forms or 'the user name at that registry'}")
+        raise UsageError("registry.user: not set", remedy=f"set it to {forms or 'the user name at that registry'}")
     check_registry_user(user, repository)
     return user
 

@@ -28,12 +28,14 @@ def read_secret(settings: Settings, setting: str, name: str, *, in_header: bool 
     with file_errors(f"{setting}: {path}: cannot be read"):
         mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"{setting}: {path}: other users may read it; type: chmod 600 {path}")
+        raise UsageError(f"{setting}: {path}: other users may read it", remedy=f"type: chmod 600 {path}")
     if not text.strip():
         raise UsageError(f"{setting}: {path}: is empty")
     text = text.removesuffix("\n")
     if in_header and not (text.isascii() and text.isprintable()):
-        raise UsageError(f"{setting}: {path}: expected only the secret, one line of ASCII; remove everything else")
+        raise UsageError(
+            f"{setting}: {path}: expected only the secret, one line of ASCII", remedy="remove everything else"
+        )
     return Secret(text)
 
 
@@ -67,8 +69,8 @@ def check_hub_endpoint(settings: Settings) -> None:
     is_local_http = parts.scheme == "http" and is_loopback(parts.hostname)
     if parts.scheme != "https" and not is_local_http:
         raise UsageError(
-            f"hub.endpoint: {endpoint}: the token of hub.token_file would travel over plain HTTP; use "
-            "https://..., or set hub.token_file to null"
+            f"hub.endpoint: {endpoint}: the token of hub.token_file would travel over plain HTTP",
+            remedy="use https://..., or set hub.token_file to null",
         )
 
 
@@ -77,8 +79,8 @@ def checked_index_url(settings: Settings) -> str | None:
     index = settings.image.index_url
     if index is not None and "@" in index.partition("://")[2].partition("/")[0]:
         raise UsageError(
-            "image.index_url: contains a login, and every user of the VM can read arguments; remove it here, and "
-            "put it into a pip.conf on the VM (image.pip_conf)"
+            "image.index_url: contains a login, and every user of the VM can read arguments",
+            remedy="remove it here, and put it into a pip.conf on the VM (image.pip_conf)",
         )
     return index
 
@@ -99,7 +101,8 @@ def registry_password(settings: Settings, user: str, registry: str, command: str
     text = prompt_hidden(f"{label}: ") or _read_stdin_line(label)
     if not text:
         raise UsageError(
-            f"no {password_name} for {user} at {registry} on standard input; for example: {command} < FILE-WITH-IT"
+            f"no {password_name} for {user} at {registry} on standard input",
+            remedy=f"for example: {command} < FILE-WITH-IT",
         )
     return Secret(text)
 

@@ -26,7 +26,8 @@ def translate_host_errors() -> Iterator[None]:
     except (PermissionDenied, PodUnusable) as error:
         raise UsageError(f"{error}, then rerun the command") from error
     except HostError as error:
-        raise RetryableError(f"{error}; check that the workers are up, then rerun the command") from error
+        remedy = "check that the workers are up, then rerun the command"
+        raise RetryableError.from_error(error, remedy=remedy) from error
 
 
 def query_all(

@@ -13,7 +13,7 @@ from typing import Any
 from bench.records import NODE_COUNT, Trial
 from bench.records.paths import CHECKPOINTS_FOLDER, METRICS_VARIABLE
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.status import ExitCode
+from bench.records.status import ExitCode, read_failure
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import grouped_lines
 from remote.cluster.diagnosis.readiness import build_fleet
@@ -39,7 +39,7 @@ from remote.hosts.pods.kubectl import Kubectl
 from remote.jobs.agent import Agent
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
-from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, error_class
 from tasks.settings.load import Settings
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,9 @@ def require_same_fleet(settings: Settings, run: RunRecord) -> None:
         pairs["the cluster at"] = (before.get("server"), now["server"])
     for name, (old, new) in pairs.items():
         if old != new:
-            raise UsageError(f"run {run.run_id} was started with {name}: {old}, found {new}; restore the old value")
+            raise UsageError(
+                f"run {run.run_id} was started with {name}: {old}, found {new}", remedy="restore the old value"
+            )
 
 
 def cluster_location(settings: Settings) -> dict[str, str]:
@@ -259,7 +261,8 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
     is_local = settings.connector.is_local
     if is_local and not settings.workspace.is_dir():
         raise UsageError(
-            f"fleet.workspace: {settings.workspace}: no such folder; name another, or null for the project's own"
+            f"fleet.workspace: {settings.workspace}: no such folder",
+            remedy="name another, or null for the project's own",
         )
     # Omitted for pods: they have their node's GPU, and the bench of an older image may not know the flag.
     profile = ("--profile", settings.bench.profile) if is_local else ()
@@ -268,18 +271,19 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
     def inspect_host(host: Host) -> Mapping[str, Any]:
         try:
             return _run_for_json(host, _bench_command(settings, host, *arguments, "--trials", "-"), stdin)
-        except UsageError as error:
-            if is_local or "unrecognized arguments: --trials" not in str(error):
+        except OldBenchError:
+            if is_local:
                 raise
-            return _run_for_json(host, _bench_command(settings, host, *arguments))  # the bench of an older image
+            return _run_for_json(host, _bench_command(settings, host, *arguments))  # without the newer flag
 
     first, *others = query_all(settings, hosts, inspect_host, activity=_CHECK)
     for host, inputs in zip(hosts[1:], others, strict=True):
         for name in ("model", "data"):
             if inputs[name]["sha256"] != first[name]["sha256"]:
                 raise ConfirmationRequired(
-                    f"{host.name} and {hosts[0].name} have different files at {name}.path: {first[name]['path']}; "
-                    "copy the same files to all workers, then rerun the command: otherwise results are not comparable"
+                    f"{host.name} and {hosts[0].name} have different files at {name}.path: {first[name]['path']}",
+                    remedy="copy the same files to all workers, then rerun the command: "
+                    "otherwise results are not comparable",
                 )
     return first
 
@@ -310,9 +314,10 @@ def run_adapter_command(
     """
     command = _bench_command(settings, host, "adapter", command_name, "--cache", f"{host.workdir}/examples")
     results: list[Mapping[str, Any]] = []
-    buffer = bytearray()
+    buffer, last_document = bytearray(), b""
 
     def parse(chunk: bytes) -> None:
+        nonlocal last_document
         buffer.extend(chunk)
         *lines, last = bytes(buffer).split(b"\n")
         buffer[:] = last
@@ -321,6 +326,7 @@ def run_adapter_command(
                 document = json.loads(line) if line.startswith(b"{") else {}
             except ValueError:  # other output of the process
                 continue
+            last_document = line
             if "say" in document:
                 on_line(str(document["say"]))
             if "found" in document:
@@ -329,9 +335,9 @@ def run_adapter_command(
     stdin = json.dumps(request).encode()
     completed = host.run(command, stdin=stdin, on_stdout=parse, timeout_sec=_ADAPTER_TIMEOUT_SEC)
     if completed.exit_code == ExitCode.NOT_WRITTEN:
-        raise RetryableError(f"{host.name}: {_last_line(completed)}; free space there, then rerun to resume")
+        raise RetryableError(f"{host.name}: {_last_line(completed)}", remedy="free space there, then rerun to resume")
     if completed.exit_code != 0:
-        raise _to_error(host, command, completed)
+        raise _to_error(host, command, completed, last_document)
     if not results:  # a transport that loses a stream may still report success
         raise HostUnreachable(f"{host.name}: output of {command.render()} is truncated")
     return results[-1]
@@ -378,15 +384,22 @@ def _run_for_json(host: Host, command: Command, stdin: bytes | None = None) -> M
     """Run the command and parse the JSON that it prints. Raises UsageError with its error line, and HostError."""
     completed = host.run(command, stdin=stdin, timeout_sec=_INSPECT_TIMEOUT_SEC)
     if completed.exit_code != 0:
-        raise _to_error(host, command, completed)
+        raise _to_error(host, command, completed, completed.stdout)
     return _parse_document(host, command, completed)
 
 
-def _to_error(host: Host, command: Command, completed: Completed) -> Exception:
-    """Return the error for a failed command of the bench, by its exit code."""
+class OldBenchError(UsageError):
+    """An unusable input or flag, from a bench that does not report its errors as JSON, as that of an older image."""
+
+
+def _to_error(host: Host, command: Command, completed: Completed, output: bytes) -> Exception:
+    """Return the error for a failed command of the bench, from its `output` or, for an older one, its exit code."""
     if completed.exit_code > 128:  # killed by a signal (eviction, OOM killer), not a usage error
         return CommandFailed(host.name, command, completed)
-    error_type = ConfirmationRequired if completed.exit_code == ExitCode.REFUSED else UsageError
+    if (failed := read_failure(output)) is not None:
+        code, failure = failed
+        return error_class(code.exit_code).from_error(failure, prefix=f"{host.name}: ")
+    error_type = ConfirmationRequired if completed.exit_code == ExitCode.REFUSED else OldBenchError
     return error_type(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
 
 

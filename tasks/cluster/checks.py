@@ -154,8 +154,8 @@ def check_pending_results(
     for action in cluster_plan.pod_ending_actions:
         if action.live is not None and is_training(action.live) and not discard_results:
             raise ConfirmationRequired(
-                f"{action.title} is still training; wait until it ends (`inv status`), "
-                "or pass --discard-results; nothing was changed"
+                f"{action.title} is still training",
+                remedy="wait until it ends (`inv status`), or pass --discard-results; nothing was changed",
             )
     ended = cluster_plan.with_verb(Verb.REPLACE, Verb.DELETE)
     is_volume_kept = all(action.kind != "PersistentVolumeClaim" for action in ended)
@@ -164,14 +164,14 @@ def check_pending_results(
         more = f"; and {len(lost) - 3} more: `inv collect --all` fetches what has ended" if len(lost) > 3 else ""
         raise ConfirmationRequired(
             f"{cluster_plan.pod_ending_actions[0].title} would be deleted with results in its pods: "
-            f"{'; '.join(run.description for run in lost[:3])}{more}; "
-            "or pass --discard-results; nothing was changed"
+            f"{'; '.join(run.description for run in lost[:3])}{more}",
+            remedy="or pass --discard-results; nothing was changed",
         )
     busy = [] if discard_results else foreign_active_jobs(settings, cluster.target)
     if busy:
         raise ConfirmationRequired(
-            f"{cluster_plan.pod_ending_actions[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}; "
-            "wait until they end (`inv monitor`), or pass --discard-results; nothing was changed"
+            f"{cluster_plan.pod_ending_actions[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}",
+            remedy="wait until they end (`inv monitor`), or pass --discard-results; nothing was changed",
         )
     return lost
 

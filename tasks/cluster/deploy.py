@@ -74,7 +74,9 @@ class DeployHooks:
 def deploy_fleet(context: Context, options: DeployOptions) -> None:
     settings = load(context)
     if settings.cluster.overlay.startswith(JOB_PREFIX):
-        raise UsageError(f"cluster.overlay: {settings.cluster.overlay} runs a training; type `inv train --job`")
+        raise UsageError(
+            f"cluster.overlay: {settings.cluster.overlay} runs a training", remedy="type `inv train --job`"
+        )
     apply(settings, options)
 
 
@@ -141,7 +143,9 @@ def _needs_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: 
     section, user = settings.cluster, settings.registry.user
     if section.pull_secret is None:
         if renew:
-            raise UsageError("deploy: --renew-secret: cluster.pull_secret is null (a public image); give it a name")
+            raise UsageError(
+                "deploy: --renew-secret: cluster.pull_secret is null (a public image)", remedy="give it a name"
+            )
         return False
     if not renew and cluster.has_secret(section.pull_secret):
         return False

@@ -101,8 +101,9 @@ def check_gpu_products(settings: Settings, reports: Sequence[NodeReport]) -> Non
     kinds = mixed_gpu_products(reports)
     if kinds and settings.cluster.gpu is None:
         raise UsageError(
-            f"the nodes have different kinds of GPU: {', '.join(kinds)}; trials on them cannot be compared: set "
-            f"cluster.gpu to one of them, or to {ANY_PRODUCT} to allow all"
+            f"the nodes have different kinds of GPU: {', '.join(kinds)}",
+            remedy="trials on them cannot be compared: set "
+            f"cluster.gpu to one of them, or to {ANY_PRODUCT} to allow all",
         )
 
 

@@ -31,7 +31,7 @@ def show_status(context: Context, *, as_json: bool) -> None:
         jobs = cluster.list_fleet_objects("Job")
         sets = cluster.list_fleet_objects("JobSet")
         if not jobs and not sets:
-            raise TaskFailed(f"nothing is deployed in namespace {cluster.target.namespace}; `inv deploy`")
+            raise TaskFailed(f"nothing is deployed in namespace {cluster.target.namespace}", remedy="`inv deploy`")
         pods, claims = cluster.pods(), cluster.list_fleet_objects("PersistentVolumeClaim")
         state = build_fleet(jobs, pods, claims, [])
         if not state.is_up:
@@ -104,7 +104,7 @@ def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool
                 return  # the usual way to stop following
             raise
         if code != 0:
-            raise TaskFailed(f"kubectl logs ended with exit {code}; see `inv status`")
+            raise TaskFailed(f"kubectl logs ended with exit {code}", remedy="see `inv status`")
 
 
 def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
@@ -112,7 +112,7 @@ def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
     pods = sorted(cluster.pods(), key=lambda pod: (not is_ready(pod), str(pod["metadata"]["name"])))
     names = [str(pod["metadata"]["name"]) for pod in pods]
     if not pods:
-        raise UsageError("no pod is deployed; `inv deploy` creates them")
+        raise UsageError("no pod is deployed", remedy="`inv deploy` creates them")
     if name_or_index is None:
         return names[0]
     if re.fullmatch(r"\d+", name_or_index):
@@ -121,7 +121,7 @@ def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
             return str(matching[0]["metadata"]["name"])
     if name_or_index in names:
         return name_or_index
-    raise UsageError(f"there is no pod {name_or_index!r}; choose {', '.join(names)}, or an index (0, 1, ...)")
+    raise UsageError(f"there is no pod {name_or_index!r}", remedy=f"choose {', '.join(names)}, or an index (0, 1, ...)")
 
 
 def _run_piped(argv: tuple[str, ...]) -> int:

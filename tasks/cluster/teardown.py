@@ -36,7 +36,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
         with acquire_lock(settings.results_folder, "teardown"):
             lost = check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
             if not yes and not confirm(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
-                raise ConfirmationRequired("nothing was deleted; pass --yes to confirm")
+                raise ConfirmationRequired("nothing was deleted", remedy="pass --yes to confirm")
             workloads = [item for item in own if item["kind"] in ("Job", "JobSet")]
             for group in (workloads, [item for item in own if item not in workloads]):
                 if group:

@@ -71,7 +71,7 @@ def wait_for_pods(
                 silence_sec = now - answered
                 if silence_sec > _MAX_SILENCE_SEC:
                     raise RetryableError(
-                        f"{error} (silent for {silence_sec:.0f} s); `{retry_command}` resumes"
+                        f"{error} (silent for {silence_sec:.0f} s)", remedy=f"`{retry_command}` resumes"
                     ) from error
                 time.sleep(_RETRY_SEC)
                 continue
@@ -90,13 +90,14 @@ def wait_for_pods(
             on_state(state)
             expired = policy.expired_finding(state.all_findings, now)
             if expired is not None:
-                raise TaskFailed(f"{_progress(state)}: {expired}; then `{retry_command}`")
+                raise TaskFailed(f"{_progress(state)}: {expired}", remedy=f"then `{retry_command}`")
             elapsed_sec = now - started
             if elapsed_sec > limit:
                 first = next(iter(state.all_findings), None)
                 reason = f": {first}" if first is not None else ""
                 raise RetryableError(
-                    f"{_progress(state)} after {elapsed_sec:.0f} s{reason}; `{retry_command}` continues to wait"
+                    f"{_progress(state)} after {elapsed_sec:.0f} s{reason}",
+                    remedy=f"`{retry_command}` continues to wait",
                 )
             timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
             _wait_for_change(cluster, timeout_sec, batch_sec)

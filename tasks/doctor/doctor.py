@@ -24,7 +24,7 @@ def run_doctor(context: Context, only: str | None, *, as_json: bool, document: b
     subjects = _parse_subjects(only, dict.fromkeys(check.subject for check in every_check))
     if document:
         path = settings.root / DOCUMENT_PATH
-        with file_errors(f"{path}: cannot be written", "; check owner and free space of its folder"):
+        with file_errors(f"{path}: cannot be written", "check owner and free space of its folder"):
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, render(every_check).encode())
         print(f"wrote {DOCUMENT_PATH}: {len(every_check)} checks")
@@ -50,7 +50,9 @@ def _parse_subjects(only: str | None, known: Iterable[str]) -> frozenset[str]:
     """Return the subjects that --only names; an empty set means all. Raises UsageError."""
     names = frozenset(filter(None, (name.strip() for name in (only or "").split(","))))
     if unknown := sorted(names.difference(known)):
-        raise UsageError(f"doctor: --only: there is no subject {unknown[0]!r}; expected some of {', '.join(known)}")
+        raise UsageError(
+            f"doctor: --only: there is no subject {unknown[0]!r}", remedy=f"expected some of {', '.join(known)}"
+        )
     return names
 
 
@@ -64,4 +66,4 @@ def _raise_for_failures(outcomes: list[output.CheckOutcome]) -> None:
         more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
         raise TaskFailed(f"doctor: {permanent[0]}{more}: each line with {CheckStatus.FAIL.value} ends with its fix")
     if failures:
-        raise RetryableError(f"doctor: {failures[0][0]}: the failure may be transient; rerun `inv doctor`")
+        raise RetryableError(f"doctor: {failures[0][0]}: the failure may be transient", remedy="rerun `inv doctor`")

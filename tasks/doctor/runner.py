@@ -11,7 +11,7 @@ from remote.hosts.base import HostError
 from tasks.doctor.check import Check
 from tasks.doctor.context import TIMEOUT_SEC, CheckContext, translate_vm_errors
 from tasks.errors import RetryableError, TaskFailed
-from tasks.faults import CheckResult, CheckStatus, Skipped, from_message
+from tasks.faults import CheckResult, CheckStatus, Skipped, from_error
 
 
 def run_checks(
@@ -46,15 +46,15 @@ def run_check(check: Check, context: CheckContext) -> list[CheckResult]:
     except Skipped as reason:
         return [CheckResult(status=CheckStatus.SKIP, message=str(reason))]
     except TaskFailed as error:
-        return [from_message(str(error), is_transient=isinstance(error, RetryableError))]
+        return [from_error(error, is_transient=isinstance(error, RetryableError))]
     except TimeoutError:
         return [_timeout_result(TIMEOUT_SEC)]
     except (OSError, HostError) as error:
-        return [from_message(f"{error}")]
+        return [from_error(error)]
     except Exception as error:  # noqa: BLE001 - a bug in one check must not hide the results of the others
-        description = f"{type(error).__name__}: {error}"
-        message = f"the check itself failed: {description}; report it, with the output of `inv doctor --json`"
-        return [from_message(message)]
+        message = f"the check itself failed: {type(error).__name__}: {error}"
+        remedy = "report it, with the output of `inv doctor --json`"
+        return [CheckResult(status=CheckStatus.FAIL, message=message, remedy=remedy)]
     return [results] if isinstance(results, CheckResult) else list(results)
 
 

@@ -91,8 +91,9 @@ def _check_flags(options: BenchOptions) -> None:
     plan_overrides = (options.only, options.spread, options.repeats, options.workers)
     if options.resume and (flags or options.strict or any(value is not None for value in plan_overrides)):
         raise UsageError(
-            "bench: --resume uses the plan of the run; "
-            "leave out --quick, --full, --suite, --trial-file, --only, --spread, --repeats, --workers and --strict"
+            "bench: --resume uses the plan of the run",
+            remedy="leave out --quick, --full, --suite, --trial-file, --only, --spread, --repeats, --workers and "
+            "--strict",
         )
     if options.repeats is not None and not (options.repeats.isdecimal() and 1 <= int(options.repeats) <= 100):
         raise UsageError(f"bench: --repeats: expected a whole number from 1 to 100, found {options.repeats!r}")
@@ -132,8 +133,9 @@ def cancel_run(context: Context, name: str | None) -> None:
         if unreachable_reasons:
             count = formatting.count(len(unreachable_reasons), "trial")
             raise RetryableError(
-                f"run {run.run_id}: cancelled, but {count} may still run: {unreachable_reasons[0]}; once the worker "
-                f"answers, run `{resume_command(run.run_id)}`, then `inv cancel --run={run.run_id}`"
+                f"run {run.run_id}: cancelled, but {count} may still run: {unreachable_reasons[0]}",
+                remedy="once the worker "
+                f"answers, run `{resume_command(run.run_id)}`, then `inv cancel --run={run.run_id}`",
             )
         print(f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` resumes it")
 
@@ -183,7 +185,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
 def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:
     run, folder = open_run(settings, name)
     if run.suite == TRAIN:
-        raise UsageError(f"run {run.run_id} is a training; resume it with `{resume_command(run.run_id)}`")
+        raise UsageError(f"run {run.run_id} is a training", remedy=f"resume it with `{resume_command(run.run_id)}`")
     if dry_run:
         with runner.ledger_errors(run.run_id):
             ledger = Ledger(folder / LEDGER_FILE)

@@ -127,11 +127,13 @@ def collect_run(
                 return
             _fetch_results(settings, run, folder, [host])
     except LedgerError as error:
-        raise UsageError(f"{error}; `inv report` still reports the results collected so far") from error
+        raise UsageError.from_error(error, remedy="`inv report` still reports the results collected so far") from error
     except PermissionDenied as error:
-        raise UsageError(str(error)) from error
+        raise UsageError.from_error(error) from error
     except HostError as error:
-        raise RetryableError(f"{collapse_whitespace(error)}; rerun `inv collect --run={run.run_id}`") from error
+        raise RetryableError(
+            f"{collapse_whitespace(error)}", remedy=f"rerun `inv collect --run={run.run_id}`"
+        ) from error
 
 
 def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
@@ -151,8 +153,8 @@ def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequ
         _write_checksums(folder)
     except OSError as error:
         raise RetryableError(
-            f"{folder}: cannot be written: {error.strerror}; check owner, permissions and free space, "
-            "then rerun `inv collect`"
+            f"{folder}: cannot be written: {error.strerror}",
+            remedy="check owner, permissions and free space, then rerun `inv collect`",
         ) from error
     if adapter_message is not None:
         print(adapter_message)
@@ -290,13 +292,15 @@ def _report_outcome(run: RunRecord, folder: Path, collected: list[CollectedTrial
     for trial in missing:
         print(f"missing: {trial.trial_id}: {trial.missing_reason}")
     if any(trial.is_corrupt for trial in missing):
-        raise ConfirmationRequired(f"run {run.run_id}: a file's checksum was wrong twice; check that worker's disk")
+        raise ConfirmationRequired(
+            f"run {run.run_id}: a file's checksum was wrong twice", remedy="check that worker's disk"
+        )
     if any(not trial.is_open for trial in missing):
         raise RetryableError(
-            f"run {run.run_id}: some files could not be fetched; retry with `inv collect --run={run.run_id}`"
+            f"run {run.run_id}: some files could not be fetched", remedy=f"retry with `inv collect --run={run.run_id}`"
         )
     if missing:
         advice = f"`{resume_command(run)}` resumes them"
         raise SomeTrialsFailed(
-            f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended; {advice}"
+            f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended", remedy=advice
         )

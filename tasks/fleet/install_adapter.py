@@ -29,14 +29,15 @@ def install(run: RunRecord, folder: Path) -> str | None:
     try:
         record = TrainingRecord.read(trial / TRAINING_FILE)
     except ResultError as error:
-        raise ConfirmationRequired(f"{error}; remove it, then rerun `inv collect --run={run.run_id}`") from error
+        remedy = f"remove it, then rerun `inv collect --run={run.run_id}`"
+        raise ConfirmationRequired.from_error(error, remedy=remedy) from error
     write_atomic(folder / TRAINING_FILE, (trial / TRAINING_FILE).read_bytes())
     source, target = trial / ADAPTER_FOLDER, folder / ADAPTER_FOLDER
     if record.adapter_sha256 is None or not source.is_dir():
         return f"{folder / TRAINING_FILE}: {record.steps_done:,} of {record.steps_planned:,} steps, no adapter"
     if sha256_of(source / WEIGHTS_FILE) != record.adapter_sha256:
         raise ConfirmationRequired(
-            f"{source / WEIGHTS_FILE}: its sha256 is not the one in {TRAINING_FILE}; do not use it"
+            f"{source / WEIGHTS_FILE}: its sha256 is not the one in {TRAINING_FILE}", remedy="do not use it"
         )
     partial = folder / f".{ADAPTER_FOLDER}.part"
     shutil.rmtree(partial, ignore_errors=True)

@@ -159,7 +159,7 @@ def check_all_reachable(samples: Sequence[WorkerSample]) -> None:
     if unreachable:
         first = f"{unreachable[0].worker}: {unreachable[0].error}"
         count = f"{len(unreachable)} of {len(samples)} workers did not answer"
-        raise RetryableError(f"{count}: {first}; fix that, then rerun `inv monitor --once`")
+        raise RetryableError(f"{count}: {first}", remedy="fix that, then rerun `inv monitor --once`")
 
 
 class WorkerPoller:

@@ -46,8 +46,8 @@ def read_trials(
         profiles = sorted({trial.profile for trial in trials})
         if profiles != [settings.bench.profile]:
             raise UsageError(
-                f"{file}: profile {' and '.join(profiles)}, but bench.profile is {settings.bench.profile}; "
-                "one run has one profile: change the setting or the file"
+                f"{file}: profile {' and '.join(profiles)}, but bench.profile is {settings.bench.profile}",
+                remedy="one run has one profile: change the setting or the file",
             )
         return trials if only is None else choose(trials, tuple(only))
 
@@ -87,7 +87,8 @@ def plan_trials(
             if spans_pods and trial.world_size > len(workers):
                 raise UsageError(
                     f"fleet.size: {trial.trial_id} has {trial.world_size} ranks, one in each pod, and the fleet has "
-                    f"{len(workers)} pods; leave it out with --only, or raise fleet.size and run `inv deploy`"
+                    f"{len(workers)} pods",
+                    remedy="leave it out with --only, or raise fleet.size and run `inv deploy`",
                 )
             targets: Sequence[str | None] = [None] if spread == "shard" or spans_pods else workers
             for worker in targets:

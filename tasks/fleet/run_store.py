@@ -25,13 +25,13 @@ def find_run(results_folder: Path, run: str | None) -> Path:
     name = run or LATEST
     folder = results_folder / name
     if name != LATEST and Path(name).name != name:
-        raise UsageError(f"run {name!r}: expected a run's id, not a path; {_known_runs(results_folder)}")
+        raise UsageError(f"run {name!r}: expected a run's id, not a path", remedy=f"{_known_runs(results_folder)}")
     if not (folder / RUN_FILE).is_file():
         # A folder that was copied without its links has runs, but no `latest`.
         is_gone = folder.is_symlink() or any(results_folder.glob(f"*/{RUN_FILE}"))
         no_newest = "the newest run is gone; name another one" if is_gone else "there is no run yet"
         problem = no_newest if name == LATEST else f"run {name!r} does not exist"
-        raise UsageError(f"{results_folder}: {problem}; {_known_runs(results_folder)}")
+        raise UsageError(f"{results_folder}: {problem}", remedy=f"{_known_runs(results_folder)}")
     return folder.resolve()
 
 
@@ -42,7 +42,7 @@ def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
     """
     folder = find_run(settings.results_folder, name)
     open_run_log(folder)
-    with translate_errors(UsageError, ResultError, suffix="; choose another run with --run"):
+    with translate_errors(UsageError, ResultError, remedy="choose another run with --run"):
         run = RunRecord.read(folder / RUN_FILE)
     require_same_fleet(settings, run)
     return run, folder

@@ -110,10 +110,12 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     run_id, count = job.parent.name, f" ({len(jobs)} of {len(hosts)} workers are busy)" if len(jobs) > 1 else ""
     busy = f"{name} is still busy with {job.name} of run {run_id}{count}"
     if (settings.results_folder / run_id / RUN_FILE).is_file():
-        raise RetryableError(f"{busy}; `{resume_command(run_id)}` resumes it, `inv cancel --run={run_id}` stops it")
+        raise RetryableError(
+            busy, remedy=f"`{resume_command(run_id)}` resumes it, `inv cancel --run={run_id}` stops it"
+        )
     raise RetryableError(
-        f"{busy}, which is another operator's, as it is not in {settings.results_folder}; watch it with `inv monitor`, "
-        "and rerun the command when it has ended"
+        f"{busy}, which is another operator's, as it is not in {settings.results_folder}",
+        remedy="watch it with `inv monitor`, and rerun the command when it has ended",
     )
 
 
@@ -161,7 +163,8 @@ def run_trials(
                 was_stopped = fleet.was_stopped
         except KeyboardInterrupt as error:
             raise Interrupted(
-                f"run {run.run_id}: detached, its trials continue; reattach with `inv bench --resume={run.run_id}`"
+                f"run {run.run_id}: detached, its trials continue",
+                remedy=f"reattach with `inv bench --resume={run.run_id}`",
             ) from error
     report_outcome(run, ledger, interrupted=was_stopped)
 
@@ -212,7 +215,9 @@ def report_outcome(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None
     total = len(ledger.entries)
     summary = ", ".join(f"{count} {end.value}" for end, count in counts.most_common())
     if interrupted:
-        raise Interrupted(f"run {run.run_id}: interrupted: {summary}; resume it with `inv bench --resume={run.run_id}`")
+        raise Interrupted(
+            f"run {run.run_id}: interrupted: {summary}", remedy=f"resume it with `inv bench --resume={run.run_id}`"
+        )
     if counts[TrialStatus.SUCCEEDED] == total:
         print(f"run {run.run_id}: {'the trial' if total == 1 else f'all {total} trials'} SUCCEEDED")
         return
@@ -233,10 +238,10 @@ def ledger_errors(run: RunRecord | str) -> Iterator[None]:
     try:
         yield
     except LoginTimeout as error:
-        raise RetryableError(
-            f"{error}; jobs on the workers continue: log in, then run `{resume_command(run)}`"
+        raise RetryableError.from_error(
+            error, remedy=f"jobs on the workers continue: log in, then run `{resume_command(run)}`"
         ) from error
     except (LedgerError, OSError) as error:
-        raise RetryableError(
-            f"{error}; jobs on the workers continue: fix that, then run `{resume_command(run)}`"
+        raise RetryableError.from_error(
+            error, remedy=f"jobs on the workers continue: fix that, then run `{resume_command(run)}`"
         ) from error

@@ -53,7 +53,7 @@ def _archive_job(context: Context, action: str, path: str, retry_command: str) -
             if action == "archive":
                 _check_free_space(settings, agent, path)
             job = vm_jobs.new_job(agent, "archive", f"{action}-{path}", request)
-            with translate_errors(RetryableError, HostBusy, suffix=f"; when that has ended, `{retry_command}`"):
+            with translate_errors(RetryableError, HostBusy, remedy=f"when that has ended, `{retry_command}`"):
                 vm_jobs.start(job, request, deadline_sec=settings.image.deadline_sec)
         return jobs.follow(settings, job)
 
@@ -62,7 +62,7 @@ def _image_record(settings: Settings, agent: Agent) -> Mapping[str, Any]:
     """Return the engine's record of the image. Raises UsageError if it is missing."""
     image = engine.inspect(agent.host, engine_client(settings), build_profiles.image_name(settings))
     if image is None:
-        raise UsageError(f"{build_profiles.image_name(settings)}: not on the VM; `inv build` builds it")
+        raise UsageError(f"{build_profiles.image_name(settings)}: not on the VM", remedy="`inv build` builds it")
     return image
 
 
@@ -80,5 +80,6 @@ def _check_free_space(settings: Settings, agent: Agent, path: str) -> None:
             remedy = "set DOCKER_TMPDIR for the engine to a larger disk" if is_unpack else "choose a larger disk"
             raise UsageError(
                 f"{disk.path}: {disk.free_bytes / 1e9:.1f} GB free, up to {image['Size'] / 1e9:.1f} GB needed: "
-                f"{purpose}; {remedy}"
+                f"{purpose}",
+                remedy=remedy,
             )

@@ -83,7 +83,7 @@ def _build_until_current(
         result = f"is built; log: {jobs.log_path(settings, job)}"
         _suggest_pin(settings, outcome)
     if plan_build(settings, agent.host, tmp_folder, force=force) is not None:
-        raise RetryableError(f"{agent.host.name}: three other builds ran first; `{retry_command}`")
+        raise RetryableError(f"{agent.host.name}: three other builds ran first", remedy=f"`{retry_command}`")
     _print_image(settings, agent.host, result, started_at)
 
 
@@ -208,7 +208,7 @@ def _print_image(settings: Settings, host: Host, result: str, started_at: float)
     name = build_profiles.image_name(settings)
     facts = inspect(host, engine_client(settings), name)
     if facts is None:
-        raise TaskFailed(f"{host.name}: {name} was removed meanwhile; rerun `inv build`")
+        raise TaskFailed(f"{host.name}: {name} was removed meanwhile", remedy="rerun `inv build`")
     print(f"{name} {facts['Id'][7:19]} {result}; {facts['Size'] / 1e9:.2f} GB, {time.monotonic() - started_at:.1f} s")
 
 

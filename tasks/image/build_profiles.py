@@ -32,7 +32,7 @@ def load_profiles(root: Path) -> dict[str, BuildProfile]:
     except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(
-            f"{PROFILES_FILE}: cannot be used: {reason}; `git checkout {PROFILES_FILE}` restores it"
+            f"{PROFILES_FILE}: cannot be used: {reason}", remedy=f"`git checkout {PROFILES_FILE}` restores it"
         ) from error
 
 
@@ -40,7 +40,9 @@ def selected_profile(settings: Settings) -> BuildProfile:
     """Return the profile of image.profile, with image.base and image.python applied. Raises UsageError."""
     profiles, name = load_profiles(settings.root), settings.image.profile
     if name not in profiles:
-        raise UsageError(f"image.profile: expected one of {', '.join(profiles)}, found {name!r}; see {PROFILES_FILE}")
+        raise UsageError(
+            f"image.profile: expected one of {', '.join(profiles)}, found {name!r}", remedy=f"see {PROFILES_FILE}"
+        )
     profile = profiles[name]
     base = settings.image.base or pinned_base(settings.root, profile)
     return dataclasses.replace(profile, base=base, python=settings.image.python or profile.python)
@@ -72,7 +74,7 @@ def hub_client_lock(root: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; `inv image.lock` rebuilds it") from error
+        raise UsageError(f"{path}: cannot be read: {error}", remedy="`inv image.lock` rebuilds it") from error
 
 
 def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
@@ -101,7 +103,7 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
             )
         except subprocess.TimeoutExpired as error:
             raise RetryableError(
-                f"image.lock: {name}: not done after {LOCK_TIMEOUT_SEC:.0f} s; rerun `inv image.lock`"
+                f"image.lock: {name}: not done after {LOCK_TIMEOUT_SEC:.0f} s", remedy="rerun `inv image.lock`"
             ) from error
         if completed.returncode != 0:
             raise TaskFailed(f"image.lock: {name}: {' '.join(completed.stderr.split()[-60:]) or argv}")
@@ -133,13 +135,13 @@ def _pin_base(settings: Settings, profile: BuildProfile, *, upgrade: bool) -> No
             else UsageError
         )
         raise error_class(
-            f"base {profile.base} is not pinned ({failed}); the packages are locked; {retry_command}"
+            f"base {profile.base} is not pinned ({failed})", remedy=f"the packages are locked; {retry_command}"
         ) from failed
     if manifest is None:
         raise UsageError(
             f"{PROFILES_FILE}: {profile.name}: base: {reference.host} has no {reference.path}:{reference.tag}"
         )
     path = _base_file(settings.root, profile.name)
-    with file_errors(path, f"; make it writable, then {retry_command}"):
+    with file_errors(path, f"make it writable, then {retry_command}"):
         write_atomic(path, f"{profile.base}@{manifest[0]}\n".encode())
     print(f"{path.relative_to(settings.root)}: {profile.base}@{manifest[0]}")

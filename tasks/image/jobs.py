@@ -25,7 +25,9 @@ def follow(settings: Settings, job: Job) -> Outcome:
         outcome = vm_jobs.follow(job, print_job_line, print_reconnect)
     except JobFailed as failure:
         log = save_log(settings, job)
-        raise failure if log is None else JobFailed(failure.kind, failure.message, str(log)) from failure
+        if log is None:
+            raise
+        raise JobFailed(failure.kind, failure.problem, str(log), remedy=failure.own_remedy) from failure
     save_log(settings, job)
     return outcome
 
@@ -53,7 +55,7 @@ def busy_error(job: Job, retry_command: str) -> RetryableError:
     stop_hint = f", or stop it: `inv {verb} --cancel`" if verb in CANCELLABLE_VERBS else ""
     owner = f" of {user}" if (user := vm_jobs.started_by(job)) else ""
     problem = f"{job.agent.host.name}: busy with {job.folder}{owner}, a different job"
-    return RetryableError(f"{problem}; when that has ended, `{retry_command}`{stop_hint}")
+    return RetryableError(problem, remedy=f"when that has ended, `{retry_command}`{stop_hint}")
 
 
 def cancel(agent: Agent, verb: str) -> None:
@@ -71,11 +73,11 @@ def cancel(agent: Agent, verb: str) -> None:
         f"{job.folder} was started by {starter or 'an unknown user'}. Stop it?"
     ):
         raise ConfirmationRequired(
-            f"{job.folder} was started by {starter or 'an unknown user'}, not by {current_user()}; ask them, or rerun "
-            f"`inv {verb} --cancel` in a terminal and confirm"
+            f"{job.folder} was started by {starter or 'an unknown user'}, not by {current_user()}",
+            remedy=f"ask them, or rerun `inv {verb} --cancel` in a terminal and confirm",
         )
     status = job.cancel()
     if status.state is JobState.RUNNING:
-        raise RetryableError(f"{job.folder}: has not ended yet; `inv {verb} --cancel` waits again")
+        raise RetryableError(f"{job.folder}: has not ended yet", remedy=f"`inv {verb} --cancel` waits again")
     stopped = status.state is JobState.ENDED and status.why == "cancelled"
     print(f"{job.folder}: {'stopped' if stopped else 'ended before it could be stopped'}")

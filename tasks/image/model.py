@@ -74,9 +74,11 @@ def fetch_models(context: Context, options: FetchOptions, *, dry_run: bool) -> N
     settings = load(context)
     models = settings.image.models if options.model is None else (options.model,)
     if not models:
-        raise UsageError("image.models: empty; list models there, or name one: `inv model.fetch --model ORG/NAME`")
+        raise UsageError(
+            "image.models: empty", remedy="list models there, or name one: `inv model.fetch --model ORG/NAME`"
+        )
     if options.cache is not None and options.cache_here is not None:
-        raise UsageError("--cache and --cache-here exclude each other; give one of them")
+        raise UsageError("--cache and --cache-here exclude each other", remedy="give one of them")
     if options.cache is None and options.cache_here is None:
         secrets.check_hub_endpoint(settings)
     flags = {name.replace("_", "-"): value for name, value in dataclasses.asdict(options).items() if value}

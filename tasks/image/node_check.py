@@ -22,7 +22,9 @@ def verify_on_node(settings: Settings) -> None:
     image, section = resolve_image(settings), settings.cluster
     with open_cluster(settings, changes=True) as cluster:
         if cluster.namespace() is None:
-            raise UsageError(f"no namespace {section.namespace}; `inv deploy` creates it, with its pull secret")
+            raise UsageError(
+                f"no namespace {section.namespace}", remedy="`inv deploy` creates it, with its pull secret"
+            )
         check = PodCheck(
             name=pod_check.POD_NAME,
             image=image.reference,

@@ -96,13 +96,13 @@ def _image_id(settings: Settings, host: Host, image: str, *, force: bool) -> str
     """Return the image's id. Raises UsageError if it is missing, or outdated without `force`."""
     facts = engine.inspect(host, engine_client(settings), image)
     if facts is None:
-        raise UsageError(f"{host.name}: no image {image}; `inv build` builds it")
+        raise UsageError(f"{host.name}: no image {image}", remedy="`inv build` builds it")
     with translate_errors(UsageError, ContextError):
         changed = outdated_parts(image_spec(settings, host.workdir), dict(facts.get("Config", {}).get("Labels") or {}))
     if changed:
         problem = f"{image} on {host.name} is outdated: {', '.join(changed)} changed since it was built"
         if not force:
-            raise UsageError(f"{problem}; `inv build` rebuilds it, `inv push --force` pushes it as it is")
+            raise UsageError(problem, remedy="`inv build` rebuilds it, `inv push --force` pushes it as it is")
         print(f"{problem}; pushing it as it is", flush=True)
     return str(facts["Id"])
 
@@ -142,7 +142,7 @@ def _push(
             vm_jobs.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
         except HostBusy as busy:
             registry.remove_login(agent.host, folder)
-            raise RetryableError(f"{busy}; when that has ended, `{retry_command}`") from busy
+            raise RetryableError.from_error(busy, remedy=f"when that has ended, `{retry_command}`") from busy
         try:
             return jobs.follow(settings, job)
         except vm_jobs.JobFailed as failure:

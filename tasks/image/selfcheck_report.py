@@ -51,7 +51,7 @@ def problem_error(name: str, problems: list[str]) -> TaskFailed:
     """Build the task's error: ConfirmationRequired with the fix for damaged weights, else TaskFailed."""
     summary = f"{name}: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
     if any(line.startswith("model") for line in problems):
-        return ConfirmationRequired(f"{summary}; `inv build --force` rebuilds it from verified weights")
+        return ConfirmationRequired(summary, remedy="`inv build --force` rebuilds it from verified weights")
     return TaskFailed(summary)
 
 

@@ -44,7 +44,7 @@ def check_vm(context: Context, tmpdir: str | None) -> None:
     for problem in problems:
         print(f"  ! {problem}")
     if problems:
-        raise TaskFailed(f"{host.name}: unusable; {problems[0]}")
+        raise TaskFailed(f"{host.name}: unusable", remedy=f"{problems[0]}")
 
 
 def start_engine(context: Context, tmpdir: str | None, size_gb: str | None) -> None:

@@ -46,8 +46,8 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
     endpoint_type = endpoint or ("public" if target.public_endpoint else "private")
     if not (target.public_endpoint if endpoint_type == "public" else target.private_endpoint):
         raise UsageError(
-            f"cluster {target.name} has no {endpoint_type} endpoint; type: inv tenancy.kubeconfig --endpoint "
-            + ("private" if endpoint_type == "public" else "public")
+            f"cluster {target.name} has no {endpoint_type} endpoint",
+            remedy=f"type: inv tenancy.kubeconfig --endpoint {'private' if endpoint_type == 'public' else 'public'}",
         )
     new = build_kubeconfig(
         _fetch_kubeconfig(api, target, endpoint_type), target, token_command(settings, api, target.id)
@@ -63,7 +63,7 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
 
 
 def _write(path: Path, merged: Kubeconfig) -> None:
-    with file_errors(f"{display_path(path)}: cannot be written", "; choose another with --file"):
+    with file_errors(f"{display_path(path)}: cannot be written", "choose another with --file"):
         if path.exists():
             print(f"saved the old file as {display_path(back_up(path))}")
         write_private(path, yaml.safe_dump(dict(merged), sort_keys=False, allow_unicode=True).encode())
@@ -89,9 +89,9 @@ def choose_cluster(clusters: Sequence[ClusterInfo], name: str | None) -> Cluster
     known = ", ".join(f"{cluster.name} ({cluster.id})" for cluster in matching or clusters)
     if not matching:
         remedy = f"existing ones: {known}" if known else "set tenancy.compartment to another compartment"
-        raise UsageError(f"no cluster{f' {name}' if name else ''} in this compartment; {remedy}")
+        raise UsageError(f"no cluster{f' {name}' if name else ''} in this compartment", remedy=remedy)
     problem = "several clusters" if name is None else f"{len(matching)} clusters named {name}"
-    raise UsageError(f"{problem}: {known}; type: inv tenancy.kubeconfig --cluster OCID")
+    raise UsageError(f"{problem}: {known}", remedy="type: inv tenancy.kubeconfig --cluster OCID")
 
 
 def _fetch_kubeconfig(api: TenancyApi, cluster: ClusterInfo, endpoint_type: str) -> Kubeconfig:
@@ -154,7 +154,7 @@ def read_kubeconfig(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise UsageError(
-            f"{display_path(path)}: cannot be read: {error.strerror}; choose another with --file"
+            f"{display_path(path)}: cannot be read: {error.strerror}", remedy="choose another with --file"
         ) from error
 
 
@@ -174,12 +174,14 @@ def _parse(content: bytes, name: str) -> dict[str, Any]:
         document = yaml.load(content.decode("utf-8"), _NoTimestampLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise UsageError(f"{name}{f':{mark.line + 1}' if mark else ''}: cannot be read as YAML; {remedy}") from error
+        raise UsageError(
+            f"{name}{f':{mark.line + 1}' if mark else ''}: cannot be read as YAML", remedy=remedy
+        ) from error
     if document is None:
         return {}
     is_kubeconfig = isinstance(document, dict) and document.get("kind", "Config") == "Config"
     if not is_kubeconfig or not all(_is_named_list(document.get(key), key.removesuffix("s")) for key in _SECTIONS):
-        raise UsageError(f"{name}: not a kubeconfig; {remedy}")
+        raise UsageError(f"{name}: not a kubeconfig", remedy=remedy)
     kubeconfig: dict[str, Any] = document
     return kubeconfig
 
@@ -212,8 +214,8 @@ def merge(old: Kubeconfig, new: Kubeconfig, file: str) -> dict[str, Any]:
                 and not _uses_our_program(old, item["name"])
             ):
                 raise UsageError(
-                    f"{file}: {item['name']} is a different cluster there, {_server_url(existing)}; "
-                    "choose another file with --file"
+                    f"{file}: {item['name']} is a different cluster there, {_server_url(existing)}",
+                    remedy="choose another file with --file",
                 )
             merged_items[item["name"]] = item
         merged[key] = list(merged_items.values())
@@ -237,7 +239,8 @@ def _check_contexts(old: Kubeconfig, our_cluster: Mapping[str, Any], file: str) 
         if uses_our_name and server != _server_url(our_cluster):
             raise UsageError(
                 f"{file}: context {context['name']} uses a different cluster, {server}, as user {target.get('user')}: "
-                f"adding {our_cluster['name']} would change it; choose another file with --file"
+                f"adding {our_cluster['name']} would change it",
+                remedy="choose another file with --file",
             )
 
 

@@ -64,10 +64,10 @@ def wait_until_ready(settings: Settings, pool: NodePoolInfo) -> None:
             _poll(settings, pool, cluster, remedy)
     except UsageError as error:
         raise UsageError(
-            f"the pool has grown, but the cluster cannot be queried: {error}; `inv tenancy.kubeconfig`"
+            f"the pool has grown, but the cluster cannot be queried: {error}", remedy="`inv tenancy.kubeconfig`"
         ) from error
     except RetryableError as error:
-        raise RetryableError(f"{error}; {remedy}") from error
+        raise RetryableError.from_error(error, remedy=remedy) from error
     print(f"all {len(pool.nodes)} nodes are Ready; `inv nodes` shows which qualify", flush=True)
 
 
@@ -82,7 +82,7 @@ def _poll(settings: Settings, pool: NodePoolInfo, cluster: Cluster, remedy: str)
             )
             last_count = len(lines)
         if elapsed_sec > settings.cluster.ready_timeout_sec:
-            raise TaskFailed(f"{lines[0]}, {elapsed_sec:.0f} s after the pool had grown; {remedy}")
+            raise TaskFailed(f"{lines[0]}, {elapsed_sec:.0f} s after the pool had grown", remedy=remedy)
         time.sleep(POLL_INTERVAL_SEC)
 
 
@@ -98,7 +98,8 @@ def check_no_results_lost(settings: Settings, pool: NodePoolInfo) -> None:
         if pool.nodes and cluster_instances.isdisjoint(str(node.get("id")) for node in pool.nodes):
             raise UsageError(
                 f"context {cluster.target.context} has none of pool {pool.name}'s nodes, so results there cannot be "
-                "checked; set cluster.context to the pool's cluster (`inv tenancy.kubeconfig`)"
+                "checked",
+                remedy="set cluster.context to the pool's cluster (`inv tenancy.kubeconfig`)",
             )
         losses: Sequence[str] = [run.description for run in pending_runs(settings.results_folder, cluster.target)]
         losses = [*losses, *foreign_active_jobs(settings, cluster.target)]

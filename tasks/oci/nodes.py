@@ -44,7 +44,7 @@ def resize(
     etag = current.headers.get("etag")
     size = 0 if change == "all" else pool.size + int(change)
     if size < 0 or size > MAX_NODES:
-        raise UsageError(f"pool {pool.name} has {pool.size} nodes; {size} is outside 0 to {MAX_NODES}")
+        raise UsageError(f"pool {pool.name} has {pool.size} nodes", remedy=f"{size} is outside 0 to {MAX_NODES}")
     if size == pool.size:
         print(f"pool {pool.name} already has {pool.size} nodes; nothing to do")
         return
@@ -59,7 +59,7 @@ def resize(
         return
     verb = "Grow" if size > pool.size else "Shrink"
     if not yes and not confirm(f"{verb} pool {pool.name} from {pool.size} to {size} nodes?"):
-        raise ConfirmationRequired("nothing changed; pass --yes to confirm")
+        raise ConfirmationRequired("nothing changed", remedy="pass --yes to confirm")
     operation = Operation(action=f"resizing pool {pool.name}", permission=_PERMISSION)
     details = UpdateNodePoolDetails(node_config_details=UpdateNodePoolNodeConfigDetails(size=size))
     condition = {"if_match": etag} if etag else {}
@@ -95,8 +95,8 @@ def choose_pool(pools: Sequence[NodePoolInfo], name: str | None) -> NodePoolInfo
     known = ", ".join(f"{pool.name} ({pool.shape}, {pool.id})" for pool in matching or pools)
     if not matching:
         remedy = f"existing ones: {known}" if known else "set tenancy.compartment to another compartment"
-        raise UsageError(f"no GPU pool{f' {name}' if name else ''} in this compartment; {remedy}")
-    raise UsageError(f"several GPU pools: {known}; choose one with --pool OCID")
+        raise UsageError(f"no GPU pool{f' {name}' if name else ''} in this compartment", remedy=remedy)
+    raise UsageError(f"several GPU pools: {known}", remedy="choose one with --pool OCID")
 
 
 def gpus_per_node(shape: str) -> int:
@@ -141,7 +141,8 @@ def _check_gpu_limit(api: TenancyApi, pool: NodePoolInfo, size: int) -> None:
     if needed > free:
         raise UsageError(
             f"{needed} more A10 GPUs are needed, and the limit leaves {free} ({sum(limit.used for limit in limits)} of "
-            f"{sum(limit.maximum for limit in limits)} in use); request more in the console: Limits, Quotas and Usage"
+            f"{sum(limit.maximum for limit in limits)} in use)",
+            remedy="request more in the console: Limits, Quotas and Usage",
         )
 
 
@@ -151,8 +152,8 @@ def _wait_for_work_request(
     """Wait until the work request has ended, printing each status change. Raises a task's error."""
     if work_request_id is None:
         raise RetryableError(
-            f"the service accepted the change of pool {pool.name} without a work request id; `inv tenancy.nodes` "
-            "shows it"
+            f"the service accepted the change of pool {pool.name} without a work request id",
+            remedy="`inv tenancy.nodes` shows it",
         )
     client, started_at, last_status = api.client(ContainerEngineClient), time.monotonic(), ""
     operation = Operation(action=f"following the change of pool {pool.name}", permission="read cluster-work-requests")
@@ -174,8 +175,8 @@ def _wait_for_work_request(
             raise TaskFailed(f"pool {pool.name}: {status}: {reasons or 'no reason given'}{remedy}")
         if elapsed_sec > settings.cluster.ready_timeout_sec:
             raise RetryableError(
-                f"pool {pool.name}: still {status} after {elapsed_sec:.0f} s (cluster.ready_timeout_sec); "
-                "it continues: `inv tenancy.nodes` shows it"
+                f"pool {pool.name}: still {status} after {elapsed_sec:.0f} s (cluster.ready_timeout_sec)",
+                remedy="it continues: `inv tenancy.nodes` shows it",
             )
         time.sleep(POLL_INTERVAL_SEC)
 

@@ -83,7 +83,7 @@ def update_prices(context: Context, currency: str, *, yes: bool) -> None:
         print("cost.price_usd_per_gpu_hour is set and overrides this table in reports")
     target = path or settings.root / DEFAULT_FILE
     if not yes and not confirm(f"Write these prices, dated today, to {display_path(target)}?"):
-        raise ConfirmationRequired("nothing was written; pass --yes to confirm")
+        raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
     text = target.read_text(encoding="utf-8") if path else _default_table_text()
     _write_table(target, merge_settings(text, entries, display_path(target)), today)
     print(f"wrote {display_path(target)}")
@@ -103,8 +103,8 @@ def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
     response = f"the price list's response for {part}"
     if content.lstrip()[:1] != b"{":
         raise UsageError(
-            f"{response} is not JSON: {content[:40].decode('utf-8', 'replace')!r}; is a proxy intercepting the "
-            "connection?"
+            f"{response} is not JSON: {content[:40].decode('utf-8', 'replace')!r}",
+            remedy="is a proxy intercepting the connection?",
         )
     try:
         items = json.loads(content)["items"]
@@ -114,19 +114,21 @@ def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
         paid = [item for item in local.get(currency, ()) if item["model"] == "PAY_AS_YOU_GO"]
         steps = sorted({(float(item.get("rangeMin") or 0.0), float(item["value"])) for item in paid})
     except StopIteration as error:
-        raise UsageError(f"{response} lacks that part; prices are unchanged") from error
+        raise UsageError(f"{response} lacks that part", remedy="prices are unchanged") from error
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{response} has an unknown format; prices are unchanged") from error
+        raise UsageError(f"{response} has an unknown format", remedy="prices are unchanged") from error
     if currency not in local:
         raise UsageError(
-            f"{response} is in {', '.join(local) or 'no currency'}, not in {currency}; prices are unchanged"
+            f"{response} is in {', '.join(local) or 'no currency'}, not in {currency}", remedy="prices are unchanged"
         )
     if not all(word in metric.lower() for word in PART_UNITS.get(part, ())):
-        raise UsageError(f"{response} is per {metric!r}, not {' and '.join(PART_UNITS[part])}; prices are unchanged")
+        raise UsageError(
+            f"{response} is per {metric!r}, not {' and '.join(PART_UNITS[part])}", remedy="prices are unchanged"
+        )
     amounts = list(dict.fromkeys(amount for _, amount in steps))
     is_free_at_first = PART_UNITS.get(part) == _TRAFFIC and steps[:1] == [(0.0, 0.0)]
     if len(amounts) != 1 + is_free_at_first or not 0 < amounts[-1] < 10_000:
-        raise UsageError(f"{response} has no single price: {amounts}; prices are unchanged")
+        raise UsageError(f"{response} has no single price: {amounts}", remedy="prices are unchanged")
     free = next(start for start, amount in steps if amount == amounts[-1])
     return ListPrice(part=part, name=name, metric=metric, amount=amounts[-1], free_units=free)
 
@@ -149,26 +151,26 @@ def _download(url: str) -> bytes:
             reason = f"{error.code} {error.reason}"
             if error.code != 429 and error.code < 500:
                 raise UsageError(
-                    f"the price list at {PRICE_LIST_URL} answers {reason}; prices are unchanged"
+                    f"the price list at {PRICE_LIST_URL} answers {reason}", remedy="prices are unchanged"
                 ) from error
         except (http.client.InvalidURL, ValueError, OverflowError) as error:  # from a redirect
             raise UsageError(
-                f"the price list at {PRICE_LIST_URL} redirects to an invalid URL: {error}; is a proxy intercepting the "
-                "connection? prices are unchanged"
+                f"the price list at {PRICE_LIST_URL} redirects to an invalid URL: {error}",
+                remedy="is a proxy intercepting the connection? prices are unchanged",
             ) from error
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", None) or error) or type(error).__name__
         if attempt < ATTEMPTS:
             time.sleep(RETRY_PAUSE_SEC * 2 ** (attempt - 1))
     raise RetryableError(
-        f"the price list at {PRICE_LIST_URL} does not answer: {reason}; check network and proxy, then retry"
+        f"the price list at {PRICE_LIST_URL} does not answer: {reason}", remedy="check network and proxy, then retry"
     )
 
 
 def _load_table(settings: Settings, today: datetime.date) -> tuple[Path | None, PriceTable]:
     """Return (the user's own file or None, the table in effect). Raises UsageError."""
     file = settings.resolve_path(settings.cost.prices or DEFAULT_FILE)
-    with translate_errors(UsageError, PriceError, suffix="; nothing was written"):
+    with translate_errors(UsageError, PriceError, remedy="nothing was written"):
         if file.exists() or settings.cost.prices is not None:
             return file, prices.read_table(file, today=today)
         return None, prices.read_table(prices.TABLE, today=today)
@@ -251,7 +253,7 @@ def _write_table(path: Path, text: str, today: datetime.date) -> None:
         prices.read_table(draft, today=today)
         draft.replace(path)
     except PriceError as error:
-        raise UsageError(f"{error}; nothing was written") from error
+        raise UsageError.from_error(error, remedy="nothing was written") from error
     except OSError as error:
         raise UsageError(f"{display_path(path)}: cannot be written: {error.strerror}") from error
     finally:

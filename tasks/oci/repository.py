@@ -98,7 +98,7 @@ def _check_immutable(api: TenancyApi, client: object, listed: Json, full_name: s
     repository = api.get_object(operation, client.get_container_repository, repository_id)  # type: ignore[attr-defined]
     if not repository.get("isImmutable"):
         raise UsageError(
-            f"{full_name} exists and is not immutable; change that in the console, or use another repository"
+            f"{full_name} exists and is not immutable", remedy="change that in the console, or use another repository"
         )
 
 
@@ -111,10 +111,13 @@ def _repository_path(settings: Settings, api: TenancyApi, namespace: str) -> str
     image_namespace, _, path = reference.path.partition("/")
     if registry_provider(reference.host).name != "oci" or image_namespace != namespace:
         raise UsageError(
-            f"registry.image: {image} is not in this tenancy; expected {registry_host(api.region)}/{namespace}/..."
+            f"registry.image: {image} is not in this tenancy",
+            remedy=f"expected {registry_host(api.region)}/{namespace}/...",
         )
     if reference.host not in (registry_host(api.region), f"ocir.{api.region}.oci.oraclecloud.com"):
-        raise UsageError(f"registry.image: {reference.host} is not the registry of {api.region}; set tenancy.region")
+        raise UsageError(
+            f"registry.image: {reference.host} is not the registry of {api.region}", remedy="set tenancy.region"
+        )
     return path
 
 

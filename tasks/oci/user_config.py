@@ -44,7 +44,7 @@ def _user_config_path() -> Path:
     ]
     path = existing[0] if existing else Path.home() / ".invoke.yaml"
     if path.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"{display_path(path)}: only YAML can be edited; add the settings above by hand")
+        raise UsageError(f"{display_path(path)}: only YAML can be edited", remedy="add the settings above by hand")
     return Path(os.path.realpath(path))
 
 
@@ -55,7 +55,7 @@ def _read(path: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{display_path(path)}: cannot be read: {reason}; nothing was written") from error
+        raise UsageError(f"{display_path(path)}: cannot be read: {reason}", remedy="nothing was written") from error
 
 
 def merge_settings(text: str, values: Values, name: str) -> str:
@@ -70,7 +70,7 @@ def merge_settings(text: str, values: Values, name: str) -> str:
     except yaml.YAMLError:
         is_correct = False
     if not is_correct:
-        raise UsageError(f"{name}: its layout cannot be edited safely; add the settings by hand")
+        raise UsageError(f"{name}: its layout cannot be edited safely", remedy="add the settings by hand")
     return changed
 
 
@@ -80,12 +80,12 @@ def _parse(text: str, name: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise UsageError(f"{name}{line}: invalid YAML; fix it; nothing was written") from error
+        raise UsageError(f"{name}{line}: invalid YAML", remedy="fix it; nothing was written") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise UsageError(
-            f"{name}: expected sections such as `fleet:`, found a {type(data).__name__}; nothing was written"
+            f"{name}: expected sections such as `fleet:`, found a {type(data).__name__}", remedy="nothing was written"
         )
     return data
 
@@ -122,7 +122,9 @@ def _set_value(text: str, keys: tuple[str, ...], value: Any, name: str) -> str:
         node = pair[1]
     assert node is not None  # noqa: S101 - for the type checker: `keys` has one or more
     if not isinstance(node, yaml.ScalarNode):
-        raise UsageError(f"{name}:{node.start_mark.line + 1}: {'.'.join(keys)}: expected a value; nothing was written")
+        raise UsageError(
+            f"{name}:{node.start_mark.line + 1}: {'.'.join(keys)}: expected a value", remedy="nothing was written"
+        )
     start, end = node.start_mark.index, node.end_mark.index
     space = "" if start == 0 or text[start - 1] in " \n" else " "  # an empty value ends at its colon
     return f"{text[:start]}{space}{_format_scalar(value)}{text[end:]}"
@@ -152,7 +154,7 @@ def _fill_empty(
     )
     if not is_empty:
         raise UsageError(
-            f"{name}:{node.start_mark.line + 1}: {'.'.join(parents)}: expected a section; nothing was written"
+            f"{name}:{node.start_mark.line + 1}: {'.'.join(parents)}: expected a section", remedy="nothing was written"
         )
     start, end = node.start_mark.index, node.end_mark.index
     return f"{text[:start]}{'' if text[start - 1] == ' ' else ' '}{{ {_format_flow(keys, value)} }}{text[end:]}"

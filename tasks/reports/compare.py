@@ -55,7 +55,7 @@ def compare_runs(
     folders = [find_run(settings.results_folder, name) for name in names]
     if any(map(is_training, folders)):
         if as_json:
-            raise UsageError("compare: --json is only for benchmarks; compare trainings without it")
+            raise UsageError("compare: --json is only for benchmarks", remedy="compare trainings without it")
         if compare_trainings(folders) == "higher":
             raise TaskFailed(f"the held-out loss of {folders[1].name} is higher")
         return
@@ -75,7 +75,7 @@ def _compare_benchmarks(
     ):
         result = comparing.compare(load_all(folders), allow=allow, tolerance=tolerance)
         path = make_report_folder(folders[-1]) / COMPARE_FILE if out is None else Path(out)
-    with file_errors(f"{path}: cannot be written", "; choose another path with --out"):
+    with file_errors(f"{path}: cannot be written", "choose another path with --out"):
         write_atomic(path, to_json(result))
     print_comparison(result)
     print(display_path(path.absolute()))
@@ -85,7 +85,9 @@ def _compare_benchmarks(
 def compare_trainings(folders: Sequence[Path]) -> str:
     """Print two trainings side by side; return the verdict on the second's held-out loss: lower, higher, ..."""
     if len(folders) != 2 or not all(map(is_training, folders)):
-        raise UsageError("compare: a training can only be compared with one other training; pass two trainings")
+        raise UsageError(
+            "compare: a training can only be compared with one other training", remedy="pass two trainings"
+        )
     with translate_errors(UsageError, ReportError):
         compared = comparison.compare(folders[0], folders[1])
     rows = ruled_table("", *(folder.name for folder in folders))
@@ -220,7 +222,7 @@ def _raise_for_result(result: Comparison) -> None:
     if result.refused:
         names = formatting.join_with_and([difference.name for difference in result.refused])
         differ = "differs" if len(result.refused) == 1 else "differ"
-        raise UsageError(f"{runs} cannot be compared: {names} {differ}; {result.remedy}")
+        raise UsageError(f"{runs} cannot be compared: {names} {differ}", remedy=f"{result.remedy}")
     if not result.rows:
         raise UsageError(f"{runs} cannot be compared: no common configuration")
     if result.slower:

@@ -45,14 +45,16 @@ def write_report(
     settings = load(context)
     allowed = parse_names("--allow", allow, NAMES)
     if allowed and against is None:
-        raise UsageError("report: --allow: there is no run to compare with; pass it with --against")
+        raise UsageError("report: --allow: there is no run to compare with", remedy="pass it with --against")
     selected_formats = parse_names("--format", formats, tuple(FORMATS))
     usable, format_error = usable_formats(selected_formats)
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
     if is_training(folder):
         if follow:
-            raise UsageError("report: --follow: a training's page is built after its end; until then use `inv monitor`")
+            raise UsageError(
+                "report: --follow: a training's page is built after its end", remedy="until then use `inv monitor`"
+            )
         _report_training(folder, usable, other)
         _raise_format_error(format_error)
         return
@@ -70,7 +72,7 @@ def write_report(
 def _raise_format_error(error: ReportError | None) -> None:
     """Raise UsageError for a format that could not be written, after everything else was."""
     if error is not None:
-        raise UsageError(str(error))
+        raise UsageError.from_error(error)
 
 
 def _print_paths(exported: Iterable[Path]) -> None:
@@ -115,7 +117,9 @@ def _follow_run(folder: Path, build_report: Callable[..., ReportSummary]) -> Rep
             return watching.watch(folder, lambda refresh_sec: build_report(refresh_sec=refresh_sec), print_progress)
     except watching.StalledRun as error:
         remedy = f"inv collect --run={folder.name} report --run={folder.name}"
-        raise RetryableError(f"run {folder.name}: {error}; collect and report what there is: {remedy}") from error
+        raise RetryableError(
+            f"run {folder.name}: {error}", remedy=f"collect and report what there is: {remedy}"
+        ) from error
 
 
 def print_summary(summary: ReportSummary) -> None:

@@ -150,14 +150,15 @@ def _check_tensorboard(port: int) -> None:
     """Check that TensorBoard is installed and its port is free. Raises UsageError."""
     if find_spec("tensorboard") is None:
         raise UsageError(
-            "tensorboard is not installed; `pip install tensorboard`, then retry, or write only its files with --once"
+            "tensorboard is not installed",
+            remedy="`pip install tensorboard`, then retry, or write only its files with --once",
         )
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((ADDRESS, port))
         except OSError as error:
-            raise UsageError(f"--port {port}: {error.strerror}; choose another: --port {port + 1}") from error
+            raise UsageError(f"--port {port}: {error.strerror}", remedy=f"choose another: --port {port + 1}") from error
 
 
 def _serve(events_folder: Path, port: int, run_id: str, live: LiveEvents, *, is_running: bool) -> None:

@@ -141,7 +141,7 @@ def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], model: type[S
                 continue  # another project's section in a file that is shared
             names = f"{'.'.join(parents) or 'the project'} has {sources.clip(', '.join(model.model_fields), 200)}"
             advice = f"did you mean {nearest}?" if nearest else names
-            raise UsageError(f"{layer.where(keys)}: {sources.clip('.'.join(keys))}: unknown setting; {advice}")
+            raise UsageError(f"{layer.where(keys)}: {sources.clip('.'.join(keys))}: unknown setting", remedy=advice)
         subsection = section_type(info)
         if subsection is not None and not isinstance(value, Mapping):
             names = sources.clip(", ".join(subsection.model_fields), 200)
@@ -196,12 +196,12 @@ def _refuse_unknown_variables() -> None:
         if name in sections:
             example = next(variable for variable in ENVIRONMENT if variable.startswith(f"{name}_"))
             raise UsageError(
-                f"environment {name}: a section, not a setting; set its settings one by one, e.g. {example}"
+                f"environment {name}: a section, not a setting", remedy=f"set its settings one by one, e.g. {example}"
             )
         near = difflib.get_close_matches(name, ENVIRONMENT, 1, 0.8 if name.startswith(ours) else 0.9)
         if near or name.startswith(ours):
             advice = f"did you mean {near[0]}?" if near else "`invoke.yaml` lists all settings"
-            raise UsageError(f"environment {name}: unknown setting; {advice}")
+            raise UsageError(f"environment {name}: unknown setting", remedy=advice)
 
 
 def _cast(text: str, info: FieldInfo) -> Any:

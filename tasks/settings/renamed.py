@@ -102,7 +102,7 @@ def _rename(layer: SettingsLayer, old: Keys, new: Keys) -> SettingsLayer:
         return dataclasses.replace(layer, data=data)
     if layer.has(new):
         values = f"{found_text(value)} and {found_text(layer.get(new))}"
-        raise UsageError(f"{change}, and both are set, to {values}; remove the old one")
+        raise UsageError(f"{change}, and both are set, to {values}", remedy="remove the old one")
     if not isinstance(_parent(data, new), dict):
         return layer  # a section that is not a section: the check of the layer names it
     _print_once(f"{change}; rename it there")

@@ -97,7 +97,9 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
     candidates = [root / f"invoke.{suffix}" for suffix in ("yaml", "yml", "json", "py")]
     project = next((path for path in candidates if path.exists()), None)
     if project is None:
-        raise UsageError(f"{display_path(root / 'invoke.yaml')}: no such file; `git checkout invoke.yaml` restores it")
+        raise UsageError(
+            f"{display_path(root / 'invoke.yaml')}: no such file", remedy="`git checkout invoke.yaml` restores it"
+        )
     layers = [
         *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
         # In Invoke, the project's file overrides the user's. Ours has every setting with its default, so a user's file

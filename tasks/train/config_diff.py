@@ -79,12 +79,13 @@ def raise_if_changed(run: RunRecord, changes: Sequence[SettingChange], *, is_all
     """Raise UsageError for changes if they are not allowed, and always for settings that cannot change."""
     if fixed := [change for change in changes if change.key in FIXED_SETTINGS]:
         reasons = "; ".join(f"{change.text} ({FIXED_SETTINGS[change.key]})" for change in fixed)
-        raise UsageError(f"run {run.run_id}: {reasons}; restore the planned value, or start a new training")
+        raise UsageError(f"run {run.run_id}: {reasons}", remedy="restore the planned value, or start a new training")
     if changes and not is_allowed:
         texts = "; ".join(change.text for change in changes)
         raise UsageError(
-            f"run {run.run_id}: {texts}; restore the planned values, or resume with the current settings: "
-            f"`{resume_command(run)} --changed`"
+            f"run {run.run_id}: {texts}",
+            remedy="restore the planned values, or resume with the current settings: "
+            f"`{resume_command(run)} --changed`",
         )
 
 

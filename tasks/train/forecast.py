@@ -127,7 +127,8 @@ def probe_workers(settings: Settings, hosts: Sequence[Host], trial: Trial) -> Pr
         else:
             continue
         raise ConfirmationRequired(
-            f"{host.name} and {first_host.name} have different {inputs_name}; make them equal, then rerun `inv train`"
+            f"{host.name} and {first_host.name} have different {inputs_name}",
+            remedy="make them equal, then rerun `inv train`",
         )
     return first
 
@@ -137,10 +138,12 @@ def _parse_probe(answer: Mapping[str, Any]) -> ProbeResult:
         parsed = schema.from_json(Forecast, answer)
     except schema.SchemaError as error:
         raise RetryableError(
-            f"the worker's forecast cannot be read: {error}; check that its image has this version of bench"
+            f"the worker's forecast cannot be read: {error}", remedy="check that its image has this version of bench"
         ) from error
     if parsed.data is None:
-        raise RetryableError("the worker's forecast has no data report; check that its image has this version of bench")
+        raise RetryableError(
+            "the worker's forecast has no data report", remedy="check that its image has this version of bench"
+        )
     return ProbeResult(forecast=parsed, data=parsed.data)
 
 
@@ -149,13 +152,15 @@ def check_limits(settings: Settings, trial: Trial, probe: ProbeResult) -> None:
     ranks = trial.world_size
     gpus = probe.forecast.gpus
     if settings.connector.is_local and 0 < gpus < ranks:
-        raise UsageError(f"fleet.size: {ranks} workers on this machine, which has {gpus} GPUs; pass --workers {gpus}")
+        raise UsageError(
+            f"fleet.size: {ranks} workers on this machine, which has {gpus} GPUs", remedy=f"pass --workers {gpus}"
+        )
     peak, gpu_memory = probe.forecast.peak_bytes, probe.forecast.gpu_memory_bytes
     if peak is not None and gpu_memory is not None and peak > gpu_memory:
         raise UsageError(
             f"train.micro_batch_size: {trial.micro_batch_size} x {trial.max_seq_len} tokens need about "
-            f"{peak / 2**30:.1f} GiB, and {probe.device} has {gpu_memory / 2**30:.1f}; lower it, or set "
-            "train.gradient_checkpointing to true, or lower train.max_seq_len"
+            f"{peak / 2**30:.1f} GiB, and {probe.device} has {gpu_memory / 2**30:.1f}",
+            remedy="lower it, or set train.gradient_checkpointing to true, or lower train.max_seq_len",
         )
 
 
@@ -167,7 +172,8 @@ def check_time_limit(predicted: TrainingForecast) -> None:
     if seconds < MIN_LIMIT_SEC or predicted.steps_within_limit == 0:
         raise UsageError(
             f"{predicted.limiting_setting}: it ends after {seconds:.2g} s on {predicted.workers} workers, before the "
-            "first step; raise it, or train on fewer workers"
+            "first step",
+            remedy="raise it, or train on fewer workers",
         )
 
 

@@ -35,12 +35,14 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
     """Resume the training of this name, or the newest."""
     run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
-        raise UsageError(f"run {run.run_id} is not a training; resume it with `inv bench --resume={run.run_id}`")
+        raise UsageError(
+            f"run {run.run_id} is not a training", remedy=f"resume it with `inv bench --resume={run.run_id}`"
+        )
     if is_k8s_training(run):
         _resume_k8s_training(settings, run, folder, options)
         return
     if options.job:
-        raise UsageError(f"train: --job: run {run.run_id} was started without --job; leave --job out")
+        raise UsageError(f"train: --job: run {run.run_id} was started without --job", remedy="leave --job out")
     with runner.ledger_errors(run.run_id):
         ledger = (
             Ledger.create(folder / LEDGER_FILE, [TRIAL_ID]) if not options.dry_run else Ledger(folder / LEDGER_FILE)
@@ -96,10 +98,10 @@ def _check_unchanged_plan(settings: Settings, session: TrainingSession, options:
     run = session.run
     for flag, is_set in (("--workers", options.workers is not None), ("--changed", options.changed)):
         if is_set:
-            raise UsageError(f"train: {flag}: run {run.run_id} has not ended; stop it first with `inv cancel`")
+            raise UsageError(f"train: {flag}: run {run.run_id} has not ended", remedy="stop it first with `inv cancel`")
     if missing_workers := [name for name in run.workers if name not in [host.name for host in session.hosts]]:
         raise UsageError(
-            f"fleet.size: {settings.fleet.size}, but the training also runs on {missing_workers[0]}; raise it"
+            f"fleet.size: {settings.fleet.size}, but the training also runs on {missing_workers[0]}", remedy="raise it"
         )
     for change in config_diff.diff(run, settings):
         print(f"{change.text}; the training continues as planned")
@@ -116,7 +118,9 @@ def _reopen(settings: Settings, session: TrainingSession, options: TrainOptions)
     hosts = session.hosts
     count = previous.world_size if options.workers is None else trial_spec.worker_count(settings, options.workers)
     if count > len(hosts):
-        raise UsageError(f"fleet.size: the training has {count} workers, the fleet {len(hosts)}; pass --workers N")
+        raise UsageError(
+            f"fleet.size: the training has {count} workers, the fleet {len(hosts)}", remedy="pass --workers N"
+        )
     trial = dataclasses.replace(previous, world_size=count)
     if changes:
         trial = config_diff.apply_changes(trial, settings, changes, ())
@@ -124,8 +128,9 @@ def _reopen(settings: Settings, session: TrainingSession, options: TrainOptions)
     content_changes = _content_changes(run, trial.model, probe)
     if content_changes and not options.changed:
         raise ConfirmationRequired(
-            f"run {run.run_id}: {next(iter(content_changes.values()))} since the training began; restore it, start a "
-            f"new training, or resume with the current content: `{resume_command(run.run_id)} --changed`"
+            f"run {run.run_id}: {next(iter(content_changes.values()))} since the training began",
+            remedy="restore it, start a "
+            f"new training, or resume with the current content: `{resume_command(run.run_id)} --changed`",
         )
     notes = [*(change.text for change in changes), *content_changes.values()]
     if options.changed:
@@ -177,12 +182,14 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
     """Submit another Job for a training that Kubernetes did not finish: its next turn."""
     run_id, job_command = run.run_id, resume_command(run)
     if not options.job or options.workers is not None:
-        raise UsageError(f"run {run_id} runs as a Job with a fixed number of pods; resume it with `{job_command}`")
+        raise UsageError(
+            f"run {run_id} runs as a Job with a fixed number of pods", remedy=f"resume it with `{job_command}`"
+        )
     with runner.ledger_errors(run):
         if Ledger(folder / LEDGER_FILE).is_open(TRIAL_ID):
             if is_job_active(settings, run):
                 raise RetryableError(
-                    f"run {run_id}: its Job is still running; watch it with `inv monitor --run={run_id}`"
+                    f"run {run_id}: its Job is still running", remedy=f"watch it with `inv monitor --run={run_id}`"
                 )
             # If no pod is left to read the volume, the next pods read the state themselves.
             with contextlib.suppress(RetryableError):
@@ -195,8 +202,9 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
         if not (ledger.needs_work(TRIAL_ID) or _can_resume(entry, options)):
             end = "unknown" if entry.status is None else f"{entry.status.value}: {entry.reason}"
             raise UsageError(
-                f"run {run_id}: it has ended as {end}; `{job_command} --retry-failed` retries it unchanged from its "
-                "last checkpoint, --changed with the current settings"
+                f"run {run_id}: it has ended as {end}",
+                remedy=f"`{job_command} --retry-failed` retries it unchanged from its "
+                "last checkpoint, --changed with the current settings",
             )
         changes = config_diff.diff(run, settings)
         config_diff.raise_if_changed(run, changes, is_allowed=options.changed)

@@ -80,8 +80,9 @@ class TrainingSession:
             except KeyboardInterrupt as error:
                 run_id = self.run.run_id
                 raise Interrupted(
-                    f"run {run_id}: detached, the training continues; `{resume_command(run_id)}` reattaches and "
-                    f"restarts it if necessary, `inv cancel --run={run_id}` stops it"
+                    f"run {run_id}: detached, the training continues",
+                    remedy=f"`{resume_command(run_id)}` reattaches and "
+                    f"restarts it if necessary, `inv cancel --run={run_id}` stops it",
                 ) from error
         self.report_outcome(checkpoint_step)
 

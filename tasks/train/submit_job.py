@@ -28,14 +28,16 @@ def check_settings(settings: Settings) -> None:
     if settings.train.elastic:
         raise UsageError(
             "train: --job: an elastic training needs an operator who chooses the remaining workers, and the pods of a "
-            "Job wait for a missing one; leave out --elastic (train.elastic) or --job"
+            "Job wait for a missing one",
+            remedy="leave out --elastic (train.elastic) or --job",
         )
     if not settings.connector.is_cluster:
-        raise UsageError("train: --job: fleet.kind is local, but a Job needs pods; set it to pods")
+        raise UsageError("train: --job: fleet.kind is local, but a Job needs pods", remedy="set it to pods")
     if settings.cluster.volume.handle is None:
         raise UsageError(
             "train: --job: cluster.volume.handle is null: without a shared volume, the replacement of a pod has no "
-            "checkpoints; set it, or leave out --job"
+            "checkpoints",
+            remedy="set it, or leave out --job",
         )
 
 
@@ -77,7 +79,8 @@ def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepte
     if len(order_json.encode()) > MAX_ORDER_BYTES:
         size = len(order_json.encode())
         raise UsageError(
-            f"train.sample_prompts: the order of the Job has {size} bytes, more than {MAX_ORDER_BYTES}; use fewer"
+            f"train.sample_prompts: the order of the Job has {size} bytes, more than {MAX_ORDER_BYTES}",
+            remedy="use fewer",
         )
     metrics_setting = next(iter(metrics_environment(settings).values()), None)  # it is equal for all pods
     metrics = {} if metrics_setting is None else {"metrics": metrics_setting}

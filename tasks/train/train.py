@@ -52,16 +52,18 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     if options.job:
         submit_job.check_settings(settings)
     elif options.yes or options.discard_results:
-        raise UsageError("train: --yes and --discard-results apply to a deployed training; pass them with --job")
+        raise UsageError(
+            "train: --yes and --discard-results apply to a deployed training", remedy="pass them with --job"
+        )
     if options.resume:
         if options.trial_file is not None:
-            raise UsageError("train: --resume uses the plan of the run; leave out --trial-file")
+            raise UsageError("train: --resume uses the plan of the run", remedy="leave out --trial-file")
         is_bare = options.resume is True  # type: ignore[comparison-overlap] # Invoke's bare optional value
         resume.resume(settings, None if is_bare else options.resume, options)
         return
     for flag, is_set in (("--changed", options.changed), ("--retry-failed", options.retry_failed)):
         if is_set:
-            raise UsageError(f"train: {flag} applies to a resumed training; pass it with --resume")
+            raise UsageError(f"train: {flag} applies to a resumed training", remedy="pass it with --resume")
     configured = settings
     settings, file_trial = trial_spec.apply_trial_file(settings, options.trial_file)
     count = trial_spec.worker_count(settings, options.workers)

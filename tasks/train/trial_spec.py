@@ -67,8 +67,8 @@ class TrainLimits:
             return self.max_hours, hours_setting
         if usd_per_hour is None:
             raise UsageError(
-                "train.budget_usd: no price is known for these workers; set cost.price_usd_per_gpu_hour and "
-                "cost.price_source, or remove the budget"
+                "train.budget_usd: no price is known for these workers",
+                remedy="set cost.price_usd_per_gpu_hour and cost.price_source, or remove the budget",
             )
         hours = self.budget_usd / (usd_per_hour * workers)
         if self.max_hours is not None and self.max_hours <= hours:
@@ -107,12 +107,12 @@ def worker_count(settings: Settings, flag: str | None) -> int:
     else:
         raise UsageError(f"train: --workers: expected a whole number from 1 to {size}, found {flag!r}")
     if count > size:
-        raise UsageError(f"{name}: {count} workers, but the fleet has {size}; use fewer, or raise fleet.size")
+        raise UsageError(f"{name}: {count} workers, but the fleet has {size}", remedy="use fewer, or raise fleet.size")
     rows = settings.train.rows_per_step
     if count > rows:
         raise UsageError(
-            f"train.rows_per_step: {rows} packed rows in a step, too few for {count} workers; raise it, or pass "
-            f"--workers {rows}"
+            f"train.rows_per_step: {rows} packed rows in a step, too few for {count} workers",
+            remedy=f"raise it, or pass --workers {rows}",
         )
     return count
 
@@ -124,13 +124,14 @@ def apply_trial_file(settings: Settings, file: str | None) -> tuple[Settings, Tr
     trials = read_trials(settings, file, None, flag="train: --trial-file")
     if len(trials) != 1:
         raise UsageError(
-            f"train: --trial-file: {file}: expected one trial, found {len(trials)}; `inv tune` writes best.json"
+            f"train: --trial-file: {file}: expected one trial, found {len(trials)}",
+            remedy="`inv tune` writes best.json",
         )
     (trial,) = trials
     if trial.model != settings.model.path:
         raise UsageError(
-            f"train: --trial-file: {file}: is for the model {trial.model}, but model.path is {settings.model.path}; "
-            "change the setting or the file, because a configuration holds for one model only"
+            f"train: --trial-file: {file}: is for the model {trial.model}, but model.path is {settings.model.path}",
+            remedy="change the setting or the file, because a configuration holds for one model only",
         )
     lengths = {"max_seq_len": trial.max_seq_len, "micro_batch_size": trial.micro_batch_size}
     train = settings.train.model_copy(update=lengths)

@@ -89,8 +89,8 @@ def check_same_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
     ):
         if planned != current:
             raise ConfirmationRequired(
-                f"search {record.tune_id}: {label} was {planned} and is {current} now; start a new search with "
-                "`inv tune`, because their figures cannot be ranked together"
+                f"search {record.tune_id}: {label} was {planned} and is {current} now",
+                remedy="start a new search with `inv tune`, because their figures cannot be ranked together",
             )
 
 
@@ -110,6 +110,6 @@ def _check_limit(record: TuneRecord) -> None:
     smallest = min(record.candidates, key=lambda candidate: candidate.peak_bytes or 0)
     raise UsageError(
         f"tune.memory_gib: {(record.limit_bytes or 0) / 2**30:.3g} GiB is below the smallest configuration, "
-        f"{smallest.key}, which needs about {(smallest.peak_bytes or 0) / 2**30:.3g} GiB; "
-        "raise it, shorten samples (tune.length_percentile), or use a smaller model"
+        f"{smallest.key}, which needs about {(smallest.peak_bytes or 0) / 2**30:.3g} GiB",
+        remedy="raise it, shorten samples (tune.length_percentile), or use a smaller model",
     )

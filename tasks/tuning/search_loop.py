@@ -50,7 +50,7 @@ def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: 
     finalists = candidate_search.finalists(limit, settings.tune.finalists)
     if not finalists:
         raise TaskFailed(
-            f"search {record.tune_id}: no trial succeeded; see `inv collect report --run={record.waves[-1]}`"
+            f"search {record.tune_id}: no trial succeeded", remedy=f"see `inv collect report --run={record.waves[-1]}`"
         )
     held_variants = [
         candidate for candidate in (with_held_layers(finalists[0], limit, record.depth),) if candidate is not None
@@ -136,7 +136,7 @@ def assign_finalists(planned: Sequence[PlannedTrial], workers: Sequence[str], re
 def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
     for path in sorted((settings.results_folder / run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
         with translate_errors(
-            ConfirmationRequired, ResultError, suffix="; remove that run's folder, then rerun `inv tune --resume`"
+            ConfirmationRequired, ResultError, remedy="remove that run's folder, then rerun `inv tune --resume`"
         ):
             yield TrialResult.read(path)
 
@@ -148,7 +148,8 @@ def _record_results(settings: Settings, record: TuneRecord, candidate_search: Se
         gpu = result.fingerprint.get("gpu_name")
         if record.gpu is not None and gpu is not None and gpu != record.gpu:
             raise ConfirmationRequired(
-                f"{result.worker} has another GPU ({gpu}) than the others ({record.gpu}); remove it from the fleet"
+                f"{result.worker} has another GPU ({gpu}) than the others ({record.gpu})",
+                remedy="remove it from the fleet",
             )
         if measured is None or result.status.is_resumable:
             continue
@@ -193,7 +194,9 @@ def _write_answer(
         if summary is not None:
             measured.append(summary)
     if not measured:
-        raise TaskFailed(f"search {record.tune_id}: no finalist succeeded; see `inv collect report --run={run_id}`")
+        raise TaskFailed(
+            f"search {record.tune_id}: no finalist succeeded", remedy=f"see `inv collect report --run={run_id}`"
+        )
     front = pareto.front(measured)
     runs = filter(None, (*record.waves, record.final))
     facts = {

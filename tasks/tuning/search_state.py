@@ -97,10 +97,10 @@ def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
     """Read the search with this id, or the newest. Raises UsageError, which lists known searches."""
     known = sorted((path.parent.name for path in results_folder.glob(f"{FOLDER}/*/{RECORD_FILE}")), reverse=True)
     if not known:
-        raise UsageError(f"{results_folder / FOLDER}: there is no search yet; start one with `inv tune`")
+        raise UsageError(f"{results_folder / FOLDER}: there is no search yet", remedy="start one with `inv tune`")
     name = tune_id or known[0]
     if name not in known:
-        raise UsageError(f"search {name!r} does not exist; known searches: {', '.join(known[:5])}")
+        raise UsageError(f"search {name!r} does not exist", remedy=f"known searches: {', '.join(known[:5])}")
     return _read(results_folder / FOLDER / name)
 
 
@@ -113,7 +113,7 @@ def _read(folder: Path) -> TuneRecord:
             raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {version}")
         record = schema.from_json(TuneRecord, document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, TrialError) as error:
-        raise UsageError(f"{path}: invalid: {error}; start a new search with `inv tune`") from error
+        raise UsageError(f"{path}: invalid: {error}", remedy="start a new search with `inv tune`") from error
     record.folder = folder
     return record
 

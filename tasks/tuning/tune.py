@@ -24,7 +24,7 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, 
     hosts = fleet_hosts(settings)
     if resume:
         if memory_gib is not None:
-            raise UsageError("tune: --resume uses the memory limit of the search; leave out --memory-gib")
+            raise UsageError("tune: --resume uses the memory limit of the search", remedy="leave out --memory-gib")
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
         search = search_state.find(settings.results_folder, name)
         check_same_inputs(search, survey(settings, hosts[0], []))
@@ -40,6 +40,6 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, 
         try:
             search_loop.search(settings, search, hosts, plain=plain)
         except Interrupted as error:
-            raise Interrupted(f"search {search.tune_id}: interrupted; resume it with {command}") from error
+            raise Interrupted(f"search {search.tune_id}: interrupted", remedy=f"resume it with {command}") from error
         except RetryableError as error:
-            raise RetryableError(f"{error}; resume the search with {command}") from error
+            raise RetryableError.from_error(error, remedy=f"resume the search with {command}") from error

@@ -114,11 +114,13 @@ def stop_after_step(folder: Path, poll: Callable[[], int | None]) -> None:
 def _checkpoint_folder(request: Request) -> Path:
     """Create the checkpoints' folder and return it. Raises InputError."""
     if request.checkpoints is None:
-        raise InputError("--checkpoints: missing; pass a folder on persistent storage")
+        raise InputError("--checkpoints: missing", remedy="pass a folder on persistent storage")
     try:
         request.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{request.checkpoints}: cannot be created: {error.strerror}; use another folder") from error
+        raise InputError(
+            f"{request.checkpoints}: cannot be created: {error.strerror}", remedy="use another folder"
+        ) from error
     return request.checkpoints
 
 

@@ -100,9 +100,9 @@ class FinetuneRank(RankProcess):
         digests = (data_sha256, self.spec.data_sha256, self.spec.model_sha256)
         for rank, (data, parent_data, model) in enumerate(self.group.gather_objects(digests)):
             if {data, parent_data} != {data_sha256}:
-                raise InputError(f"data: rank {rank} has other data than rank {self.rank}; copy it again")
+                raise InputError(f"data: rank {rank} has other data than rank {self.rank}", remedy="copy it again")
             if model != self.spec.model_sha256:
-                raise InputError(f"model: rank {rank} has another model than rank {self.rank}; copy it again")
+                raise InputError(f"model: rank {rank} has another model than rank {self.rank}", remedy="copy it again")
 
     def _make_trainer(self, data: training_set.TrainingSet, tokenizer: Any) -> Any:
         trial, step = self.trial, self.build_step()
@@ -137,7 +137,7 @@ class FinetuneRank(RankProcess):
         path = Path(self.spec.resume)
         resume_point = resume.find_checkpoint(path.parent, self.identity, lambda message: self.report(log=message))
         if resume_point is None or resume_point.path != path:
-            raise InputError(f"{path}: changed since the parent verified it; check {path.parent}")
+            raise InputError(f"{path}: changed since the parent verified it", remedy=f"check {path.parent}")
         self.report(log=f"resuming from {path.name}")
         return resume_point
 
@@ -164,7 +164,7 @@ class FinetuneRank(RankProcess):
                     digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
                 except OSError as error:  # an input error, so that a retry resumes from the last checkpoint
                     raise InputError(
-                        f"{out}: the adapter was not written: {error.strerror}; free some space"
+                        f"{out}: the adapter was not written: {error.strerror}", remedy="free some space"
                     ) from error
                 self.report(adapter={"step": step, "sha256": digest, "files": files}, answers=schema.to_json(answers))
             self.report(stop=stop, seconds=trainer.state.seconds)

@@ -35,13 +35,13 @@ def check_inputs(trial: Trial) -> Inputs:
     training, model = training_of(trial), check_trial_model(trial)
     if training.data.max_seq_len != trial.max_seq_len:
         raise InputError(
-            f"max_seq_len: {trial.max_seq_len} in the trial, {training.data.max_seq_len} for its data; "
-            "set both to the same value"
+            f"max_seq_len: {trial.max_seq_len} in the trial, {training.data.max_seq_len} for its data",
+            remedy="set both to the same value",
         )
     if training.rows_per_step < trial.world_size:
         raise InputError(
-            f"rows_per_step: {training.rows_per_step} rows are too few for {trial.world_size} ranks; use at least one "
-            "row per rank, or fewer ranks"
+            f"rows_per_step: {training.rows_per_step} rows are too few for {trial.world_size} ranks",
+            remedy="use at least one row per rank, or fewer ranks",
         )
     files, held_out = dataset.read(training.data)
     all_files = [*files, *([held_out] if held_out is not None else [])]
@@ -57,8 +57,8 @@ def check_digests(planned: Mapping[str, str], current: Mapping[str, str]) -> Non
     for path, digest in current.items():
         if planned.get(path, digest) != digest:
             raise InputRejected(
-                f"{path}: changed since the training was planned (sha256 {planned[path][:12]}, now {digest[:12]}); "
-                "restore it, or resume with --changed to train on it"
+                f"{path}: changed since the training was planned (sha256 {planned[path][:12]}, now {digest[:12]})",
+                remedy="restore it, or resume with --changed to train on it",
             )
 
 
@@ -75,7 +75,9 @@ def check_first_attempt(checkpoints: Path, training: Training, current: Mapping[
     except FileNotFoundError:
         first = None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: the inputs of the first attempt cannot be read: {error}; remove the file") from error
+        raise InputError(
+            f"{path}: the inputs of the first attempt cannot be read: {error}", remedy="remove the file"
+        ) from error
     inputs = AttemptInputs(revision=training.revision, may_differ=training.may_differ, digests=dict(current))
     if first is not None and (first.revision, first.may_differ) == (inputs.revision, inputs.may_differ):
         check_digests(first.digests, current)
@@ -83,7 +85,7 @@ def check_first_attempt(checkpoints: Path, training: Training, current: Mapping[
     try:
         write_atomic(path, json.dumps(schema.to_json(inputs)).encode())
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; free some space there") from error
+        raise InputError(f"{path}: cannot be written: {error.strerror}", remedy="free some space there") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,11 +65,14 @@ class NodeList:
                 raise InputError(f"{name}: expected a whole number from {minimum} to {maximum}, found {text!r}")
         if int(variables[NODE_RANK]) >= int(variables[NODE_COUNT]):
             raise InputError(
-                f"{NODE_RANK}: {variables[NODE_RANK]} is too large for {variables[NODE_COUNT]} machines; count from 0"
+                f"{NODE_RANK}: {variables[NODE_RANK]} is too large for {variables[NODE_COUNT]} machines",
+                remedy="count from 0",
             )
         for name in (NODE_ADDRESS, NODE_TOKEN):
             if not variables[name]:
-                raise InputError(f"{name}: not set for several machines ({NODE_COUNT}); set it on each machine")
+                raise InputError(
+                    f"{name}: not set for several machines ({NODE_COUNT})", remedy="set it on each machine"
+                )
         count, rank = int(variables[NODE_COUNT]), int(variables[NODE_RANK])
         return cls(
             count=count,

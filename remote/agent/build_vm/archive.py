@@ -49,7 +49,7 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     docker, environment = job["docker"], job["environment"]
     images = query(docker, environment, "image", "inspect", job["image"])
     if images is None:
-        raise VmAgentError("usage", f"the engine has no image {job['image']}; build it with `inv build`")
+        raise VmAgentError("usage", f"the engine has no image {job['image']}", remedy="build it with `inv build`")
     image_id = images[0]["Id"]
     if image_id != job["image_id"]:
         raise VmAgentError("changed", f"{job['image']} was rebuilt after this command started")
@@ -89,11 +89,13 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     if not path.is_file() or not checksum.is_file():
         missing = checksum if path.is_file() else path
         message = f"{missing}: not found, so the archive cannot be verified"
-        raise VmAgentError("refused", f"{message}; copy the archive and its checksum file")
+        raise VmAgentError("refused", message, remedy="copy the archive and its checksum file")
     digest, image_id = read_checksum(checksum)
     program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
     if program is None:
-        raise VmAgentError("failed", f"{path}: no program to unpack {path.suffix or 'it'} is installed; install zstd")
+        raise VmAgentError(
+            "failed", f"{path}: no program to unpack {path.suffix or 'it'} is installed", remedy="install zstd"
+        )
     tags = image_tags(docker, environment)
     job_log.add(f"{program} -dc {path} | docker load", "load")
     with path.open("rb") as file, subprocess.Popen([program, "-dc"], stdin=PIPE, stdout=PIPE, stderr=PIPE) as unpack:
@@ -112,7 +114,9 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     if feeder.failure is not None:
         raise feeder.failure
     if not feeder.is_whole:
-        raise VmAgentError("refused", f"{path}: its sha256 differs from {checksum.name}; copy the archive again")
+        raise VmAgentError(
+            "refused", f"{path}: its sha256 differs from {checksum.name}", remedy="copy the archive again"
+        )
     if loaded.returncode != 0:  # checked first: an unpacker fails, too, if its reader has exited
         raise classify_failure(lines, loaded.returncode)
     if unpack.returncode != 0:
@@ -123,7 +127,7 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         restore_tags(job_log, docker, environment, names, tags)
         contents = ", ".join(f"{name} {identity}" for name, identity in loaded_ids.items()) or "no image"
         expected = "" if image_id is None else f", not the image {image_id} of {checksum.name}"
-        raise VmAgentError("refused", f"{path}: contains {contents}{expected}; copy both files again")
+        raise VmAgentError("refused", f"{path}: contains {contents}{expected}", remedy="copy both files again")
     return {"path": str(path), "image_id": loaded_ids[names[0]], "names": names}
 
 
@@ -216,7 +220,7 @@ def check_replaceable(path: Path) -> None:
         return
     if owner != os.geteuid():
         raise VmAgentError(
-            "refused", f"{path}: belongs to {user_name(owner)}; have it removed, or choose another folder"
+            "refused", f"{path}: belongs to {user_name(owner)}", remedy="have it removed, or choose another folder"
         )
 
 

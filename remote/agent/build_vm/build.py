@@ -75,7 +75,8 @@ def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
             raise VmAgentError(
                 "refused",
                 f"{context}: the engine received other files than were sent ({difference[1]}): changed by another user "
-                "or a damaged disk; check who may write there, then rerun `inv build`",
+                "or a damaged disk",
+                remedy="check who may write there, then rerun `inv build`",
             )
         failure = classify_failure(lines, code)
         if failure.kind == "failed" and job_log.min_free_bytes < DISK_FULL_BYTES:
@@ -175,7 +176,9 @@ def _read_dockerfile(job: dict[str, Any]) -> bytes:
     path = Path(job["code_folder"], DOCKERFILE)
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != dict(job["code"])[DOCKERFILE]:
-        raise VmAgentError("changed", f"{path}: differs from the uploaded file; upload it again with `inv build`")
+        raise VmAgentError(
+            "changed", f"{path}: differs from the uploaded file", remedy="upload it again with `inv build`"
+        )
     return content
 
 
@@ -185,7 +188,9 @@ def _verified_code_files(job: dict[str, Any]) -> dict[str, Path]:
     for path, sha256 in job["code"]:
         sources[path] = source = Path(job["code_folder"], path)
         if not source.is_file() or hash_file(source)[1] != sha256:
-            raise VmAgentError("changed", f"{source}: differs from the uploaded file; upload it again with `inv build`")
+            raise VmAgentError(
+                "changed", f"{source}: differs from the uploaded file", remedy="upload it again with `inv build`"
+            )
     return sources
 
 
@@ -219,7 +224,7 @@ def _file_stamp(source: Path) -> list[int]:
     try:
         status = source.stat()
     except FileNotFoundError as error:
-        raise VmAgentError("refused", f"{source}: not found; fetch it again with `inv model.fetch`") from error
+        raise VmAgentError("refused", f"{source}: not found", remedy="fetch it again with `inv model.fetch`") from error
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
@@ -266,7 +271,9 @@ def _add_verified(tar: tarfile.TarFile, entry: dict[str, Any]) -> None:
             tar.addfile(header, cast("IO[bytes]", reader))
     if reader.digest.hexdigest() != entry["sha256"]:
         raise VmAgentError(
-            "refused", f"{entry['source']}: its sha256 differs from its manifest; fetch it again with `inv model.fetch`"
+            "refused",
+            f"{entry['source']}: its sha256 differs from its manifest",
+            remedy="fetch it again with `inv model.fetch`",
         )
 
 

@@ -142,7 +142,9 @@ def weight_files(folder: Path, entries: list[Entry]) -> set[str]:
     try:
         wanted = set(_read_json(folder / "model.safetensors.index.json")["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise VmAgentError("failed", "model.safetensors.index.json lists no files; choose another model") from error
+        raise VmAgentError(
+            "failed", "model.safetensors.index.json lists no files", remedy="choose another model"
+        ) from error
     if wanted - names:
         raise VmAgentError("failed", f"{min(wanted - names)}: in the model's index, but not in the source")
     return wanted
@@ -183,7 +185,8 @@ def _fetch_file(job_log: JobLog, folder: Path, source: Source, entry: Entry) -> 
         job_log.add(f"{entry['path']}: {size} bytes, wrong size or digest; fetching again")
     raise VmAgentError(
         "refused",
-        f"{entry['path']}: had a wrong digest twice and was deleted; choose another source",
+        f"{entry['path']}: had a wrong digest twice and was deleted",
+        remedy="choose another source",
     )
 
 

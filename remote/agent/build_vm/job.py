@@ -93,7 +93,7 @@ def main() -> int:
         with wrap_os_errors(str(job["verb"])):
             outcome = {"ok": True, **verb.run(job_log, job)}
     except VmAgentError as failed:
-        outcome = {"ok": False, "kind": failed.kind, "message": str(failed)}
+        outcome = {"ok": False, **failed.to_json()}
         job_log.add(f"failed: {failed}")
     except Exception as error:  # noqa: BLE001 - the job must leave an outcome; the log has the traceback
         with contextlib.suppress(OSError):

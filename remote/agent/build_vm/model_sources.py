@@ -62,7 +62,8 @@ class HubSource:
             raise VmAgentError(
                 "usage",
                 f"HF_ENDPOINT: {endpoint} in this machine's environment: the token of hub.token_file would be sent "
-                "over plain HTTP; set hub.endpoint to https://..., or hub.token_file to null",
+                "over plain HTTP",
+                remedy="set hub.endpoint to https://..., or hub.token_file to null",
             )
         self._job_log, self._job, self._token = job_log, {**job, "endpoint": endpoint}, token
         self._python = python_with_hub_client(job_log, job["index_url"], job.get("client_lock") or "")
@@ -77,7 +78,7 @@ class HubSource:
             if not (isinstance(entry["path"], str) and isinstance(entry["size"], int) and isinstance(digest, str)):
                 hub = self._job["endpoint"] or "the hub"
                 raise VmAgentError(
-                    "refused", f"{hub} lists {entry['path']!r} without size and digest; choose another source"
+                    "refused", f"{hub} lists {entry['path']!r} without size and digest", remedy="choose another source"
                 )
         return self._commit, list(answer["files"])
 
@@ -113,7 +114,9 @@ class HubSource:
                     "failed", f"the hub's client printed more than {MAX_OUTPUT_BYTES >> 20} MiB and was killed"
                 )
             if not reply:
-                raise VmAgentError("failed", f"the hub's client ended with exit code {client.wait()}; see the log")
+                raise VmAgentError(
+                    "failed", f"the hub's client ended with exit code {client.wait()}", remedy="see the log"
+                )
             answer: dict[str, Any] = json.loads(reply)
             if not answer["ok"]:
                 raise VmAgentError(answer["kind"], answer["message"])
@@ -136,7 +139,7 @@ class HubSource:
             if time.monotonic() - changed_at >= STALL_TIMEOUT_SEC:
                 hub, minutes = self._job["endpoint"] or "the hub", STALL_TIMEOUT_SEC / 60
                 hint = "check whether it is down, or limits this machine's request rate (see the log)"
-                raise VmAgentError("transient", f"{hub} has sent nothing for {minutes:.0f} min; {hint}")
+                raise VmAgentError("transient", f"{hub} has sent nothing for {minutes:.0f} min", remedy=hint)
 
     def _start_client(self) -> subprocess.Popen[bytes]:
         endpoint = self._job["endpoint"]
@@ -256,7 +259,8 @@ def python_with_hub_client(job_log: JobLog, index_url: str | None, lock: str) ->
             reason = (lines or [f"exit {code}"])[-1][:200]
             raise VmAgentError(
                 "usage",
-                f"huggingface_hub is not on the VM and cannot be installed ({reason}); install python3-venv "
+                f"huggingface_hub is not on the VM and cannot be installed ({reason})",
+                remedy="install python3-venv "
                 "there and set image.index_url to a reachable package index, or fetch the model from a cache (--cache, "
                 "--cache-here)",
             )

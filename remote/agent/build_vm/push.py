@@ -29,7 +29,7 @@ def push(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     docker, environment = [*job["docker"], "--config", job["login"]], job["environment"]
     images = query(docker, environment, "image", "inspect", job["image"])
     if images is None:
-        raise VmAgentError("usage", f"the engine has no image {job['image']}; build it with `inv build`")
+        raise VmAgentError("usage", f"the engine has no image {job['image']}", remedy="build it with `inv build`")
     image = images[0]
     if image["Id"] != job["image_id"]:
         raise VmAgentError("changed", f"{job['image']} was rebuilt after this push started")

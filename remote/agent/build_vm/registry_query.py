@@ -24,11 +24,11 @@ def main() -> int:
 
 
 def handle_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Process a request, or return `kind` and `message` of the failure. Retries transient failures if `do` is set."""
+    """Process a request, or return the failure as JSON. Retries transient failures if `do` is set."""
     try:
         return with_retries(lambda: _handle_once(request), FIRST_WAIT_SEC) if "do" in request else _handle_once(request)
     except VmAgentError as failed:
-        return {"kind": failed.kind, "message": str(failed)}
+        return dict(failed.to_json())
 
 
 def _handle_once(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,12 @@ class VmAgentError(Exception):
     `kind` is full, transient, unauthorized, forbidden, absent, usage, refused, changed, stopped or failed.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
+    def __init__(self, kind: str, problem: str, *, remedy: str = "") -> None:
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+        self.kind, self.problem, self.remedy = kind, problem, remedy
+
+    def to_json(self) -> dict[str, str]:
+        return {"kind": self.kind, "message": self.problem, "remedy": self.remedy}
 
 
 def with_retries(
@@ -41,10 +44,12 @@ def engine_access_error(complaint: str, address: str | None = None) -> VmAgentEr
     text = complaint.lower()
     if "permission denied while trying to connect" in text or ("permission denied" in text and "docker.sock" in text):
         return VmAgentError(
-            "usage", "this user may not use the engine; run there: sudo usermod -aG docker $USER, and log in again"
+            "usage",
+            "this user may not use the engine",
+            remedy="run there: sudo usermod -aG docker $USER, and log in again",
         )
     if "cannot connect to the docker daemon" in text or "is the docker daemon running" in text:
         message = f"the engine does not respond at {address or 'its socket'}"
         remedy = "start it (sudo systemctl start docker), or set build.host to another VM"
-        return VmAgentError("transient", f"{message}; {remedy}")
+        return VmAgentError("transient", message, remedy=remedy)
     return None

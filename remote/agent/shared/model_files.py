@@ -28,7 +28,9 @@ def select_files(listed: list[Entry]) -> list[Entry]:
     entries = [entry for entry in top_level if any(fnmatch.fnmatchcase(entry["path"], name) for name in ALLOWED_FILES)]
     if not any(entry["path"].endswith(".safetensors") for entry in entries):
         raise VmAgentError(
-            "usage", "the model has no safetensors weights, and pickles are not supported; choose another model"
+            "usage",
+            "the model has no safetensors weights, and pickles are not supported",
+            remedy="choose another model",
         )
     return entries
 
@@ -53,7 +55,9 @@ def find_snapshot(path: Path, model: str, revision: str | None) -> Path:
     homes = [path / "hub" / name, path / name, path]
     home = next((home for home in homes if (home / "snapshots").is_dir()), None)
     if home is None or home.name != name:
-        raise VmAgentError("usage", f"{path}: contains no {name}/snapshots; use HF_HOME, its folder hub, or {name}")
+        raise VmAgentError(
+            "usage", f"{path}: contains no {name}/snapshots", remedy=f"use HF_HOME, its folder hub, or {name}"
+        )
     wanted = revision or "main"
     ref = home / "refs" / wanted
     commit = wanted
@@ -65,7 +69,9 @@ def find_snapshot(path: Path, model: str, revision: str | None) -> Path:
         commit = commits[0]
     if commit not in commits:
         raise VmAgentError(
-            "usage", f"{home}: has no snapshot of {wanted}; it has {', '.join(commits) or 'none'} (--revision)"
+            "usage",
+            f"{home}: has no snapshot of {wanted}",
+            remedy=f"it has {', '.join(commits) or 'none'} (--revision)",
         )
     return home / "snapshots" / commit
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
+from bench.records.status import join_remedy
+
 SHORT_PATIENCE_SEC, DEFAULT_PATIENCE_SEC = 10.0, 120.0
 _MAX_NAMES = 8
 
@@ -22,8 +24,12 @@ class Diagnosis:
     patience_sec: float | None = DEFAULT_PATIENCE_SEC
     subject: str = ""
 
+    @property
+    def problem(self) -> str:
+        return f"{self.subject}: {self.reason}"
+
     def __str__(self) -> str:
-        return f"{self.subject}: {self.reason}; {self.remedy}"
+        return join_remedy(self.problem, self.remedy)
 
     def to_dict(self) -> dict[str, str]:
         """Return the finding for JSON output."""

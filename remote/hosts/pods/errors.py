@@ -44,6 +44,6 @@ def object_errors() -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ClusterError(
-            f"the cluster returned a malformed object ({type(error).__name__}: {collapse_whitespace(error)[:80]}); "
-            "check that the kubeconfig's server is the cluster itself, not a proxy"
+            f"the cluster returned a malformed object ({type(error).__name__}: {collapse_whitespace(error)[:80]})",
+            remedy="check that the kubeconfig's server is the cluster itself, not a proxy",
         ) from error

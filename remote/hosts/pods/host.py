@@ -137,7 +137,7 @@ class PodHost:
             f"{self.name}: kubectl exec in {pod.name}", completed.stderr.decode(errors="replace"), Unreachable
         )
         if any(sign in str(error) for sign in _NOT_STARTED_MESSAGES) and "exec failed" in str(error):
-            return PodUnusable(f"{error}; its image needs {self.python[0]} (fleet.pods.python)")
+            return PodUnusable(str(error), remedy=f"its image needs {self.python[0]} (fleet.pods.python)")
         return error
 
 

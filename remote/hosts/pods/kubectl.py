@@ -26,7 +26,9 @@ class Kubectl:
 
 def not_installed_error(error: Exception) -> Misconfigured:
     """Make the error for a kubectl that could not be started."""
-    return Misconfigured(f"kubectl cannot be started: {error}; install kubectl 1.28 or newer, or put it on PATH")
+    return Misconfigured(
+        f"kubectl cannot be started: {error}", remedy="install kubectl 1.28 or newer, or put it on PATH"
+    )
 
 
 _MAX_STDERR_CHARS = 400
@@ -90,5 +92,5 @@ def to_cluster_error(action: str, stderr: str, default: type[ClusterError] = Clu
     text = " ".join(dict.fromkeys(filter(None, lines))) or "no message"  # kubectl repeats its message with each attempt
     for substring, kind, remedy in _RULES:
         if substring in text:
-            return (kind or default)(f"{action}: {text[:_MAX_STDERR_CHARS]}; {remedy}")
+            return (kind or default)(f"{action}: {text[:_MAX_STDERR_CHARS]}", remedy=remedy)
     return default(f"{action}: {text[:_MAX_STDERR_CHARS]}")

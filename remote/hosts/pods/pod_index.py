@@ -173,4 +173,4 @@ def choose(pods: Sequence[Pod], index: int, scope: str, *, include_starting: boo
         raise HostUnreachable(live[0].state)
     if of_index:
         raise PodGone("; ".join(pod.state for pod in of_index[:2]))
-    raise PodGone(f"no pod has index {index} among {scope}; see `inv status`")
+    raise PodGone(f"no pod has index {index} among {scope}", remedy="see `inv status`")

@@ -54,8 +54,9 @@ class KeyAuthStrategy(AuthStrategy):
         unusable = "; " + "; ".join(self._unusable) if self._unusable else ""
         too_many = "; it allows fewer attempts than there are keys: set IdentitiesOnly yes for it" if broken else ""
         return LoginRefused(
-            f"{hop}: refused the login of user {hop.user!r}{offered}{unusable}{too_many}; set User and IdentityFile in "
-            f"the ssh configuration, or have the key added to that user's ~/.ssh/authorized_keys"
+            f"{hop}: refused the login of user {hop.user!r}{offered}{unusable}{too_many}",
+            remedy="set User and IdentityFile in "
+            "the ssh configuration, or have the key added to that user's ~/.ssh/authorized_keys",
         )
 
     def close(self) -> None:

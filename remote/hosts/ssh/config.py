@@ -104,8 +104,8 @@ def _passwd_entry() -> pwd.struct_passwd:
         return pwd.getpwuid(os.getuid())
     except KeyError as error:
         raise InvalidAddress(
-            f"OpenSSH needs an entry for user {os.getuid()} in this machine's user database (/etc/passwd); "
-            "add one, or log in as another user"
+            f"OpenSSH needs an entry for user {os.getuid()} in this machine's user database (/etc/passwd)",
+            remedy="add one, or log in as another user",
         ) from error
 
 
@@ -128,7 +128,7 @@ def resolve_route(destination: Destination, strict_file: Path) -> tuple[Hop, ...
 
 def _resolve_route(strict_file: Path, host: str, options: Sequence[str], depth: int) -> tuple[Hop, ...]:
     if depth > _MAX_HOPS:
-        raise InvalidAddress(f"{host}: its ProxyJump is circular; correct it in the ssh configuration")
+        raise InvalidAddress(f"{host}: its ProxyJump is circular", remedy="correct it in the ssh configuration")
     hop = _resolve_hop(strict_file, host, options)
     if hop.proxy_jump is None:
         return (hop,)
@@ -148,7 +148,9 @@ def _parse_jump(text: str) -> tuple[str, list[str]]:
         r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?:\[(?P<ipv6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d+))?/?", text
     )
     if match is None:
-        raise InvalidAddress(f"ProxyJump {text!r}: expected [user@]host[:port]; correct it in the ssh configuration")
+        raise InvalidAddress(
+            f"ProxyJump {text!r}: expected [user@]host[:port]", remedy="correct it in the ssh configuration"
+        )
     user, port = match["user"], match["port"]
     return match["ipv6"] or match["host"], [*(("-l", user) if user else ()), *(("-p", port) if port else ())]
 
@@ -158,14 +160,14 @@ def _resolve_hop(strict_file: Path, host: str, options: Sequence[str]) -> Hop:
     try:
         completed = run_program(argv, label=f"{host}: ssh -G", timeout_sec=_RESOLVE_TIMEOUT_SEC)
     except CannotStart as error:
-        raise InvalidAddress("ssh: not found on this machine; install the OpenSSH client") from error
+        raise InvalidAddress("ssh: not found on this machine", remedy="install the OpenSSH client") from error
     except CommandTimedOut as error:
         raise InvalidAddress(
             f"{host}: reading the ssh configuration took longer than {_RESOLVE_TIMEOUT_SEC:g} s"
         ) from error
     if completed.exit_code != 0:
         error_lines = os.fsdecode(completed.stderr).strip().splitlines() or ["ssh -G failed"]
-        raise InvalidAddress(f"{host}: {error_lines[0]}; correct the ssh configuration")
+        raise InvalidAddress(f"{host}: {error_lines[0]}", remedy="correct the ssh configuration")
     return parse_hop(host, os.fsdecode(completed.stdout))
 
 

@@ -167,29 +167,33 @@ def _to_host_error(hop: Hop, error: Exception) -> HostError:
     if is_invalid_name or isinstance(error, socket.gaierror):
         if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
             return HostUnreachable(
-                f"{hop}: its name cannot be looked up now: {error.strerror}; check that this machine is online"
+                f"{hop}: its name cannot be looked up now: {error.strerror}", remedy="check that this machine is online"
             )
-        return InvalidAddress(f"{hop}: unknown host name; correct it, or set HostName in the ssh configuration")
+        return InvalidAddress(
+            f"{hop}: unknown host name", remedy="correct it, or set HostName in the ssh configuration"
+        )
     if isinstance(error, ConnectionRefusedError):
         return HostUnreachable(
-            f"{hop}: nothing listens on port {hop.port}; check that it is up and that this is the port of its sshd"
+            f"{hop}: nothing listens on port {hop.port}",
+            remedy="check that it is up and that this is the port of its sshd",
         )
     if isinstance(error, TimeoutError):
         return HostUnreachable(
-            f"{hop}: no answer within {hop.connect_timeout_sec:g} s; check that it is up and that firewalls and "
-            f"security lists allow port {hop.port}"
+            f"{hop}: no answer within {hop.connect_timeout_sec:g} s",
+            remedy=f"check that it is up and that firewalls and security lists allow port {hop.port}",
         )
     if isinstance(error, paramiko.ChannelException):
         if error.code == 1:
             return InvalidAddress(f"{hop}: the jump host before it forbids forwarding (AllowTcpForwarding)")
         return HostUnreachable(f"{hop}: the jump host before it cannot connect to it: {error.text or message}")
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-        return InvalidAddress(f"{hop}: no common cryptography: {message}; its sshd is too old")
+        return InvalidAddress(f"{hop}: no common cryptography: {message}", remedy="its sshd is too old")
     if "Indecipherable protocol" in message or "Invalid packet" in message:
-        return InvalidAddress(f"{hop}: the server on port {hop.port} does not speak SSH; correct the port")
+        return InvalidAddress(f"{hop}: the server on port {hop.port} does not speak SSH", remedy="correct the port")
     if "protocol banner" in message:
         return HostUnreachable(
-            f"{hop}: no SSH banner; check that {hop.port} is the port of its sshd and that it is not overloaded"
+            f"{hop}: no SSH banner",
+            remedy=f"check that {hop.port} is the port of its sshd and that it is not overloaded",
         )
     return HostUnreachable(f"{hop}: the connection failed: {message}")
 
@@ -206,7 +210,7 @@ class StrictHostKeyPolicy(paramiko.MissingHostKeyPolicy):
             self._known = read_known_keys(hop.known_hosts_files, hop.known_hosts_name, hop.port)
         except OSError as error:
             raise InvalidAddress(
-                f"known hosts file {error.filename}: cannot be read: {error.strerror}; make it readable"
+                f"known hosts file {error.filename}: cannot be read: {error.strerror}", remedy="make it readable"
             ) from error
 
     def install(self, client: paramiko.SSHClient) -> None:

@@ -180,7 +180,7 @@ class _Transfer:
         # With exit code 11 rsync's message may be lost, because rsync ends the ssh that carries it. So check the disk.
         if _DISK_FULL.search(stderr) or (completed.exit_code == 11 and self._free_bytes() < _FULL_DISK_BYTES):
             target = f"{self.host.name}: {self.target}"
-            return NoSpace(f"{target}: no space left on its disk; free some, then rerun the command to resume")
+            return NoSpace(f"{target}: no space left on its disk", remedy="free some, then rerun the command to resume")
         if completed.exit_code in _CONNECTION_LOST_CODES or completed.exit_code < 0:
             first_line = (stderr.strip().splitlines() or ["no message"])[0]
             return HostUnreachable(f"{self.host.name}: the connection broke during the transfer: {first_line}")

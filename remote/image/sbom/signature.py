@@ -14,13 +14,14 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from bench.records.status import Failure
 from remote.hosts.command import Secret
 
 SIGNATURE_TYPE = "cosign container image signature"
 ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
-class InvalidKey(ValueError):
+class InvalidKey(Failure, ValueError):
     """Error raised for an unusable key; the message has the cause and the command that creates a usable one."""
 
 
@@ -31,7 +32,9 @@ class NeedsPassPhrase(InvalidKey):
 def load_private_key(pem: str, pass_phrase: Secret | None) -> ec.EllipticCurvePrivateKey:
     """Load an ECDSA P-256 key. Raises NeedsPassPhrase and InvalidKey."""
     if "SIGSTORE" in pem or "COSIGN" in pem:
-        raise InvalidKey(f"is encrypted in cosign's own format; create one that both can read: {_CREATE_KEY_COMMAND}")
+        raise InvalidKey(
+            "is encrypted in cosign's own format", remedy=f"create one that both can read: {_CREATE_KEY_COMMAND}"
+        )
     password = None if pass_phrase is None else pass_phrase.reveal().encode()
     try:
         key = serialization.load_pem_private_key(pem.encode(), password)
@@ -41,9 +44,9 @@ def load_private_key(pem: str, pass_phrase: Secret | None) -> ec.EllipticCurvePr
         return load_private_key(pem, None)
     except (ValueError, UnsupportedAlgorithm) as error:
         hint = "" if password is None else ", or the pass phrase is wrong"
-        raise InvalidKey(f"contains no readable private key{hint}; {_CREATE_KEY_COMMAND}") from error
+        raise InvalidKey(f"contains no readable private key{hint}", remedy=_CREATE_KEY_COMMAND) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InvalidKey(f"is not an ECDSA P-256 key, which cosign requires; {_CREATE_KEY_COMMAND}")
+        raise InvalidKey("is not an ECDSA P-256 key, which cosign requires", remedy=_CREATE_KEY_COMMAND)
     return key
 
 
@@ -54,7 +57,9 @@ def load_public_key(pem: str) -> ec.EllipticCurvePublicKey:
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InvalidKey("contains no P-256 public key; extract it with `openssl pkey -in KEY -pubout -out KEY.pub`")
+        raise InvalidKey(
+            "contains no P-256 public key", remedy="extract it with `openssl pkey -in KEY -pubout -out KEY.pub`"
+        )
     return key
 
 

@@ -4,12 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+from bench.records.status import read_failure
 from remote.hosts.local import LocalHost
 from remote.hosts.process import run_program
 from tasks.clients.workers import inspect, pod_hosts
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.faults import CheckResult, Skipped, from_message, passed
+from tasks.faults import CheckResult, Skipped, from_error, passed
 
 DEVICE_FILE = Path("/dev/nvidiactl")
 _PREFLIGHT_TIMEOUT_SEC = 60.0  # imports torch and transformers from a cold disk; the checks' deadline is shorter
@@ -29,8 +30,10 @@ def usable(context: CheckContext) -> CheckResult:
         argv, label="bench preflight", folder=str(settings.root), timeout_sec=_PREFLIGHT_TIMEOUT_SEC
     )
     if completed.exit_code != 0:
+        if (failed := read_failure(completed.stdout)) is not None:
+            return from_error(failed[1])
         lines = completed.stderr.decode(errors="replace").strip().splitlines()
-        return from_message(lines[-1] if lines else f"`python -m bench preflight` ended with {completed.exit_code}")
+        return from_error(lines[-1] if lines else f"`python -m bench preflight` ended with {completed.exit_code}")
     report = json.loads(completed.stdout)
     versions = ", ".join(f"{name} {report[name]}" for name in ("torch", "bitsandbytes") if report.get(name))
     return passed(f"{report['gpu_name']}, driver {report['gpu_driver']}: {versions} can use it")

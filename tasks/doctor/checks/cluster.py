@@ -227,7 +227,7 @@ def runtime(context: CheckContext) -> CheckResult:
         try:
             names = [str(item["metadata"]["name"]) for item in cluster.list_all(RUNTIME_CLASS)]
         except Forbidden as error:
-            raise Skipped(str(error).partition("; ")[0]) from error
+            raise Skipped(error.problem) from error
     has = "there is a runtime class nvidia" if "nvidia" in names else "no runtime class nvidia"
     return passed(f"{has}; our pods use the nodes' default runtime, which must be NVIDIA's")
 
@@ -238,7 +238,7 @@ def dns(context: CheckContext) -> CheckResult:
         try:
             pods = cluster.list_all(POD, namespace="kube-system", selector="k8s-app=kube-dns")
         except Forbidden as error:
-            raise Skipped(str(error).partition("; ")[0]) from error
+            raise Skipped(error.problem) from error
     if not pods:
         raise Skipped("no pod in kube-system has the label k8s-app=kube-dns")
     ready = sum(

@@ -52,7 +52,7 @@ def login(context: CheckContext) -> CheckResult:
     answer = context.on_vm(lambda host: _query(context, host, image, (str(section.user), password)))
     if isinstance(answer, vm_jobs.JobFailed):
         fault = _BY_KIND.get(answer.kind, NOT_A_REGISTRY)
-        return fault.result(registry_provider(image.host), message=answer.message.partition("; ")[0])
+        return fault.result(registry_provider(image.host), message=answer.problem)
     if answer["digest"] is None:
         return NOT_PUSHED.result(reference=image)
     return passed(f"the login works and may push; {image} is {answer['digest'][:19]}")

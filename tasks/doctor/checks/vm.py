@@ -9,7 +9,7 @@ from remote.image.engine import FolderInfo
 from remote.image.vm_info import workdir_path
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.faults import CheckResult, CheckStatus, Fault, from_message, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, from_error, passed
 from tasks.image import build_profiles
 from tasks.image.build import plan_build
 
@@ -37,7 +37,7 @@ def connection(context: CheckContext) -> CheckResult | list[CheckResult]:
     vm = context.machine.get_or_raise()
     elapsed_sec = time.monotonic() - started
     if problems := vm.problems():
-        return [from_message(problem) for problem in problems]
+        return [from_error(problem) for problem in problems]
     version = ".".join(map(str, vm.python))
     login = f"{context.vm.get_or_skip().name}: {vm.user}, in {elapsed_sec:.1f} s"
     return passed(f"{login}; {vm.system}, Python {version}, {vm.cores} cores, {vm.memory_bytes / 1e9:.0f} GB")

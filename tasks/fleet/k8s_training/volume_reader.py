@@ -58,8 +58,8 @@ def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) 
     reader_objects = _reader_objects(jobs) or _rendered_reader_objects(settings, cluster, run)
     if not reader_objects:
         raise UsageError(
-            f"run {run.run_id}: no pod can read the volume, as cluster.volume.handle is null; set it as it was "
-            "for the training, then rerun the command"
+            f"run {run.run_id}: no pod can read the volume, as cluster.volume.handle is null",
+            remedy="set it as it was for the training, then rerun the command",
         )
     print(f"creating pod {READER} to read the volume", flush=True)
     cluster.apply(reader_objects)
@@ -68,7 +68,9 @@ def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) 
         deadline = time.monotonic() + settings.cluster.ready_timeout_sec
         while (error := _probe_error(host)) is not None:
             if time.monotonic() > deadline:
-                raise RetryableError(f"{error} (for {settings.cluster.ready_timeout_sec:g} s); see `inv status`")
+                raise RetryableError(
+                    f"{error} (for {settings.cluster.ready_timeout_sec:g} s)", remedy="see `inv status`"
+                )
             time.sleep(_POLL_SEC)
         yield host
     finally:

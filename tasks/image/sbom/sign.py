@@ -62,7 +62,7 @@ def _pass_phrase(settings: Settings, key: str) -> Secret:
     text = prompt_hidden(f"pass phrase of {key}: ")
     if not text:
         raise UsageError(
-            f"image.sign_key: {key}: needs a pass phrase, and there is no terminal to enter it; set "
-            "image.sign_password_file to a file that only you can read"
+            f"image.sign_key: {key}: needs a pass phrase, and there is no terminal to enter it",
+            remedy="set image.sign_password_file to a file that only you can read",
         )
     return Secret(text)

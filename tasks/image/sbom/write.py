@@ -108,10 +108,10 @@ def write_documents(context: Context, *, push: bool) -> None:
     subject = _subject(settings, name, str(image.id), dict(image.labels))
     if reference is not None and subject.repository != reference.repository:
         raise UsageError(
-            f"{name} was not pushed to {reference.repository} as it is now; "
-            "`inv push`, then retry `inv image.bom --push`"
+            f"{name} was not pushed to {reference.repository} as it is now",
+            remedy="`inv push`, then retry `inv image.bom --push`",
         )
-    with file_errors(lock, "; `inv image.lock` writes it"):
+    with file_errors(lock, "`inv image.lock` writes it"):
         locked = lock.read_text(encoding="utf-8")
     components, documents = _documents(name, subject, container, locked)
     parameters = {"profile": settings.image.profile, "target": settings.image.target, "image": name}

@@ -83,8 +83,8 @@ class TenancyApi:
         # The SDK's RequestException is an OSError; a proxy's page may not be UTF-8.
         except (OSError, UnicodeDecodeError, ClientError, *TOKEN_ERRORS) as error:
             raise RetryableError(
-                f"{operation.action}: no complete response from {self.region}: {root_cause(error)}; check network and "
-                "proxy, then retry"
+                f"{operation.action}: no complete response from {self.region}: {root_cause(error)}",
+                remedy="check network and proxy, then retry",
             ) from error
 
     def get_object(self, operation: Operation, method: Any, *arguments: Any, **options: Any) -> Json:
@@ -95,7 +95,8 @@ class TenancyApi:
     def check_type(self, operation: Operation, data: Any, kind: type) -> Any:
         if not isinstance(data, kind):
             raise RetryableError(
-                f"{operation.action}: not an API response: {str(data)[:80]!r}; is a proxy intercepting the connection?"
+                f"{operation.action}: not an API response: {str(data)[:80]!r}",
+                remedy="is a proxy intercepting the connection?",
             )
         return data
 
@@ -105,7 +106,8 @@ class TenancyApi:
             return parser(item)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RetryableError(
-                f"{operation.action}: malformed object: {str(item)[:80]!r}; is a proxy intercepting the connection?"
+                f"{operation.action}: malformed object: {str(item)[:80]!r}",
+                remedy="is a proxy intercepting the connection?",
             ) from error
 
     def text_field(self, operation: Operation, item: Json, key: str) -> str:
@@ -131,7 +133,9 @@ class TenancyApi:
             if not page:
                 return
             if page in seen_pages or len(seen_pages) >= MAX_PAGES:
-                raise RetryableError(f"{operation.action}: pagination did not end after {len(seen_pages)} pages; retry")
+                raise RetryableError(
+                    f"{operation.action}: pagination did not end after {len(seen_pages)} pages", remedy="retry"
+                )
             seen_pages.add(page)
             options["page"] = page
 
@@ -192,7 +196,7 @@ def check_region_exists(setting: str, region: str) -> None:
         return
     suggestions = get_close_matches(region, regions.REGIONS, 1, 0.6)
     remedy = f"did you mean {suggestions[0]}?" if suggestions else "a newer SDK may know it: pip install --upgrade oci"
-    raise UsageError(f"{setting}: {region}: no such region; {remedy}")
+    raise UsageError(f"{setting}: {region}: no such region", remedy=remedy)
 
 
 def resolve_compartment(settings: Settings, api: TenancyApi) -> tuple[str, str]:
@@ -220,11 +224,12 @@ def resolve_compartment(settings: Settings, api: TenancyApi) -> tuple[str, str]:
     if matching:
         ids = ", ".join(str(compartment.get("id")) for compartment in matching)
         raise UsageError(
-            f"tenancy.compartment: {len(matching)} compartments are named {wanted}: {ids}; set one of these OCIDs"
+            f"tenancy.compartment: {len(matching)} compartments are named {wanted}: {ids}",
+            remedy="set one of these OCIDs",
         )
     known = sorted(str(compartment.get("name")) for compartment in compartments)
     examples = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-    raise UsageError(f"tenancy.compartment: no compartment {wanted}; existing ones: {examples or 'none'}")
+    raise UsageError(f"tenancy.compartment: no compartment {wanted}", remedy=f"existing ones: {examples or 'none'}")
 
 
 def get_namespace(api: TenancyApi) -> str:

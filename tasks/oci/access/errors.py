@@ -59,32 +59,35 @@ def to_task_error(
     if status == 401:
         skewed = describe_clock_skew(headers, now)
         if skewed is not None:
-            return UsageError(f"{problem}: {skewed}; set it (timedatectl set-ntp true), then retry{request_note}")
+            return UsageError(
+                f"{problem}: {skewed}", remedy=f"set it (timedatectl set-ntp true), then retry{request_note}"
+            )
         likely_cause = (
             "is it in a dynamic group"
             if caller.is_instance
             else "is its key still uploaded (console: User settings, API keys)"
         )
         return UsageError(
-            f"{problem}: {caller.credentials} is not accepted in {caller.region}: {reason}; {likely_cause}, and is the "
-            f"tenancy subscribed to the region?{request_note}"
+            f"{problem}: {caller.credentials} is not accepted in {caller.region}: {reason}",
+            remedy=f"{likely_cause}, and is the tenancy subscribed to the region?{request_note}",
         )
     if "limitexceeded" in (code or "").lower() or (code or "").lower() == "quotaexceeded":
         return UsageError(
-            f"{problem}: {reason}; use less, or request more (console: Limits, Quotas and Usage){request_note}"
+            f"{problem}: {reason}",
+            remedy=f"use less, or request more (console: Limits, Quotas and Usage){request_note}",
         )
     if status == 403:
-        return UsageError(f"{problem}: {reason}; {policy_remedy}{request_note}")
+        return UsageError(f"{problem}: {reason}", remedy=f"{policy_remedy}{request_note}")
     if status == 404:
         return ApiNotFound(
             f"{problem}: {reason}; it does not exist, or is not visible to this user: {policy_remedy}{request_note}"
         )
     if status in (409, 412):
         return ConfirmationRequired(
-            f"{problem}: {reason}; it was modified concurrently: check it, then retry{request_note}"
+            f"{problem}: {reason}", remedy=f"it was modified concurrently: check it, then retry{request_note}"
         )
     if status == 429 or status >= 500:
-        return RetryableError(f"{problem}: {reason}; tried several times; retry later{request_note}")
+        return RetryableError(f"{problem}: {reason}", remedy=f"tried several times; retry later{request_note}")
     return UsageError(f"{problem}: {reason}{request_note}")
 
 

@@ -42,16 +42,16 @@ def create_instance_signer() -> Any:
         problem = f"{_SETTING}: no token for this instance: {error.status} {error.code or ''}".rstrip()
         detail = f"{problem}: {_one_line(error.message)}"
         if error.status == 429 or error.status >= 500:
-            raise RetryableError(f"{detail}; tried several times; retry later") from error
+            raise RetryableError(detail, remedy="tried several times; retry later") from error
         now = datetime.datetime.now(datetime.UTC)
         skewed = describe_clock_skew(error.headers, now) if error.status == 401 else None
         if skewed is not None:
-            raise UsageError(f"{problem}: {skewed}; set it (timedatectl set-ntp true), then retry") from error
-        raise UsageError(f"{detail}; if this machine is not an instance, set tenancy.auth: config") from error
+            raise UsageError(f"{problem}: {skewed}", remedy="set it (timedatectl set-ntp true), then retry") from error
+        raise UsageError(detail, remedy="if this machine is not an instance, set tenancy.auth: config") from error
     except (OSError, ClientError, ValueError, *TOKEN_ERRORS) as error:
         raise UsageError(
-            f"{_SETTING}: no instance credentials here ({root_cause(error)}); use it on an instance of the tenancy in "
-            "a dynamic group; elsewhere set tenancy.auth: config"
+            f"{_SETTING}: no instance credentials here ({root_cause(error)})",
+            remedy="use it on an instance of the tenancy in a dynamic group; elsewhere set tenancy.auth: config",
         ) from error
 
 

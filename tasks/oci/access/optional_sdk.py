@@ -13,5 +13,6 @@ def require_sdk() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"the tenancy tasks need Oracle's SDK ({error.name} is missing); type: pip install '.[tenancy]' (500 MB)"
+            f"the tenancy tasks need Oracle's SDK ({error.name} is missing)",
+            remedy="type: pip install '.[tenancy]' (500 MB)",
         ) from error

@@ -79,7 +79,9 @@ def read_profile(file: Path, name: str, *, region: str | None, now: float) -> Oc
     def require(key: str) -> str:
         value = values.get(key, "").strip()
         if not value:
-            raise UsageError(f"{section}: {key}: missing; `oci setup config` writes it; or set tenancy.profile")
+            raise UsageError(
+                f"{section}: {key}: missing", remedy="`oci setup config` writes it; or set tenancy.profile"
+            )
         return value
 
     tenancy = require("tenancy")
@@ -123,7 +125,7 @@ def check_private(path: Path, reason: str) -> None:
         return  # reading it reports the error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         name = display_path(path)
-        raise UsageError(f"{name}: other users can access it, and {reason}; type: chmod 600 {name}")
+        raise UsageError(f"{name}: other users can access it, and {reason}", remedy=f"type: chmod 600 {name}")
 
 
 def _read_section(file: Path, name: str) -> dict[str, str]:
@@ -133,11 +135,14 @@ def _read_section(file: Path, name: str) -> dict[str, str]:
         parser.read_string(text)
     except FileNotFoundError as error:
         raise UsageError(
-            f"{display_path(file)}: does not exist; create it with `oci setup config` or `oci session authenticate`, "
-            "or set tenancy.config_file, or tenancy.auth: instance_principal"
+            f"{display_path(file)}: does not exist",
+            remedy="create it with `oci setup config` or `oci session authenticate`, "
+            "or set tenancy.config_file, or tenancy.auth: instance_principal",
         ) from error
     except OSError as error:
-        raise UsageError(f"{display_path(file)}: cannot be read: {error.strerror}; set tenancy.config_file") from error
+        raise UsageError(
+            f"{display_path(file)}: cannot be read: {error.strerror}", remedy="set tenancy.config_file"
+        ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{display_path(file)}: expected UTF-8 text") from error
     except configparser.Error as error:
@@ -147,7 +152,7 @@ def _read_section(file: Path, name: str) -> dict[str, str]:
         raise UsageError(f"{display_path(file)}{at}: cannot be read: expected `key=value` lines") from error
     if name != parser.default_section and not parser.has_section(name):
         known = ", ".join([parser.default_section, *parser.sections()])
-        raise UsageError(f"{display_path(file)}: no profile {name}, only {known}; set tenancy.profile")
+        raise UsageError(f"{display_path(file)}: no profile {name}, only {known}", remedy="set tenancy.profile")
     return dict(parser[name])
 
 
@@ -169,9 +174,9 @@ def _read_session_token(path: Path, name: str, region: str, now: float) -> Secre
         payload = text.split(".")[1]
         expires = float(json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"])
     except (LookupError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{display_path(path)}: not a session's token; {remedy}") from error
+        raise UsageError(f"{display_path(path)}: not a session's token", remedy=remedy) from error
     if expires <= now:
-        raise UsageError(f"{display_path(path)}: the session expired {_format_age(now - expires)} ago; {remedy}")
+        raise UsageError(f"{display_path(path)}: the session expired {_format_age(now - expires)} ago", remedy=remedy)
     return Secret(text)
 
 

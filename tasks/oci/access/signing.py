@@ -70,7 +70,7 @@ def _load_key(profile: OciProfile, phrase: Secret | None, ask_pass_phrase: PassP
         typed = ask_pass_phrase(profile)
         if typed is None:
             raise UsageError(
-                f"{name}: the key has a pass phrase; put pass_phrase=... into {profile}, chmod 600"
+                f"{name}: the key has a pass phrase", remedy=f"put pass_phrase=... into {profile}, chmod 600"
             ) from error
         return _load_key(profile, typed, lambda _: None)
     except ValueError as error:

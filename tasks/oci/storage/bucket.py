@@ -52,7 +52,7 @@ class OciBucket:
                 sizes.pop(prefix, None)
                 return sizes
             if next_start <= start:  # names are listed in order
-                raise RetryableError(f"{operation.action}: pagination does not advance; retry")
+                raise RetryableError(f"{operation.action}: pagination does not advance", remedy="retry")
             start = next_start
 
     def has(self, name: str, path: Path, size: int | None) -> bool:
@@ -160,5 +160,6 @@ def _check_confirmation(name: str, confirmed: str | None, expected: str) -> None
     if confirmed != expected:
         raise ConfirmationRequired(
             f"{name}: the bucket confirms MD5 {confirmed}, not {expected}: a proxy changed the data, or the file "
-            "changed; check them, then retry"
+            "changed",
+            remedy="check them, then retry",
         )

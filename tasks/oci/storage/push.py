@@ -76,8 +76,8 @@ def _list_objects(api: TenancyApi, bucket: OciBucket, address: BucketAddress) ->
         own_namespace = get_namespace(api)
         if address.namespace in (None, own_namespace):
             raise
-        raise UsageError(
-            f"{error}; {address.namespace} is not this tenancy's namespace, which is {own_namespace}"
+        raise UsageError.from_error(
+            error, remedy=f"{address.namespace} is not this tenancy's namespace, which is {own_namespace}"
         ) from error
 
 
@@ -88,12 +88,13 @@ def _check_no_other_objects(
     remedy = "choose another prefix, or empty this one"
     if others:
         raise UsageError(
-            f"adapter.push: --bucket: {address.prefix}/ contains other objects, such as {others[0]!r}; {remedy}"
+            f"adapter.push: --bucket: {address.prefix}/ contains other objects, such as {others[0]!r}", remedy=remedy
         )
     sums_object = address.object_name(SUMS_FILE)
     if sums_object in existing and not bucket.has(sums_object, sums, existing[sums_object]):
         raise UsageError(
-            f"adapter.push: --bucket: {address.prefix}/ contains another version according to its {SUMS_FILE}; {remedy}"
+            f"adapter.push: --bucket: {address.prefix}/ contains another version according to its {SUMS_FILE}",
+            remedy=remedy,
         )
 
 
@@ -120,5 +121,6 @@ def _verify(bucket: OciBucket, address: BucketAddress, paths: Mapping[str, Path]
     ]
     if mismatches:
         raise ConfirmationRequired(
-            f"{mismatches[0]!r}: checksum mismatch after upload; check whether another writer uses {address.prefix}/"
+            f"{mismatches[0]!r}: checksum mismatch after upload",
+            remedy=f"check whether another writer uses {address.prefix}/",
         )

@@ -113,11 +113,11 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
             state = dataclasses.replace(state, evaluations=[], first_losses=[], best_step=None)
         return ResumePoint(path=path, manifest=manifest, state=state, history=history, changed=list(changed.values()))
     if others:
-        raise InputError(f"{others[0]}; restore these values, or use another folder for checkpoints")
+        raise InputError(f"{others[0]}", remedy="restore these values, or use another folder for checkpoints")
     if broken:
         raise InputRejected(
-            f"{checkpoints}: all {len(broken)} checkpoints are broken ({broken[0]}); restore one, or remove the folder "
-            "to start from scratch"
+            f"{checkpoints}: all {len(broken)} checkpoints are broken ({broken[0]})",
+            remedy="restore one, or remove the folder to start from scratch",
         )
     return None
 
@@ -207,6 +207,6 @@ def check_free_space(checkpoints: Path, needed: int) -> None:
     free = stat.f_bavail * stat.f_frsize
     if free < needed:
         raise InputError(
-            f"{checkpoints}: {free / 2**20:,.0f} MiB free, checkpoints need {needed / 2**20:,.0f} MiB; free some "
-            "space, or use a folder on another disk"
+            f"{checkpoints}: {free / 2**20:,.0f} MiB free, checkpoints need {needed / 2**20:,.0f} MiB",
+            remedy="free some space, or use a folder on another disk",
         )

@@ -98,7 +98,7 @@ class Registry:
                 tls.load_verify_locations(certificate)
             except OSError as error:
                 raise VmAgentError(
-                    "usage", f"{certificate}: cannot be read: {error.strerror or error}; correct the file"
+                    "usage", f"{certificate}: cannot be read: {error.strerror or error}", remedy="correct the file"
                 ) from error
         # Requests to this machine have no TLS. They bypass the proxy, which could read the login.
         proxies = {kind: proxy for kind, proxy in urllib.request.getproxies().items() if kind != "http"}
@@ -177,7 +177,7 @@ class Registry:
             actual = "a web page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
             remedy = "correct registry.image, or check the proxy between the VM and the registry"
             raise VmAgentError(
-                "usage", f"{self.host} returned {actual} instead of the manifest of {self.path}; {remedy}"
+                "usage", f"{self.host} returned {actual} instead of the manifest of {self.path}", remedy=remedy
             ) from error
         return manifest
 
@@ -195,7 +195,7 @@ class Registry:
                 raise
             return
         if upload is None:
-            raise VmAgentError("absent", f"{self.host} has no repository {self.path}; {CREATE_REPOSITORY_HINT}")
+            raise VmAgentError("absent", f"{self.host} has no repository {self.path}", remedy=CREATE_REPOSITORY_HINT)
         with contextlib.suppress(VmAgentError):  # an upload also expires automatically
             location = self._resolve_url(url, upload.headers.get("Location", url))
             if location != url and _origin(location) == _origin(self.base):
@@ -224,7 +224,7 @@ class Registry:
         url = f"{self.base}/{self.path}/manifests/{name}"
         response = self._request(url, {"Content-Type": media_type}, method="PUT", data=content)
         if response is None:
-            raise VmAgentError("absent", f"{self.host} has no repository {self.path}; {CREATE_REPOSITORY_HINT}")
+            raise VmAgentError("absent", f"{self.host} has no repository {self.path}", remedy=CREATE_REPOSITORY_HINT)
         return bool(response.headers.get("OCI-Subject"))
 
     def _resolve_url(self, url: str, location: str) -> str:
@@ -320,8 +320,8 @@ class Registry:
         if _hostname(realm) not in self.token_hosts:
             raise VmAgentError(
                 "refused",
-                f"{self.host} directs the login of {self.user} to {_hostname(realm)}; if that is its token service, "
-                "add it to registry.token_hosts",
+                f"{self.host} directs the login of {self.user} to {_hostname(realm)}",
+                remedy="if that is its token service, add it to registry.token_hosts",
             )
 
     def _to_error(self, error: urllib.error.HTTPError, method: str) -> VmAgentError:
@@ -332,7 +332,8 @@ class Registry:
         if error.code == 403 and method in ("GET", "HEAD"):
             return VmAgentError(
                 "forbidden",
-                f"{self.host}: user {self.user} may not read {self.path}: {_status_line(error)}; grant the user pull "
+                f"{self.host}: user {self.user} may not read {self.path}: {_status_line(error)}",
+                remedy="grant the user pull "
                 f"permission, or correct registry.image or registry.user; {CREATE_REPOSITORY_HINT}",
             )
         if error.code == 403:

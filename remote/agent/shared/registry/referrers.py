@@ -156,7 +156,9 @@ def _fetch_text(registry: Registry, digest: object) -> str | None:
 def _fetch_image_manifest(registry: Registry, name: str) -> bytes:
     content = registry.manifest_bytes(name)
     if content is None:
-        raise VmAgentError("usage", f"{registry.host} has no {name} in {registry.path}; push it with `inv push`")
+        raise VmAgentError(
+            "usage", f"{registry.host} has no {name} in {registry.path}", remedy="push it with `inv push`"
+        )
     return content
 
 

@@ -16,7 +16,7 @@ from bench.harness.record import summary_line
 from bench.records import SCALES, Trial, suite
 from bench.records.result import Steps, TrialResult
 from bench.records.run import Progress
-from bench.records.status import Outcome, TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus, read_failure
 from bench.records.workloads import WORKLOADS
 from bench.workloads import load
 from tests.support.paths import ROOT
@@ -64,8 +64,16 @@ def test_inspect_reports_the_inputs_or_rejects_them_in_one_line(capsys, model_fo
         file.write("no chat\n")
     assert cli.main(["inspect", "--model", str(model_folder), "--data", str(data_file)]) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
+    failed = read_failure(out.encode())
+    assert failed is not None
+    assert (failed[0], f"{failed[1]}\n") == (ReasonCode.BAD_INPUT, err)
     assert err.startswith(f"{data_file}: line 21: ")
+    assert (err.count("\n"), read_failure(b""), read_failure(b"{"), read_failure(b'{"kind": "error"}')) == (
+        1,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("name", BEFORE_THE_STACK)

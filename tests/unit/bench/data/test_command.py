@@ -59,5 +59,5 @@ def test_errors_are_one_line(
 ) -> None:
     assert run_data_command(*arguments, **document) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
+    assert (json.loads(out)["reason_code"], err.count("\n")) == ("bad_input", 1)
     assert re.search(message, err)

@@ -22,6 +22,7 @@ def test_each_end_has_the_exit_code_that_scripts_rely_on() -> None:
         errors.UsageError: 2,
         errors.RetryableError: 3,
         errors.ConfirmationRequired: 4,
+        errors.Undecided: 5,
         errors.Interrupted: 130,
     }
     assert all(issubclass(subclass, Exit) for subclass in classes), "Invoke prints its message and exits with its code"

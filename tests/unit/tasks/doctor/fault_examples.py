@@ -24,14 +24,14 @@ from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
 from remote.image.vm_info import VmFacts
 from tasks.doctor.checks.nodes import CAUSES as NODE_CAUSES
-from tasks.faults import from_message
+from tasks.faults import from_error
 
 Rows = Sequence[tuple[str, str]]
 _INSTANCE_TYPE, _PRODUCT = "VM.GPU.A10.1", "NVIDIA-A10"
 
 
-def _row(message: object) -> tuple[str, str]:
-    result = from_message(str(message))
+def _row(error: object) -> tuple[str, str]:
+    result = from_error(error)
     return result.message, result.remedy
 
 

@@ -213,7 +213,7 @@ def test_each_answer_of_a_registry(kind: str, fault: Fault, result_of: ResultOf,
     (project / "token").touch(mode=0o600)
     (project / "token").write_text("secret")
     text = "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}"
-    result = result_of("registry login", text, on_vm=vm_jobs.JobFailed(kind, "what it says; and more"))
+    result = result_of("registry login", text, on_vm=vm_jobs.JobFailed(kind, "what it says", remedy="and more"))
     assert is_fault(result, fault)
     assert result.message.endswith(": what it says")
     assert result.is_transient is (kind == "transient")
@@ -384,9 +384,9 @@ def test_credentials_of_the_tenancy_that_cannot_be_used(result_of: ResultOf, mon
     """Check the result of a rejected login; the tests of tasks/oci have `access` itself."""
 
     def reject(_: object) -> None:
-        raise UsageError("~/.oci/config: no profile DEFAULT; there are OTHER; set tenancy.profile")
+        raise UsageError("~/.oci/config: no profile DEFAULT; there are OTHER", remedy="set tenancy.profile")
 
     monkeypatch.setitem(sys.modules, oci.CLIENTS_MODULE, SimpleNamespace(connect=reject))
     result = result_of("tenancy login", "{}", "tenancy")
-    assert (result.status, result.remedy) == (CheckStatus.FAIL, "there are OTHER; set tenancy.profile")
+    assert (result.status, result.remedy) == (CheckStatus.FAIL, "set tenancy.profile")
     assert result_of("tenancy login").status is CheckStatus.SKIP

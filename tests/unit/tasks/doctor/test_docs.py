@@ -17,7 +17,7 @@ from bench.machine import isolation, preflight
 from bench.records import suite
 from tasks.doctor.docs import DOCUMENT_PATH, MESSAGES, document_rows, render
 from tasks.doctor.registry import all_checks
-from tasks.faults import from_message
+from tasks.faults import from_error
 from tests.support.paths import ROOT
 from tests.unit.tasks.doctor import fault_examples
 
@@ -101,8 +101,8 @@ def rejection(function: Callable[[], object], path: str, replacement: str) -> li
     """Return message and remedy of the function's InputError, with the test's path replaced."""
     with pytest.raises(InputError) as caught:
         function()
-    result = from_message(str(caught.value).replace(path, replacement))
-    return [result.message, result.remedy]
+    result = from_error(caught.value)
+    return [result.message.replace(path, replacement), result.remedy.replace(path, replacement)]
 
 
 def test_the_document_has_the_messages_of_bench_about_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tasks.doctor.context import CheckContext, SharedFact
 from tasks.doctor.registry import all_checks
 from tasks.doctor.runner import run_check, run_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError
-from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_message, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tests.unit.tasks.doctor.conftest import MakeContext
 
 
@@ -42,11 +42,11 @@ def test_result_and_document_row_of_a_fault() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "remedy", "is_transient"),
     [
-        (UsageError("x: wrong; type y"), CheckStatus.FAIL, "type y", False),
-        (RetryableError("x: wrong; type y"), CheckStatus.FAIL, "type y", True),
-        (LoginRefused("x: wrong; type y"), CheckStatus.FAIL, "type y", False),
-        (OSError("x: wrong; type y"), CheckStatus.FAIL, "type y", False),
-        (Unreachable("x: wrong; see the VPN"), CheckStatus.FAIL, "see the VPN; `inv doctor` retries", True),
+        (UsageError("x: wrong", remedy="type y"), CheckStatus.FAIL, "type y", False),
+        (RetryableError("x: wrong", remedy="type y"), CheckStatus.FAIL, "type y", True),
+        (LoginRefused("x: wrong", remedy="type y"), CheckStatus.FAIL, "type y", False),
+        (OSError("x: wrong"), CheckStatus.FAIL, "", False),
+        (Unreachable("x: wrong", remedy="see the VPN"), CheckStatus.FAIL, "see the VPN; `inv doctor` retries", True),
         (Skipped("x: wrong"), CheckStatus.SKIP, "", False),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_fact_is_computed_once_and_one_check_reports_its_error() -> None:
 
     def compute() -> int:
         calls.append(1)
-        raise UsageError("no kubeconfig; make one")
+        raise UsageError("no kubeconfig", remedy="make one")
 
     shared = SharedFact(compute, "cluster reachable")
     with pytest.raises(UsageError, match="no kubeconfig"):
@@ -99,7 +99,7 @@ def test_a_fact_has_the_title_of_an_existing_check(make_context: MakeContext) ->
 
 WARNING = CheckResult(status=CheckStatus.WARN, message="hm")
 SKIPPED = CheckResult(status=CheckStatus.SKIP, message="why")
-FAILURE, TRANSIENT = from_message("x; y"), from_message("x; y", is_transient=True)
+FAILURE, TRANSIENT = from_error("x"), from_error("x", is_transient=True)
 EXIT_CODES: dict[str, tuple[list[CheckResult], int]] = {
     "ok": ([passed("good")], 0),
     "warning": ([WARNING], 0),
