@@ -17,6 +17,7 @@ from remote.image import vm_jobs
 from remote.image.engine import FolderInfo
 from remote.providers import PROVIDERS
 from tasks.doctor.checks import bench, cluster, machine, nodes, oci, registry, runs, settings, vm
+from tasks.doctor.registry import all_checks
 from tasks.errors import UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault
 from tasks.reports.runs import RunInfo
@@ -299,6 +300,13 @@ def test_a_fault_has_the_same_sentences_in_a_check_and_in_a_command() -> None:
     result, error = cluster.NO_CSI.result(provider, **values), cluster.NO_CSI.error(provider, "n", **values)
     assert (error.problem, error.remedy) == (result.message, f"{result.remedy}; n")
     assert result.remedy == provider.texts["volume-driver"] != cluster.NO_CSI.result(**values).remedy
+
+
+def test_provider_generic_has_no_checks_of_a_cloud() -> None:
+    own = {check.subject for check in all_checks((PROVIDERS["oci"],))} - {
+        check.subject for check in all_checks((PROVIDERS["generic"],))
+    }
+    assert own == {"tenancy"}
 
 
 def test_an_unused_cluster_is_skipped(result_of: ResultOf) -> None:
