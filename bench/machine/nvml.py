@@ -101,6 +101,12 @@ class Gpu:
         return _text(self._query("nvmlDeviceGetName"))
 
     @property
+    def usable_memory_bytes(self) -> int | None:
+        """Memory that processes can use: without the driver's, if the driver tells it."""
+        memory = self._memory()
+        return None if memory is None else int(memory.total) - int(getattr(memory, "reserved", 0))
+
+    @property
     def compute_capability(self) -> tuple[int, int] | None:
         version = self._query("nvmlDeviceGetCudaComputeCapability")
         return None if version is None else (int(version[0]), int(version[1]))

@@ -10,7 +10,7 @@ backward. `saved` follows from each recipe, in bytes per unit of the model's wid
 Fitted to the peaks of 60 configurations on one H200 with Mistral-7B's shape (`tests/benchmarks/_memory_grid.py`; errors
 in docs/performance.md), and corrected by others, chosen afterwards: adapters beyond attention, on a part of it, or
 without dropout, gradients of large ranks, masks over long rows. The prediction is the allocator's peak
-(`torch.cuda.max_memory_allocated`), without the driver's context and fragmentation.
+(`torch.cuda.max_memory_allocated`); `device_bytes` adds what the allocator reserves beyond it and the CUDA context.
 
 Not covered: CPUs, inference, loading (whose peak is below training's), host memory.
 """
@@ -31,6 +31,10 @@ HELD_WEIGHT_BYTES = {"bf16": 2.0, "int8_backward": 1.0, "int8": 2.0}
 OUTLIER_COLUMNS = 32  # as in `bench.qlora.recipes.int8`
 QUANT_BLOCK = 128  # as in `bench.kernels.int8.block_quant`
 MIB = 1 << 20
+# One captured INT8 step with 19 held layers took 20.4 GiB allocated, 21.31 reserved, 21.98 of the device.
+RESERVED_SHARE = 21.31 / 20.4
+CONTEXT_BYTES = 686 * MIB  # CUDA context and kernel modules
+SPARE_BYTES = 512 * MIB  # left free of a GPU's memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +192,16 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     copies = 2 if captured and not trial.offload_checkpoints else 1
     constant = base_bytes(config, trial) + adapter_bytes(config, trial) + copies * GRADIENT_BYTES * gradients
     return round(constant + positions * saved + phase_bytes)
+
+
+def device_bytes(peak: float) -> int:
+    """Predict the bytes that a process takes of a GPU, from its allocator's peak."""
+    return round(peak * RESERVED_SHARE) + CONTEXT_BYTES
+
+
+def largest_peak(total: int) -> int:
+    """Return the allocator's largest peak on a GPU of `total` bytes that leaves SPARE_BYTES free; 0 if none does."""
+    return max(0, int((total - SPARE_BYTES - CONTEXT_BYTES) / RESERVED_SHARE))
 
 
 def _largest_weight(architecture: Architecture, config: Mapping[str, Any], *, joins: bool) -> int:

@@ -124,7 +124,11 @@ def sample_lengths(model: str, data: str, conversations: list[Conversation], pos
 
 
 def _gpu() -> dict[str, Any] | None:
-    """Return name and memory of the GPU that a trial would use; None without a GPU."""
+    """Return name and memory of the GPU that a trial would use, and the largest peak that fits; None without a GPU."""
     nvml.number_gpus_by_bus()
     gpus = nvml.visible_gpus()
-    return {"name": gpus[0].name, "memory_bytes": gpus[0].read().memory_total_bytes} if gpus else None
+    if not gpus:
+        return None
+    total = gpus[0].usable_memory_bytes
+    largest = None if total is None else memory.largest_peak(total)
+    return {"name": gpus[0].name, "memory_bytes": total, "largest_peak_bytes": largest}

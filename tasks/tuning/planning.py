@@ -16,7 +16,6 @@ from tasks.settings.load import Settings
 from tasks.tuning import space
 from tasks.tuning.search_state import TuneRecord
 
-CONTEXT_BYTES = 600 << 20  # memory taken by driver, kernel modules and fragmentation
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
 
 
@@ -95,11 +94,10 @@ def check_same_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
 
 
 def _limit_bytes(limit: float | None, gpu: Mapping[str, Any] | None) -> int | None:
-    """Return the memory that a configuration may use: the limit, else the GPU's memory without CONTEXT_BYTES."""
+    """Return the largest peak of a configuration: the limit, else what fits the GPU as its worker predicts."""
     if limit is not None:
         return round(limit * 2**30)
-    total = None if gpu is None else gpu["memory_bytes"]
-    return None if total is None else total - CONTEXT_BYTES
+    return None if gpu is None else gpu["largest_peak_bytes"]
 
 
 def _check_limit(record: TuneRecord) -> None:

@@ -132,6 +132,21 @@ def test_products_in_8_bits_and_captured_steps_take_the_measured_memory(make_tri
     assert predicted == pytest.approx(measured, rel=0.004 if captured else 0.01)
 
 
+A10_BYTES = 23_680_000_000  # 22.05 GiB
+
+
+@pytest.mark.parametrize(("held", "fits"), [(16, True), (18, True), (19, False), (20, False)])
+def test_held_layers_leave_half_a_gib_of_an_a10(make_trial, held, fits):
+    predicted = peak(make_trial, captured=True, **(IN_8_BITS | {"held_layers": held}))
+    assert (memory.device_bytes(predicted) + memory.SPARE_BYTES <= A10_BYTES) is fits
+    assert (predicted <= memory.largest_peak(A10_BYTES)) is fits
+
+
+def test_the_memory_of_the_device_is_the_measured_one():
+    assert memory.device_bytes(20.4 * 2**30) == pytest.approx(21.98 * 2**30, rel=0.001)
+    assert memory.largest_peak(1 << 30) == 0
+
+
 def test_the_constants_still_predict_the_measured_peaks():
     # 60 fitted points and 25 chosen afterwards, all of H200s; the documented error is 3 % and 8 %.
     measured = [fitted_ratios(), *map(held_out_ratios, HELD_OUT)]
