@@ -45,14 +45,17 @@ class Program:
 
 
 @functools.cache
-def load_program(*packages: str) -> Program:
-    """Load all modules of `packages`, without subpackages, and the `__init__` of each parent package."""
+def load_program(*names: str) -> Program:
+    """Load modules and packages, these without their subpackages, and the `__init__` of each parent package."""
     modules = set()
-    for package in packages:
-        names = package.split(".")
-        modules |= {".".join((*names[:depth], "__init__")) for depth in range(1, len(names))}
-        files = (entry.name for entry in resources.files(package).iterdir())
-        modules |= {f"{package}.{name.removesuffix('.py')}" for name in files if name.endswith(".py")}
+    for name in names:
+        parts = name.split(".")
+        modules |= {".".join((*parts[:depth], "__init__")) for depth in range(1, len(parts))}
+        if resources.files(".".join(parts[:-1])).joinpath(f"{parts[-1]}.py").is_file():
+            modules.add(name)
+            continue
+        files = (entry.name for entry in resources.files(name).iterdir())
+        modules |= {f"{name}.{file.removesuffix('.py')}" for file in files if file.endswith(".py")}
     return Program(texts={_path(module): read_source(module) for module in sorted(modules)})
 
 

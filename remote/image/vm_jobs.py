@@ -19,7 +19,7 @@ from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable,
 from remote.hosts.bundle import PYTHON_FLAGS, load_program
 from remote.hosts.command import Command
 from remote.hosts.local import current_user
-from remote.jobs.agent import HOST_AGENT_PACKAGES, Agent
+from remote.jobs.agent import HOST_AGENT, Agent
 from remote.jobs.job import Job, JobSpec, JobState, JobStatus
 
 _logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Outcome:
 
 def create_agent(host: Host) -> Agent:
     """Create the agent of the build VM; its program contains the modules that jobs run there."""
-    return Agent(host, load_program(*HOST_AGENT_PACKAGES, _VM_AGENT, "remote.agent.shared.registry"))
+    return Agent(host, load_program(HOST_AGENT, _VM_AGENT, "remote.agent.shared", "remote.agent.shared.registry"))
 
 
 def slot_path(agent: Agent) -> str:

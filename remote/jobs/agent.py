@@ -18,7 +18,7 @@ from remote.hosts.process import MAX_OUTPUT_BYTES
 _logger = logging.getLogger(__name__)
 
 HOST_AGENT = "remote.agent.jobs"
-HOST_AGENT_PACKAGES = (HOST_AGENT, "remote.agent.shared")
+HOST_AGENT_MODULES = (HOST_AGENT, *(f"remote.agent.shared.{name}" for name in ("disk", "files", "wire")))
 CLAIM_SEC = 10.0  # a job that has just ended holds its slot for some milliseconds
 _CALL_SEC = 60.0
 _EXIT_FILE_MISSING = 2  # Python's exit code for a missing program file
@@ -32,8 +32,8 @@ class Agent:
     """Jobs and files on one host."""
 
     def __init__(self, host: Host, agent_program: Program | None = None) -> None:
-        """`agent_program` contains `HOST_AGENT_PACKAGES` and maybe more; None: only these."""
-        self.host, self.program = host, agent_program or load_program(*HOST_AGENT_PACKAGES)
+        """`agent_program` contains `HOST_AGENT_MODULES` and maybe more; None: only these."""
+        self.host, self.program = host, agent_program or load_program(*HOST_AGENT_MODULES)
         self._installed = False
 
     def start(self, job: str, spec: dict[str, Any], slot: str | None, names: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from remote.agent.build_vm import archive, build
 from remote.agent.build_vm import client as clients
 from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError
-from remote.hosts.bundle import load_program
-from remote.jobs.agent import HOST_AGENT_PACKAGES
+from remote.hosts.local import LocalHost
+from remote.image.vm_jobs import create_agent
 from tests.support.machines.failures import raises_agent_error
 
 
@@ -76,7 +76,7 @@ def test_an_engine_that_does_not_respond_is_transient(monkeypatch: pytest.Monkey
 
 
 def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
-    delivered = load_program(*HOST_AGENT_PACKAGES, "remote.agent.build_vm", "remote.agent.shared.registry")
+    delivered = create_agent(LocalHost(name="vm", workdir=str(tmp_path))).program
     for path, text in delivered.texts.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)

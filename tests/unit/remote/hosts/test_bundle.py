@@ -14,11 +14,11 @@ from remote.agent.scripts import install
 from remote.agent.shared import wire
 from remote.hosts.bundle import load_program, read_source
 from remote.image.vm_jobs import create_agent
-from remote.jobs.agent import HOST_AGENT, HOST_AGENT_PACKAGES
+from remote.jobs.agent import HOST_AGENT, HOST_AGENT_MODULES
 from tests.support.hosts.local_fleet import LocalFleet
 
 ROOT = Path(__file__).parents[4]
-PROGRAM = (*HOST_AGENT_PACKAGES, "remote.agent.build_vm", "remote.agent.shared.registry")
+PROGRAM = (HOST_AGENT, "remote.agent.build_vm", "remote.agent.shared", "remote.agent.shared.registry")
 DELIVERED = (*PROGRAM, "remote.agent.scripts")
 MODULES = sorted(
     f"{package}.{file.name.removesuffix('.py')}"
@@ -54,6 +54,15 @@ def test_a_delivered_module_parses_as_python_3_9_and_imports_only_delivered_modu
                 "remote.agent.build_vm.hf_hub",
                 "huggingface_hub",
             )
+
+
+def test_the_host_agent_has_every_module_that_it_imports_and_no_other() -> None:
+    program = load_program(*HOST_AGENT_MODULES)
+    modules = {path.removesuffix(".py").replace("/", ".") for path in program.texts}
+    imported = {name for module in modules for name in imports_of(module) if name.startswith("remote.")}
+    assert {name for name in imported if name not in modules} == set()
+    own = {module for module in modules if not module.startswith(HOST_AGENT) and not module.endswith("__init__")}
+    assert own == {name for name in imported if not name.startswith(HOST_AGENT)}
 
 
 def test_every_module_named_in_a_string_exists() -> None:
