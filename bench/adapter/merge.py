@@ -215,13 +215,22 @@ def _verify_existing(out: Path, facts: MergeFacts, log: Callable[[str], None]) -
     """Check that an existing folder is this merge, complete. Raises InputError."""
     try:
         is_same = json.loads((out / MERGE_FILE).read_bytes()) == schema.to_json(facts)
-        sums = [line.split("  ", 1) for line in (out / SUMS_FILE).read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):
-        is_same, sums = False, []
+        is_same = False
     if not is_same:
-        raise InputError(f"{out}: exists and is not this merge", remedy="name another folder, or remove it")
-    for digest, name in sums:
-        if not (out / name).is_file() or sha256_of(out / name) != digest:
-            raise InputError(f"{out / name}: does not match {SUMS_FILE}", remedy=f"remove {out} and retry")
+        raise InputError(f"{out}: exists and is not this merge; name another folder, or remove it")
+    verify_sums(out)
     log(f"{out}: already exists, verified")
     return facts
+
+
+def verify_sums(folder: Path) -> None:
+    """Check that every file that SHA256SUMS lists is unchanged. Raises InputError."""
+    try:
+        lines = (folder / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / SUMS_FILE}: cannot be read; remove {folder} and retry") from error
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        if Path(name).name != name or not (folder / name).is_file() or sha256_of(folder / name) != digest:
+            raise InputError(f"{folder / name}: does not match {SUMS_FILE}; remove {folder} and retry")

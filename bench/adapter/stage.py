@@ -1,9 +1,10 @@
-"""Staging for a server's pod: base and adapter, verified by digest, at fixed paths.
+"""Staging for a server's pod: base and adapter, or a merged model, verified by digest, at fixed paths.
 
-`inv serve` sends the adapter while this waits; on a shared volume it may exist already. A base on a volume is linked. A
-base in this image is copied, because the server's container has another image.
+`inv serve` sends the adapter or the merged model while this waits; on a shared volume it may exist already. A base on a
+volume is linked. A base in this image is copied, because the server's container has another image.
 """
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.adapter.base_check import check_base
+from bench.adapter.merge import MERGE_FILE, verify_sums
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.records.atomic_files import sha256_of
@@ -23,14 +25,15 @@ _POLL_SEC = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class StageRequest:
-    """Request to stage base and adapter in the folder `into`.
+    """Request to stage a model in the folder `into`: the base and its adapter, or without `adapter` a merged model.
 
-    `volumes` are the folders that the server's container mounts too, `wait_sec` the timeout for the adapter to arrive.
+    The digests are those of the training's base and adapter. `volumes` are the folders that the server's container
+    mounts too, `wait_sec` the timeout for adapter or merged model to arrive.
     """
 
     model: str
     model_sha256: str | None
-    adapter: str
+    adapter: str | None
     adapter_sha256: str
     into: str
     volumes: list[str]
@@ -39,25 +42,29 @@ class StageRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLayout:
-    """Paths of the staged base and adapter."""
+    """Paths of the staged base and adapter; `base` is the merged model if there is no adapter."""
 
     base: str
-    adapter: str
+    adapter: str | None
 
 
 def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingLayout:
-    """Wait for the adapter, verify and stage it with its base.
+    """Wait for adapter or merged model, verify and stage it.
 
-    Raises InputError, InputRejected if base, template or adapter are not those of the training, and OSError.
+    Raises InputError, InputRejected if base, template, adapter or merged model are not those of the training, and
+    OSError.
     """
-    model, adapter, into = Path(request.model), Path(request.adapter), Path(request.into)
-    check_model(model)  # report a bad model before waiting
-    _wait_for_file(adapter / SUMS_FILE, request.wait_sec, log)
-    if sha256_of(adapter / ADAPTER) != request.adapter_sha256:
-        raise InputRejected(
-            f"{adapter / ADAPTER}: sha256 differs from that of the training", remedy="remove the folder"
-        )
-    check_base(model, adapter, request.model_sha256)
+    model, into = Path(request.model), Path(request.into)
+    if request.adapter is None:
+        _wait_for_file(model / SUMS_FILE, request.wait_sec, log)
+        _check_merged(model, request)
+    else:
+        adapter = Path(request.adapter)
+        check_model(model)  # report a bad model before waiting
+        _wait_for_file(adapter / SUMS_FILE, request.wait_sec, log)
+        if sha256_of(adapter / ADAPTER) != request.adapter_sha256:
+            raise InputRejected(f"{adapter / ADAPTER}: sha256 differs from that of the training; remove the folder")
+        check_base(model, adapter, request.model_sha256)
     into.mkdir(parents=True, exist_ok=True)
     if any(model.is_relative_to(volume) for volume in request.volumes):
         _link(into / BASE_NAME, model)
@@ -67,20 +74,35 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
         log(f"copying {model} for the server")
         shutil.copytree(model, part)
         part.rename(into / BASE_NAME)
-    _link(into / ADAPTER_NAME, adapter)
+    if request.adapter is None:
+        return ServingLayout(base=str(into / BASE_NAME), adapter=None)
+    _link(into / ADAPTER_NAME, Path(request.adapter))
     return ServingLayout(base=str(into / BASE_NAME), adapter=str(into / ADAPTER_NAME))
+
+
+def _check_merged(folder: Path, request: StageRequest) -> None:
+    """Check that the folder is whole and was merged from this base and adapter. Raises InputError, InputRejected."""
+    verify_sums(folder)
+    check_model(folder)
+    try:
+        facts = json.loads((folder / MERGE_FILE).read_bytes())
+        found = {name: facts[name] for name in ("adapter_sha256", "model_sha256")}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{folder / MERGE_FILE}: cannot be read; merge again: inv adapter.merge") from error
+    for name, value in found.items():
+        expected = getattr(request, name)
+        if expected is not None and value != expected:
+            raise InputRejected(f"{folder}: not the merged model of the training: its {name} differs; merge it again")
 
 
 def _wait_for_file(path: Path, timeout_sec: float, log: Callable[[str], None]) -> None:
     """Wait for the file that the sender writes last. Raises InputError after the timeout."""
     deadline = time.monotonic() + timeout_sec
     if not path.exists():
-        log(f"waiting for {path.parent}; `inv serve` sends it")
+        log(f"waiting for {path.parent}; `inv serve` sends what is on this machine")
     while not path.exists():
         if time.monotonic() > deadline:
-            raise InputError(
-                f"{path.parent}: the adapter was not sent within {timeout_sec:g} s", remedy="rerun `inv serve`"
-            )
+            raise InputError(f"{path}: missing after {timeout_sec:g} s; rerun `inv serve`")
         time.sleep(_POLL_SEC)
 
 

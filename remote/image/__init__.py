@@ -6,7 +6,7 @@ docker_client: reads images and runs check containers through the docker SDK
 engine: the container engine, its data-root and the VM's disks
 model_fetch: fetches models to the VM
 plan: computes a build from what was observed
-pod_check: the pod that runs the image's self-check once
+pod_check: a pod that runs a check once, such as the image's self-check
 references: validates names of registries, images and users
 registry: login, and the record of a push
 sbom: bills of materials, provenance and signatures

@@ -1,4 +1,4 @@
-"""The manifest of a pod that runs the image's self-check once on a GPU node. Pure."""
+"""The manifest of a pod that runs a check once on a GPU node, and the self-check's arguments. Pure."""
 
 from typing import Any
 
@@ -13,21 +13,28 @@ _SCRIPT = (
 )
 
 
+def selfcheck_args(python: str) -> list[str]:
+    return ["sh", "-c", _SCRIPT, python]
+
+
 def pod_manifest(
     *,
+    name: str,
     namespace: str,
     image: str,
-    python: str,
+    args: list[str] | None = None,
+    command: list[str] | None = None,
     instance_type: str | None,
     product: str | None,
     gpus: int,
     cpu: str,
+    cpu_limit: str | None,
     memory: str,
     preemptible_label: str | None,
     pull_secret: str | None,
     deadline_sec: float,
 ) -> dict[str, Any]:
-    """Build the pod: a worker's share of the node, no volume except /tmp, killed at its deadline."""
+    """Build the pod: this share of a node, no volume except /tmp, killed at its deadline."""
     tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
     if preemptible_label is not None:
         tolerations.append({"key": preemptible_label, "operator": "Exists"})
@@ -36,7 +43,8 @@ def pod_manifest(
     container = {
         "name": "check",
         "image": image,
-        "args": ["sh", "-c", _SCRIPT, python],
+        **({} if command is None else {"command": command}),
+        **({} if args is None else {"args": args}),
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - inside the pod
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -45,7 +53,11 @@ def pod_manifest(
         },
         "resources": {
             "requests": {"cpu": cpu, "memory": memory},
-            "limits": {"memory": memory, GPU_RESOURCE: str(gpus)},
+            "limits": {
+                "memory": memory,
+                **({GPU_RESOURCE: str(gpus)} if gpus else {}),
+                **({} if cpu_limit is None else {"cpu": cpu_limit}),
+            },
         },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - inside the pod
     }
@@ -68,4 +80,4 @@ def pod_manifest(
     }
     if pull_secret is not None:
         spec["imagePullSecrets"] = [{"name": pull_secret}]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD_NAME, "namespace": namespace}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}

@@ -65,6 +65,7 @@ def push(
     default=True,
     help={
         "run": RUN,
+        "merged": "serve the merged model of `inv adapter.merge`, without quantization",
         "dry-run": "print the plan and the differences, and change nothing",
         "yes": YES,
         "discard-results": "continue if results in the pods have not been collected; they are lost",
@@ -74,6 +75,7 @@ def push(
 def start(
     context: Context,
     run: str | None = None,
+    merged: bool = False,
     dry_run: bool = False,
     yes: bool = False,
     discard_results: bool = False,
@@ -82,7 +84,7 @@ def start(
     """Serve an adapter with vLLM instead of the workers."""
     from tasks.adapter.serve import start_server
 
-    start_server(context, run, dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain)
+    start_server(context, run, merged=merged, dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain)
 
 
 @task(help={"yes": YES})

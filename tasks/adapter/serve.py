@@ -1,8 +1,8 @@
 """`inv serve`: run vLLM's server in the cluster, with a training's base model and adapter; `inv serve.stop` stops it.
 
-The server is one pod. Its first container waits for the adapter, which is uploaded while the pod starts. On a shared
-volume the adapter stays, so that a pod's replacement finds it. The API's key is generated here, in memory, and stored
-only in the cluster.
+The server is one pod. Its first container waits for the adapter, or for the merged model with `--merged`, which is
+uploaded while the pod starts. On a shared volume it stays, so that a pod's replacement finds it. The API's key is
+generated here, in memory, and stored only in the cluster.
 """
 
 import contextlib
@@ -22,11 +22,12 @@ from remote.cluster.labels import ADAPTER_CONTAINER, SERVE
 from remote.cluster.manifests import Image
 from remote.cluster.pull_secret import key_secret
 from remote.hosts.base import HostError
-from remote.hosts.command import Secret
+from remote.hosts.command import Command, Secret
 from remote.hosts.pods.host import PodHost
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
 from tasks.adapter.artifact import TrainedAdapter, open_training
+from tasks.adapter.serve_image import NF4Check
 from tasks.clients.cluster import open_cluster
 from tasks.clients.workers import component_hosts
 from tasks.cluster import deploy
@@ -36,38 +37,71 @@ from tasks.settings.load import Settings, load
 CLUSTER_URL = "cluster"  # stands for the server that `inv serve` deployed
 KEY_SECRET, VOLUME, SERVE_FOLDER = "serve-key", "/shared-data", "/scratch/serve"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 512)  # the values of --max-lora-rank
-_DELETE_TIMEOUT_SEC = 120.0
+_DELETE_TIMEOUT_SEC, _PROBE_TIMEOUT_SEC = 120.0, 30.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServedFiles:
+    """Folder that the server gets: the adapter, or the merged model. `local` is None if it is on the volume already."""
+
+    local: Path | None
+    in_pod: str
+    is_merged: bool
 
 
 def start_server(
-    context: Context, run: str | None, *, dry_run: bool, yes: bool, discard_results: bool, plain: bool
+    context: Context, run: str | None, *, merged: bool, dry_run: bool, yes: bool, discard_results: bool, plain: bool
 ) -> None:
     settings = load(context)
     image = configured_image(settings)
     trained = open_training(settings, run)
+    files = merged_files(trained) if merged else adapter_files(trained)
     section = settings.cluster.model_copy(update={"overlay": SERVE, "gpus_per_pod": 1})
+    cluster_settings = settings.model_copy(update={"cluster": section})
     options = deploy.DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, force=True)
     values: dict[str, str | int | list[str]] = {
-        "serve": json.dumps(stage_request(settings, trained), sort_keys=True),
-        "server_arguments": vllm_arguments(settings, trained),
+        "serve": json.dumps(stage_request(settings, trained, files), sort_keys=True),
+        "server_arguments": merged_arguments(settings) if merged else vllm_arguments(settings, trained),
         "run_id": trained.run.run_id,
     }
-    upload = AdapterUpload(settings, trained)
+    upload = FilesUpload(settings, files)
+    needs_nf4 = not merged and trained.trial.base_precision == "nf4"
+    nf4_check = NF4Check(cluster_settings, image, merge_command(trained)) if needs_nf4 else None
+
+    def before_pods(cluster: Cluster) -> None:
+        if nf4_check is not None:
+            nf4_check.run(cluster)
+        _create_key(cluster)
+
     deploy.apply(
-        settings.model_copy(update={"cluster": section}),
+        cluster_settings,
         options,
         deploy.DeployHooks(
             values=values,
             server=image,
-            before_pods=_create_key,
+            on_start=lambda cluster: None if nf4_check is None else nf4_check.run_early(cluster),
+            before_pods=before_pods,
             on_state=upload.send_to_waiting,
-            retry_command="inv serve",
+            retry_command=f"inv serve{' --merged' if merged else ''}",
         ),
     )
     if not dry_run:
         address = f"http://serve.{settings.cluster.namespace}:8000"
-        print(f"serving run {trained.run.run_id} as {settings.serve.name}, within the cluster at {address}")
+        form = " (merged)" if merged else ""
+        print(f"serving run {trained.run.run_id} as {settings.serve.name}{form}, within the cluster at {address}")
         print(f"its key is the secret {KEY_SECRET}; next: inv serve.check {CLUSTER_URL}, or inv chat {CLUSTER_URL}")
+
+
+def merge_command(trained: TrainedAdapter) -> str:
+    """Return the command that serves the merged model, after the check and the merge that are still missing."""
+    run = f"--run={trained.run.run_id}"
+    steps = [f"serve --merged {run}"]
+    if trained.read_merged() is None:
+        out = "" if trained.run.fleet_kind == "local" else f" --out={VOLUME}/merged/{trained.run.run_id}"
+        steps.insert(0, f"adapter.merge {run} --base={trained.trial.base_precision}{out}")
+        if trained.read_check() is None:
+            steps.insert(0, f"adapter.check {run}")
+    return f"inv {' '.join(steps)}"
 
 
 def configured_image(settings: Settings) -> Image:
@@ -85,24 +119,43 @@ def configured_image(settings: Settings) -> Image:
         ) from error
 
 
-def stage_request(settings: Settings, trained: TrainedAdapter) -> dict[str, object]:
+def adapter_files(trained: TrainedAdapter) -> ServedFiles:
+    in_pod = f"{VOLUME}/adapters/{trained.record.adapter_sha256}"
+    return ServedFiles(local=trained.adapter, in_pod=in_pod, is_merged=False)
+
+
+def merged_files(trained: TrainedAdapter) -> ServedFiles:
+    """Return the merged model, of this machine or on the volume. Raises UsageError if there is none."""
+    merged = trained.read_merged()
+    if merged is None:
+        raise UsageError(f"run {trained.run.run_id}: no merged model", remedy=f"type: {merge_command(trained)}")
+    path = Path(merged["path"])
+    if path.is_dir():
+        in_pod = f"{VOLUME}/merged/{trained.record.adapter_sha256}-{sha256_of(path / SUMS_FILE)[:12]}"
+        return ServedFiles(local=path, in_pod=in_pod, is_merged=True)
+    if not path.is_relative_to(VOLUME) or ".." in path.parts:
+        raise UsageError(
+            f"run {trained.run.run_id}: the merged model is at {path} on a worker, not on the server's volume",
+            remedy=f"merge it again with --out={VOLUME}/merged/{trained.run.run_id}",
+        )
+    return ServedFiles(local=None, in_pod=str(path), is_merged=True)
+
+
+def stage_request(settings: Settings, trained: TrainedAdapter, files: ServedFiles) -> dict[str, object]:
     """Return the request to the pod's first container (`bench.adapter.stage`). Raises UsageError."""
-    model = trained.trial.model if trained.run.fleet_kind == "pods" else settings.model.path
-    if not Path(model).is_absolute():
-        raise UsageError(f"model.path: {model}: expected an absolute path in the server's pod")
-    return {
-        "model": model,
-        "model_sha256": trained.model_sha256,
-        "adapter": adapter_folder(trained),
+    request = {
         "adapter_sha256": str(trained.record.adapter_sha256),
+        "model_sha256": trained.model_sha256,
         "into": SERVE_FOLDER,
         "volumes": [VOLUME],
     }
-
-
-def adapter_folder(trained: TrainedAdapter) -> str:
-    """Return the adapter's folder in the pod."""
-    return f"{VOLUME}/adapters/{trained.record.adapter_sha256}"
+    if files.is_merged:
+        wait = {"wait_sec": 0.0} if files.local is None else {}
+        return {**request, "model": files.in_pod, "adapter": None, **wait}
+    model = trained.trial.model if trained.run.fleet_kind == "pods" else settings.model.path
+    if not Path(model).is_absolute():
+        raise UsageError(f"model.path: {model}: expected an absolute path in the server's pod")
+    return {**request, "model": model, "adapter": files.in_pod}
 
 
 def vllm_arguments(settings: Settings, trained: TrainedAdapter) -> list[str]:
@@ -117,13 +170,22 @@ def vllm_arguments(settings: Settings, trained: TrainedAdapter) -> list[str]:
         raise UsageError(
             f"run {trained.run.run_id}: vLLM serves adapters up to rank {VLLM_RANKS[-1]}, not {trial.lora_rank}"
         )
-    argv = [f"{SERVE_FOLDER}/base", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "base"]  # noqa: S104 - a pod's
-    argv += ["--dtype", "bfloat16", "--tokenizer", f"{SERVE_FOLDER}/adapter"]
+    argv = [*_model_arguments("base"), "--tokenizer", f"{SERVE_FOLDER}/adapter"]
     argv += ["--enable-lora", "--max-lora-rank", str(max_rank)]
     argv += ["--lora-modules", f"{settings.serve.name}={SERVE_FOLDER}/adapter"]
     if trial.base_precision == "nf4":
         argv += ["--quantization", "bitsandbytes", "--load-format", "bitsandbytes"]
     return [*argv, *settings.serve.arguments]
+
+
+def merged_arguments(settings: Settings) -> list[str]:
+    """Return the arguments of `vllm serve` for a merged model, which has its tokenizer and chat template."""
+    return [*_model_arguments(settings.serve.name), *settings.serve.arguments]
+
+
+def _model_arguments(name: str) -> list[str]:
+    address = ("--host", "0.0.0.0", "--port", "8000")  # noqa: S104 - a pod's
+    return [f"{SERVE_FOLDER}/base", *address, "--served-model-name", name, "--dtype", "bfloat16"]
 
 
 def _create_key(cluster: Cluster) -> None:
@@ -136,36 +198,42 @@ def _create_key(cluster: Cluster) -> None:
     print(f"wrote secret/{KEY_SECRET}", flush=True)
 
 
-class AdapterUpload:
-    """Upload of the adapter to each pod that waits for it."""
+class FilesUpload:
+    """Upload of the adapter or the merged model to each pod that waits for it."""
 
-    def __init__(self, settings: Settings, trained: TrainedAdapter) -> None:
+    def __init__(self, settings: Settings, files: ServedFiles) -> None:
         (self._host,) = component_hosts(settings, SERVE, container=ADAPTER_CONTAINER, include_starting=True)
-        self._trained, self._received = trained, set[str]()
+        self._files, self._received = files, set[str]()
 
     def send_to_waiting(self, state: PodFleet) -> None:
-        """Upload the adapter to the waiting pods; retry those without a running container on the next state."""
+        """Upload the files to the waiting pods; retry those without a running container on the next state."""
+        if self._files.local is None:
+            return
         for row in state.rows:
             if row.pod is not None and row.state not in ("Ready", "Running", "Terminating"):
                 with contextlib.suppress(HostError):
-                    self._send(row.pod)
+                    self._send(row.pod, self._files.local)
             self._host.pods.invalidate()
 
-    def _send(self, pod: str) -> None:
-        """Upload the adapter and its checksums to the pod.
+    def _send(self, pod: str, folder: Path) -> None:
+        """Upload the files and their checksums to the pod.
 
         Raises HostError, also if the container has everything and ends before its last answer arrives.
         """
-        folder_in_pod, adapter = adapter_folder(self._trained), self._trained.adapter
-        push(Agent(self._host), adapter, folder_in_pod)
+        if self._files.is_merged:  # hashed only for a running container: gigabytes
+            self._host.run(Command(argv=("true",)), timeout_sec=_PROBE_TIMEOUT_SEC)
+        sent = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS_FILE}
+        push(Agent(self._host), sent, self._files.in_pod)
         if pod not in self._received:
             self._received.add(pod)
-            print(f"sent the adapter to {pod}", flush=True)
-        with scratch_folder("qlora-fleet-adapter-") as folder:  # last: the container waits for the checksum file
+            print(f"sent the {'merged model' if self._files.is_merged else 'adapter'} to {pod}", flush=True)
+        with scratch_folder("qlora-fleet-adapter-") as scratch:  # last: the container waits for the checksum file
             sums = folder / SUMS_FILE
-            lines = [f"{sha256_of(path)}  {path.name}" for path in sorted(adapter.iterdir()) if path.is_file()]
-            sums.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            push(Agent(self._host), {SUMS_FILE: sums}, folder_in_pod)
+            if not sums.is_file():
+                sums = scratch / SUMS_FILE
+                lines = [f"{sha256_of(path)}  {name}" for name, path in sent.items()]
+                sums.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            push(Agent(self._host), {SUMS_FILE: sums}, self._files.in_pod)
 
 
 def server_pod(settings: Settings) -> PodHost:

@@ -64,7 +64,7 @@ class DeployHooks:
     values: Mapping[str, str | int | list[str]] = field(default_factory=dict)
     components: tuple[str, ...] = ()
     server: Image | None = None
-    on_start: Callable[[], object] = lambda: None
+    on_start: Callable[[Cluster], object] = lambda _cluster: None
     before_pods: Callable[[Cluster], object] = lambda _cluster: None
     on_state: Callable[[PodFleet], object] = lambda _state: None
     wait: bool = True
@@ -129,7 +129,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             lost = check_pending_results(settings, cluster, cluster_plan, discard_results=options.discard_results)
             user = settings.registry.user or ""
             secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None
-            hooks.on_start()
+            hooks.on_start(cluster)
             _execute_plan(
                 settings, cluster, cluster_plan, image, secret, hooks, force_conflicts=options.force_conflicts
             )

@@ -98,7 +98,7 @@ def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepte
         deploy.DeployHooks(
             values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},
             components=tuple(metrics),
-            on_start=on_accepted,
+            on_start=lambda _cluster: on_accepted(),
             wait=False,
         ),
     )

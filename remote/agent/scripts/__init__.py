@@ -12,6 +12,7 @@ list_attempts: a training's attempts on the shared volume
 list_folder: names in a folder
 login: a configuration folder for the engine client's login, in memory if possible
 request_server: one HTTP request to the server in the same pod
+server_software: versions of vLLM and of what it needs for an NF4 base
 send_token: writes a secret from standard input to a job's named pipe
 vm_info: system, processor, Python and user
 """
