@@ -86,10 +86,10 @@ def _check_merged(folder: Path, request: StageRequest) -> None:
     check_model(folder)
     try:
         facts = json.loads((folder / MERGE_FILE).read_bytes())
-        found = {name: facts[name] for name in ("adapter_sha256", "model_sha256")}
+        digests = {name: facts[name] for name in ("adapter_sha256", "model_sha256")}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{folder / MERGE_FILE}: cannot be read; merge again: inv adapter.merge") from error
-    for name, value in found.items():
+    for name, value in digests.items():
         expected = getattr(request, name)
         if expected is not None and value != expected:
             raise InputRejected(f"{folder}: not the merged model of the training: its {name} differs; merge it again")

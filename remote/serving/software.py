@@ -24,10 +24,10 @@ class ServerSoftware:
         document = json.loads((text.strip().splitlines() or [""])[-1])
         if not isinstance(document, dict):
             raise ValueError("expected a JSON object")
-        found = [document.get(name) for name in ("vllm", PLUGIN, BITSANDBYTES)]
-        if not all(version is None or (isinstance(version, str) and version.isprintable()) for version in found):
+        versions = [document.get(name) for name in ("vllm", PLUGIN, BITSANDBYTES)]
+        if not all(version is None or (isinstance(version, str) and version.isprintable()) for version in versions):
             raise ValueError("expected versions as text")
-        vllm, plugin, bitsandbytes = (version and version[:MAX_VERSION_CHARS] for version in found)
+        vllm, plugin, bitsandbytes = (version and version[:MAX_VERSION_CHARS] for version in versions)
         return cls(vllm=vllm, plugin=plugin, bitsandbytes=bitsandbytes)
 
     @property

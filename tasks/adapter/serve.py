@@ -125,7 +125,7 @@ def adapter_files(trained: TrainedAdapter) -> ServedFiles:
 
 
 def merged_files(trained: TrainedAdapter) -> ServedFiles:
-    """Return the merged model, of this machine or on the volume. Raises UsageError if there is none."""
+    """Return the merged model, of this machine or on the volume. Raises UsageError without one."""
     merged = trained.read_merged()
     if merged is None:
         raise UsageError(f"run {trained.run.run_id}: no merged model", remedy=f"type: {merge_command(trained)}")

@@ -17,7 +17,7 @@ _POLL_INTERVAL_SEC = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class PodCheck:
-    """A pod that ends by itself: its image and program, its share of a node, and the limit of its run."""
+    """A pod that ends after its check: its image and program, its share of a node, and the limit of its run."""
 
     name: str
     image: str

@@ -15,15 +15,15 @@ from typing import Any
 
 def versions() -> dict[str, str | None]:
     """Return the versions by name. vLLM has several package names; its package is the one with the program `vllm`."""
-    found: dict[str, str | None] = dict.fromkeys(("vllm", "vllm-bnb-plugin", "bitsandbytes"))
+    versions_by_name: dict[str, str | None] = dict.fromkeys(("vllm", "vllm-bnb-plugin", "bitsandbytes"))
     for distribution in reversed(list(metadata.distributions())):  # the first one on the path is imported
         fields: Any = distribution.metadata
         name = re.sub(r"[-_.]+", "-", fields["Name"] or "").lower()
         programs = [entry.name for entry in distribution.entry_points if entry.group == "console_scripts"]
         name = "vllm" if "vllm" in programs else name
-        if name in found:
-            found[name] = distribution.version
-    return found
+        if name in versions_by_name:
+            versions_by_name[name] = distribution.version
+    return versions_by_name
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Staging for a server: base and adapter are verified by digest and placed where its container can read them."""
 
+import dataclasses
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,3 +79,39 @@ def test_staging_waits_for_the_adapters_last_file(
     last.unlink()
     with pytest.raises(InputError, match="; rerun `inv serve`"):
         stage_adapter(stage_request(wait_sec=-1.0), logged.append)
+
+
+@pytest.fixture
+def merged_request(tmp_path: Path) -> StageRequest:
+    """Request for a merged model on the volume."""
+    folder = write_model(tmp_path / "volume" / "merged")
+    (folder / "merge.json").write_text(json.dumps({"adapter_sha256": "a" * 64, "model_sha256": "b" * 64}))
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (folder / "SHA256SUMS").write_text("".join(lines))
+    return StageRequest(
+        model=str(folder), model_sha256="b" * 64, adapter=None, adapter_sha256="a" * 64,
+        into=str(tmp_path / "into"), volumes=[str(tmp_path / "volume")], wait_sec=0.0,
+    )  # fmt: skip
+
+
+def test_a_merged_model_is_verified_and_staged_without_an_adapter(merged_request: StageRequest) -> None:
+    layout = stage_adapter(merged_request, print)
+    assert Path(layout.base).resolve() == Path(merged_request.model)
+    assert layout.adapter is None
+    with pytest.raises(InputRejected, match="adapter_sha256"):
+        stage_adapter(dataclasses.replace(merged_request, adapter_sha256="c" * 64), print)
+    with pytest.raises(InputRejected, match="model_sha256"):
+        stage_adapter(dataclasses.replace(merged_request, model_sha256="c" * 64), print)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "merge.json", "SHA256SUMS"])
+def test_a_damaged_or_missing_file_of_a_merged_model_is_refused(merged_request: StageRequest, name: str) -> None:
+    path = Path(merged_request.model, name)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"?")
+    with pytest.raises(InputError):
+        stage_adapter(merged_request, print)
+    path.unlink()
+    with pytest.raises(InputError):
+        stage_adapter(merged_request, print)

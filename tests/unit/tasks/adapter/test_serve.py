@@ -84,7 +84,7 @@ def test_a_merged_model_is_sent_from_here_or_read_from_the_volume(trained: Train
     write_merged(over_pods, "/shared-data/m")
     files = merged_files(over_pods)
     assert (files.local, files.in_pod) == (None, "/shared-data/m")
-    assert stage_request(relative, over_pods, files)["wait_sec"] == 0.0, "nobody sends it"
+    assert stage_request(relative, over_pods, files)["wait_sec"] == 0.0, "it must be there"
     argv = merged_arguments(SETTINGS)
     assert dict(itertools.pairwise(argv))["--served-model-name"] == "tuned"
     assert not {"--quantization", "--enable-lora", "--tokenizer"} & set(argv)

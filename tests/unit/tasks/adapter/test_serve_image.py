@@ -20,7 +20,7 @@ def software(vllm: str | None, *others: str) -> ServerSoftware:
 
 
 @pytest.mark.parametrize(
-    ("found", "missing"),
+    ("installed", "missing"),
     [
         (software("0.32.0"), (PLUGIN, BITSANDBYTES)),
         (software("0.32.0", BITSANDBYTES), (PLUGIN,)),
@@ -36,9 +36,9 @@ def software(vllm: str | None, *others: str) -> ServerSoftware:
     ],
 )
 def test_what_is_missing_for_nf4_follows_from_the_release(
-    found: ServerSoftware, missing: tuple[str, ...] | None
+    installed: ServerSoftware, missing: tuple[str, ...] | None
 ) -> None:
-    assert found.missing_for_nf4 == missing
+    assert installed.missing_for_nf4 == missing
 
 
 @pytest.mark.parametrize(
