@@ -18,7 +18,6 @@ from invoke.executor import Executor
 from tasks.cli.log import log_command
 from tasks.cli.parser import refuse_empty_values
 from tasks.cli.signals import set_ctrl_c_handler
-from tasks.cli.wrap import wrap_for_terminal
 from tasks.errors import DISK_ERRNOS, Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.load import load
 
@@ -58,7 +57,7 @@ class ChainExecutor(Executor):
             except SomeTrialsFailed as failure:
                 has_failures = True
                 _logger.error("%s", failure)
-                print(wrap_for_terminal(str(failure), sys.stderr), file=sys.stderr)
+                print(failure, file=sys.stderr)
         if has_failures:
             raise Exit(code=1)
         return results

@@ -25,7 +25,6 @@ from tasks.cli import log
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
-from tasks.cli.wrap import wrap_for_terminal
 from tasks.errors import Interrupted, UsageError
 from tasks.settings.sources import InvokesConfig
 
@@ -205,5 +204,5 @@ def _print_error(error: Exit) -> int:
     level = logging.ERROR if is_incident else logging.DEBUG
     _logger.log(level, "exit code %s: %s", error.code, error.message or "", exc_info=error if error.message else None)
     if error.message:
-        print(wrap_for_terminal(error.message, sys.stderr), file=sys.stderr)
+        print(error.message, file=sys.stderr)
     return int(error.code)

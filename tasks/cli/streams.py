@@ -2,13 +2,19 @@
 
 import io
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Iterable
+from shutil import get_terminal_size
 from typing import Any
 
 from bench.records.status import ExitCode
 from tasks.cli.sanitize import ASCII_SYMBOLS, escape_rich_output, escape_text
 from tasks.errors import RetryableError, TaskFailed
+
+GLUE = "\U000f0020"  # for private use: a space at which no line is broken, until it is written
+_COMMAND = re.compile(r"`[^`\n]*`")
 
 
 class BrokenStdout(TaskFailed):
@@ -50,12 +56,14 @@ class SanitizedStream(io.TextIOWrapper):
     """Text stream that escapes everything that would control the terminal.
 
     `is_ascii`: symbols are written in ASCII, because the encoding or the user's locale (LC_ALL=C) has no others.
+    `is_terminal`: lines are wrapped between words; the terminal would break them inside a word or a command.
     """
 
-    is_ascii = False
+    is_ascii = is_terminal = False
 
     def write(self, text: str, /) -> int:
-        return super().write(self.draw(escape_text(text)))
+        escaped = escape_text(text)
+        return super().write(self.draw(wrap(escaped, get_terminal_size().columns) if self.is_terminal else escaped))
 
     def draw(self, text: str) -> str:
         """Replace symbols that the reader's terminal may not have."""
@@ -89,10 +97,39 @@ class RichStdout:
         self._stream = stream
 
     def write(self, text: str, /) -> int:
-        return io.TextIOWrapper.write(self._stream, self._stream.draw(escape_rich_output(text)))
+        return io.TextIOWrapper.write(self._stream, self._stream.draw(escape_rich_output(text)).replace(GLUE, " "))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def wrap(text: str, width: int) -> str:
+    """Wrap lines longer than `width`. Commands in backticks stay whole, and lines of JSON are not changed."""
+    if len(text) <= width or width <= 0:
+        return text
+    return "\n".join(line if len(line) <= width else _wrap_line(line, width) for line in text.split("\n"))
+
+
+def _wrap_line(line: str, width: int) -> str:
+    content = line.lstrip()
+    if content.startswith(("{", "}", "[", "]", '"')):
+        return line
+    return "\n".join(
+        textwrap.wrap(
+            glue_commands(line),
+            width,
+            subsequent_indent=line[: len(line) - len(content)],
+            break_long_words=False,
+            break_on_hyphens=False,
+            expand_tabs=False,
+            replace_whitespace=False,
+        )
+    ).replace(GLUE, " ")
+
+
+def glue_commands(text: str) -> str:
+    """Replace the spaces of commands in backticks, at which no line may be broken."""
+    return _COMMAND.sub(lambda match: match[0].replace(" ", GLUE), text)
 
 
 def guard_standard_streams() -> None:
@@ -123,6 +160,7 @@ def _text_stream(raw: io.FileIO) -> SanitizedStream:
         line_buffering=raw.isatty(),
         write_through=getattr(sys.__stdout__, "write_through", False),
     )
+    stream.is_terminal = raw.isatty()
     stream.is_ascii = not encoding.lower().startswith("utf") or _is_c_locale()
     return stream
 

@@ -15,18 +15,33 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tasks.cli.sanitize import escape_text
+from tasks.cli.streams import glue_commands
 
 
 def console(*, soft_wrap: bool = True) -> Console:
     """Return a console on standard output, the only kind that tasks may draw on.
 
     Without a terminal and COLUMNS its lines are 200 wide, so that no name is cut. With `soft_wrap`, lines of text are
-    not wrapped.
+    not wrapped, except on a terminal: between words, and with commands in backticks kept whole.
     """
     # Pass the stream: Live replaces sys.stdout by one behind which rich's own sequences would be escaped.
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     width = None if has_width else 200
-    return Console(file=sys.stdout, soft_wrap=soft_wrap, markup=False, highlight=False, width=width)
+    make = _TerminalConsole if sys.stdout.isatty() else Console
+    return make(file=sys.stdout, soft_wrap=soft_wrap, markup=False, highlight=False, width=width)
+
+
+class _TerminalConsole(Console):
+    """Console on a terminal, whose lines never end inside a word or a command."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        texts = [
+            Text(each) if isinstance(each, str) else each.copy() if isinstance(each, Text) else each for each in objects
+        ]
+        for text in texts:
+            if isinstance(text, Text):
+                text.plain = glue_commands(text.plain)  # as long as before, so that its styles stay
+        super().print(*texts, **(options | {"soft_wrap": False}))
 
 
 MIN_TABLE_CHARS = 80  # the narrowest terminal for which a table's columns are laid out

@@ -2,13 +2,15 @@
 
 import ast
 import io
+import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from tasks.cli.terminal import plain_table, ruled_table
-from tasks.cli.wrap import wrap_for_terminal
+from tasks.cli.streams import SanitizedStream, wrap
+from tasks.cli.terminal import console, plain_table, ruled_table
 from tests.support.paths import ROOT
 
 
@@ -49,15 +51,34 @@ MESSAGE = (
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-def test_a_message_breaks_between_words_and_commands_stay_whole(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_line_breaks_between_words_and_commands_stay_whole(
+    draws: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    stream = io.StringIO()
-    assert wrap_for_terminal(MESSAGE, stream) == MESSAGE, "a pipe gets one line"
-    stream.isatty = lambda: True  # type: ignore[method-assign]
-    lines = wrap_for_terminal(MESSAGE, stream).splitlines()
-    assert " ".join(lines) == MESSAGE
+    content = io.BytesIO()
+    stdout = SanitizedStream(content, encoding="utf-8", write_through=True)
+    monkeypatch.setattr("sys.stdout", stdout)
+    write = (lambda text: console().print(Text(text))) if draws else print
+    write(MESSAGE)
+    assert content.getvalue().decode() == f"{MESSAGE}\n", "a pipe gets one line"
+    content.truncate(0)
+    content.seek(0)
+    stdout.is_terminal = True
+    stdout.isatty = lambda: True  # type: ignore[method-assign]
+    write(MESSAGE)
+    lines = content.getvalue().decode().splitlines()
+    assert " ".join(line.rstrip() for line in lines) == MESSAGE
     assert max(map(len, lines)) <= width
     assert any("`inv bench --resume=20261122-101500-quick`" in line for line in lines)
+
+
+def test_json_and_indented_lines_keep_their_form_on_a_terminal() -> None:
+    document = json.dumps({"found": " ".join(["word"] * 30)}, indent=1)
+    assert wrap(document, 40) == document
+    lines = wrap(f"  {'word ' * 20}end", 40).split("\n")
+    assert len(lines) == 3
+    assert all(line.startswith("  word") for line in lines)
 
 
 def test_only_the_module_terminal_makes_a_console_and_every_live_drawing_gets_one() -> None:
