@@ -6,6 +6,7 @@ requires the key, and answers as recorded during training. Not covered: vLLM its
 
 import dataclasses
 import hashlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,8 @@ sys.path.insert(0, {root!r})
 from tests.support.machines.fake_openai import FakeOpenAI
 assert sys.argv[1:3] == ["serve", "/scratch/serve/base"], sys.argv
 assert Path("/scratch/serve/base/config.json").is_file()
-assert Path("/scratch/serve/adapter/adapter_model.safetensors").read_bytes() == {weights!r}
+if "--lora-modules" in sys.argv:
+    assert Path("/scratch/serve/adapter/adapter_model.safetensors").read_bytes() == {weights!r}
 address = (os.environ["POD_IP"], 8000)
 with FakeOpenAI({{"Why?": "Because."}}, key=os.environ["VLLM_API_KEY"], models=("base", "tuned"), address=address):
     print("serving", *sys.argv[2:], flush=True)
@@ -47,7 +49,13 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "models" / "org--base")
     (folder / "bin").mkdir()
     (folder / "bin" / "vllm").write_text(VLLM.format(python=sys.executable, root=str(ROOT), weights=WEIGHTS))
-    (folder / "bin" / "vllm").chmod(0o755)
+    # The check of the image's software reads this file; everything else is the real Python.
+    software = folder / "software.json"
+    software.write_text(json.dumps({"vllm": "0.32.0", "vllm-bnb-plugin": "0.0.3", "bitsandbytes": "0.50.2"}))
+    python = f'#!/bin/sh\n[ "$1$2" = -I-B ] && exec cat {software}\nexec {sys.executable} "$@"\n'
+    (folder / "bin" / "python3").write_text(python)
+    for program in (folder / "bin").iterdir():
+        program.chmod(0o755)
     return folder
 
 
@@ -136,3 +144,45 @@ def test_an_error_of_serve_is_one_line(trained: Operator, image: Path) -> None:
     log = trained.kubectl("logs", pod["metadata"]["name"], "--container=adapter")
     assert "not the model that the adapter was trained on" in log
     trained.inv("teardown", "--yes")
+
+
+def test_a_vllm_that_cannot_load_nf4_is_refused_before_the_workers_end(trained: Operator, image: Path) -> None:
+    software = image / "software.json"
+    before = software.read_text()
+    software.write_text(json.dumps({"vllm": "0.32.0", "vllm-bnb-plugin": None, "bitsandbytes": None}))
+    try:
+        trained.settings["fleet"]["size"] = 1
+        trained.inv("deploy", stdin=f"{PASSWORD}\n")
+        (worker,) = trained.objects("pods")
+        output = trained.inv("serve", code=2)
+        assert f"adapter.merge --run={RUN} --base=nf4 serve --merged --run={RUN}" in output
+        (pod,) = trained.objects("pods")
+        assert pod["metadata"]["uid"] == worker["metadata"]["uid"]
+        assert [job["metadata"]["name"] for job in trained.objects("jobs.batch")] == ["bench"]
+    finally:
+        software.write_text(before)
+        trained.inv("teardown", "--yes", "--discard-results")
+
+
+def test_a_merged_model_is_served_by_a_vllm_without_the_plugin(trained: Operator, image: Path) -> None:
+    folder = trained.results / RUN
+    merged = write_model(trained.project / "merged")
+    facts = {
+        "adapter_sha256": hashlib.sha256(WEIGHTS).hexdigest(),
+        "model_sha256": check_model(image / "models" / "org--base").sha256,
+    }
+    (merged / "merge.json").write_text(json.dumps(facts))
+    names = sorted(path.name for path in merged.iterdir() if path.is_file())
+    lines = [f"{hashlib.sha256((merged / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (merged / "SHA256SUMS").write_text("".join(lines))
+    assert "adapter.merge" in trained.inv("serve", "--merged", code=2)
+    (folder / "merged.json").write_text(json.dumps({"path": str(merged), "base": "nf4", **facts}))
+    output = trained.inv("serve", "--merged", stdin=f"{PASSWORD}\n")
+    assert "sent the merged model to serve-0-" in output
+    (pod,) = trained.objects("pods")
+    log = trained.kubectl("logs", pod["metadata"]["name"])
+    assert "--served-model-name tuned" in log
+    assert not any(option in log for option in ("--quantization", "--lora-modules"))
+    assert f"run {RUN}: 1 of 1 " in trained.inv("serve.check", "cluster", "--model=tuned")
+    trained.inv("serve.stop")
+    trained.inv("teardown", "--yes", "--discard-results")
