@@ -145,7 +145,7 @@ def to_engine_error(host: Host, client: Client, command: Command, completed: Com
             "image.client to its client, or set build.host to a VM that has it",
         )
     if (access_error := engine_access_error(stderr, client.address)) is not None:
-        return EngineError(f"{host.name}: {access_error}")
+        return EngineError(f"{host.name}: {access_error.problem}", remedy=access_error.remedy)
     return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(stderr, lines=2)}")
 
 

@@ -17,6 +17,7 @@ class Generic(Provider):
     preemptible_label = None
     volume_form = "SERVER:/EXPORT (NFS)"
     price_table = None
+    buckets: ClassVar[Mapping[str, str]] = {}
     commands: ClassVar[Mapping[str, str]] = {}
     checks = ()
     remedies: ClassVar[Mapping[str, str]] = {}

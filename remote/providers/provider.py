@@ -43,9 +43,10 @@ class Provider:
     # Nodes
     instance_type: ClassVar[str | None]  # if cluster.instance_type is null; None: any node with GPUs
     preemptible_label: ClassVar[str | None]  # label of preemptible nodes, "true", and key of their taint
-    # Shared volume, prices, commands
+    # Shared volume, prices, modules of the package tasks, which are imported when they are used
     volume_form: ClassVar[str]  # form of cluster.volume.handle, for messages
     price_table: ClassVar[str | None]  # file in reports/ with list prices; None: prices come from the settings only
+    buckets: ClassVar[Mapping[str, str]]  # scheme of a bucket's address: module with its `push()`
     commands: ClassVar[Mapping[str, str]]  # collection of `inv` commands: its module
     checks: ClassVar[Sequence[str]]  # modules with checks of `inv doctor`
     remedies: ClassVar[Mapping[str, str]]  # replacements in REMEDIES

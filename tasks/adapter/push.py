@@ -16,6 +16,7 @@ from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.registry.api import Registry
 from remote.image import artifact
 from remote.image.registry import push_record_json
+from remote.providers import PROVIDERS
 from tasks.adapter import model_card
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
 from tasks.clients.registry import configured_user, parse_reference
@@ -33,7 +34,6 @@ from tasks.settings.load import Settings, load
 
 ARTIFACT_TYPE = "application/vnd.qlora-fleet.{}.v1"
 CARD_FILE, PUSH_FILE = "README.md", "adapter-push.json"
-STORAGE_MODULE = "tasks.oci.storage.push"  # imported only for a bucket, because it needs Oracle's SDK
 ERROR_TYPES = {
     "transient": RetryableError,
     "refused": ConfirmationRequired,
@@ -137,7 +137,14 @@ def _push_to_registry(
 
 
 def _push_to_bucket(settings: Settings, trained: TrainedAdapter, files: Mapping[str, Path], target: str) -> None:
-    storage = importlib.import_module(STORAGE_MODULE)
+    modules = {scheme: module for provider in PROVIDERS.values() for scheme, module in provider.buckets.items()}
+    scheme = target.partition("://")[0]
+    if scheme not in modules:
+        expected = " or ".join(f"{name}://BUCKET/PREFIX" for name in modules)
+        raise UsageError(
+            f"adapter.push: --bucket: {target}: not the address of a bucket", remedy=f"expected {expected}"
+        )
+    storage = importlib.import_module(modules[scheme])
     try:
         facts = storage.push(settings, target, trained.run.run_id, files, print_line)
     except OSError as error:
