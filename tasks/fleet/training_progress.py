@@ -138,7 +138,7 @@ class TrainingView(View):
         super().__init__(console, plain, clock)
         self._run_id, self._read_spend = run_id, read_spend
         self._progress: Progress | None = None
-        self.checkpoint_step: int | None = None  # of any attempt
+        self.checkpoint_step: int | None = None  # the newest of all attempts
         self._pace = StepPace(clock)
         self._printed_at = -math.inf
         self._note = "starting"

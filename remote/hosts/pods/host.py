@@ -146,7 +146,7 @@ class PodConnector(Connector):
 
     name, is_local, is_cluster = "pods", False, True
     silence_sec = SILENCE_SEC
-    max_streams = 8  # a stream to a pod is a kubectl process of 15 MB
+    max_streams = 8  # a stream to a pod is a kubectl process: 51 MiB resident, 15 of them not shared with the others
 
     def make_hosts(self, request: FleetRequest, *, include_starting: bool = False) -> list[PodHost]:
         """Make the hosts. `include_starting`: also of pods that are not Ready yet."""

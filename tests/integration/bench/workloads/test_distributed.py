@@ -46,7 +46,7 @@ def ranks(monkeypatch, ddp_trial, tmp_path):
     monkeypatch.setattr(torchrun.subprocess, "Popen", lambda _argv, **options: real(argv, **options))
     limits = torchrun.RankLimits(silence_sec=5.0, step_sec=10.0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    stale = tmp_path / "qlora-fleet-ranks-locked-stale"  # of a process that was killed
+    stale = tmp_path / "qlora-fleet-ranks-locked-stale"  # left by a killed process
     stale.mkdir()
     os.utime(stale, (1, 1))
     with Torchrun(ddp_trial(), "gloo", "127.0.0.1:0", limits, module="ranks") as torchrun_ranks:
