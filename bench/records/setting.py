@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records.validation import TrialError
+from bench.records.validation import FieldError
 
 _METADATA_KEY = "setting"
 REQUIRED = object()  # as `stored_default`: a record must have the field
@@ -81,4 +81,4 @@ def check_settings(record: Any) -> None:
         value = getattr(record, field)
         expected = None if value is None else declared.problem(value)
         if expected is not None:
-            raise TrialError(f"{field}: expected {expected}, found {value!r}")
+            raise FieldError(field, f"expected {expected}, found {value!r}")

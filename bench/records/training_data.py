@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from bench.records.setting import check_settings, setting
-from bench.records.validation import TrialError
+from bench.records.validation import FieldError
 
 LABELS = ("assistant", "all")
 TOO_LONG = ("drop", "cut")
@@ -61,16 +61,16 @@ class TrainingData:
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
         if not self.files or len(set(self.files)) != len(self.files):
-            raise TrialError("files: expected at least one data file, each named once")
+            raise FieldError("files", "expected at least one data file, each named once")
         if len(self.weights) != len(self.files):
-            raise TrialError(f"weights: expected one for each of {len(self.files)} files, found {len(self.weights)}")
+            raise FieldError("weights", f"expected one for each of {len(self.files)} files, found {len(self.weights)}")
         for weight in self.weights:
             if not 0 < weight <= MAX_WEIGHT:
-                raise TrialError(f"weights: expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
+                raise FieldError("weights", f"expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
         if self.max_seq_len < 2:
-            raise TrialError(f"max_seq_len: expected at least 2 tokens, found {self.max_seq_len}")
+            raise FieldError("max_seq_len", f"expected at least 2 tokens, found {self.max_seq_len}")
         if self.validation_file is not None and self.validation_share:
-            raise TrialError("validation_share: validation_file is set too", remedy="set only one of them")
+            raise FieldError("validation_share", "validation_file is set too", remedy="set only one of them")
         check_settings(self)
 
 

@@ -192,9 +192,9 @@ class Trial:
         try:
             return schema.from_json(cls, document, where)
         except schema.SchemaError as error:
-            raise TrialError(str(error)) from error
+            raise TrialError.from_error(error) from error
         except TrialError as error:
-            raise TrialError(f"{where}: {error}") from error
+            raise TrialError.from_error(error, prefix=f"{where}: ") from error
 
     @classmethod
     def read(cls, path: Path) -> Trial:

@@ -19,6 +19,14 @@ class TrialError(Failure, ValueError):
         super().__init__(printable(problem), remedy=printable(remedy))
 
 
+class FieldError(TrialError):
+    """Invalid value of one field, `key`; `detail` says what was expected."""
+
+    def __init__(self, key: str, detail: str, *, remedy: str = "") -> None:
+        super().__init__(f"{key}: {detail}", remedy=remedy)
+        self.key, self.detail = key, detail
+
+
 def printable(text: str) -> str:
     """Escape line breaks, terminal escapes and lone surrogates, so that `text` is one printable line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
@@ -37,7 +45,7 @@ def check_types(record: Any) -> None:
             fits = all(type(item) is str for item in value)
         if not fits:
             actual = str(value) if type(value) is float and not math.isfinite(value) else schema.type_name(value)
-            raise TrialError(f"{name}: expected {description}, found {actual}")
+            raise FieldError(name, f"expected {description}, found {actual}")
 
 
 @functools.cache
@@ -63,14 +71,14 @@ _SCALAR_TYPES: dict[str, tuple[type, str]] = {
 
 def expect(condition: bool, key: str, expected: str) -> None:
     if not condition:
-        raise TrialError(f"{key}: expected {expected}")
+        raise FieldError(key, f"expected {expected}")
 
 
 def expect_one_of(value: str, allowed: tuple[str, ...], key: str) -> None:
     if value not in allowed:
-        raise TrialError(f"{key}: expected one of {', '.join(allowed)}, found {value!r}")
+        raise FieldError(key, f"expected one of {', '.join(allowed)}, found {value!r}")
 
 
 def expect_in_range(value: int, low: int, high: int, key: str) -> None:
     if not low <= value <= high:
-        raise TrialError(f"{key}: expected {low} to {high}, found {value}")
+        raise FieldError(key, f"expected {low} to {high}, found {value}")

@@ -122,7 +122,7 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         "worker_median_step_time_sec": {} if measured is None else measured.worker_medians,
         "noise_percent": _noise(measured),
         "outlier_steps": None if measured is None else measured.outliers,
-        "flags": [] if measured is None else list(measured.flags),
+        "flags": [] if measured is None else [flag.text for flag in measured.flags],
         **{name: _fields(getattr(row, name), *_RATIO_FIELDS) for name in ("samples_ratio", "useful_tokens_ratio")},
         **{name: _amount(row, name) for name in _AMOUNTS},
         "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from reports.statistics import pooling, student
 from reports.statistics.per_process import CONFIDENCE, ProcessSteps, describe, half_width
 from reports.statistics.pooling import Spread
-from reports.statistics.types import Estimate, MeasuredRate, Noise, Over, Process, Ratio
+from reports.statistics.types import Estimate, MeasuredRate, Noise, Over, Process, QualityFlag, Ratio
 
 RATES = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
 ELAPSED = ("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec")
@@ -405,14 +405,16 @@ def estimate(mean: Mean, n: int) -> Estimate:
     return Estimate(value=value, low=low, high=high, n=n, over=mean.over)
 
 
-def _flags(processes: Sequence[Process]) -> Iterable[str]:
+def _flags(processes: Sequence[Process]) -> Iterable[QualityFlag]:
     outliers, steps = sum(process.outliers for process in processes), sum(process.n_steps for process in processes)
     if outliers > OUTLIERS_TO_FLAG * steps:
         noisiest = max(processes, key=lambda process: process.outliers)
         where = f", most of them on {noisiest.worker}" if len(processes) > 1 else ""
-        yield f"{outliers:,} of {steps:,} steps are outliers{where}"
+        text = f"{outliers:,} of {steps:,} steps are outliers{where}"
+        yield QualityFlag(kind="outliers", text=text, severity=outliers / steps)
     drifting = [process for process in processes if process.drifts and process.drift_percent is not None]
     if drifting:
         worst = max(drifting, key=lambda process: abs(process.drift_percent or 0.0))
         drift = f"{worst.drift_percent:+.1f} % from first to last step on {worst.worker}"
-        yield f"the step time drifted in {len(drifting)} of {len(processes)} processes: {drift}"
+        text = f"the step time drifted in {len(drifting)} of {len(processes)} processes: {drift}"
+        yield QualityFlag(kind="drift", text=text, severity=abs(worst.drift_percent or 0.0))

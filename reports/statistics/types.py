@@ -85,11 +85,20 @@ class Noise:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QualityFlag:
+    """Doubt about a configuration's numbers. The larger of two `severity` of one `kind` is the worse."""
+
+    kind: Literal["outliers", "drift"]
+    text: str
+    severity: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasuredRate:
     """One configuration over all its processes. Rates are per worker and per second.
 
     `worker_spread` is the slowest worker's step time over the fastest's, None with a single worker; `worker_medians`
-    maps worker to its step time in seconds. `flags` are sentences about doubtful numbers. `half_width` is half the 95 %
+    maps worker to its step time in seconds. `flags` are about doubtful numbers. `half_width` is half the 95 %
     interval of the logarithm of a single process's median, None with several processes or one step. `spreads` maps a
     quantity to the noise of its units, pooled over the whole run, if anything was repeated.
     """
@@ -108,7 +117,7 @@ class MeasuredRate:
     worker_medians: dict[str, float]
     noise: Noise
     outliers: int
-    flags: tuple[str, ...]
+    flags: tuple[QualityFlag, ...]
     half_width: float | None
     spreads: Mapping[str, Spread]
     processes: tuple[Process, ...] = field(repr=False, compare=False)

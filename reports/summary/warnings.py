@@ -14,7 +14,7 @@ from bench.records.status import TrialStatus
 from reports import formatting
 from reports.read.fingerprint import CPU, Hosts
 from reports.statistics import per_config, pooling
-from reports.statistics.types import Process
+from reports.statistics.types import Process, QualityFlag
 from reports.summary.cost import Price
 from reports.summary.summary import ConfigurationRow, OtherConfiguration
 from reports.summary.text import describe_ends
@@ -223,18 +223,15 @@ def _clock_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWa
 
 def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
     """Warn of drift, outliers, and the cost of slow steps."""
-    kinds: dict[str, list[tuple[str, str]]] = {}
+    kinds: dict[str, list[tuple[str, QualityFlag]]] = {}
     for row in rows:
         for flag in () if row.measured is None else row.measured.flags:
-            kinds.setdefault(re.sub(r"[^a-z ]", "", flag)[:20], []).append((row.label, flag))
+            kinds.setdefault(flag.kind, []).append((row.label, flag))
     for labelled_flags in kinds.values():
-        label, flag = max(
-            labelled_flags,
-            key=lambda labelled_flag: [float(number) for number in re.findall(r"[0-9.]*[0-9]", labelled_flag[1])][:1],
-        )
+        label, worst = max(labelled_flags, key=lambda labelled_flag: labelled_flag[1].severity)
         more = [name for name, _ in labelled_flags if name != label]
         also = f"; also in {formatting.first_n(more, 3)}" if more else ""
-        yield RunWarning(text=f"{label}: {flag}{also}.", weight=0.03)
+        yield RunWarning(text=f"{label}: {worst.text}{also}.", weight=0.03)
     slowdowns = [
         (1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.samples_per_sec.value, row.label)
         for row in rows

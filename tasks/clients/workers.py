@@ -399,7 +399,11 @@ def _to_error(host: Host, command: Command, completed: Completed, output: bytes)
     if (failed := read_failure(output)) is not None:
         code, failure = failed
         return error_class(code.exit_code).from_error(failure, prefix=f"{host.name}: ")
-    error_type = ConfirmationRequired if completed.exit_code == ExitCode.REFUSED else OldBenchError
+    error_type: type[TaskFailed] = UsageError
+    if completed.exit_code == ExitCode.BAD_INPUT:
+        error_type = OldBenchError
+    elif completed.exit_code == ExitCode.REFUSED:
+        error_type = ConfirmationRequired
     return error_type(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
 
 

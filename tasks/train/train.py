@@ -36,7 +36,7 @@ def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
     predicted = forecast.predict(settings, trial, probe)
     output.show_report(console(), probe.data, settings, predicted)
     if out is not None:
-        with file_errors(f"data.check: --out: {out}", "; name another file"):
+        with file_errors(f"data.check: --out: {out}", "name another file"):
             Path(out).write_text(output.html_page(probe.data, settings, predicted), encoding="utf-8")
         print(out)
 

@@ -10,6 +10,7 @@ from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial, TrialError
 from bench.records.setting import settings_of
 from bench.records.training import LIMITS, Training
 from bench.records.training_data import TrainingData
+from bench.records.validation import FieldError
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
 from tasks.fleet.plan import read_trials
@@ -168,12 +169,14 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
 
 @contextlib.contextmanager
 def setting_errors() -> Iterator[None]:
-    """Turn a TrialError that names a field into a UsageError that names the setting."""
+    """Turn the error of a field into a UsageError that names the setting."""
     try:
         yield
+    except FieldError as error:
+        setting = f"train.{SETTING_NAMES.get(error.key, error.key)}"
+        raise UsageError(f"{setting}: {error.detail}", remedy=error.remedy) from error
     except TrialError as error:
-        field, _, message = str(error).partition(": ")
-        raise UsageError(f"train.{SETTING_NAMES.get(field, field)}: {message}") from error
+        raise UsageError.from_error(error, prefix="train: ") from error
 
 
 def declared_values(record: type, section: object) -> dict[str, Any]:

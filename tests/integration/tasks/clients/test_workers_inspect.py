@@ -93,7 +93,7 @@ def test_one_worker_that_differs_fails_or_is_silent_ends_the_task(
 ) -> None:
     with pytest.raises(error_type) as raised:
         inspect(pods, fleet(report(), other, report()))
-    assert type(raised.value) is error_type
+    assert isinstance(raised.value, error_type)
     assert re.match(start, str(raised.value))
 
 
