@@ -5,6 +5,7 @@ Standard library only, Python 3.9, so that host code can use the values.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -79,7 +80,7 @@ class TrialStatus(str, Enum):
     @property
     def default_cause(self) -> ReasonCode | None:
         """The cause of a record without a known one: the first of this status's causes. None for SUCCEEDED."""
-        return next((code for code in ReasonCode if code.status is self), None)
+        return _default_causes().get(self)
 
 
 RESUME_REMEDY = "`{resume}` resumes it from its last checkpoint"
@@ -282,3 +283,8 @@ def add_reason_code(document: Mapping[str, Any], status_key: str = "status") -> 
     if status not in TrialStatus.__members__:
         return document
     return {**document, "reason_code": old_reason_code(TrialStatus(status), reason)}
+
+
+@functools.cache
+def _default_causes() -> dict[TrialStatus, ReasonCode]:
+    return {code.status: code for code in reversed(ReasonCode)}
