@@ -1,33 +1,26 @@
 """Examples of faults that other modules report, as (message, remedy), by the title of the check that passes them on."""
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 from remote.agent.shared.errors import engine_access_error
 from remote.cluster.diagnosis.driver import DriverRange
 from remote.cluster.diagnosis.image_pull import known_causes
-from remote.cluster.diagnosis.nodes import (
-    GPU_PRODUCT_LABEL,
-    GPU_RESOURCE,
-    INSTANCE_TYPE_LABEL,
-    NodeRequirements,
-    examine,
-)
+from remote.cluster.diagnosis.nodes import GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
-from remote.cluster.quantities import parse_quantity
 from remote.hosts.base import HostError
 from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
 from remote.image.vm_info import VmFacts
+from remote.providers import GENERIC
 from tasks.doctor.checks.nodes import CAUSES as NODE_CAUSES
 from tasks.faults import from_error
+from tests.unit.remote.cluster.test_nodes import NODE, READY, need, pod, report
 
 Rows = Sequence[tuple[str, str]]
-_INSTANCE_TYPE, _PRODUCT = "VM.GPU.A10.1", "NVIDIA-A10"
+CUDA_12_8_1 = DriverRange(minimum=570, older=(535, 550, 560, 565))  # the drivers of its base image
 
 
 def _row(error: object) -> tuple[str, str]:
@@ -62,78 +55,35 @@ def nodes() -> dict[str, Rows]:
     }
 
 
-_NODE: dict[str, Any] = {
-    "metadata": {"name": "NODE", "labels": {INSTANCE_TYPE_LABEL: _INSTANCE_TYPE}},
-    "spec": {},
-    "status": {
-        "allocatable": {"cpu": "30", "memory": "240Gi", "ephemeral-storage": "200Gi", GPU_RESOURCE: "1"},
-        "conditions": [{"type": "Ready", "status": "True"}],
-        "nodeInfo": {"kubeletVersion": "v1.34.0"},
-    },
-}
-# The differences to _NODE in each example, by path.
-_NODE_CHANGES: tuple[dict[str, Any], ...] = (
-    {
-        "status.conditions": [
-            {"type": "Ready", "status": "Unknown", "lastTransitionTime": "TIME", "message": "no reports"}
-        ]
-    },
-    {"status.conditions": [*_NODE["status"]["conditions"], {"type": "DiskPressure", "status": "True"}]},
-    {"spec.unschedulable": True},
-    {"spec.taints": [{"key": "TAINT", "value": "VALUE", "effect": "NoSchedule"}]},
-    {f"status.allocatable|{GPU_RESOURCE}": "0"},
-    {f"status.allocatable|{GPU_RESOURCE}": "0", "status.allocatable|nvidia.com/mig-1g.6gb": "4"},
-    {f"metadata.labels|{GPU_PRODUCT_LABEL}": "Tesla-T4"},
-    {f"metadata.labels|{GPU_PRODUCT_LABEL}": _PRODUCT, "metadata.labels|nvidia.com/gpu.replicas": "4"},
-    {"status.allocatable|ephemeral-storage": "38Gi"},
-    {"status.allocatable|cpu": "2"},
-    {"status.allocatable|memory": "8Gi"},
-    {"status.nodeInfo.kubeletVersion": "v1.27.2"},
-    {"metadata.labels|nvidia.com/cuda.driver.major": "470"},
-    {f"metadata.labels|{INSTANCE_TYPE_LABEL}": "VM.GPU3.1"},
+_ALLOCATABLE: dict[str, str] = NODE["status"]["allocatable"]
+_LABELS: dict[str, str] = NODE["metadata"]["labels"]
+# Differences to the node of the nodes' tests, and to the requirements of its pod.
+_NODES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    (
+        {"status__conditions": [READY | {"status": "Unknown", "lastTransitionTime": "TIME", "message": "no reports"}]},
+        {},
+    ),
+    ({"status__conditions": [READY | {"status": "True"}, {"type": "DiskPressure", "status": "True"}]}, {}),
+    ({"spec__unschedulable": True}, {}),
+    ({"spec__taints": [{"key": "TAINT", "value": "VALUE", "effect": "NoSchedule"}]}, {}),
+    ({"status__allocatable": _ALLOCATABLE | {GPU_RESOURCE: "0"}}, {}),
+    ({"status__allocatable": _ALLOCATABLE | {GPU_RESOURCE: "0", "nvidia.com/mig-1g.6gb": "4"}}, {}),
+    ({"metadata__labels": _LABELS | {GPU_PRODUCT_LABEL: "Tesla-T4"}}, {"gpu_product": "NVIDIA-A10"}),
+    ({"metadata__labels": _LABELS | {GPU_PRODUCT_LABEL: "NVIDIA-A10", "nvidia.com/gpu.replicas": "4"}}, {}),
+    ({"status__allocatable": _ALLOCATABLE | {"ephemeral-storage": "38Gi"}}, {}),
+    ({"status__allocatable": _ALLOCATABLE | {"cpu": "2"}}, {}),
+    ({"status__allocatable": _ALLOCATABLE | {"memory": "8Gi"}}, {}),
+    ({"status__nodeInfo": {"kubeletVersion": "v1.27.2"}}, {}),
+    ({"metadata__labels": _LABELS | {"nvidia.com/cuda.driver.major": "470"}}, {"drivers": CUDA_12_8_1}),
+    ({"metadata__labels": {INSTANCE_TYPE_LABEL: "VM.GPU3.1"}}, {}),
 )
-_POD = {"metadata": {"name": "POD", "namespace": "OTHER", "labels": {}}, "status": {"phase": "Running"}}
-_GPU_POD_SPEC = {
-    "nodeName": "NODE",
-    "containers": [{"resources": {"requests": {GPU_RESOURCE: "1", "cpu": "1", "memory": "1Gi"}}}],
-}
 
 
 def _findings() -> Iterator[Any]:
-    need = NodeRequirements(
-        instance_type=_INSTANCE_TYPE,
-        preemptible=False,
-        cpu=Decimal(4),
-        memory=parse_quantity("24Gi"),
-        scratch=parse_quantity("10Gi"),
-        tolerations=[{"key": GPU_RESOURCE, "operator": "Exists"}],
-        namespace="OURS",
-        image="HOST/REPOSITORY@sha256:DIGEST",
-        image_bytes=35 * 2**30,
-        drivers=DriverRange(minimum=570, older=(535, 550, 560, 565)),  # those of CUDA 12.8.1's base image
-    )
-    for changes in _NODE_CHANGES:
-        is_other_gpu = changes.get(f"metadata.labels|{GPU_PRODUCT_LABEL}") == "Tesla-T4"
-        requirements = replace(need, gpu_product=_PRODUCT) if is_other_gpu else need
-        for report in examine([_changed(_NODE, changes)], [], requirements):
-            yield from report.findings
-    for report in examine([_NODE], [{**_POD, "spec": _GPU_POD_SPEC}], need):
-        yield from report.findings
-
-
-def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy with other values. Path `a.b|c` is the key c, which may contain dots, of the value at a.b."""
-    result: dict[str, Any] = copy.deepcopy(dict(base))
-    for path, value in changes.items():
-        dotted, separator, last_key = path.partition("|")
-        keys = dotted.split(".")
-        if not separator:
-            last_key = keys.pop()
-        parent = result
-        for key in keys:
-            parent = parent[key]
-        parent[last_key] = value
-    return result
+    for changes, requirements in _NODES:
+        needs = need(provider=GENERIC, **requirements)
+        yield from report(needs=needs, metadata__name="NODE", **changes).findings
+    yield from report([pod("POD", "OTHER", gpus=1)], needs=need(provider=GENERIC)).findings
 
 
 _TERMINATED: tuple[dict[str, Any], ...] = (
