@@ -218,7 +218,7 @@ def _verify_existing(out: Path, facts: MergeFacts, log: Callable[[str], None]) -
     except (OSError, ValueError):
         is_same = False
     if not is_same:
-        raise InputError(f"{out}: exists and is not this merge; name another folder, or remove it")
+        raise InputError(f"{out}: exists and is not this merge", remedy="name another folder, or remove it")
     verify_sums(out)
     log(f"{out}: already exists, verified")
     return facts
@@ -229,8 +229,8 @@ def verify_sums(folder: Path) -> None:
     try:
         lines = (folder / SUMS_FILE).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder / SUMS_FILE}: cannot be read; remove {folder} and retry") from error
+        raise InputError(f"{folder / SUMS_FILE}: cannot be read", remedy=f"remove {folder} and retry") from error
     for line in lines:
         digest, _, name = line.partition("  ")
         if Path(name).name != name or not (folder / name).is_file() or sha256_of(folder / name) != digest:
-            raise InputError(f"{folder / name}: does not match {SUMS_FILE}; remove {folder} and retry")
+            raise InputError(f"{folder / name}: does not match {SUMS_FILE}", remedy=f"remove {folder} and retry")

@@ -63,7 +63,9 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
         check_model(model)  # report a bad model before waiting
         _wait_for_file(adapter / SUMS_FILE, request.wait_sec, log)
         if sha256_of(adapter / ADAPTER) != request.adapter_sha256:
-            raise InputRejected(f"{adapter / ADAPTER}: sha256 differs from that of the training; remove the folder")
+            raise InputRejected(
+                f"{adapter / ADAPTER}: sha256 differs from that of the training", remedy="remove the folder"
+            )
         check_base(model, adapter, request.model_sha256)
     into.mkdir(parents=True, exist_ok=True)
     if any(model.is_relative_to(volume) for volume in request.volumes):
@@ -88,11 +90,13 @@ def _check_merged(folder: Path, request: StageRequest) -> None:
         facts = json.loads((folder / MERGE_FILE).read_bytes())
         digests = {name: facts[name] for name in ("adapter_sha256", "model_sha256")}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{folder / MERGE_FILE}: cannot be read; merge again: inv adapter.merge") from error
+        raise InputError(f"{folder / MERGE_FILE}: cannot be read", remedy="merge again: inv adapter.merge") from error
     for name, value in digests.items():
         expected = getattr(request, name)
         if expected is not None and value != expected:
-            raise InputRejected(f"{folder}: not the merged model of the training: its {name} differs; merge it again")
+            raise InputRejected(
+                f"{folder}: not the merged model of the training: its {name} differs", remedy="merge it again"
+            )
 
 
 def _wait_for_file(path: Path, timeout_sec: float, log: Callable[[str], None]) -> None:
@@ -102,7 +106,7 @@ def _wait_for_file(path: Path, timeout_sec: float, log: Callable[[str], None]) -
         log(f"waiting for {path.parent}; `inv serve` sends what is on this machine")
     while not path.exists():
         if time.monotonic() > deadline:
-            raise InputError(f"{path}: missing after {timeout_sec:g} s; rerun `inv serve`")
+            raise InputError(f"{path}: missing after {timeout_sec:g} s", remedy="rerun `inv serve`")
         time.sleep(_POLL_SEC)
 
 

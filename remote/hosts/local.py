@@ -61,5 +61,5 @@ class LocalConnector(Connector):
         folder = request.root / expand_user(request.options.folder)
         existing_path = next(path for path in (folder, *folder.parents) if path.exists())
         if not existing_path.is_dir():
-            raise InvalidAddress(f"fleet.local.folder: {existing_path} is a file; set it to a folder")
+            raise InvalidAddress(f"fleet.local.folder: {existing_path} is a file", remedy="set it to a folder")
         return [LocalHost(name=name, workdir=str(folder / name)) for name in request.names]

@@ -79,7 +79,7 @@ def observe(host: Host) -> VmFacts:
     command = inline_command(host, "remote.agent.scripts.vm_info")
     completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
     if completed.exit_code in (126, 127):
-        raise InvalidAddress(f"{host.name}: {host.python[0]} not found; install Python 3.9 or newer there")
+        raise InvalidAddress(f"{host.name}: {host.python[0]} not found", remedy="install Python 3.9 or newer there")
 
     def to_facts(fields: dict[str, Any]) -> VmFacts:
         return VmFacts(**{**fields, "groups": tuple(fields["groups"]), "python": tuple(fields["python"])})

@@ -67,7 +67,7 @@ def _wait_until_ended(cluster: Cluster, settings: Settings, check: PodCheck) -> 
     while True:
         pod = cluster.pod(check.name)
         if pod is None:
-            raise TaskFailed(f"pod {check.name} was deleted; rerun `{check.retry_command}`")
+            raise TaskFailed(f"pod {check.name} was deleted", remedy=f"rerun `{check.retry_command}`")
         phase, now = pod.get("status", {}).get("phase"), time.monotonic()
         if phase in ("Succeeded", "Failed"):
             return str(pod["spec"].get("nodeName", "?"))
@@ -79,10 +79,10 @@ def _wait_until_ended(cluster: Cluster, settings: Settings, check: PodCheck) -> 
                     print(escape_controls(f"  {finding}"), flush=True)
                 lasted_sec = now - first_seen.setdefault(str(finding), now)
                 if finding.patience_sec is not None and lasted_sec > finding.patience_sec:
-                    raise TaskFailed(f"{finding}; the pod was deleted")
+                    raise TaskFailed(finding.problem, remedy=f"{finding.remedy}; the pod was deleted")
         if now - started_at > limit:
             reason = next(reversed(first_seen), "it did not end")
             raise RetryableError(
-                f"pod {check.name}: not done after {limit:.0f} s: {reason}; rerun `{check.retry_command}`"
+                f"pod {check.name}: not done after {limit:.0f} s: {reason}", remedy=f"rerun `{check.retry_command}`"
             )
         time.sleep(_POLL_INTERVAL_SEC)

@@ -89,7 +89,7 @@ class PartialSteps:
     def _host(self, name: str) -> Host:
         host = self._hosts.get(name)
         if host is None:
-            raise HostError(f"{name} is not in this fleet; see fleet.size")
+            raise HostError(f"{name} is not in this fleet", remedy="see fleet.size")
         return host
 
 

@@ -194,7 +194,9 @@ def visible_gpus() -> int:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=GPU_COUNT_TIMEOUT_SEC, check=True)
         return int(done.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise InputError(f"torch cannot count the GPUs ({error}); run: {sys.executable} -m bench selfcheck") from error
+        raise InputError(
+            f"torch cannot count the GPUs ({error})", remedy=f"run: {sys.executable} -m bench selfcheck"
+        ) from error
 
 
 def choose_backend(trial: Trial, gpus: int, nodes: NodeList | None = None) -> str:
@@ -204,8 +206,8 @@ def choose_backend(trial: Trial, gpus: int, nodes: NodeList | None = None) -> st
     local = trial.world_size if nodes is None else len(nodes.local_ranks(trial.world_size))
     if gpus < local:
         raise InputError(
-            f"world_size: {local} ranks need one GPU each, this machine has {gpus}; choose a trial with at most "
-            f"{gpus} ranks, or a machine with more GPUs"
+            f"world_size: {local} ranks need one GPU each, this machine has {gpus}",
+            remedy=f"choose a trial with at most {gpus} ranks, or a machine with more GPUs",
         )
     return "nccl"
 
@@ -226,8 +228,8 @@ def rendezvous_endpoint() -> str:
             probe.bind(("127.0.0.1", int(port)))
         except OSError as error:
             raise InputError(
-                f"{PORT_VARIABLE}: port {port} cannot be used for the rendezvous: {error.strerror}; choose another "
-                "port, or unset the variable to use a free one"
+                f"{PORT_VARIABLE}: port {port} cannot be used for the rendezvous: {error.strerror}",
+                remedy="choose another port, or unset the variable to use a free one",
             ) from error
     return f"127.0.0.1:{port}"
 

@@ -21,7 +21,8 @@ class VmAgentError(Exception):
         self.kind, self.problem, self.remedy = kind, problem, remedy
 
     def to_json(self) -> dict[str, str]:
-        return {"kind": self.kind, "message": self.problem, "remedy": self.remedy}
+        remedy = {"remedy": self.remedy} if self.remedy else {}
+        return {"kind": self.kind, "message": self.problem, **remedy}
 
 
 def with_retries(

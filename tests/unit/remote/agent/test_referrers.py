@@ -142,7 +142,7 @@ def test_a_request_succeeds_although_the_registry_fails_once(
     assert len(reply["digests"]) == 3
     assert server.fails_once == []
     reply = registry_main.handle_request({**target, "do": "look", "name": "nowhere"})
-    assert (reply["kind"], "`inv push`" in reply["message"]) == ("usage", True)
+    assert (reply["kind"], "`inv push`" in reply["remedy"]) == ("usage", True)
 
 
 def key_pem(key: Any, pass_phrase: bytes | None = None) -> str:
