@@ -38,7 +38,7 @@ class NF4Check:
         check = PodCheck(
             name=POD_NAME,
             image=self._image.reference,
-            command=["python3", "-I", "-B", "-c", read_source(PROGRAM)],
+            command=["python3", "-B", "-c", read_source(PROGRAM)],
             gpus=0,
             cpu="100m",
             memory="256Mi",

@@ -52,7 +52,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The check of the image's software reads this file; everything else is the real Python.
     software = folder / "software.json"
     software.write_text(json.dumps({"vllm": "0.32.0", "vllm-bnb-plugin": "0.0.3", "bitsandbytes": "0.50.2"}))
-    python = f'#!/bin/sh\n[ "$1$2" = -I-B ] && exec cat {software}\nexec {sys.executable} "$@"\n'
+    python = f'#!/bin/sh\n[ "$1$2" = -B-c ] && exec cat {software}\nexec {sys.executable} "$@"\n'
     (folder / "bin" / "python3").write_text(python)
     for program in (folder / "bin").iterdir():
         program.chmod(0o755)
