@@ -1,12 +1,20 @@
 """Tests of the check of a server's image: what a vLLM of each version needs for an NF4 base."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from remote.cluster.manifests import Image
+from remote.hosts.pods.errors import Forbidden
+from remote.image.pod_check import pod_manifest
 from remote.serving.software import ServerSoftware
-from tasks.adapter.serve_image import require_nf4
+from tasks.adapter import serve_image
+from tasks.adapter.serve_image import NF4Check, require_nf4
 from tasks.errors import UsageError
+from tasks.settings.load import Settings
 
 PLUGIN, BITSANDBYTES = "vllm-bnb-plugin", "bitsandbytes"
 
@@ -67,3 +75,65 @@ def test_a_server_that_cannot_load_nf4_is_refused_with_the_commands_that_work() 
 def test_an_unknown_version_is_not_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     require_nf4(text, "host/image@sha256:ab", "inv serve --merged")
     assert capsys.readouterr().out.startswith("! host/image@sha256:ab: ")
+
+
+def fake_cluster(*, has_namespace: bool = True, has_secret: bool = True) -> Any:
+    return SimpleNamespace(namespace=lambda: {} if has_namespace else None, has_secret=lambda _name: has_secret)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Record each run of the check's pod, whose image has vLLM 0.32 without the plugin."""
+    recorded: list[object] = []
+    text = json.dumps({"vllm": "0.32.0", PLUGIN: None, BITSANDBYTES: "0.50.2"})
+    monkeypatch.setattr(serve_image, "run_pod_check", lambda *arguments: recorded.append(arguments[-1]) or ("n", text))
+    return recorded
+
+
+def nf4_check() -> NF4Check:
+    image = Image(repository="host/vllm", digest=f"sha256:{'ab' * 32}")
+    return NF4Check(Settings(root=Path("/")), image, "inv serve --merged")
+
+
+def test_the_check_waits_for_namespace_and_pull_secret(runs: list[object]) -> None:
+    check = nf4_check()
+    check.run_early(fake_cluster(has_namespace=False))
+    check.run_early(fake_cluster(has_secret=False))
+    assert not runs
+    with pytest.raises(UsageError):
+        check.run(fake_cluster())
+    (pod,) = runs
+    assert pod.gpus == 0  # type: ignore[attr-defined]
+
+
+def test_the_check_is_made_once(runs: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_image, "require_nf4", lambda *_: None)
+    check = nf4_check()
+    check.run_early(fake_cluster())
+    check.run(fake_cluster())
+    assert len(runs) == 1
+
+
+def test_without_the_right_to_start_pods_the_server_is_deployed_unchecked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise Forbidden("user may not create pods")
+
+    monkeypatch.setattr(serve_image, "run_pod_check", refuse)
+    nf4_check().run(fake_cluster())
+    assert "user may not create pods" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_checking_pod_takes_only_the_gpus_that_it_needs(gpus: int) -> None:
+    pod = pod_manifest(
+        name="check", namespace="team", image="i", command=["true"], instance_type="GPU", product=None, gpus=gpus,
+        cpu="100m", cpu_limit="1", memory="256Mi", preemptible_label=None, pull_secret="s", deadline_sec=60.4,
+    )  # fmt: skip
+    (container,) = pod["spec"]["containers"]
+    limits = {"cpu": "1", "memory": "256Mi", **({"nvidia.com/gpu": "2"} if gpus else {})}
+    assert container["resources"]["limits"] == limits
+    assert container["command"] == ["true"]
+    assert "args" not in container, "the image's entrypoint is replaced"
+    assert pod["spec"]["activeDeadlineSeconds"] == 60
