@@ -32,7 +32,7 @@ from bench.kernels.loss import IGNORED, head_loss, head_losses
 from bench.kernels.norm import ResidualStream, rms_norm_backward, stream_norm
 from bench.kernels.rope import AttentionHeads
 from bench.kernels.triton_compat import HAS_TRITON
-from bench.qlora.recipes import adapters, int8
+from bench.qlora.recipes import adapters, int8, int8_tiles
 from bench.qlora.recipes.cuda_graph import CapturedGraph, CapturedStep
 from bench.qlora.recipes.fused_linear import Adapter, FusedLinear, dequantize
 from bench.qlora.recipes.int8 import Int8Linear
@@ -90,6 +90,9 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
         reason = int8.unsupported_reason(stack.torch, placement, _shapes(base))
         if reason is None:
             notes = (f"matmul {trial.matmul}",)
+            if placement.is_cuda:
+                tokens = trial.micro_batch_size * trial.max_seq_len
+                notes += (int8_tiles.use_best_tiles(torch, placement.device, _product_shapes(base, trial), tokens),)
         else:
             notes = flags = (f"matmul bf16 ({trial.matmul} is not supported: {reason})",)
             trial = dataclasses.replace(trial, matmul="bf16")
@@ -107,6 +110,14 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
 def _shapes(base: Any) -> list[tuple[int, int]]:
     """Return the shapes of a layer's weights."""
     return [nf4.from_bitsandbytes(linear.weight).shape for _, linear in _linears(base)]
+
+
+def _product_shapes(base: Any, trial: Trial) -> list[tuple[int, int]]:
+    """Return the shapes (N, K) of the joined weights that are multiplied in 8 bits, and of the transposed ones."""
+    architecture, geometry = find(base.config.to_dict()), _geometry(base)
+    joined = [[layer.shape(geometry) for layer in architecture.product(name)] for name in PRODUCT_INPUTS]
+    shapes = [(sum(rows for _, rows in layers), layers[0][0]) for layers in joined]
+    return (shapes if trial.matmul == "int8" else []) + [(columns, rows) for rows, columns in shapes]
 
 
 class FastModel(torch.nn.Module):
