@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from remote.hosts import command
 from remote.hosts.command import MASK, Secret
 from tasks.cli import log
 
@@ -15,7 +16,8 @@ logger = logging.getLogger("tasks.example")
 
 
 @pytest.fixture(autouse=True)
-def restored_loggers() -> Iterator[None]:
+def restored_loggers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(command, "_known_values", set[str]())  # other tests' secrets are parts of words
     packages = [logging.getLogger(name) for name in log.PACKAGES]
     state = [(package.level, package.propagate, package.handlers) for package in packages]
     previous = log._operator_log
