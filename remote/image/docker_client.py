@@ -15,6 +15,7 @@ import docker.errors
 import requests
 import urllib3.connection
 import urllib3.connectionpool
+import urllib3.exceptions
 from docker.transport.basehttpadapter import BaseHTTPAdapter
 
 from remote.hosts.base import Host, HostUnreachable
@@ -113,14 +114,21 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
         container.start()
         try:
             code = int(container.wait(timeout=timeout_sec)["StatusCode"])
-        except requests.RequestException as error:  # over a Unix socket a timeout arrives as a ConnectionError
-            if "timed out" not in str(error).lower():
+        except requests.RequestException as error:
+            if not _is_timeout(error):
                 raise
             raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image}") from error
         out, err = (container.logs(stdout=out, stderr=not out).decode(errors="replace") for out in (True, False))
         return ContainerExit(exit_code=code, stdout=out, stderr=err)
     finally:
         container.remove(force=True)
+
+
+def _is_timeout(error: BaseException) -> bool:
+    """Check whether this is a timeout, or wraps one: over a Unix socket one arrives inside a ConnectionError."""
+    if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError):
+        return True
+    return any(isinstance(cause, BaseException) and _is_timeout(cause) for cause in error.args)
 
 
 def layers(image: "Image") -> list[ImageLayer]:

@@ -128,7 +128,7 @@ class PodHost:
         try:
             return self.pods.find(self.index)
         except HostError as error:
-            raise type(error)(f"{self.name}: {error}") from error
+            raise type(error)(f"{self.name}: {error.problem}", remedy=error.remedy) from error
 
     def _broken_stream_error(self, pod: Pod, reply: Reply, completed: Completed) -> HostError:
         if reply.has_begun:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import requests
 import urllib3
+from urllib3.exceptions import ProtocolError, ReadTimeoutError
 
 from remote.image import docker_client
 from remote.image.engine import EngineError
@@ -31,14 +32,24 @@ def test_a_response_is_read_completely_up_to_the_size_limit(monkeypatch: pytest.
     assert len(streamed.content) == 2000  # a streamed response has no limit
 
 
-@pytest.mark.parametrize("error_class", [requests.ReadTimeout, requests.ConnectionError])
-def test_a_check_that_times_out_is_reported_for_each_error_class_of_the_sdk(error_class: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (requests.ReadTimeout("read timeout=60.0"), EngineError),
+        (requests.ConnectionError(ReadTimeoutError(Any, None, "read timeout=60.0")), EngineError),
+        (requests.ConnectionError(ProtocolError("Connection aborted.", TimeoutError("slow"))), EngineError),
+        (requests.ConnectionError("the connection timed out, says a proxy"), requests.ConnectionError),
+    ],
+)
+def test_a_check_that_times_out_is_reported_for_each_error_class_of_the_sdk(
+    error: Exception, raised: type[Exception]
+) -> None:
     def wait(**_: object) -> None:
-        raise error_class("UnixHTTPConnectionPool(host='localhost', port=None): Read timed out. (read timeout=60.0)")
+        raise error
 
     removed = []
     container = SimpleNamespace(start=lambda: None, wait=wait, remove=lambda **_: removed.append(1))
     client: Any = SimpleNamespace(containers=SimpleNamespace(create=lambda *_, **__: container))
-    with pytest.raises(EngineError, match=r"^python check: .* 60 s in image"):
+    with pytest.raises(raised, match=r"^python check: .* 60 s in image" if raised is EngineError else "proxy"):
         docker_client.run_check(client, "image", ("python", "check"), timeout_sec=60)
     assert removed == [1]
