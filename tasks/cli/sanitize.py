@@ -17,6 +17,13 @@ ASCII_SYMBOLS = str.maketrans(
     | dict.fromkeys("─╴╶╷╵", "-")
     | {"│": "|"}
 )
+GLUE = "\U000f0020"  # for private use: a space at which no line is broken, until it is written
+_COMMAND = re.compile(r"`[^`\n]*`")
+
+
+def glue_commands(text: str) -> str:
+    """Replace the spaces of commands in backticks, at which no line may be broken."""
+    return _COMMAND.sub(lambda match: match[0].replace(" ", GLUE), text)
 
 
 def escape_text(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -10,11 +9,8 @@ from shutil import get_terminal_size
 from typing import Any
 
 from bench.records.status import ExitCode
-from tasks.cli.sanitize import ASCII_SYMBOLS, escape_rich_output, escape_text
+from tasks.cli.sanitize import ASCII_SYMBOLS, GLUE, escape_rich_output, escape_text, glue_commands
 from tasks.errors import RetryableError, TaskFailed
-
-GLUE = "\U000f0020"  # for private use: a space at which no line is broken, until it is written
-_COMMAND = re.compile(r"`[^`\n]*`")
 
 
 class BrokenStdout(TaskFailed):
@@ -125,11 +121,6 @@ def _wrap_line(line: str, width: int) -> str:
             replace_whitespace=False,
         )
     ).replace(GLUE, " ")
-
-
-def glue_commands(text: str) -> str:
-    """Replace the spaces of commands in backticks, at which no line may be broken."""
-    return _COMMAND.sub(lambda match: match[0].replace(" ", GLUE), text)
 
 
 def guard_standard_streams() -> None:

@@ -14,8 +14,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from tasks.cli.sanitize import escape_text
-from tasks.cli.streams import glue_commands
+from tasks.cli.sanitize import escape_text, glue_commands
 
 
 def console(*, soft_wrap: bool = True) -> Console:
