@@ -46,7 +46,8 @@ def use_best_tiles(torch: Any, device: Any, shapes: Sequence[Shape], tokens: int
     path = file_for(_fingerprint(torch, device) | {"tokens": tokens})
     source, chosen = "from the file", read_choice(path, shapes, candidates)
     if chosen is None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        ranks = torch.distributed
+        if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
             return "INT8 tiles default (several ranks measure none)"
         chosen = choose(shapes, list(candidates), _timer(torch, device, candidates, tokens))
         source = "measured" + write_choice(path, chosen)

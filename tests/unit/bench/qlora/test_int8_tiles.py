@@ -75,7 +75,7 @@ def test_a_file_that_another_user_can_write_or_a_link_selects_nothing(tmp_path, 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
     """A GPU of compute capability 8.6 with a fake timer; `gpu.calls` are its measurements, `gpu.ranks` a group."""
-    state = SimpleNamespace(calls=[], ranks=False, capability=(8, 6))
+    state = SimpleNamespace(calls=[], ranks=1, capability=(8, 6))
 
     def timer(*_):
         def seconds(shape, name):
@@ -84,7 +84,7 @@ def gpu(tmp_path, monkeypatch):
 
         return seconds
 
-    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: state.ranks)
+    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: state.ranks)
     state.torch = SimpleNamespace(distributed=group)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(int8_tiles.VARIABLE, raising=False)
@@ -103,7 +103,7 @@ def test_the_first_process_measures_and_the_next_reads_the_file(gpu, tmp_path):
     assert "measured" in first
     (path,) = (tmp_path / "cache" / "qlora-fleet" / "int8-tiles").iterdir()
     assert json.loads(path.read_text())["tiles"]["6144x4096"] == OTHER
-    gpu.ranks = True
+    gpu.ranks = 4
     assert "file" in use_best_tiles(gpu.torch, None, [WIDE, TALL], 4096)
     assert len(gpu.calls) == 2 * len(NAMES) * int8_tiles.ROUNDS
     assert set(matmul._selected) == {WIDE, TALL}
@@ -113,7 +113,7 @@ def test_the_first_process_measures_and_the_next_reads_the_file(gpu, tmp_path):
 def test_the_defaults_are_used_on_request_and_where_nothing_may_be_measured(gpu, monkeypatch, case):
     matmul.select_tiles({WIDE: matmul.AMPERE_CANDIDATES[THIRD]})
     monkeypatch.setenv(int8_tiles.VARIABLE, "default" if case == "default" else "auto")
-    gpu.ranks, gpu.capability = case == "several ranks", (12, 0) if case == "untested GPU" else (8, 6)
+    gpu.ranks, gpu.capability = 4 if case == "several ranks" else 1, (12, 0) if case == "untested GPU" else (8, 6)
     assert use_best_tiles(gpu.torch, None, [WIDE], 4096).startswith("INT8 tiles default")
     assert (gpu.calls, matmul._selected) == ([], {})
 
