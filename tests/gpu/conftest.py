@@ -21,6 +21,12 @@ def _exact_float32() -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
 
 
+@pytest.fixture(autouse=True)
+def _default_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tests from measuring tiles and from the user's cache."""
+    monkeypatch.setenv("QLORA_FLEET_TILES", "default")
+
+
 @pytest.fixture(scope="session")
 def modules() -> Any:
     """The deep-learning libraries."""

@@ -2,7 +2,7 @@
 
     python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_int8.py
 
-Not covered: GPUs before Hopper, whose tiles are compiled but not run (`compiled_for_an_a10`).
+Not covered: GPUs before Hopper, whose tiles are only compiled (`tests/gpu/test_kernels_fit.py`).
 """
 
 import copy
@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton")
 from bench.kernels import nf4, norm, swiglu  # noqa: E402 - after the skips
 from bench.kernels.int8 import block_quant, matmul, row_quant, weight_quant  # noqa: E402
 from bench.kernels.int8 import swiglu as int8_swiglu  # noqa: E402
-from tests.support.compiled_kernel import BF16, compiled_for_an_a10  # noqa: E402
+from bench.qlora.recipes import int8_tiles  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -108,6 +108,55 @@ def test_a_product_with_all_side_inputs(tokens, height, width, tiles):
                     reference = block_quant.quantize_blocks_reference(expected, torch.bfloat16)
                     assert relative_error(blocks.scales, reference.scales) < 1e-4
                     assert int((blocks.values.int() - reference.values.int()).abs().max()) <= 1
+
+
+@on_gpu
+@pytest.mark.parametrize("candidates", [matmul.HOPPER_CANDIDATES, matmul.AMPERE_CANDIDATES], ids=["hopper", "ampere"])
+@pytest.mark.parametrize(("tokens", "height", "width"), [*SHAPES, (300, 384, 1536)])
+def test_the_candidates_of_tiles_give_equal_bits(tokens, height, width, candidates):
+    if candidates is matmul.HOPPER_CANDIDATES and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("these tiles need the copy engine of compute capability 9.0")
+    scales, columns, rank = torch.rand(height, device="cuda") + 0.5, outliers(width), 24
+    a = row_quant.quantize_rows(random(tokens, width), columns=columns)
+    values = torch.randint(-127, 128, (height, width), dtype=torch.int8, device="cuda")
+    side_inputs = matmul.SideInputs(
+        outlier_weights=None if a.outliers is None else random(height, a.outliers.shape[1]),
+        u=random(tokens, 2 * rank), work_b=random(height, rank), rank=rank,
+        columns=(slice(0, height // 3), slice(height // 2, height)),
+    )  # fmt: skip
+    for right in (row_quant.QuantizedRows(values=values), row_quant.QuantizedRows(values=values, scales=scales)):
+        for extra in (matmul.NO_SIDE_INPUTS, side_inputs):
+            arguments = a, right, extra
+            first, *others = [
+                matmul.product(*arguments, dtype=torch.bfloat16, tiles=tiles) for tiles in candidates.values()
+            ]
+            assert all(torch.equal(first, other) for other in others)
+            if height % block_quant.BLOCK == 0:
+                first, *others = [
+                    matmul.product_as_blocks(*arguments, dtype=torch.bfloat16, tiles=tiles)
+                    for tiles in candidates.values()
+                ]
+                assert all(torch.equal(first.values, other.values) for other in others)
+                assert all(torch.equal(first.scales, other.scales) for other in others)
+
+
+@on_gpu
+def test_tiles_are_measured_once_and_change_no_random_number(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(int8_tiles.VARIABLE, raising=False)
+    device, shapes = torch.device("cuda", 0), [(1536, 512), (512, 1536)]
+    state = torch.cuda.get_rng_state()
+    try:
+        first = int8_tiles.use_best_tiles(torch, device, shapes, 256)
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        selected = dict(matmul._selected)
+        second = int8_tiles.use_best_tiles(torch, device, shapes, 256)
+        assert matmul._selected == selected
+    finally:
+        matmul.select_tiles({})
+    if len(matmul.candidates(torch.cuda.get_device_capability())) > 1:
+        assert set(selected) == set(shapes)
+        assert ("measured" in first, "file" in second) == (True, True)
 
 
 @on_gpu
@@ -217,52 +266,3 @@ def test_separate_outlier_columns_do_not_reduce_precision():
     rest = x.double().index_fill(1, columns.indices, 0) @ w.double().T  # what the other columns add
     assert (separate.double() - exact).norm() / rest.norm() < 0.02
     assert (plain.double() - exact).norm() / rest.norm() > 0.5
-
-
-@pytest.mark.parametrize("in_blocks", [False, True])
-def test_the_tiles_of_a_product_fit_an_a10(tmp_path, in_blocks):
-    tiles = matmul.AMPERE
-    constants = {
-        "IN_BLOCKS": in_blocks, "HAS_SCALES": True, "HAS_OUTLIERS": True, "OUTLIERS": 32, "TARGETS": 3, "RANK": 16,
-        "RANKS": 16, "TOKENS": tiles.tokens, "COLUMNS": block_quant.BLOCK, "INNER": tiles.inner,
-        "GROUP": matmul.GROUP_TILES, "TMA": False, "PROGRAMS": 1, "PERSISTENT": False,
-    }  # fmt: skip
-    int8_names = {"a", "b"} | ({"y"} if in_blocks else set())
-    kinds = dict.fromkeys(("y", "left_outliers", "right_outliers", "u", "work_b"), BF16) | dict.fromkeys(
-        int8_names, "*i8"
-    )
-    compiled = compiled_for_an_a10(
-        tmp_path, matmul._int8_matmul, constants, kinds, tiles.warps, tiles.stages, max_spilled_bytes=900
-    )
-    assert "mma.sync" in compiled.asm["ptx"]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "constants"),
-    [
-        (
-            int8_swiglu._int8_swiglu_forward,
-            {
-                "IN_BLOCKS": True, "STORES_ACT": True, "HAS_OUTLIERS": True, "OUTLIERS": 32, "BLOCKS": 128,
-                "BLOCK": block_quant.BLOCK,
-            },
-        ),
-        (
-            int8_swiglu._int8_swiglu_backward,
-            {"IN_BLOCKS": True, "STORES_ACT": True, "STORES_GRADIENT": True, "BLOCKS": 128, "BLOCK": block_quant.BLOCK},
-        ),
-        (
-            norm._rms_norm_forward,
-            {
-                "ADDS": True, "HAS_LOW": True, "SPLITS": True, "STORES_NORMED": True, "QUANTIZES": True, "OUTLIERS": 32,
-                "COLUMNS": 4096,
-            },
-        ),
-        (norm._rms_norm_backward, {"ADDS": True, "QUANTIZES": True, "COLUMNS": 4096}),
-    ],
-)  # fmt: skip
-def test_swiglu_and_norm_fit_an_a10(tmp_path, kernel, constants):
-    kinds = dict.fromkeys(("d_act", "gradient_16", "act_16", "outliers", "x", "y", "weight", "total", "normed"), BF16)
-    kinds |= dict.fromkeys(("d_normed", "d_passing"), BF16)
-    kinds |= dict.fromkeys(("joined", "values", "low", "total_low"), "*i8")
-    compiled_for_an_a10(tmp_path, kernel, constants, kinds, warps=8 if "COLUMNS" in constants else 16, stages=3)
