@@ -18,7 +18,7 @@ from bench.records.status import TrialStatus
 from tasks.errors import UsageError
 from tasks.fleet.plan import plan_trials
 from tasks.settings.load import Settings
-from tasks.tuning import output, pareto, search, search_state, space
+from tasks.tuning import output, pareto, planning, search, search_state, space
 from tasks.tuning.search_loop import assign_finalists
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 from tests.support.reports import synthetic
@@ -109,6 +109,20 @@ def test_rows_are_as_long_as_the_samples_that_are_kept_whole(percent, profile, p
 def fast(batch: int, recompute: str = "none") -> Candidate:
     choice = {"recipe": "fast", "layout": "pad", "micro_batch_size": batch, "recompute": recompute}
     return next(candidate for candidate in predicted_candidates() if candidate.choice == choice)
+
+
+@pytest.mark.parametrize(
+    ("limit", "gpu", "expected"),
+    [
+        (12.0, {"memory_bytes": 24 * GIB, "largest_peak_bytes": 21 * GIB}, 12 * GIB),
+        (None, {"memory_bytes": 24 * GIB, "largest_peak_bytes": 21 * GIB}, 21 * GIB),
+        (None, {"memory_bytes": 24 * GIB}, 24 * GIB),  # an older image
+        (None, {"memory_bytes": None, "largest_peak_bytes": None}, None),
+        (None, None, None),
+    ],
+)
+def test_without_a_limit_of_the_user_the_worker_says_what_fits_its_gpu(limit, gpu, expected):
+    assert planning._limit_bytes(limit, gpu) == expected
 
 
 def test_without_a_limit_everything_fits():
