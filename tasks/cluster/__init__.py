@@ -4,7 +4,6 @@ commands  signatures and help
 nodes     nodes that can run a pod, and the findings on the others
 checks    nodes, controllers, permissions, and results that would be lost, before a plan changes the cluster
 deploy    observe, plan, apply, wait
-pod_check a check in a pod of its own, read from its log
 wait      waits for pods, and reports why one does not start
 teardown  deletes the objects of a deployment
 status    the pods, their logs, a shell in one

@@ -10,7 +10,7 @@ from remote.image import pod_check
 from remote.image.docker_client import ContainerExit, model_digests
 from tasks.clients.cluster import open_cluster
 from tasks.clients.image_ref import read_push_record, resolve_image
-from tasks.cluster.pod_check import PodCheck, run_pod_check
+from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.errors import UsageError, escape_controls
 from tasks.image.selfcheck_report import differing_models, finish, parse_report, print_report
 from tasks.settings.load import Settings

@@ -153,7 +153,7 @@ NOT_A_MANIFEST = r".* ns/repo; .*registry\.image"
     (page(b""), "usage", f"0 bytes{NOT_A_MANIFEST}"),
     (FixedResponse(status=401), "unauthorized", "ns/me .*ns/repo: 401"),
     (FixedResponse(status=403), "forbidden",
-     r"ns/me may not read ns/repo: 403 Forbidden; .*registry\.user; .*`inv tenancy\.repository`"),
+     r"ns/me may not read ns/repo: 403 Forbidden; .*registry\.user; create the repository"),
     (FixedResponse(status=200, headers={"X": "x" * 70_000}), "transient", "LineTooLong: got more than 65536 bytes"),
     (FixedResponse(status=500), "transient", "500"),
     (FixedResponse(status=507), "full", "ns/repo: 507"),
@@ -193,5 +193,5 @@ def test_missing_push_permission_is_reported_before_anything_is_sent(proxy: Regi
 
 def test_a_missing_repository_is_reported_before_anything_is_sent(proxy: RegistryProxy) -> None:
     proxy.arm(FixedResponse(status=404), method="POST")
-    with raises_agent_error("absent", r" ns/repo; .*`inv tenancy\.repository`"):
+    with raises_agent_error("absent", r" ns/repo; create the repository"):
         registry(proxy).check_push_access()

@@ -15,6 +15,7 @@ from bench.records.run import RunRecord
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import HostError
+from remote.hosts.connectors import CONNECTORS
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.k8s_training import sync_ledger as volume
 from tasks.reports import tensorboard as live
@@ -26,7 +27,7 @@ ROW = {"learning_rate": 0.1, "gradient_norm": 1.0, "targets": 5, "tokens": 9, "s
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results", fleet=SimpleNamespace(kind="local"))
+    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results", connector=CONNECTORS["local"])
     monkeypatch.setattr(live, "load", lambda _: settings)
     monkeypatch.setattr(live, "find_spec", lambda _: object())
     monkeypatch.setattr(live, "POLL_INTERVAL_SEC", 0.0)
