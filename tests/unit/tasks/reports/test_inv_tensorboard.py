@@ -27,7 +27,12 @@ ROW = {"learning_rate": 0.1, "gradient_norm": 1.0, "targets": 5, "tokens": 9, "s
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results", connector=CONNECTORS["local"])
+    settings = SimpleNamespace(
+        root=tmp_path,
+        results_folder=tmp_path / "results",
+        connector=CONNECTORS["local"],
+        fleet=SimpleNamespace(kind="local"),
+    )
     monkeypatch.setattr(live, "load", lambda _: settings)
     monkeypatch.setattr(live, "find_spec", lambda _: object())
     monkeypatch.setattr(live, "POLL_INTERVAL_SEC", 0.0)
