@@ -59,7 +59,7 @@ def make_trainer(inputs: tuple[Path, Path], tmp_path: Path, inv_server: ForkServ
             "fleet": {"kind": "local", "size": 1, "workspace": str(ROOT)},
             "serve": {"image": f"docker.io/vllm/vllm-openai@{DIGEST}", **serve},
         }
-        operator.set_cluster(scratch="1Gi", memory="2Gi")
+        operator.set_cluster(scratch="1Gi", memory="4Gi", shm="512Mi")  # vLLM needs 160 MiB of /dev/shm
         return operator
 
     return make
