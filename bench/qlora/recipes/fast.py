@@ -196,8 +196,9 @@ class FastModel(torch.nn.Module):
             hidden = self._tables.embed(input_ids.view(-1)), None, None
         for layer, (copies, trained) in zip(self._layers, self._adapters, strict=True):
             # Copied layer by layer, because at the beginning of a step the device waits for the host.
-            with torch.no_grad():
-                torch._foreach_copy_(copies, trained)
+            if trained:
+                with torch.no_grad():
+                    torch._foreach_copy_(copies, trained)
             hidden = run_layer(*hidden, layer, tokens, *trained)
         return hidden
 

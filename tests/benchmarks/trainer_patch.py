@@ -1,0 +1,198 @@
+"""transformers' Trainer with `bench.qlora.patch`, the plain Trainer, and the Trainer with Liger, on one GPU.
+
+    python -m tests.benchmarks.trainer_patch --model DIR [--cases plain,patch,...] [--steps 12] [--json FILE]
+
+Not yet run on a GPU.
+
+Every case has the same NF4 base, LoRA on q, k, v, o of rank 16 without dropout, 8 x 512 random tokens, bf16, fused
+AdamW and arguments of the Trainer, below LIMIT_BYTES, the usable memory of a 24 GB card. A step is timed from the
+Trainer's `on_step_begin` to `on_step_end`, device synchronised. Liger patches transformers for its whole process, hence
+a process for each case. The plain case runs before and after, which reveals a changing machine.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.records import ATTENTION_PROJECTIONS
+from bench.records.bootstrap import summarize
+from tests.benchmarks import Figure, a_trial, print_figures, spread
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit_memory
+
+CASE_SEC = 600.0
+ROWS, LENGTH = 8, 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way to train: `patch` holds the options of `bench.qlora.patch`, None without it."""
+
+    patch: dict[str, Any] | None = None
+    liger: bool = False
+    checkpointing: bool = False
+
+
+CASES = {
+    "plain": Case(checkpointing=True),
+    "plain-keep": Case(),
+    "liger": Case(liger=True, checkpointing=True),
+    "liger-keep": Case(liger=True),
+    "patch": Case(patch={}),
+    "patch-checkpointing": Case(patch={}, checkpointing=True),
+    "patch-held": Case(patch={"held_layers": HELD_LAYERS}),
+    "patch-int8": Case(patch={"held_layers": HELD_IN_EIGHT["int8"], "matmul": "int8"}),
+    "plain-again": Case(checkpointing=True),
+}
+
+
+def main(argv: Sequence[str] = ()) -> list[Figure]:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.trainer_patch")
+    parser.add_argument("--model", help="a model folder of Mistral's or Llama's architecture")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--steps", type=int, default=MEASURED)
+    parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
+    parser.add_argument("--one", choices=list(CASES), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        return [Figure(name="Trainer with our patch", value="not run: no GPU")]
+    if arguments.model is None:
+        return [Figure(name="Trainer with our patch", value="not run: give it a model folder with --model")]
+    if arguments.one:
+        print(json.dumps(measure(CASES[arguments.one], arguments.model, arguments.steps)), flush=True)
+        return []
+    results: dict[str, dict[str, Any]] = {}
+    for name in arguments.cases.split(","):
+        results[name] = _in_a_process(name, arguments)
+        print(f"{name}: {json.dumps({k: v for k, v in results[name].items() if k != 'times'})}", flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results, indent=1))
+    best = min(
+        (summarize(each["times"]).median for name, each in results.items() if _is_other(name, each)), default=None
+    )
+    return [_figure(name, result, best) for name, result in results.items()]
+
+
+def _is_other(name: str, result: dict[str, Any]) -> bool:
+    return CASES[name].patch is None and "failed" not in result
+
+
+def _in_a_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure the case in its own process; return its figures or the error."""
+    if CASES[name].liger and importlib.util.find_spec("liger_kernel") is None:
+        return {"failed": "`liger_kernel` is not installed"}
+    argv = [sys.executable, "-m", "tests.benchmarks.trainer_patch", "--model", arguments.model]
+    argv += ["--one", name, "--steps", str(arguments.steps)]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=CASE_SEC, check=False)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took longer than {CASE_SEC:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit code {done.returncode}"}
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
+
+
+def measure(case: Case, model: str, steps: int) -> dict[str, Any]:
+    """Train by the Trainer; return step times in seconds, peak bytes and the last loss."""
+    from bench import torch_stack
+    from bench.qlora.patch import patch
+    from bench.qlora.recipes import adapters
+    from bench.qlora.step import choose_placement, load_base
+
+    modules = torch_stack.load()
+    placement = choose_placement(modules)
+    limit_memory(torch)
+    trial = a_trial("trainer", model, lora_dropout=0.0, lora_targets=ATTENTION_PROJECTIONS)
+    base = load_base(modules, trial, placement)
+    if case.liger:
+        liger = importlib.import_module("liger_kernel.transformers")
+        getattr(liger, f"apply_liger_kernel_to_{base.config.model_type}")(model=base)
+    peft_model = adapters.add(modules, trial, base)
+    if case.patch is not None:
+        patch(peft_model, **case.patch)
+    times: list[float] = []
+    trainer = modules.transformers.Trainer(
+        model=peft_model,
+        args=_arguments(modules, case, WARMUP + steps, is_cuda=placement.is_cuda),
+        train_dataset=_rows(base.config.vocab_size, (WARMUP + steps) * ROWS),
+        data_collator=lambda rows: {name: torch.stack([row[name] for row in rows]) for name in rows[0]},
+        callbacks=[_timer(modules, times)],
+    )
+    outcome = trainer.train()
+    return {
+        "times": times[WARMUP:],
+        "peak_bytes": torch.cuda.max_memory_allocated() if placement.is_cuda else None,
+        "loss": outcome.training_loss,
+    }
+
+
+def _arguments(modules: Any, case: Case, steps: int, *, is_cuda: bool) -> Any:
+    return modules.transformers.TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=ROWS,
+        max_steps=steps,
+        learning_rate=2e-4,
+        optim="adamw_torch_fused" if is_cuda else "adamw_torch",
+        bf16=is_cuda,
+        use_cpu=not is_cuda,
+        gradient_checkpointing=case.checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def _rows(vocabulary: int, count: int) -> list[dict[str, Any]]:
+    """Make rows of random tokens: speed depends only on shapes."""
+    ids = torch.randint(1, vocabulary, (count, LENGTH), generator=torch.Generator().manual_seed(7))
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def _timer(modules: Any, times: list[float]) -> Any:
+    """Return a callback that appends each step's seconds, and counts memory from the second step on."""
+    cuda = torch.cuda if torch.cuda.is_available() else None
+
+    class Timer(modules.transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_args: Any, **_options: Any) -> None:
+            if cuda is not None:
+                cuda.synchronize()
+                if len(times) == 1:
+                    cuda.reset_peak_memory_stats()  # loading's own peak is not the training's
+            self.began = time.perf_counter()
+
+        def on_step_end(self, *_args: Any, **_options: Any) -> None:
+            if cuda is not None:
+                cuda.synchronize()
+            times.append(time.perf_counter() - self.began)
+
+    return Timer()
+
+
+def _figure(name: str, result: dict[str, Any], best: float | None) -> Figure:
+    title = f"Trainer, {name}"
+    if "failed" in result:
+        return Figure(name=title, value=f"failed: {result['failed'].splitlines()[-1]}")
+    interval = summarize(result["times"])
+    value = f"{spread(interval, 's')}, {ROWS * LENGTH / interval.median:,.0f} tokens/s"
+    if result["peak_bytes"] is not None:
+        value += f", peak {result['peak_bytes'] / 2**30:.2f} GiB"
+    ratio = "-" if best is None or CASES[name].patch is None else f"{best / interval.median:.2f}x the best other"
+    return Figure(name=title, value=value, ratio=ratio)
+
+
+if __name__ == "__main__":
+    print_figures(main(sys.argv[1:]))
