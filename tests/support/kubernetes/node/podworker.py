@@ -297,11 +297,15 @@ class PodWorker:
             link.close()
 
     async def _probe(self, container: Container) -> None:
-        """Run the readiness probe, a command or HTTP; other kinds of probe always pass."""
+        """Run the readiness probe, a command or HTTP; other kinds of probe always pass.
+
+        A startup probe, which is taken to equal it, only names the failures before the first success.
+        """
         probe = container.spec.get("readinessProbe", {})
         if not probe:
             return
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
+        name = "Startup" if "startupProbe" in container.spec else "Readiness"
         while True:
             passed, output = True, b""
             if "exec" in probe:
@@ -310,8 +314,10 @@ class PodWorker:
                 passed, output = process.returncode == 0, out + err
             if "httpGet" in probe:
                 passed, output = await asyncio.to_thread(self._http_probe, container, probe["httpGet"])
-            if not passed:
-                failed = f"Readiness probe failed: {output.decode(errors='replace')}"
+            if passed:
+                name = "Readiness"
+            else:
+                failed = f"{name} probe failed: {output.decode(errors='replace')}"
                 self.event("Unhealthy", failed, kind="Warning", container=container.name)
             if passed != container.ready and container.running:
                 container.ready = passed
