@@ -23,7 +23,7 @@ from bench.machine import fingerprint, isolation, telemetry
 from bench.predict import flops
 from bench.records import Trial, TrialError
 from bench.records.checksummed import ResultError
-from bench.records.paths import RESULT_FILE
+from bench.records.paths import PROGRESS_FILE, RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.run import Progress
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
@@ -51,6 +51,7 @@ def run(request: Request) -> int:
             with telemetry.serve_gpu_metrics(request, trial):
                 return load(trial.workload).follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
         check_not_finished(request.out)
+        is_new_folder = not request.out.exists()
         try:
             prepare_folder(request.out)
         except OSError as error:  # a full disk is the worker's fault: another one may run the trial
@@ -59,8 +60,12 @@ def run(request: Request) -> int:
         # Reading the data takes minutes; without progress the operator's display would stay silent.
         reading = Progress(phase="check", step=0, steps=0, elapsed_sec=round(clock.elapsed(), 3))
         ProgressFile(request.out, Log(clock.elapsed))(reading)
-        inputs = _check(trial)
-        environment = isolation.check_gpus(trial, strict=request.strict)
+        try:
+            inputs = _check(trial)
+            environment = isolation.check_gpus(trial, strict=request.strict)
+        except (TrialError, InputError):
+            _remove_progress(request.out, is_new_folder)
+            raise
         record = Record(request, trial, clock)
         record.fingerprint.update(environment.facts)
         record.flags += environment.flags
@@ -123,6 +128,14 @@ def prepare_folder(out: Path) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise InputError(f"{out}: results cannot be written: {error.strerror}", remedy="name another --out") from error
+
+
+def _remove_progress(out: Path, is_new_folder: bool) -> None:
+    """Remove the progress of a rejected trial, and the folder if this process made it."""
+    with contextlib.suppress(OSError):
+        (out / PROGRESS_FILE).unlink(missing_ok=True)
+        if is_new_folder:
+            out.rmdir()
 
 
 def _execute(record: Record, inputs: Inputs, stops: StopSignals) -> Outcome:

@@ -6,7 +6,6 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,32 +16,32 @@ _LOCK_GRACE_SEC = 60.0  # the process that created it may not have locked it yet
 def scratch_folder(prefix: str, parent: str | Path | None = None) -> Iterator[Path]:
     """Create a folder in `parent` (None: the system's temporary folder); remove it at the end.
 
-    The process holds a lock on it. Folders of this prefix and this user without a lock are removed first. Raises
+    The process holds a lock on it. Folders of this prefix and this user without a lock are removed. Raises
     OSError.
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent)
-    _remove_stale_folders(parent, prefix)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with contextlib.suppress(OSError):  # a file system without locks: no process can take it for stale either
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _remove_stale_folders(parent, prefix, now=os.fstat(handle).st_mtime)  # the file system's clock
             yield Path(folder)
         finally:
             os.close(handle)
 
 
-def _remove_stale_folders(parent: Path, prefix: str) -> None:
+def _remove_stale_folders(parent: Path, prefix: str, *, now: float) -> None:
     with contextlib.suppress(OSError):
         for path in parent.iterdir():
             if path.name.startswith(prefix):
                 with contextlib.suppress(OSError):
-                    _remove_if_stale(path)
+                    _remove_if_stale(path, now)
 
 
-def _remove_if_stale(path: Path) -> None:
+def _remove_if_stale(path: Path, now: float) -> None:
     info = path.lstat()
-    is_new = time.time() - info.st_mtime < _LOCK_GRACE_SEC
+    is_new = now - info.st_mtime < _LOCK_GRACE_SEC
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or is_new:
         return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

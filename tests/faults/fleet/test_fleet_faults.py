@@ -92,7 +92,7 @@ def test_a_worker_with_a_full_disk_is_lost_once_and_named_as_the_reason(local: L
     [
         ("fine", "SUCCEEDED", 1, None),
         ("crash", "FAILED", 1, "exit 1: RuntimeError: "),
-        ("exit-2", "FAILED", 1, "exit 2: no/model: "),
+        ("exit-2", "FAILED", 1, "no/model: "),
         ("oom-result", "OUT_OF_MEMORY", 1, "CUDA out of memory in phase measure"),
         ("wrong-result", "FAILED", 1, "('another-trial')"),
         ("killed", "LOST", 2, "killed by SIGKILL"),

@@ -365,6 +365,7 @@ class BuildVm:
     def put_model(self) -> Path:
         """Create a model on the VM as `inv model.fetch` does: two shards, small files, a manifest."""
         folder = Path(self.tmpdir, "qlora-fleet", "models", MODEL.replace("/", "--"))
+        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier test on this VM
         folder.mkdir(parents=True)
         header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1_000_000]}}).encode()
         for number in (1, 2):

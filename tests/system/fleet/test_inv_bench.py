@@ -237,7 +237,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(
         (("bench", "--only", " , "), "no trial was chosen"),
         (("bench", "--quick", "--full"), "exclude each other"),
         (("bench", "--full", "--suite", "all"), "--full and --suite exclude each other"),
-        (("bench", "--suite", "hardwear"), "expected one of quick, full, hardware"),
+        (("bench", "--suite", "hardwear"), "expected one of hardware, loading, quick, full"),
         (("bench", "--resume", "--suite=all"), "leave out"),
         (("bench", "--spread", "wide"), "replicate or shard"),
         (("bench", "--resume"), "there is no run yet"),

@@ -34,10 +34,10 @@ def test_a_search_started_on_one_gpu_model_is_not_resumed_on_another(project, gp
             candidates=(),
         ),
     )
-    before = sorted(path for path in (project.folder / "results").rglob("*"))
+    before = sorted((project.folder / "results" / "tune").rglob("*"))
     message = project.inv_error("tune", "--resume", code=4, FAKE_NVML=gpus, CUDA_VISIBLE_DEVICES="0")
     assert message.startswith(f"search {begun.tune_id}: ")
     assert "NVIDIA A10" in message
     assert f" {now} " in message
     assert "`inv tune`" in message
-    assert sorted(path for path in (project.folder / "results").rglob("*")) == before
+    assert sorted((project.folder / "results" / "tune").rglob("*")) == before

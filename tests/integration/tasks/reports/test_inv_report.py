@@ -12,14 +12,20 @@ from bench.records.status import TrialStatus
 from reports.output import watch
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
 from tasks.reports.commands import report
-from tasks.settings.schema import CostSection
+from tasks.settings.schema import ClusterSection, CostSection, RegistrySection
 from tests.support.reports import synthetic
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Create a project's folder with one run in results/, which is also the latest."""
-    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results", cost=CostSection())
+    settings = SimpleNamespace(
+        root=tmp_path,
+        results_folder=tmp_path / "results",
+        cost=CostSection(),
+        cluster=ClusterSection(),
+        registry=RegistrySection(),
+    )
     monkeypatch.setattr("tasks.reports.report.load", lambda _: settings)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
