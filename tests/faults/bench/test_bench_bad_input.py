@@ -67,7 +67,7 @@ def test_a_quantized_model_is_rejected_with_a_remedy(rejection, changed_model, t
 
 def test_an_unknown_architecture_is_rejected_with_the_known_ones(rejection, changed_model, tiny_data):
     message = rejection(model=changed_model(model_type="falcon"), data=tiny_data)
-    assert "model_type: expected one of llama, mistral, found \"falcon\"" in message
+    assert 'model_type: expected one of llama, mistral, found "falcon"' in message
 
 
 def test_fewer_samples_than_a_batch_are_rejected_with_both_numbers(rejection, tmp_path):
