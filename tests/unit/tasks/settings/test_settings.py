@@ -1,10 +1,7 @@
-"""Settings: the shipped defaults, precedence of the layers, old names, and one line for each kind of mistake."""
+"""Settings: the shipped defaults, precedence of the layers, and one line for each kind of mistake."""
 
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,20 +11,10 @@ from pydantic import ValidationError
 from bench.records import PROFILES, SUITE_NAMES
 from tasks.errors import UsageError
 from tasks.fleet.pricing import pricing
-from tasks.settings import renamed
-from tasks.settings.load import SYNONYMS, Settings, load
-from tasks.settings.renamed import RENAMED, RENAMED_VALUES
+from tasks.settings.load import SYNONYMS, load
 from tasks.settings.schema import LEAVES, FleetSection, Sections, local_workers
-from tasks.settings.sources import set_value
-from tasks.tuning.space import RECIPES
 
 Make = Callable[..., Context]
-
-
-@pytest.fixture(autouse=True)
-def _print_again() -> None:
-    """Forget the lines about old names that other tests have printed."""
-    renamed._print_once.cache_clear()
 
 
 def refusal(context: Context) -> str:
@@ -384,134 +371,6 @@ def test_a_long_value_leaves_room_for_the_message(value: str, context: Make) -> 
     message = refusal(context(text=f"fleet: {{size: {value}}}"))
     assert len(message) < 160
     assert message.endswith("found a number too long to show") or not value.startswith("0x")
-
-
-@pytest.mark.parametrize("source", ["file", "environment"])
-def test_an_old_name_is_accepted_with_one_line_that_names_the_new_one(
-    source: str, context: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if source == "file":
-        text, user, where = "cluster:\n  registry_user: ns/me-in-a-file\n", "ns/me-in-a-file", "f.yaml:2"
-    else:
-        monkeypatch.setenv("INVOKE_CLUSTER_REGISTRY_USER", "ns/me")
-        text, user, where = None, "ns/me", "environment INVOKE_CLUSTER_REGISTRY_USER"
-    for _ in range(2):  # a command loads its settings more than once
-        assert load(context(text=text)).registry.user == user
-    assert capsys.readouterr().err == f"{where}: cluster.registry_user is now registry.user; rename it there\n"
-
-
-OLD_SETTINGS = {
-    "cluster.fss.capacity": "300Gi",
-    "cluster.fss.volume_handle": "ocid1.filesystem:10.0.0.5:/export",
-    "cluster.ready_within_sec": 60.0,
-    "cluster.registry_user": "ns/me",
-    "fleet.give_up_after_sec": 30.0,
-    "fleet.log_in_within_sec": 20.0,
-    "train.answer_tokens": 7,
-    "train.gradients": "bf16",
-    "train.labels": "all",
-    "train.patience": 3,
-    "train.prompts": ["hello"],
-    "train.validation": 0.25,
-    "train.wait": 9.0,
-    "train.weights": [0.5],
-    "tune.keep_percent": 95,
-}
-
-
-def values_of(loaded: Settings, keys: tuple[str, ...]) -> Any:
-    value: Any = loaded
-    for key in keys:
-        value = getattr(value, key)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def test_the_table_of_old_settings_is_whole() -> None:
-    assert {".".join(keys) for keys in RENAMED} == set(OLD_SETTINGS)
-    assert set(RENAMED.values()) <= set(LEAVES)
-    assert set(RENAMED).isdisjoint(LEAVES)
-
-
-@pytest.mark.parametrize("source", ["-f", "~/.invoke.yaml", "invoke.yaml", "environment"])
-@pytest.mark.parametrize("old", OLD_SETTINGS)
-def test_each_old_setting_counts_in_every_place_and_is_one_line_that_names_the_new_one(
-    old: str,
-    source: str,
-    project: Path,
-    context: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    keys = tuple(old.split("."))
-    value, new, variable = OLD_SETTINGS[old], RENAMED[keys], "INVOKE_" + "_".join(keys).upper()
-    section, *middle, name = keys
-    inner = json.dumps({name: value} if middle else value)
-    text, made = f"{section}:\n  {middle[0] if middle else name}: {inner}\n", None
-    if source == "environment":
-        if isinstance(value, list):
-            pytest.skip("a list can only be set in a file")
-        monkeypatch.setenv(variable, str(value))
-        where = f"environment {variable}"
-    elif source == "-f":
-        made, where = text, "f.yaml:2"
-    else:
-        path = project / "invoke.yaml" if source == "invoke.yaml" else project.parent / "home" / ".invoke.yaml"
-        path.write_text(text)
-        where = f"{source}:2"
-    for _ in range(2):
-        assert values_of(load(context(text=made)), new) == value
-    assert capsys.readouterr().err == f"{where}: {old} is now {'.'.join(new)}; rename it there\n"
-
-
-@pytest.mark.parametrize("old", OLD_SETTINGS)
-def test_an_old_and_a_new_name_in_one_place_are_refused_in_one_line(old: str, context: Make) -> None:
-    keys, document = tuple(old.split(".")), dict[str, Any]()
-    new = RENAMED[keys]
-    set_value(document, keys, OLD_SETTINGS[old])
-    set_value(document, new, OLD_SETTINGS[old])
-    message = refusal(context(text=yaml.safe_dump(document)))
-    assert re.match(rf"f\.yaml:\d+: {old} is now {'.'.join(new)}, and both are set, to ", message)
-
-
-def test_a_later_place_wins_whichever_name_each_place_uses(
-    project: Path, context: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (project.parent / "home" / ".invoke.yaml").write_text("train: {early_stopping_patience: 3}\n")
-    monkeypatch.setenv("INVOKE_TRAIN_PATIENCE", "4")
-    assert load(context()).train.early_stopping_patience == 4
-    assert load(context(text="train: {early_stopping_patience: 5}")).train.early_stopping_patience == 5
-
-
-def test_a_wrong_value_under_an_old_name_is_refused_where_it_stands_under_the_new_name(
-    context: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = "train.early_stopping_patience: expected a whole number from 0 to 10000"
-    assert refusal(context(text="train:\n  patience: x\n")) == f'f.yaml:2: {expected}, found "x"'
-    assert refusal(context(text="train:\n  patience: null\n")) == f"f.yaml:2: {expected}, found null"
-    monkeypatch.setenv("INVOKE_TRAIN_PATIENCE", "x")
-    assert refusal(context()) == f'environment INVOKE_TRAIN_PATIENCE: {expected}, found "x"'
-
-
-def test_an_old_value_is_accepted_with_one_line(context: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    text = "tune:\n  recipes: [fast, fast-eight-backward, fast-eight]\n"
-    for _ in range(2):
-        assert load(context(text=text)).tune.recipes == ("fast", "fast-int8-backward", "fast-int8")
-    assert capsys.readouterr().err == (
-        "f.yaml:2: tune.recipes: fast-eight-backward is now fast-int8-backward, fast-eight is now fast-int8; "
-        "rename it there\n"
-    )
-    assert set(RENAMED_VALUES[("tune", "recipes")].values()) <= set(RECIPES)
-
-
-def test_an_empty_old_name_is_ignored_and_a_contradicting_one_is_refused(
-    context: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert load(context(text="registry: {user: ns/a}\ncluster: {registry_user: null}\n")).registry.user == "ns/a"
-    assert capsys.readouterr().err == ""
-    assert refusal(context(text="registry: {user: ns/a}\ncluster: {registry_user: ns/b}\n")) == (
-        "f.yaml:2: cluster.registry_user is now registry.user, and both are set, "
-        'to "ns/b" and "ns/a"; remove the old one'
-    )
 
 
 def test_a_user_without_a_home_folder_has_settings_too(context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
