@@ -18,7 +18,7 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
 WHERE = (
     "import json, os, sys; print(json.dumps([sys.argv, os.getcwd(), dict(os.environ), os.getpgid(0) == os.getpid()]))"
 )
-SLEEPS = "import time\nprint('there', flush=True)\ntime.sleep(600)"
+SLEEPS = "import os, time\nos.write(1, b'there\\n')\ntime.sleep(600)"  # one write: two processes share the stream
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +99,10 @@ def test_run_in_server_forwards_streams_signals_and_exit_code(server: ForkServer
 @pytest.mark.parametrize("killed", ["starter", "server"])
 def test_a_program_dies_with_its_starter_or_the_server(killed: str, tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from tests.support.forked import ForkServer\n"
+        "import os, time; from pathlib import Path; from tests.support.forked import ForkServer\n"
         f"with ForkServer(Path({str(tmp_path)!r}), ()) as server:\n"
-        f"    print(server.start('-c', {SLEEPS!r}).pid, server._process.pid, flush=True); time.sleep(600)"
+        f"    program = server.start('-c', {SLEEPS!r}).pid\n"
+        "    os.write(1, f'{program} {server._process.pid}\\n'.encode()); time.sleep(600)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen((sys.executable, "-c", code), env=environment, **PIPES) as starter:
