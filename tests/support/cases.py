@@ -1,4 +1,4 @@
-"""Cases of pure functions as data: a YAML file beside the test, one mapping for each case.
+"""Cases of pure functions as data: a YAML file next to the test, one mapping for each case.
 
 # verdicts.yaml
 - name: equal means
@@ -20,7 +20,7 @@ Case = dict[str, Any]
 
 
 def load_cases(test_file: str, name: str) -> list[Any]:
-    """Return the cases of file `name` beside `test_file` as pytest parameters whose ids are the cases' names."""
+    """Return the cases of file `name` next to `test_file` as pytest parameters whose ids are the cases' names."""
     cases = yaml.safe_load((Path(test_file).parent / name).read_text("utf-8"))
     names = [case["name"] for case in cases]
     assert len(set(names)) == len(names), f"{name}: two cases have the same name"
