@@ -1,7 +1,8 @@
 """Target cluster: kubeconfig, context and namespace, resolved once and printed by every task.
 
 The kubeconfig is the setting's, else KUBECONFIG's, else ~/.kube/config; the context is the setting's, else the file's
-current one. `resolve` runs no program; `connect` runs the credential plugin (`oci ce cluster generate-token`).
+current one. `resolve` runs no program; `connect` runs the credential plugin (`oci ce cluster generate-token`), for a
+limited time: the kubernetes client would wait for it indefinitely.
 """
 
 import atexit
@@ -24,7 +25,6 @@ import yaml
 
 from bench.records.atomic_files import read_regular
 from bench.records.scratch_folders import scratch_folder
-from remote.cluster.credentials import limit_credential_programs
 from remote.hosts.base import collapse_whitespace, is_loopback
 from remote.hosts.local import expand_user
 from remote.hosts.pods.errors import Misconfigured, Unreachable
@@ -32,6 +32,14 @@ from remote.providers import GENERIC, Provider
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
+import signal
+import subprocess
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+from remote.hosts.base import CommandTimedOut, TooMuchOutput
+from remote.hosts.process import BoundedOutput, ProcessLimits, pump
 
 _MAX_KUBECONFIG_BYTES = 16 << 20
 _PRODUCTION = re.compile(r"(?<![a-z])(prod|production|prd|live)(?![a-z])", re.IGNORECASE)
@@ -187,3 +195,72 @@ def _check_encrypted(target: Target, server: str) -> None:
             f"context {target.context}: the credentials of {target.user} would travel over plain HTTP to {server}",
             remedy="set the cluster's server to https://... in the kubeconfig",
         )
+
+
+CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may have to log in meanwhile
+_TERMINATE_SEC = 2.0
+
+
+class _LimitedCredentialProgram(subprocess.Popen[str]):
+    """A credential program with a time limit. Its descendants are killed with it.
+
+    It shares our terminal, where it may prompt for a password, so it has no process group of its own; Linux lists its
+    children instead. Not covered: other systems, and orphans of the program.
+    """
+
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: A002
+        """Like `Popen.communicate`. Raises OSError if the program times out or prints too much."""
+        program = f"the kubeconfig's credential program {self.args[0] if isinstance(self.args, list) else self.args!s}"
+        limits, out, err = (
+            ProcessLimits(program, timeout or CREDENTIAL_TIMEOUT_SEC, None),
+            BoundedOutput(program),
+            BoundedOutput(program),
+        )
+        try:
+            process = cast("subprocess.Popen[bytes]", self)
+            pump(process, (input or "").encode(), {process.stdout: out.append, process.stderr: err.append}, limits)
+            self.wait(limits.remaining_sec())
+        except (CommandTimedOut, subprocess.TimeoutExpired) as error:
+            self._kill_tree()
+            raise TimeoutError(
+                f"{program} timed out after {limits.timeout_sec:g} s; run it by hand to see what it waits for"
+            ) from error
+        except TooMuchOutput as error:
+            self._kill_tree()
+            raise OSError(str(error)) from error
+        return out.content.decode(errors="replace"), err.content.decode(errors="replace")
+
+    def _kill_tree(self) -> None:
+        descendants = _open_descendants(self.pid)
+        self.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(_TERMINATE_SEC)
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+            self.wait(_TERMINATE_SEC)
+        for handle in descendants:
+            with contextlib.suppress(OSError):  # ended, or another user's because of sudo
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
+        for stream in (self.stdout, self.stderr):  # not read to the end: a descendant may hold them open
+            if stream is not None:
+                stream.close()
+
+
+def _open_descendants(root: int) -> list[int]:
+    """Open a pidfd of every descendant; none if the kernel does not list them. A pidfd survives reuse of the pid."""
+    handles, todo = list[int](), [root]
+    while todo:
+        pid = todo.pop()
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if pid != root:
+                handles.append(os.pidfd_open(pid))
+            for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+                todo += map(int, listed.read_text().split())
+    return handles
+
+
+def limit_credential_programs(*modules: ModuleType) -> None:
+    """Make the client's `modules` limit each credential program, also when they renew a token later."""
+    for module in modules:
+        vars(module)["subprocess"] = SimpleNamespace(Popen=_LimitedCredentialProgram, PIPE=subprocess.PIPE)

@@ -2,9 +2,11 @@
 
 Values enter the manifests as data: a kustomization and a Settings resource are written into a temporary folder, and
 Kustomize copies the values to the fields that manifests/components/settings names. No manifest is made by string
-formatting.
+formatting. Secrets are made in memory and sent on standard input; server-side apply, unlike client-side apply, leaves
+no copy of them in an annotation.
 """
 
+import base64
 import copy
 import hashlib
 import json
@@ -18,8 +20,9 @@ from typing import Any, Self
 import yaml
 
 from bench.records.scratch_folders import scratch_folder
-from remote.cluster.labels import SERVE, Object
+from remote.cluster.labels import OWNER, OWNER_LABEL, PART_OF_LABEL, SERVE, Object
 from remote.hosts.base import CommandTimedOut, collapse_whitespace
+from remote.hosts.command import Secret
 from remote.hosts.pods.errors import ClusterError, Misconfigured
 from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program
@@ -208,3 +211,26 @@ _QuotingDumper.add_representer(
 def to_yaml(objects: Iterable[Any]) -> str:
     """Write one YAML document per object."""
     return yaml.dump_all(objects, Dumper=_QuotingDumper, sort_keys=False)
+
+
+def pull_secret(
+    *, name: str, namespace: str, registry: str, user: str, password: Secret
+) -> tuple[dict[str, Any], tuple[Secret, ...]]:
+    """Make (the Secret object, every encoding of the password in it, to be masked)."""
+    auth = base64.b64encode(f"{user}:{password.reveal()}".encode()).decode()
+    login = {"username": user, "password": password.reveal(), "auth": auth}
+    config = base64.b64encode(json.dumps({"auths": {registry: login}}).encode()).decode()
+    secret = _secret(name, namespace, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": config})
+    return secret, (password, Secret(auth), Secret(config))
+
+
+def key_secret(*, name: str, namespace: str, key: Secret) -> tuple[dict[str, Any], tuple[Secret, ...]]:
+    """Make (a Secret object with the field `key`, every encoding of the key in it, to be masked)."""
+    encoded = base64.b64encode(key.reveal().encode()).decode()
+    return _secret(name, namespace, "Opaque", {"key": encoded}), (key, Secret(encoded))
+
+
+def _secret(name: str, namespace: str, kind: str, data: dict[str, str]) -> dict[str, Any]:
+    labels = {PART_OF_LABEL: OWNER, OWNER_LABEL: OWNER}
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}

@@ -1,16 +1,14 @@
 """Clouds, each one object: names in its registry, labels of its nodes, volumes, prices, checks, texts of remedies.
 
-provider: what a provider has
-generic: any Kubernetes with any registry
+provider: what a provider has; `generic`, any Kubernetes with any registry
 oci: Oracle Cloud Infrastructure
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from remote.providers.generic import Generic
 from remote.providers.oci import Oci
-from remote.providers.provider import REMEDIES, Provider
+from remote.providers.provider import REMEDIES, Generic, Provider
 
 __all__ = ("GENERIC", "PROVIDERS", "REMEDIES", "Provider", "detect", "register", "registry_provider")
 

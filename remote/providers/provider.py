@@ -80,3 +80,22 @@ class Provider:
         """Return the source of a PersistentVolume, an export over NFS; None if the handle has not the right form."""
         nfs = _NFS.match(handle)
         return None if nfs is None else {"nfs": {"server": nfs["server"], "path": nfs["path"]}}
+
+
+class Generic(Provider):
+    """Any Kubernetes with any registry that conforms to the OCI distribution specification."""
+
+    name = "generic"
+    image_form = "HOST/REPOSITORY:TAG"
+    user_forms = None
+    password_name = "password"  # noqa: S105 - a word for messages
+    create_repository_command = None
+    pull_secret = "registry-login"  # noqa: S105 - the name of a Kubernetes object
+    instance_type = None
+    preemptible_label = None
+    volume_form = "SERVER:/EXPORT (NFS)"
+    price_table = None
+    buckets: ClassVar[Mapping[str, str]] = {}
+    commands: ClassVar[Mapping[str, str]] = {}
+    checks = ()
+    remedies: ClassVar[Mapping[str, str]] = {}

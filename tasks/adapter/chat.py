@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from invoke.context import Context
 
-from remote.serving.client import ServerClient
+from remote.serving import ServerClient
 from tasks.adapter.artifact import open_training, run_on_worker
 from tasks.adapter.serve_check import MAX_TOKENS, with_server
 from tasks.cli.lock import acquire_lock

@@ -19,8 +19,7 @@ from bench.records.scratch_folders import scratch_folder
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import ADAPTER_CONTAINER, SERVE
-from remote.cluster.manifests import Image
-from remote.cluster.pull_secret import key_secret
+from remote.cluster.manifests import Image, key_secret
 from remote.hosts.base import HostError
 from remote.hosts.command import Command, Secret
 from remote.hosts.pods.host import PodHost

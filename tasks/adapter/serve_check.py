@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from invoke.context import Context
 
-from remote.serving.client import BadServer, Completion, ServerClient, ServerUnavailable, connect, connect_in_pod
+from remote.serving import BadServer, Completion, ServerClient, ServerUnavailable, connect, connect_in_pod
 from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.adapter.serve import CLUSTER_URL, server_pod
 from tasks.cli.terminal import console, ruled_table

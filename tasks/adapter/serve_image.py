@@ -8,7 +8,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.manifests import Image
 from remote.hosts.bundle import read_source
 from remote.hosts.pods.errors import Forbidden
-from remote.serving.software import ServerSoftware
+from remote.serving import ServerSoftware
 from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.errors import UsageError, escape_controls
 from tasks.settings.load import Settings

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from remote.cluster.client import Cluster
+from remote.cluster.client import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Cluster, Kind
 from remote.cluster.manifests import Image
 from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
-from remote.cluster.resource_kinds import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Kind
 from remote.hosts.pods.errors import Forbidden
 from tasks.clients.cluster import record_last_cluster
 from tasks.cluster.nodes import (

@@ -10,9 +10,8 @@ from invoke.context import Context
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object
-from remote.cluster.manifests import JOB_PREFIX, Image, render
+from remote.cluster.manifests import JOB_PREFIX, Image, pull_secret, render
 from remote.cluster.plan import ClusterPlan, Verb, plan
-from remote.cluster.pull_secret import pull_secret
 from remote.hosts.command import Secret
 from remote.providers import registry_provider
 from tasks.cli.lock import acquire_lock

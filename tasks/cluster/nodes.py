@@ -7,7 +7,6 @@ from invoke.context import Context
 from rich.text import Text
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.driver import parse_drivers
 from remote.cluster.diagnosis.nodes import (
     ANY_PRODUCT,
     CUDA_12,
@@ -15,6 +14,7 @@ from remote.cluster.diagnosis.nodes import (
     NodeRequirements,
     examine,
     mixed_gpu_products,
+    parse_drivers,
 )
 from remote.cluster.manifests import Image
 from remote.cluster.quantities import format_gib, parse_quantity

@@ -29,7 +29,7 @@ from remote.cluster.manifests import Image, ManifestValues, render
 from remote.cluster.plan import plan
 from remote.hosts.process import run_program
 from remote.providers import GENERIC, PROVIDERS
-from remote.serving.client import PORT_IN_POD
+from remote.serving import PORT_IN_POD
 from tasks.adapter.serve import KEY_SECRET
 from tasks.cluster.nodes import pod_requirements
 from tasks.settings.load import Settings

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from remote.cluster.client import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
 from remote.cluster.quantities import parse_quantity
-from remote.cluster.resource_kinds import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program

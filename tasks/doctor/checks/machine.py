@@ -1,4 +1,4 @@
-"""Checks of this machine: Python and its packages, ssh and rsync, disk, clock."""
+"""Checks of this machine: Python and its packages, ssh, disk, clock."""
 
 import platform
 import shutil
@@ -22,11 +22,6 @@ CONFLICT = Fault(
     "packages conflict: {conflict}", "`make install` in the project's folder installs the versions of constraints.txt"
 )
 NO_SSH = Fault("no program ssh, which resolves build.host", "apt-get install openssh-client")
-NO_RSYNC = Fault(
-    "no program rsync: models are sent to the VM by tar, which restarts an interrupted file from its beginning",
-    "apt-get install rsync",
-    status=CheckStatus.WARN,
-)
 DISK_FULL = Fault(
     "{folder}: {free} free: not enough for results", "free space there, or set results.folder to another disk"
 )
@@ -72,13 +67,11 @@ def conflicts(installed: Sequence[metadata.Distribution]) -> Iterator[str]:
                 yield f"{package.name} {package.version} requires {needed}, and {has} installed"
 
 
-@CHECKS.register("programs", "Are ssh and rsync installed, which connect to the build VM?", NO_SSH, NO_RSYNC)
-def programs(context: CheckContext) -> CheckResult | list[CheckResult]:
+@CHECKS.register("programs", "Is ssh installed, which connects to the build VM?", NO_SSH)
+def programs(context: CheckContext) -> CheckResult:
     if context.settings.build.host is None:
         raise Skipped("build.host is null, so nothing goes over SSH")
-    if shutil.which("ssh") is None:
-        return NO_SSH.result()
-    return NO_RSYNC.result() if shutil.which("rsync") is None else passed("ssh and rsync are installed")
+    return NO_SSH.result() if shutil.which("ssh") is None else passed("ssh is installed")
 
 
 @CHECKS.register("disk", "Is there room for results?", DISK_FULL, DISK_SMALL)

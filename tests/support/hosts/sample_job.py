@@ -8,8 +8,7 @@ a lost node are evicted after 1 s instead of 30 s.
 import copy
 from typing import Any
 
-from remote.cluster.manifests import Image
-from remote.cluster.pull_secret import pull_secret
+from remote.cluster.manifests import Image, pull_secret
 from remote.hosts.command import Secret
 from tests.support.kubernetes.real_cluster import RealCluster
 

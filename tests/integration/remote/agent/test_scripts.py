@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from remote import serving
 from remote.hosts.base import HostUnreachable, read_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.local import LocalHost
-from remote.serving import client
-from remote.serving.client import BadServer, ServerUnavailable
+from remote.serving import BadServer, ServerUnavailable
 from tests.support.hosts.pythons import other_python
 from tests.support.paths import ROOT
 
@@ -45,7 +45,7 @@ def host(tmp_path: Path) -> LocalHost:
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(client, "PORT_IN_POD", server.server_port)
+        monkeypatch.setattr(serving, "PORT_IN_POD", server.server_port)
         monkeypatch.setenv("POD_IP", "127.0.0.1")
         monkeypatch.setenv("VLLM_API_KEY", KEY)
         yield server.server_port
@@ -56,10 +56,10 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def test_a_request_from_inside_the_pod_carries_its_key_and_follows_no_redirect(
     host: LocalHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert client.connect_in_pod(host).models() == ["tuned"]
+    assert serving.connect_in_pod(host).models() == ["tuned"]
     monkeypatch.setenv("VLLM_API_KEY", "another")
     with pytest.raises(BadServer, match="302"):
-        client.connect_in_pod(host).models()
+        serving.connect_in_pod(host).models()
 
 
 def test_a_server_that_is_not_there_is_worth_another_try(
@@ -67,7 +67,7 @@ def test_a_server_that_is_not_there_is_worth_another_try(
 ) -> None:
     monkeypatch.setenv("POD_IP", "127.0.0.2")
     with pytest.raises(ServerUnavailable, match="refused"):
-        client.connect_in_pod(host).models()
+        serving.connect_in_pod(host).models()
     assert port
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from remote.cluster import client, credentials
+from remote.cluster import client
+from remote.cluster import kubeconfig as kubeconfig_module
 from remote.cluster.client import Cluster
 from remote.cluster.kubeconfig import Target, connect, resolve
 from remote.hosts import process
@@ -130,16 +131,16 @@ def test_a_credential_program_that_fails_is_reported_before_any_request(tmp_path
 def test_a_credential_program_that_hangs_is_ended_and_named(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "CREDENTIAL_TIMEOUT_SEC", 0.2)
-    monkeypatch.setattr(credentials, "_TERMINATE_SEC", 0.2)
+    monkeypatch.setattr(kubeconfig_module, "CREDENTIAL_TIMEOUT_SEC", 0.2)
+    monkeypatch.setattr(kubeconfig_module, "_TERMINATE_SEC", 0.2)
     codes = list[int]()
-    kill_tree = credentials._LimitedCredentialProgram._kill_tree
+    kill_tree = kubeconfig_module._LimitedCredentialProgram._kill_tree
 
-    def record(program: credentials._LimitedCredentialProgram) -> None:
+    def record(program: kubeconfig_module._LimitedCredentialProgram) -> None:
         kill_tree(program)
         codes.append(program.returncode)
 
-    monkeypatch.setattr(credentials._LimitedCredentialProgram, "_kill_tree", record)
+    monkeypatch.setattr(kubeconfig_module._LimitedCredentialProgram, "_kill_tree", record)
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
     with pytest.raises(Misconfigured) as caught:
@@ -162,8 +163,8 @@ def test_a_credential_program_that_prints_without_end_is_ended_and_named(
 def test_what_a_credential_program_has_started_is_ended_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "CREDENTIAL_TIMEOUT_SEC", 1.0)
-    monkeypatch.setattr(credentials, "_TERMINATE_SEC", 0.2)
+    monkeypatch.setattr(kubeconfig_module, "CREDENTIAL_TIMEOUT_SEC", 1.0)
+    monkeypatch.setattr(kubeconfig_module, "_TERMINATE_SEC", 0.2)
     script = f"sh -c 'sleep 600 & echo $! $$ > {tmp_path}/numbers; wait' & wait"
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})

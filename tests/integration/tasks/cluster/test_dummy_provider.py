@@ -12,7 +12,7 @@ from invoke import Context
 from remote.cluster.manifests import Image, render
 from remote.cluster.plan import Verb, plan
 from remote.providers import PROVIDERS, register, registry_provider
-from remote.providers.generic import Generic
+from remote.providers.provider import Generic
 from tasks.clients.manifest_values import manifest_values
 from tasks.clients.provider import resolve_provider
 from tasks.cluster.nodes import pod_requirements

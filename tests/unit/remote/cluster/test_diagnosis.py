@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
-from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
-from remote.cluster.diagnosis.scheduling import explain_scheduling
+from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, explain_scheduling, is_ready
 
 RECORDED_SCENARIOS = json.loads((Path(__file__).parent / "data" / "kubernetes_events.json").read_text())
 UID = "0000-1111"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from remote.providers import GENERIC, PROVIDERS, REMEDIES, Provider, detect, register, registry_provider
-from remote.providers.generic import Generic
+from remote.providers.provider import Generic
 from tests.support.cloud_words import CLOUD_WORDS
 
 OCI = PROVIDERS["oci"]

@@ -9,10 +9,10 @@ import pytest
 
 from remote.cluster.manifests import Image
 from remote.hosts.pods.errors import Forbidden
-from remote.image.pod_check import pod_manifest
-from remote.serving.software import ServerSoftware
+from remote.serving import ServerSoftware
 from tasks.adapter import serve_image
 from tasks.adapter.serve_image import NF4Check, require_nf4
+from tasks.clients.pod_check import pod_manifest
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from invoke import Context
 
+from remote.cluster.client import Kind
 from remote.cluster.kubeconfig import Target
-from remote.cluster.resource_kinds import Kind
 from remote.providers import PROVIDERS, Provider
 from tasks.doctor.context import CheckContext, SharedFact
 from tasks.doctor.registry import all_checks

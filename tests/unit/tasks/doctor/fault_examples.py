@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from remote.agent.shared.errors import engine_access_error
-from remote.cluster.diagnosis.driver import DriverRange
 from remote.cluster.diagnosis.image_pull import known_causes
-from remote.cluster.diagnosis.nodes import GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
+from remote.cluster.diagnosis.nodes import GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL, DriverRange
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
 from remote.hosts.base import HostError
 from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
@@ -163,7 +162,7 @@ def models() -> Rows:
 def room() -> Rows:
     tmpdir = FolderInfo(path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True)
     root = replace(tmpdir, path="DATA-ROOT", device=2)
-    facts = EngineFacts(api_version="1.44", data_root="DATA-ROOT", storage_driver="overlay2")
+    facts = EngineFacts(data_root="DATA-ROOT", storage_driver="overlay2")
     return [
         _error_row(lambda: check_free_space([SpaceNeed(folder=root, purpose="the image", need_bytes=25_000_000_000)])),
         _error_row(lambda: check_filesystems(replace(tmpdir, exists=False), root, facts)),
