@@ -18,11 +18,11 @@ from bench.data.model_folder import check_model
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.machine.isolation import require_gpus_for
-from bench.records import SCALES, SUITE_NAMES, Trial, TrialError, choose, read_trials, schema, suite
+from bench.records import Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import read_regular
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
-from bench.records.training_data import TrainingData
-from bench.records.trial import MAX_BYTES
+from bench.records.training import TrainingData
+from bench.records.trial import MAX_BYTES, SCALES, SUITE_NAMES
 from bench.records.workloads import names_with
 
 

@@ -23,9 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError
-from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, schema
+from bench.records import schema
 from bench.records.checksummed import ResultError
-from bench.records.paths import CHECKPOINTS_FOLDER, ORDER_VARIABLE, RESULT_FILE
+from bench.records.paths import (
+    CHECKPOINTS_FOLDER,
+    NODE_ADDRESS,
+    NODE_COUNT,
+    NODE_PORT,
+    NODE_RANK,
+    NODE_TOKEN,
+    ORDER_VARIABLE,
+    RESULT_FILE,
+)
 from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus

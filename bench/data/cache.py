@@ -22,7 +22,7 @@ from bench.data.masking import Example
 from bench.data.model_folder import check_model
 from bench.records.atomic_files import open_atomic, sha256_of
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
-from bench.records.training_data import ConversationPreview, DataFinding, DataReport, FileFacts, TrainingData
+from bench.records.training import ConversationPreview, DataFinding, DataReport, FileFacts, TrainingData
 
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
 FACTS_PER_EXAMPLE = 4  # length, file, line, copy

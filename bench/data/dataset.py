@@ -20,7 +20,7 @@ from bench.data.masking import DROPPED_KINDS, SKIPPED, DataFindings, Example, Ex
 from bench.data.readers import BadLines, DataFile
 from bench.data.tokenizer import use_all_cores
 from bench.records import schema
-from bench.records.training_data import (
+from bench.records.training import (
     ConversationPreview,
     DataFinding,
     DataPart,

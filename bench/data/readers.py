@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from bench.data.formats import FORMATS, KNOWN_TURN_KEYS, check_keys, check_turn, is_trained, system_turn
 from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.records import schema
-from bench.records.training_data import MAX_SKIPPED_SHARE
+from bench.records.training import MAX_SKIPPED_SHARE
 
 MAX_LINE_BYTES = 16 << 20
 MAX_LISTED = 20

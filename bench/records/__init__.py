@@ -8,13 +8,10 @@ result: outcome and measurements of one trial (result.json)
 run: plan of a run (run.json) and progress of a trial (progress.json)
 schema: dataclasses from JSON
 scratch_folders: temporary folders that are removed even after a killed process
-setting: declaration of a training setting at the record's field
 status: statuses of trials, their causes, exit codes
-suites: suites as trials at the scale of a profile
-training: settings of a fine-tuning, and its result (training.json)
-training_data: data files of a training, and the report about them
-trial: one configuration to measure, and trial files
-validation: type and range checks for fields of records
+training: data, settings and result of a fine-tuning (training.json)
+trial: one configuration to measure, trial files, suites at the scale of a profile
+validation: checks of fields of records, and declarations of training settings
 workloads: what runs a trial, with its suites and its treatment in plans and reports
 
 The names below are imported on first use: every command needs `bench.records.status`, and `inv --list` no trial.
@@ -24,43 +21,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-    from bench.records.suites import SCALES, SUITE_NAMES, SuiteScale, suite
-    from bench.records.trial import PROFILES, RECIPES, Trial, choose, read_trials
-    from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, TrialError
+    from bench.records.trial import Trial, choose, read_trials, suite
+    from bench.records.validation import TrialError
 
-_MODULES = {
-    "paths": ("NODE_ADDRESS", "NODE_COUNT", "NODE_PORT", "NODE_RANK", "NODE_TOKEN"),
-    "suites": ("SCALES", "SUITE_NAMES", "SuiteScale", "suite"),
-    "trial": ("PROFILES", "RECIPES", "Trial", "choose", "read_trials"),
-    "validation": ("ALL_LINEAR", "ATTENTION_PROJECTIONS", "TrialError"),
-}
-
-__all__ = [
-    "ALL_LINEAR",
-    "ATTENTION_PROJECTIONS",
-    "NODE_ADDRESS",
-    "NODE_COUNT",
-    "NODE_PORT",
-    "NODE_RANK",
-    "NODE_TOKEN",
-    "PROFILES",
-    "RECIPES",
-    "SCALES",
-    "SUITE_NAMES",
-    "SuiteScale",
-    "Trial",
-    "TrialError",
-    "choose",
-    "read_trials",
-    "suite",
-]
+__all__ = ["Trial", "TrialError", "choose", "read_trials", "suite"]
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            value = getattr(import_module(f"{__name__}.{module}"), name)
-            globals()[name] = value
-            return value
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.trial"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

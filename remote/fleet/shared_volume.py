@@ -9,8 +9,7 @@ Not covered: the job's log, which is on the worker's own disk; its last lines ar
 
 from dataclasses import replace
 
-from bench.records import NODE_RANK
-from bench.records.paths import RESULT_FILE
+from bench.records.paths import NODE_RANK, RESULT_FILE
 from remote.fleet.fetch_result import OUT_FOLDER
 from remote.hosts.base import Host
 from remote.hosts.bundle import inline_command

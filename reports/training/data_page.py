@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from bench.records.training_data import ConversationPreview, DataReport
+from bench.records.training import ConversationPreview, DataReport
 
 TEMPLATES = Path(__file__).parents[1] / "output" / "templates"
 

@@ -11,8 +11,7 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
-from bench.records.training import Evaluation, TrainingRecord
-from bench.records.training_data import DataFinding
+from bench.records.training import DataFinding, Evaluation, TrainingRecord
 from reports import formatting
 from reports.read import attempts, validation
 from reports.read.attempts import AttemptSpan

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.records import NODE_COUNT, Trial
-from bench.records.paths import CHECKPOINTS_FOLDER, METRICS_VARIABLE
+from bench.records import Trial
+from bench.records.paths import CHECKPOINTS_FOLDER, METRICS_VARIABLE, NODE_COUNT
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import ExitCode, read_failure
 from remote.cluster.client import Cluster

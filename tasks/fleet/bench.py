@@ -10,9 +10,9 @@ from typing import Any
 from invoke.context import Context
 from rich.text import Text
 
-from bench.records import SUITE_NAMES
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
+from bench.records.trial import SUITE_NAMES
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host
 from reports import formatting

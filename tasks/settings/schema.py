@@ -21,10 +21,10 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from bench.records import SUITE_NAMES, Trial
-from bench.records.setting import settings_of
-from bench.records.training import Training
-from bench.records.training_data import TrainingData
+from bench.records import Trial
+from bench.records.training import Training, TrainingData
+from bench.records.trial import SUITE_NAMES
+from bench.records.validation import settings_of
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.connectors import CONNECTORS
 from remote.providers import PROVIDERS
@@ -180,7 +180,7 @@ TRAIN_RECORDS = (TrainingData, Trial, Training)  # their declared settings are i
 
 
 def declared_fields(records: Iterable[type]) -> dict[str, Any]:
-    """Return the fields of a section for the settings that these records declare (`bench.records.setting`)."""
+    """Return the fields of a section for the settings that these records declare (`bench.records.validation`)."""
     fields: dict[str, Any] = {}
     for record in records:
         annotations = typing.get_type_hints(record)

@@ -10,9 +10,8 @@ from typing import Any
 
 from bench.records import Trial
 from bench.records.run import RunRecord
-from bench.records.setting import settings_of
-from bench.records.training import OTHER_SHAPE, Training
-from bench.records.training_data import TrainingData
+from bench.records.training import OTHER_SHAPE, Training, TrainingData
+from bench.records.validation import settings_of
 from tasks.errors import UsageError
 from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings

@@ -20,8 +20,7 @@ from typing import Any
 from bench.records import Trial, schema
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.records.training import LIMITS, Forecast
-from bench.records.training_data import DataReport
+from bench.records.training import LIMITS, DataReport, Forecast
 from remote.hosts.base import Host
 from reports.read.fingerprint import CPU, device
 from reports.statistics.per_config import measure

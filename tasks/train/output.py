@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import Trial
-from bench.records.training_data import ConversationPreview, DataReport
+from bench.records.training import ConversationPreview, DataReport
 from reports.formatting import count, estimate
 from reports.summary.cost import Amount
 from reports.training import data_page

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.records import NODE_PORT, NODE_TOKEN, schema
+from bench.records import schema
+from bench.records.paths import NODE_PORT, NODE_TOKEN
 from bench.records.run import PlannedTrial, RunRecord, TrainingJobSpec
 from remote.cluster.manifests import JOB_PREFIX
 from remote.fleet.gang_agent import rank_environment

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial, TrialError
-from bench.records.setting import settings_of
-from bench.records.training import LIMITS, Training
-from bench.records.training_data import TrainingData
-from bench.records.validation import FieldError
+from bench.records import Trial, TrialError
+from bench.records.training import LIMITS, Training, TrainingData
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, FieldError, settings_of
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
 from tasks.fleet.plan import read_trials

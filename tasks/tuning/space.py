@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.records import SCALES, Trial
+from bench.records import Trial
+from bench.records.trial import SCALES
 from tasks.settings.load import Settings
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)

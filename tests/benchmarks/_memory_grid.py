@@ -35,7 +35,8 @@ from bench.data.tokenizer import load_tokenizer
 from bench.predict import memory
 from bench.qlora import recipes
 from bench.qlora.step import choose_placement, load_base
-from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, Trial
+from bench.records import Trial
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 
 WARMUP, MEASURED = 2, 4
 SPACE_STEPS = (2, 3)

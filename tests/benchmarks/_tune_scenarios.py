@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.predict import memory, throughput
-from bench.records import ATTENTION_PROJECTIONS
+from bench.records.validation import ATTENTION_PROJECTIONS
 from tasks.tuning.space import RECOMPUTE, Candidate, candidates, with_predictions
 from tests.mistral_7b import CONFIG
 

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records import ATTENTION_PROJECTIONS
 from bench.records.bootstrap import Interval, summarize
+from bench.records.validation import ATTENTION_PROJECTIONS
 from tests.benchmarks import Figure, a_trial, print_figures, spread
 from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit_memory
 

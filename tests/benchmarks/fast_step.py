@@ -40,8 +40,9 @@ from bench.predict import flops
 from bench.qlora import recipes
 from bench.qlora.session import TorchSession
 from bench.qlora.step import Placement, choose_placement, load_base
-from bench.records import ALL_LINEAR, Trial
+from bench.records import Trial
 from bench.records.bootstrap import summarize
+from bench.records.validation import ALL_LINEAR
 from bench.workloads import hardware
 from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures, spread
 from tests.benchmarks._gpu import (

@@ -22,7 +22,7 @@ from bench.data import cache as example_cache
 from bench.data.masking import TOKENIZE_BATCH
 from bench.data.tokenizer import load_tokenizer, use_all_cores
 from bench.records.bootstrap import summarize
-from bench.records.training_data import DataReport, TrainingData
+from bench.records.training import DataReport, TrainingData
 from tests.benchmarks import Figure, demo_inputs, print_figures, spread
 
 LONGEST = 4096  # tokens

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.records import ALL_LINEAR, NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, Trial
+from bench.records import Trial
 from bench.records.bootstrap import summarize
+from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.training import TrainingRecord
+from bench.records.validation import ALL_LINEAR
 from tests.benchmarks import Figure, print_figures, spread
 from tests.support import tiny_training
 from tests.support.forked import BENCH_LIBRARIES, ForkServer

@@ -35,10 +35,10 @@ from bench.data.dataset import Dataset
 from bench.data.masking import Example
 from bench.qlora import recipes
 from bench.qlora.step import Placement, choose_placement, load_base
-from bench.records import ALL_LINEAR, Trial
+from bench.records import Trial
 from bench.records.bootstrap import summarize
-from bench.records.training import Training
-from bench.records.training_data import TrainingData
+from bench.records.training import Training, TrainingData
+from bench.records.validation import ALL_LINEAR
 from bench.workloads.finetune import trainer as trainer_module
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import resume

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from bench.records import ATTENTION_PROJECTIONS
 from bench.records.bootstrap import summarize
+from bench.records.validation import ATTENTION_PROJECTIONS
 from tests.benchmarks import Figure, a_trial, print_figures, spread
 from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit_memory
 

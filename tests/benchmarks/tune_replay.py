@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.predict import flops, memory
-from bench.records import ALL_LINEAR, SCALES, Trial
+from bench.records import Trial
+from bench.records.trial import SCALES
+from bench.records.validation import ALL_LINEAR
 from tasks.settings.schema import TuneSection
 from tasks.tuning.planning import SHORT_STEPS
 from tasks.tuning.search import Search

@@ -13,8 +13,7 @@ from bench.data.tokenizer import load_tokenizer
 from bench.qlora import recipes
 from bench.qlora.step import Placement, load_base
 from bench.records import Trial
-from bench.records.training import Training
-from bench.records.training_data import TrainingData
+from bench.records.training import Training, TrainingData
 from bench.workloads.finetune import trainer as trainer_module
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import checkpoint, checkpoint_manager, resume

@@ -20,8 +20,7 @@ from bench.harness.record import Record, Request
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
 from bench.records.status import ReasonCode
-from bench.records.training import LIMITS
-from bench.records.training_data import DataReport
+from bench.records.training import LIMITS, DataReport
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import checkpoint, resume
 from bench.workloads.finetune.rank_spec import SPEC_FILE, STOP_FILE, RankSpec

@@ -7,8 +7,7 @@ from bench.harness.progress import StepsFile
 from bench.harness.record import Record, peak_rss_bytes
 from bench.records import schema
 from bench.records.status import Outcome
-from bench.records.training import CheckpointFacts, Evaluation, SampleAnswer, TrainingRecord
-from bench.records.training_data import DataReport
+from bench.records.training import CheckpointFacts, DataReport, Evaluation, SampleAnswer, TrainingRecord
 from bench.workloads.finetune.checkpoints.checkpoint import History, State
 from bench.workloads.finetune.checkpoints.resume import Journal, ResumePoint, record_restart
 

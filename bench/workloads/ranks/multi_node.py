@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError, InputRejected
-from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.status import ReasonCode
 
 JOIN_TIMEOUT_SEC = 180.0  # machines are started in sequence, and the first one may still be reading its model

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.workloads.ranks.torchrun import descendant_pids

@@ -5,8 +5,15 @@ from pathlib import Path
 
 from bench.records import Trial
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.training import AdapterCheck, Evaluation, ServedForm, TrainedSteps, Training, TrainingRecord
-from bench.records.training_data import TrainingData
+from bench.records.training import (
+    AdapterCheck,
+    Evaluation,
+    ServedForm,
+    TrainedSteps,
+    Training,
+    TrainingData,
+    TrainingRecord,
+)
 
 DATA = TrainingData(files=["d.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
 TRIAL = Trial(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from remote.fleet.gang_agent import GangAgent, rank_environment
 from remote.hosts.base import HostError, HostUnreachable
 from remote.hosts.command import Command

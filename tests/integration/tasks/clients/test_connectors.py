@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from invoke import Context
 
-from bench.records.suites import suite
+from bench.records.trial import suite
 from remote.hosts.base import Connector, FleetRequest
 from remote.hosts.connectors import CONNECTORS, register
 from remote.hosts.local import LocalHost

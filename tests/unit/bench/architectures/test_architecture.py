@@ -17,7 +17,7 @@ from bench.architectures.architecture import (
     RegistrationError,
     register,
 )
-from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.support.paths import ROOT
 
 CONFIG = {

@@ -13,10 +13,11 @@ from bench.commands import adapter, cli, run
 from bench.data import demo_tiny
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
-from bench.records import SCALES, Trial, suite
+from bench.records import Trial, suite
 from bench.records.result import Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.status import Outcome, ReasonCode, TrialStatus, read_failure
+from bench.records.trial import SCALES
 from bench.records.workloads import WORKLOADS
 from bench.workloads import load
 from tests.support.paths import ROOT

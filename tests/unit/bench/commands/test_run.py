@@ -12,8 +12,8 @@ from bench.commands import run
 from bench.data.inputs import InputError
 from bench.harness.record import Request
 from bench.harness.termination import Stopped
-from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, suite
-from bench.records.paths import PROGRESS_FILE
+from bench.records import suite
+from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN, PROGRESS_FILE
 from bench.records.status import ExitCode, ReasonCode
 
 

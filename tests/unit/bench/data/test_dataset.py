@@ -12,7 +12,7 @@ import pytest
 from bench.data import cache, dataset, masking, readers
 from bench.data.inputs import InputError
 from bench.records import schema
-from bench.records.training_data import DataReport, TrainingData
+from bench.records.training import DataReport, TrainingData
 from bench.records.trial import TrialError
 from tests.support.faults import full_disk
 

@@ -16,7 +16,7 @@ from bench.data.collate import make_rows
 from bench.data.formats import Format, RawTurn
 from bench.data.inputs import Conversation, InputError
 from bench.records import Trial
-from bench.records.training_data import TrainingData
+from bench.records.training import TrainingData
 from tests.support.paths import ROOT
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))

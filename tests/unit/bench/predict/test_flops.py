@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bench.predict import flops
-from bench.records import ATTENTION_PROJECTIONS
+from bench.records.validation import ATTENTION_PROJECTIONS
 from tests.mistral_7b import CONFIG, PARAMETERS
 
 TINY = {

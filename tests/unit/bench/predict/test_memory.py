@@ -5,7 +5,8 @@ import statistics
 import pytest
 
 from bench.predict import flops, memory, throughput
-from bench.records import ALL_LINEAR, ATTENTION_PROJECTIONS, RECIPES
+from bench.records.trial import RECIPES
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.benchmarks.tune_replay import HELD_OUT, fitted_ratios, held_out_ratios
 from tests.mistral_7b import CONFIG
 

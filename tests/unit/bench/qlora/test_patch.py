@@ -18,7 +18,7 @@ from bench.kernels.loss import IGNORED
 from bench.qlora import recipes
 from bench.qlora.patch import UnsupportedBatch, UnsupportedModel, patch
 from bench.qlora.step import Placement, load_base
-from bench.records import ALL_LINEAR
+from bench.records.validation import ALL_LINEAR
 from tests.support.paths import ROOT
 
 pytestmark = [

@@ -20,7 +20,9 @@ from bench.data.packing import Row, pack_whole_samples
 from bench.qlora import recipes
 from bench.qlora.recipes import fast
 from bench.qlora.step import Placement, TrainingStep, load_base
-from bench.records import ALL_LINEAR, RECIPES, Trial
+from bench.records import Trial
+from bench.records.trial import RECIPES
+from bench.records.validation import ALL_LINEAR
 
 # `torch_stack.load` filters this warning for the process; pytest resets the filter for every test.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]

@@ -8,8 +8,7 @@ import pytest
 
 from bench.records import Trial, TrialError
 from bench.records.status import ReasonCode
-from bench.records.training import Training, TrainingRecord
-from bench.records.training_data import TrainingData
+from bench.records.training import Training, TrainingData, TrainingRecord
 from tests.support.reports.training_run import RECORD
 
 DATA = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.records import SCALES, Trial, TrialError, checksummed, choose, read_trials, suite
+from bench.records import Trial, TrialError, checksummed, choose, read_trials, suite
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.training import Training
-from bench.records.training_data import TrainingData
+from bench.records.training import Training, TrainingData
+from bench.records.trial import SCALES
 from tests.support.reports import synthetic
 
 IMPOSSIBLE = {

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.training import CheckpointFacts, Restart
-from bench.records.training_data import DataFinding
+from bench.records.training import CheckpointFacts, DataFinding, Restart
 from reports.read.run import ReportError
 from reports.training import next_commands, summary, timeline
 from tests.support.reports import hostile

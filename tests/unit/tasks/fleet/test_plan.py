@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from bench.records import SUITE_NAMES, Trial, suite
+from bench.records import Trial, suite
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
+from bench.records.trial import SUITE_NAMES
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import launcher
 from tasks.errors import UsageError

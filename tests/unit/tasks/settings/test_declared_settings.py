@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from bench.records import Trial, TrialError
-from bench.records.setting import Setting, check_settings, setting, settings_of
+from bench.records.validation import Setting, check_settings, setting, settings_of
 from tasks.settings.schema import TRAIN_RECORDS, TrainSection, expected_text, train_section
 from tasks.train.trial_spec import declared_values
 

@@ -8,7 +8,7 @@ import yaml
 from invoke import Context
 from pydantic import ValidationError
 
-from bench.records import PROFILES, SUITE_NAMES
+from bench.records.trial import PROFILES, SUITE_NAMES
 from tasks.errors import UsageError
 from tasks.fleet.pricing import pricing
 from tasks.settings.load import SYNONYMS, load

@@ -7,8 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from bench.records.training import Forecast
-from bench.records.training_data import ConversationPreview, DataFinding, DataPart, DataReport, FileFacts
+from bench.records.training import ConversationPreview, DataFinding, DataPart, DataReport, FileFacts, Forecast
 from reports.summary.cost import Amount, Price
 from reports.training import data_page
 from tasks.errors import RetryableError, UsageError

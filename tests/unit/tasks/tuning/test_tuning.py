@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from bench.records import ALL_LINEAR, Trial
+from bench.records import Trial
 from bench.records.result import Steps, TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
+from bench.records.validation import ALL_LINEAR
 from tasks.errors import UsageError
 from tasks.fleet.plan import plan_trials
 from tasks.settings.load import Settings

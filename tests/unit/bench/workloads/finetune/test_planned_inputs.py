@@ -11,8 +11,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.data.tokenizer import load_tokenizer
 from bench.records import Trial
 from bench.records.atomic_files import sha256_of
-from bench.records.training import Training
-from bench.records.training_data import TrainingData
+from bench.records.training import Training, TrainingData
 from bench.workloads.finetune import training_set
 from bench.workloads.finetune.checkpoints import resume
 from tests.support import tiny_training

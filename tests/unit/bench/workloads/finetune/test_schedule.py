@@ -2,8 +2,7 @@
 
 import pytest
 
-from bench.records.training import SCHEDULES, Training
-from bench.records.training_data import TrainingData
+from bench.records.training import SCHEDULES, Training, TrainingData
 from bench.workloads.finetune.steps.schedule import learning_rate_factor
 
 DATA = TrainingData(files=["d"], weights=[1.0], max_seq_len=8)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.data.inputs import InputError
-from bench.records import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 from tests.support.faults import wait_for
 
