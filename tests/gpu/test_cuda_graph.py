@@ -17,7 +17,8 @@ from bench.kernels import attention  # noqa: E402
 from bench.qlora import recipes  # noqa: E402
 from bench.qlora.recipes import cuda_graph, layer  # noqa: E402
 from bench.qlora.step import choose_placement, load_base  # noqa: E402
-from bench.records import ALL_LINEAR, Trial  # noqa: E402
+from bench.records import Trial  # noqa: E402
+from bench.records.validation import ALL_LINEAR  # noqa: E402
 from bench.workloads.finetune.evaluate import evaluation_mode  # noqa: E402
 from tests.support.faults import raising  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
