@@ -3,23 +3,28 @@
 Starts or finds the job, sends it its token, and uploads the files of a model that is in a cache on the laptop.
 """
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.scratch_folders import scratch_folder
 from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.model_files import TOKEN_PIPE, UPLOAD_FOLDER, find_snapshot, select_files, snapshot_files
+from remote.agent.shared.model_files import (
+    TOKEN_PIPE,
+    UPLOAD_FOLDER,
+    find_snapshot,
+    resolve_inside,
+    select_files,
+    snapshot_files,
+)
 from remote.hosts.base import HostError, check
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
 from remote.hosts.local import expand_user
 from remote.hosts.ssh.host import SshHost
-from remote.hosts.ssh.rsync import UploadProgress, push_folder
 from remote.image import vm_jobs
+from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job
 
@@ -101,9 +106,9 @@ def start(
     token: Secret | None = None,
     deadline_sec: float,
     client_lock: str = "",
-    on_progress: Callable[[UploadProgress], None] = lambda _: None,
+    on_progress: Callable[[int, int], None] = lambda _sent, _total: None,
 ) -> Job:
-    """Start the job; with `cache_here`, upload its files first. Raises FetchError and like `push_folder`."""
+    """Start the job; with `cache_here`, upload its files first. Raises FetchError and like `transfer.push`."""
     source: dict[str, Any] = {"kind": "hub"}
     if fetch.cache is not None:
         source = {"kind": "cache", "path": fetch.cache}
@@ -122,7 +127,7 @@ def start(
 
 
 def _upload_cache(
-    agent: Agent, fetch: Fetch, on_progress: Callable[[UploadProgress], None], timeout_sec: float
+    agent: Agent, fetch: Fetch, on_progress: Callable[[int, int], None], timeout_sec: float
 ) -> dict[str, Any]:
     """Upload the laptop's copy into the model's folder on the VM. Returns the source for the job document."""
     assert fetch.cache_here is not None  # noqa: S101 - for the type checker
@@ -130,27 +135,14 @@ def _upload_cache(
         cache = expand_user(fetch.cache_here)
         snapshot = find_snapshot(cache, fetch.model, fetch.revision)
         files = select_files(snapshot_files(snapshot, cache))
+        paths = {file["path"]: resolve_inside(cache, snapshot / file["path"]) for file in files}
     except VmAgentError as failed:
         raise (CacheUnsafe if failed.kind == "refused" else FetchError)(str(failed)) from failed
     if not isinstance(agent.host, SshHost):
         return {"kind": "cache", "path": str(snapshot.parent.parent)}
-    with _hard_linked(snapshot, [file["path"] for file in files]) as folder:
-        target = f"{fetch.folder}/{UPLOAD_FOLDER}"
-        push_folder(agent.host, folder, target, timeout_sec=timeout_sec, on_progress=on_progress)
+    target = f"{fetch.folder}/{UPLOAD_FOLDER}"
+    try:
+        transfer.push(agent, paths, target, timeout_sec=timeout_sec, on_progress=on_progress)
+    except OSError as error:
+        raise FetchError(f"{error.filename}: {error.strerror}", remedy="make it readable") from error
     return {"kind": "brought", "revision": snapshot.name, "files": files}
-
-
-@contextlib.contextmanager
-def _hard_linked(snapshot: Path, names: list[str]) -> Iterator[Path]:
-    """Turn the snapshot's symbolic links into hard links, in a temporary folder on the same disk."""
-    home = snapshot.parent.parent
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(scratch_folder(".qlora-fleet-", home))
-            for name in names:
-                Path(folder, name).hardlink_to((snapshot / name).resolve())
-        except OSError as error:
-            raise FetchError(
-                f"{home}: hard links failed: {error.strerror}", remedy="copy the cache and use the copy"
-            ) from error
-        yield folder

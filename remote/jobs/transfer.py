@@ -9,7 +9,7 @@ once more; a file that only grows is transferred at the length it had when it wa
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,8 +106,18 @@ def pull(
     )
 
 
-def push(agent: Agent, source: Path | Mapping[str, Path], root: str, *, timeout_sec: float = 3600.0) -> TransferResult:
-    """Copy every regular file below `source`, or files by name, into `root` on the host. Raises like `pull`."""
+def push(
+    agent: Agent,
+    source: Path | Mapping[str, Path],
+    root: str,
+    *,
+    timeout_sec: float = 3600.0,
+    on_progress: Callable[[int, int], None] = lambda _sent, _total: None,
+) -> TransferResult:
+    """Copy every regular file below `source`, or files by name, into `root` on the host. Raises like `pull`.
+
+    `on_progress` receives the bytes sent of a stream, and its total.
+    """
     files = dict(sorted(source.items())) if isinstance(source, Mapping) else _files_below(source)
     entries = [
         FileEntry(path=name, size=size, sha256=sha256)
@@ -125,16 +135,14 @@ def push(agent: Agent, source: Path | Mapping[str, Path], root: str, *, timeout_
             present_bytes = {agent.field(line, "path", str): agent.field(line, "have", int) for line in states}
             if list(present_bytes) != [entry.path for entry in entries]:
                 raise HostUnreachable(f"{agent.host.name}: the list of its files in {root} is truncated")
-            made_progress, max_present = (
-                sum(present_bytes.values()) > max_present,
-                max(max_present, sum(present_bytes.values())),
-            )
+            present = sum(present_bytes.values())
+            made_progress, max_present = present > max_present, max(max_present, present)
             complete = {line["path"] for line in states if line.get("whole") is True}
             wanted = [entry for entry in entries if entry.path not in complete]
             already = complete if already is None else already
             if not wanted:
                 break
-            stream = _UploadStream(files, wanted, present_bytes)
+            stream = _UploadStream(files, wanted, present_bytes, on_progress)
             answers = agent.call_lines(
                 "receive",
                 {"root": root},
@@ -171,8 +179,15 @@ def _files_below(folder: Path) -> dict[str, Path]:
 class _UploadStream:
     """Missing bytes of all wanted files, concatenated as one ByteReader."""
 
-    def __init__(self, files: Mapping[str, Path], wanted: Sequence[FileEntry], present_bytes: dict[str, int]) -> None:
-        self.byte_count = 0
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        wanted: Sequence[FileEntry],
+        present_bytes: dict[str, int],
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self.byte_count, self._on_progress = 0, on_progress
+        self._total = sum(max(0, entry.size - present_bytes[entry.path]) for entry in wanted)
         self._chunks = self._read(files, wanted, present_bytes)
         self._rest = b""
 
@@ -181,6 +196,7 @@ class _UploadStream:
             self._rest = next(self._chunks, b"")
         piece, self._rest = self._rest[:size], self._rest[size:]
         self.byte_count += len(piece)
+        self._on_progress(self.byte_count, self._total)
         return piece
 
     @staticmethod

@@ -10,7 +10,6 @@ from pathlib import Path
 from invoke.context import Context
 
 from remote.hosts.command import Command, Secret
-from remote.hosts.ssh.rsync import UploadProgress
 from remote.image import model_fetch, vm_info, vm_jobs
 from remote.image.model_fetch import Fetch
 from remote.jobs.agent import Agent
@@ -149,8 +148,7 @@ class _UploadLines:
     def __init__(self) -> None:
         self._printed_at = time.monotonic()
 
-    def __call__(self, progress: UploadProgress) -> None:
+    def __call__(self, sent_bytes: int, total_bytes: int) -> None:
         if time.monotonic() - self._printed_at > 2.0:
             self._printed_at = time.monotonic()
-            share = "" if progress.percent is None else f", {progress.percent} %"
-            print(f"sent {progress.byte_count / 1e9:.2f} GB{share}", flush=True)
+            print(f"sent {sent_bytes / 1e9:.2f} GB, {100 * sent_bytes // max(1, total_bytes)} %", flush=True)

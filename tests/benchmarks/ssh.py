@@ -38,7 +38,7 @@ def main() -> list[Figure]:
                     other.connect()
 
             def openssh() -> None:
-                argv = ("ssh", "-F", str(host.strict_config_file), "vm", "true")
+                argv = ("ssh", "-F", str(ssh_client.config), "vm", "true")
                 subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=60)
 
             bare()

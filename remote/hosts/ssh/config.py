@@ -1,8 +1,7 @@
-"""Resolution of an SSH destination by OpenSSH, from the user's configuration with strict options.
+"""Resolution of an SSH destination by OpenSSH, from the user's configuration.
 
-Only OpenSSH understands its whole language (Include, Match, tokens), so `ssh -G` resolves it. It reads a small file of
-ours that sets the strict options (host keys are always checked, no prompts on a terminal) and then includes the user's
-configuration. The OpenSSH client that moves bulk data uses the same file, jump hosts included.
+Only OpenSSH understands its whole language (Include, Match, tokens), so `ssh -G` resolves it. Options that would make a
+connection less strict have no effect: `remote.hosts.ssh.connection` reads the fields of `Hop` and no other.
 """
 
 import os
@@ -19,24 +18,6 @@ from remote.hosts.process import CannotStart, run_program
 _RESOLVE_TIMEOUT_SEC = 10.0
 _MAX_HOPS = 8
 _CONNECT_TIMEOUT_SEC = 15.0
-# The first value of an option wins, so these come before the user's own.
-_STRICT_OPTIONS = """\
-# Made by qlora-fleet for one connection; your own configuration is included below.
-BatchMode yes
-StrictHostKeyChecking yes
-UpdateHostKeys no
-ServerAliveInterval 10
-ServerAliveCountMax 3
-ControlMaster no
-ControlPath none
-ForwardAgent no
-ForwardX11 no
-ClearAllForwardings yes
-PermitLocalCommand no
-RemoteCommand none
-RequestTTY no
-LogLevel ERROR
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,27 +90,20 @@ def _passwd_entry() -> pwd.struct_passwd:
         ) from error
 
 
-def strict_config(config_file: str | None) -> str:
-    """Return the text of our strict configuration, which includes the user's own. Raises InvalidAddress."""
-    if config_file is not None and not expand_user(config_file).is_file():
-        raise InvalidAddress(f"{config_file}: no such ssh configuration file")
-    system = "/etc/ssh/ssh_config"
-    files = (str(home_folder() / ".ssh" / "config"), system) if config_file is None else (config_file,)
-    return _STRICT_OPTIONS + "".join(f'Match all\nInclude "{expand_user(file)}"\n' for file in files)
-
-
-def resolve_route(destination: Destination, strict_file: Path) -> tuple[Hop, ...]:
-    """Return the servers from here to the destination, which is the last. `strict_file` contains `strict_config`.
+def resolve_route(destination: Destination) -> tuple[Hop, ...]:
+    """Return the servers from here to the destination, which is the last.
 
     Raises InvalidAddress for a mistake in the configuration.
     """
-    return _resolve_route(strict_file, destination.host, destination.options, 0)
+    file = destination.config_file
+    config = () if file is None else ("-F", str(expand_user(file)))
+    return _resolve_route(config, destination.host, destination.options, 0)
 
 
-def _resolve_route(strict_file: Path, host: str, options: Sequence[str], depth: int) -> tuple[Hop, ...]:
+def _resolve_route(config: Sequence[str], host: str, options: Sequence[str], depth: int) -> tuple[Hop, ...]:
     if depth > _MAX_HOPS:
         raise InvalidAddress(f"{host}: its ProxyJump is circular", remedy="correct it in the ssh configuration")
-    hop = _resolve_hop(strict_file, host, options)
+    hop = _resolve_hop(config, host, options)
     if hop.proxy_jump is None:
         return (hop,)
     jumps: tuple[Hop, ...] = ()
@@ -137,9 +111,9 @@ def _resolve_route(strict_file: Path, host: str, options: Sequence[str], depth: 
         name, jump_options = _parse_jump(jump)
         # As with `ssh -J a,b`: the first jump host's own ProxyJump counts, that of the others does not.
         if jumps:
-            jumps = (*jumps, _resolve_hop(strict_file, name, jump_options))
+            jumps = (*jumps, _resolve_hop(config, name, jump_options))
         else:
-            jumps = _resolve_route(strict_file, name, jump_options, depth + 1)
+            jumps = _resolve_route(config, name, jump_options, depth + 1)
     return (*jumps, hop)
 
 
@@ -155,8 +129,8 @@ def _parse_jump(text: str) -> tuple[str, list[str]]:
     return match["ipv6"] or match["host"], [*(("-l", user) if user else ()), *(("-p", port) if port else ())]
 
 
-def _resolve_hop(strict_file: Path, host: str, options: Sequence[str]) -> Hop:
-    argv = ("ssh", "-G", "-F", str(strict_file), *options, "--", host)
+def _resolve_hop(config: Sequence[str], host: str, options: Sequence[str]) -> Hop:
+    argv = ("ssh", "-G", "-o", "LogLevel=ERROR", *config, *options, "--", host)
     try:
         completed = run_program(argv, label=f"{host}: ssh -G", timeout_sec=_RESOLVE_TIMEOUT_SEC)
     except CannotStart as error:

@@ -12,23 +12,20 @@ same connection; if the connection is lost, `timeout` ends it `session.MARGIN_SE
 of host neither ends a process in its own session (setsid); work that should outlive the connection is a
 `remote.jobs.job`.
 
-Not covered: bulk data (`remote.hosts.ssh.rsync`), hosts that are not Linux, login shells of the csh family.
+Not covered: hosts that are not Linux, login shells of the csh family.
 """
 
-import contextlib
 import os
 import secrets
 import shlex
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from bench.records.scratch_folders import scratch_folder
 from remote.hosts.base import ByteReader, Completed, check
 from remote.hosts.command import Command
 from remote.hosts.process import ProcessLimits
-from remote.hosts.ssh.config import Destination, Hop, resolve_route, strict_config
+from remote.hosts.ssh.config import Destination, Hop, resolve_route
 from remote.hosts.ssh.session import SshSession, build_script, translate_connection_errors
 
 if TYPE_CHECKING:
@@ -57,8 +54,6 @@ class SshHost:
         self._workdir = workdir
         self._lock = threading.RLock()
         self._connection: Connection | None = None
-        self._config_folder: Path | None = None
-        self._exit_stack = contextlib.ExitStack()
         self._hops: tuple[Hop, ...] = ()
 
     def __enter__(self) -> Self:
@@ -72,8 +67,6 @@ class SshHost:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            self._config_folder = None
-            self._exit_stack.close()
 
     @property
     def workdir(self) -> str:
@@ -88,18 +81,8 @@ class SshHost:
     def hops(self) -> tuple[Hop, ...]:
         """The servers of the route, this one last. Raises InvalidAddress."""
         if not self._hops:
-            self._hops = resolve_route(self.destination, self.strict_config_file)
+            self._hops = resolve_route(self.destination)
         return self._hops
-
-    @property
-    def strict_config_file(self) -> Path:
-        """The strict configuration for the OpenSSH client; the file exists until `close`."""
-        with self._lock:
-            if self._config_folder is None:
-                text = strict_config(self.destination.config_file)
-                self._config_folder = self._exit_stack.enter_context(scratch_folder("qlora-fleet-ssh-"))
-                Path(self._config_folder, "config").write_text(text, encoding="utf-8")
-            return Path(self._config_folder, "config")
 
     def connect(self) -> "Connection":
         """Return the connection; open it if necessary. Raises the errors of `Connection`."""

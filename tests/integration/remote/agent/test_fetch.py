@@ -20,7 +20,7 @@ from remote.agent.build_vm.model_sources import CacheSource
 from remote.agent.shared.model_files import find_snapshot, select_files, snapshot_files
 from remote.hosts.local import LocalHost
 from remote.image import vm_jobs
-from remote.image.model_fetch import Fetch, FetchError, _hard_linked, find_job, start
+from remote.image.model_fetch import Fetch, FetchError, find_job, start
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.hosts.pythons import other_python
 from tests.support.machines.failures import raises_agent_error
@@ -183,15 +183,6 @@ def test_a_link_out_of_a_cache_is_refused_and_not_copied(tmp_path: Path, subfold
     with raises_agent_error("refused", rf"/config\.json: .* {tmp_path}/passwd"):
         source.fetch(entry, tmp_path)
     assert not (tmp_path / "config.json").exists()
-
-
-def test_a_cache_without_hard_links_is_reported(tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--o--m" / "snapshots" / "c"
-    snapshot.mkdir(parents=True)
-    message = r"/models--o--m: .*: No such file"
-    with pytest.raises(FetchError, match=message), _hard_linked(snapshot, ["x"]):
-        pytest.fail("the block must not run")
-    assert [path.name for path in snapshot.parent.parent.iterdir()] == ["snapshots"]
 
 
 @pytest.mark.parametrize("model", ["name", "org/", "/name", "org/../x", "org/na me", "-x/y", "a/b/c", "org/.."])

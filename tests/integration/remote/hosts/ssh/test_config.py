@@ -12,20 +12,19 @@ import pytest
 
 from remote.hosts.base import HostError, HostUnreachable, InvalidAddress
 from remote.hosts.command import Command
-from remote.hosts.ssh.config import Destination, Hop, home_folder, parse_hop, resolve_route, strict_config
+from remote.hosts.ssh.config import Destination, Hop, home_folder, parse_hop, resolve_route
 from remote.hosts.ssh.connection import Connection, _to_host_error
 from remote.hosts.ssh.host import SshHost
 from tests.support.machines.http_stubs import StubServer
 
 
 def resolve(tmp_path: Path, config: str, host: str = "vm", **choices: object) -> list[str]:
-    user, strict = tmp_path / "user config", tmp_path / "strict"
+    user = tmp_path / "user config"
     user.write_text(config)
-    strict.write_text(strict_config(str(user)))
-    return [str(hop) for hop in resolve_route(Destination(host=host, **choices), strict)]  # type: ignore[arg-type]
+    return [str(hop) for hop in resolve_route(Destination(host=host, config_file=str(user), **choices))]  # type: ignore[arg-type]
 
 
-def test_the_users_own_configuration_applies_except_for_the_strict_options(tmp_path: Path) -> None:
+def test_the_users_own_configuration_applies(tmp_path: Path) -> None:
     config = "Host vm\n HostName 10.0.0.1\n User me\n Port 2222\n StrictHostKeyChecking no\n"
     assert resolve(tmp_path, config) == ["vm (me@10.0.0.1 port 2222)"]
     assert resolve(tmp_path, config, user="you", port=22) == ["vm (you@10.0.0.1 port 22)"]
@@ -50,12 +49,10 @@ def test_jump_hosts_are_in_the_order_of_the_route(tmp_path: Path, jumps: str, ho
 
 
 def test_a_configuration_in_another_encoding_is_read(tmp_path: Path) -> None:
-    user, strict = tmp_path / "user", tmp_path / "strict"
+    user = tmp_path / "user"
     user.write_bytes(b"IdentityFile /keys/schl\xfcssel\n")
-    strict.write_text(strict_config(str(user)))
-    assert [os.fsencode(file) for file in resolve_route(Destination(host="vm"), strict)[0].identity_files] == [
-        b"/keys/schl\xfcssel"
-    ]
+    (hop,) = resolve_route(Destination(host="vm", config_file=str(user)))
+    assert [os.fsencode(file) for file in hop.identity_files] == [b"/keys/schl\xfcssel"]
 
 
 def test_an_unknown_home_folder_is_not_expanded() -> None:
@@ -65,7 +62,7 @@ def test_an_unknown_home_folder_is_not_expanded() -> None:
 def test_a_user_without_an_entry_is_an_invalid_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     with pytest.raises(InvalidAddress, match=f"user {2**31 - 7} "):
-        strict_config(None)
+        parse_hop("vm", "")
 
 
 def test_a_circular_proxy_jump_is_refused(tmp_path: Path) -> None:
