@@ -1,24 +1,18 @@
-"""Selection of the candidates to measure next, and the stopping rule. Optuna's journal makes the search resumable.
+"""Selection of the candidates to measure next, and the stopping rule. Pure.
 
 A search is successive halving with two rungs: waves of short trials, one trial per worker, then the best few in full.
-Each wave has the candidates with the largest expected improvement (`tasks.tuning.search`). Waves end when no
-candidate is expected to improve the rate by `MIN_IMPROVEMENT` and every recipe has been tried once.
-
-Optuna's own samplers were tried and are not used: within ten trials a tree-structured Parzen estimator does not learn
-which candidates are similar, and its proposals are guesses (figures: docs/performance.md, "The search").
+Each wave has the candidates with the largest expected improvement. Waves end when no candidate is expected to improve
+the rate by `MIN_IMPROVEMENT` and every recipe has been tried once.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
-from optuna.storages.journal import JournalFileBackend
 
-from tasks.tuning.space import DIMENSIONS, LAYOUTS, MICRO_BATCHES, RECOMPUTE, RECOMPUTED_SHARE, Candidate, MemoryLimit
+from tasks.tuning.space import RECOMPUTED_SHARE, Candidate, MemoryLimit
 
 # Standard deviations of log rate: 0.5 is a factor of 1.6 either way.
 PRIOR_DEVIATIONS = {
@@ -35,6 +29,12 @@ PRIOR_DEVIATIONS = {
 }
 NOISE_DEVIATION = 0.02  # one short trial; docs/measurements.md has 0.7 % between processes, ragged data has more
 BATCH_LENGTH_SCALE = 2.0  # in doublings of the batch: the width of the Gaussian kernel
+MIN_IMPROVEMENT = 0.003  # minimum expected improvement of another trial, as a fraction of the best rate
+CLOSE_FACTOR = 1.02  # short trials of one configuration differ by less between processes (docs/measurements.md: 0.7 %)
+FAILURE_FACTOR = 0.1  # a failed trial counts as this fraction of its expected rate, so that the search avoids it
+# Candidate key -> useful tokens per second; 0.0 if its trial failed. None if it ran out of memory, which says nothing
+# about its speed.
+Outcomes = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,81 +129,6 @@ def _normal_cdf(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2.0))
 
 
-MIN_IMPROVEMENT = 0.003  # minimum expected improvement of another trial, as a fraction of the best rate
-CLOSE_FACTOR = 1.02  # short trials of one configuration differ by less between processes (docs/measurements.md: 0.7 %)
-FAILURE_FACTOR = 0.1  # a failed trial counts as this fraction of its expected rate, so that the search avoids it
-END_KEY = "end"  # the journal's key for the outcome of a trial, one of the three below
-MEASURED, TOO_LARGE, BROKEN = "measured", "too large", "broken"
-Outcomes = Mapping[str, tuple[str, float]]  # candidate key -> (outcome, useful tokens per second)
-
-
-class Search:
-    """A resumable search: the candidates, and their results in Optuna's journal.
-
-    `results` maps a candidate's key to its useful tokens per second, None if it did not succeed.
-    """
-
-    def __init__(self, journal: Path, candidates: Sequence[Candidate], *, recipes: Sequence[str]) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._by_choice = {_choice_key(candidate.choice): candidate for candidate in candidates}
-        self._recipes = list(recipes)
-        self._surrogate = Surrogate(candidates)
-        self._study = optuna.create_study(
-            study_name="tune",
-            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))),
-            direction="maximize",
-            load_if_exists=True,
-        )
-
-    @property
-    def results(self) -> dict[str, float | None]:
-        """Useful tokens per second by candidate key, None if the candidate did not succeed."""
-        return {key: rate if end == MEASURED else None for key, (end, rate) in self._outcomes().items()}
-
-    def next_wave(self, limit: MemoryLimit, count: int) -> list[Candidate]:
-        """Return the next wave, up to `count` candidates; empty when the waves are over. See `choose_wave`."""
-        return choose_wave(self._surrogate, self._outcomes(), limit, count)
-
-    def finalists(self, limit: MemoryLimit, maximum: int) -> list[Candidate]:
-        """Return the candidates to measure in full. See the function `finalists`."""
-        return finalists(self._surrogate, self._outcomes(), limit, maximum)
-
-    def record(self, candidate: Candidate, useful_tokens_per_sec: float | None, *, is_too_large: bool = False) -> None:
-        """Record a candidate's rate, None if it did not succeed. A second call changes nothing.
-
-        A candidate that was too large gives no information about speed, only to the memory model.
-        """
-        if candidate.key in self._outcomes():
-            return
-        end = TOO_LARGE if is_too_large else BROKEN if useful_tokens_per_sec is None else MEASURED
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                params=dict(candidate.choice),
-                distributions=self._distributions(),
-                value=useful_tokens_per_sec or 0.0,
-                user_attrs={END_KEY: end},
-            )
-        )
-
-    def _outcomes(self) -> Outcomes:
-        known: dict[str, tuple[str, float]] = {}
-        for trial in self._study.get_trials(deepcopy=False):
-            candidate = self._by_choice.get(_choice_key(trial.params))
-            if candidate is not None and END_KEY in trial.user_attrs:
-                known[candidate.key] = (trial.user_attrs[END_KEY], trial.value or 0.0)
-        return known
-
-    def _distributions(self) -> dict[str, optuna.distributions.BaseDistribution]:
-        categorical = optuna.distributions.CategoricalDistribution
-        values: Mapping[str, Sequence[Any]] = {
-            "recipe": self._recipes,
-            "layout": LAYOUTS,
-            "micro_batch_size": MICRO_BATCHES,
-            "recompute": tuple(RECOMPUTE),
-        }
-        return {name: categorical(list(values[name])) for name in DIMENSIONS}
-
-
 def choose_wave(surrogate: Surrogate, outcomes: Outcomes, limit: MemoryLimit, count: int) -> list[Candidate]:
     """Choose up to `count` untried candidates that fit and improve by `MIN_IMPROVEMENT`, the best first.
 
@@ -281,15 +206,11 @@ def finalists(surrogate: Surrogate, outcomes: Outcomes, limit: MemoryLimit, maxi
 
 def _rates(surrogate: Surrogate, outcomes: Outcomes) -> tuple[dict[str, float], dict[str, float]]:
     """Return the measured rates by key, and the assumed rates of failed trials by key."""
-    rates = {key: rate for key, (end, rate) in outcomes.items() if end == MEASURED and rate > 0.0}
+    rates = {key: rate for key, rate in outcomes.items() if rate}
     expected = surrogate.posterior(rates).mean
-    broken = (
-        index
-        for index, candidate in enumerate(surrogate.candidates)
-        if outcomes.get(candidate.key, ("", 0.0))[0] == BROKEN
-    )
-    return rates, {surrogate.candidates[index].key: FAILURE_FACTOR * math.exp(expected[index]) for index in broken}
-
-
-def _choice_key(choice: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(choice.get(name) for name in DIMENSIONS)
+    failed = {
+        candidate.key: FAILURE_FACTOR * math.exp(mean)
+        for candidate, mean in zip(surrogate.candidates, expected, strict=True)
+        if outcomes.get(candidate.key) == 0.0
+    }
+    return rates, failed

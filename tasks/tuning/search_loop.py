@@ -1,11 +1,12 @@
 """Execution of a search: waves of short trials over the fleet, the finalists in full, the answer.
 
 Each wave is an ordinary run, and so are the finalists: it has a results folder, `inv collect report` reports it, and it
-can be resumed.
+can be resumed. What the search knows is in the results of these runs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bench.records import Trial
 from bench.records.checksummed import ResultError
@@ -14,15 +15,17 @@ from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from remote.hosts.base import Host
+from reports import formatting
+from tasks.cli.terminal import console, plain_table
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, translate_errors
 from tasks.fleet import runner
 from tasks.fleet.plan import plan_trials
 from tasks.settings.load import Settings
+from tasks.settings.sources import display_path
 from tasks.tuning import pareto
-from tasks.tuning.output import show_answer
-from tasks.tuning.search import Search
+from tasks.tuning.search import Outcomes, Surrogate, choose_wave, finalists
 from tasks.tuning.search_state import TuneRecord
-from tasks.tuning.space import Candidate, TrialObservation, with_held_layers
+from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation, with_held_layers
 
 
 def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: bool) -> None:
@@ -30,54 +33,47 @@ def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: 
 
     Raises RetryableError, Interrupted, ConfirmationRequired, and TaskFailed if no trial succeeded.
     """
-    candidate_search = Search(record.journal, record.candidates, recipes=record.recipes)
-    for number in range(settings.tune.trials + len(record.waves)):
-        existing_run_id = record.waves[number] if number < len(record.waves) else None
-        wave = (
-            []
-            if existing_run_id is not None or record.final is not None
-            else _next_wave(settings, record, candidate_search, len(hosts))
-        )
-        if existing_run_id is None and not wave:
-            break
-        known_results = len(candidate_search.results)
-        name = f"tune-wave-{number + 1}"
-        run_id = _run_candidates(settings, record, name, wave, existing_run_id, hosts, repeats=1, plain=plain)
-        _record_results(settings, record, candidate_search, run_id)
-        if existing_run_id is None and len(candidate_search.results) == known_results:
+    surrogate = Surrogate(record.candidates)
+    for wave_number, run_id in enumerate(list(record.waves), start=1):
+        _run_candidates(settings, record, f"tune-wave-{wave_number}", [], run_id, hosts, repeats=1, plain=plain)
+    outcomes, limit = measured_outcomes(settings, record)
+    while record.final is None and (wave := _next_wave(settings, record, surrogate, outcomes, limit, len(hosts))):
+        known, name = len(outcomes), f"tune-wave-{len(record.waves) + 1}"
+        run_id = _run_candidates(settings, record, name, wave, None, hosts, repeats=1, plain=plain)
+        outcomes, limit = measured_outcomes(settings, record)
+        if len(outcomes) == known:
             raise RetryableError(f"run {run_id}: none of its trials finished")
-    limit = record.memory_limit(_memory_observations(settings, record))
-    finalists = candidate_search.finalists(limit, settings.tune.finalists)
-    if not finalists:
+    chosen = finalists(surrogate, outcomes, limit, settings.tune.finalists)
+    if not chosen:
         raise TaskFailed(
             f"search {record.tune_id}: no trial succeeded", remedy=f"see `inv collect report --run={record.waves[-1]}`"
         )
-    held_variants = [
-        candidate for candidate in (with_held_layers(finalists[0], limit, record.depth),) if candidate is not None
-    ]
+    held_variant = with_held_layers(chosen[0], limit, record.depth)
+    held_variants = [] if held_variant is None else [held_variant]
     repeats = settings.tune.repeats
     run_id = _run_candidates(
-        settings, record, "tune-final", [*finalists, *held_variants], record.final, hosts, repeats=repeats, plain=plain
+        settings, record, "tune-final", [*chosen, *held_variants], record.final, hosts, repeats=repeats, plain=plain
     )
-    _write_answer(settings, record, candidate_search, run_id, held_variants)
+    _write_answer(settings, record, len(outcomes), limit, run_id, held_variants)
 
 
-def _next_wave(settings: Settings, record: TuneRecord, candidate_search: Search, workers: int) -> list[Candidate]:
-    remaining = settings.tune.trials - len(candidate_search.results)
-    wave = (
-        candidate_search.next_wave(record.memory_limit(_memory_observations(settings, record)), min(workers, remaining))
-        if remaining > 0
-        else []
-    )
+def _next_wave(
+    settings: Settings,
+    record: TuneRecord,
+    surrogate: Surrogate,
+    outcomes: Outcomes,
+    limit: MemoryLimit,
+    workers: int,
+) -> list[Candidate]:
+    remaining = settings.tune.trials - len(outcomes)
+    wave = choose_wave(surrogate, outcomes, limit, min(workers, remaining)) if remaining > 0 else []
     if not wave:
         reason = (
             "no other candidate is expected to be faster"
             if remaining > 0
             else f"the limit tune.trials = {settings.tune.trials} is reached"
         )
-        print(
-            f"search {record.tune_id}: {len(candidate_search.results)} short trials; {reason}; measuring the finalists"
-        )
+        print(f"search {record.tune_id}: {len(outcomes)} short trials; {reason}; measuring the finalists")
     return wave
 
 
@@ -141,43 +137,43 @@ def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
             yield TrialResult.read(path)
 
 
-def _record_results(settings: Settings, record: TuneRecord, candidate_search: Search, run_id: str) -> None:
+def measured_outcomes(settings: Settings, record: TuneRecord) -> tuple[dict[str, float | None], MemoryLimit]:
+    """Return the outcomes of all waves so far, and the memory limit as their peaks correct it.
+
+    Raises ConfirmationRequired for a result of another GPU or a damaged one.
+    """
     by_key = {candidate.key: candidate for candidate in record.candidates}
-    for result in _results(settings, run_id):
-        measured = by_key.get(result.trial.trial_id)
-        gpu = result.fingerprint.get("gpu_name")
+    outcomes: dict[str, float | None] = {}
+    observed = []
+    for result in (result for run_id in record.waves for result in _results(settings, run_id)):
+        candidate, gpu = by_key.get(result.trial.trial_id), result.fingerprint.get("gpu_name")
         if record.gpu is not None and gpu is not None and gpu != record.gpu:
             raise ConfirmationRequired(
                 f"{result.worker} has another GPU ({gpu}) than the others ({record.gpu})",
                 remedy="remove it from the fleet",
             )
-        if measured is None or result.status.is_resumable:
+        if candidate is None:
             continue
-        metrics = result.metrics if result.status is TrialStatus.SUCCEEDED else None
-        rate = None if metrics is None else metrics.useful_tokens_per_sec
-        candidate_search.record(measured, rate, is_too_large=result.status is TrialStatus.OUT_OF_MEMORY)
-
-
-def _memory_observations(settings: Settings, record: TuneRecord) -> list[TrialObservation]:
-    """Collect the measured peaks and the trials that ran out of memory, of all waves so far."""
-    by_key = {candidate.key: candidate for candidate in record.candidates}
-    observed = []
-    for run_id in record.waves:
-        for result in _results(settings, run_id):
-            measured = by_key.get(result.trial.trial_id)
-            if measured is None:
-                continue
-            if result.status is TrialStatus.OUT_OF_MEMORY:
-                observed.append(TrialObservation(candidate=measured, peak_bytes=None))
-            elif result.metrics is not None and result.metrics.peak_vram_bytes is not None:
-                observed.append(TrialObservation(candidate=measured, peak_bytes=result.metrics.peak_vram_bytes))
-    return observed
+        is_too_large = result.status is TrialStatus.OUT_OF_MEMORY
+        peak_bytes = None if result.metrics is None or is_too_large else result.metrics.peak_vram_bytes
+        if is_too_large or peak_bytes is not None:
+            observed.append(TrialObservation(candidate=candidate, peak_bytes=peak_bytes))
+        if is_too_large:
+            outcomes[candidate.key] = None
+        elif not result.status.is_resumable:
+            metrics = result.metrics if result.status is TrialStatus.SUCCEEDED else None
+            outcomes[candidate.key] = 0.0 if metrics is None else metrics.useful_tokens_per_sec
+    return outcomes, record.memory_limit(observed)
 
 
 def _write_answer(
-    settings: Settings, record: TuneRecord, candidate_search: Search, run_id: str, held_variants: Sequence[Candidate]
+    settings: Settings,
+    record: TuneRecord,
+    tried: int,
+    limit: MemoryLimit,
+    run_id: str,
+    held_variants: Sequence[Candidate],
 ) -> None:
-    limit = record.memory_limit(_memory_observations(settings, record))
     results = list(_results(settings, run_id))
     measured: list[pareto.MeasuredCandidate] = []
     rates = pareto.adjusted_rates(results)
@@ -202,9 +198,46 @@ def _write_answer(
     facts = {
         "tune_id": record.tune_id,
         "gpu": record.gpu,
-        "tried": len(candidate_search.results),
+        "tried": tried,
         "worker_sec": sum(result.wall_time_sec or 0.0 for run in runs for result in _results(settings, run)),
         "final_run": run_id,
     }
     record.write_answer(pareto.document(front, facts), front[0].trial.to_text())
     show_answer(settings, record, front, facts)
+
+
+def show_answer(
+    settings: Settings, record: TuneRecord, front: Sequence[pareto.MeasuredCandidate], facts: Mapping[str, Any]
+) -> None:
+    """Print the Pareto front, the cost of the search, and the command that reruns the best configuration."""
+    best_at = pareto.best_at_labels(front)
+    table = plain_table("configuration", "useful\ntokens/s", "95 %", "GiB and\npredicted", "$ / M\nuseful", "best at")
+    for candidate in front:
+        rate, digits = candidate.useful_tokens_per_sec, formatting.significant_decimals(candidate.useful_tokens_per_sec)
+        interval = (
+            "-"
+            if candidate.interval is None
+            else formatting.span(candidate.interval.low, candidate.interval.high, digits).strip("()")
+        )
+        table.add_row(
+            candidate.trial.trial_id,
+            formatting.number(rate, digits),
+            interval,
+            f"{_gib(candidate.peak_vram_bytes)}  {_gib(candidate.predicted_bytes)}",
+            "-"
+            if candidate.usd_per_million_useful_tokens is None
+            else formatting.number(candidate.usd_per_million_useful_tokens),
+            best_at[candidate.trial.trial_id],
+        )
+    device = f"on {record.gpu}" if record.gpu else "on CPUs, profile tiny: these numbers say nothing about a GPU"
+    print(
+        f"search {record.tune_id}: {facts['tried']} of {len(record.candidates)} candidates tried, "
+        f"{facts['worker_sec'] / 60:.1f} worker-minutes, {device}"
+    )
+    console().print(table)
+    best = settings.results_folder / "tune" / record.tune_id / "best.json"
+    print(f"rerun the best with `inv bench --trial-file {display_path(best)}`")
+
+
+def _gib(count: int | None) -> str:
+    return "-" if count is None else f"{count / 2**30:.1f}"

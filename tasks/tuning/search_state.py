@@ -1,7 +1,8 @@
 """State of a search on disk, `results/tune/<id>/`, from which it can be resumed.
 
+The result of each candidate is in the folder of its run. An older version also wrote journal.log, which is ignored.
+
 tune.json      GPU, model and data, the candidates with their predictions, and the runs started so far
-journal.log    Optuna's journal with the result of each candidate
 answer.json    the Pareto front of speed against memory; written last
 best.json      the fastest configuration as a trial, for `inv bench --trial-file`
 """
@@ -18,7 +19,7 @@ from tasks.errors import UsageError, results_write_errors
 from tasks.fleet.run_store import make_folder
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 
-FOLDER, RECORD_FILE, JOURNAL_FILE = "tune", "tune.json", "journal.log"
+FOLDER, RECORD_FILE = "tune", "tune.json"
 ANSWER_FILE, BEST_FILE = "answer.json", "best.json"
 SCHEMA_VERSION = 2
 
@@ -45,16 +46,6 @@ class TuneRecord:
 
     def __post_init__(self) -> None:
         self.folder: Path | None = None  # not a field, so that it is not written
-
-    @property
-    def journal(self) -> Path:
-        """Path of Optuna's journal."""
-        return self._existing_folder / JOURNAL_FILE
-
-    @property
-    def recipes(self) -> list[str]:
-        """Recipes of the candidates, in the order of the plan; an older search has older names for some."""
-        return list(dict.fromkeys(str(candidate.choice["recipe"]) for candidate in self.candidates))
 
     def memory_limit(self, observed: Sequence[TrialObservation] = ()) -> MemoryLimit:
         """Return the memory limit, with predictions corrected by these observations."""

@@ -5,15 +5,26 @@ the first wave. The search runs waves of short trials over the fleet, each an or
 the finalists in full. Its answer is a Pareto front of speed against memory, and a file for `inv bench --trial-file`.
 """
 
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from invoke.context import Context
 
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
+from remote.hosts.base import Host
+from reports import formatting
+from tasks.cli.flags import parse_number
 from tasks.cli.lock import acquire_lock
-from tasks.clients.workers import fleet_hosts, survey
-from tasks.errors import Interrupted, RetryableError, UsageError
-from tasks.settings.load import load
-from tasks.tuning import search_loop, search_state
-from tasks.tuning.output import show_plan
-from tasks.tuning.planning import check_recipes, check_same_inputs, memory_limit_gib, plan
+from tasks.cli.terminal import console, plain_table
+from tasks.clients.workers import fleet_hosts, inspect, survey
+from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
+from tasks.settings.load import Settings, load
+from tasks.tuning import search_loop, search_state, space
+from tasks.tuning.search import Surrogate, choose_wave
+from tasks.tuning.search_state import TuneRecord
+
+SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
 
 
 def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, dry_run: bool, plain: bool) -> None:
@@ -43,3 +54,116 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, 
             raise Interrupted(f"search {search.tune_id}: interrupted", remedy=f"resume it with {command}") from error
         except RetryableError as error:
             raise RetryableError.from_error(error, remedy=f"resume the search with {command}") from error
+
+
+def check_recipes(settings: Settings) -> None:
+    """Raise UsageError for an unknown or missing recipe."""
+    for name in settings.tune.recipes:
+        if name not in space.RECIPES:
+            raise UsageError(f"tune.recipes: expected names of {', '.join(space.RECIPES)}, found {name!r}")
+    if not settings.tune.recipes:
+        raise UsageError(f"tune.recipes: expected at least one of {', '.join(space.RECIPES)}")
+
+
+def memory_limit_gib(settings: Settings, flag: str | None) -> float | None:
+    """Return the memory limit from the flag, else from the settings. Raises UsageError."""
+    if flag is None:
+        return settings.tune.memory_gib
+    return parse_number(
+        "tune: --memory-gib", flag, "a number above 0, at most 1024", lambda value: 0.0 < value <= 1024.0
+    )
+
+
+def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> TuneRecord:
+    """Plan a new search within `limit` GiB; nothing is written, and only `python -m bench survey` runs.
+
+    Raises RetryableError, ConfirmationRequired and UsageError.
+    """
+    bench, tune = settings.bench, settings.tune
+    inspect(settings, hosts)
+    observed = survey(settings, hosts[0], [])
+    longest = space.max_seq_len(
+        observed["data"]["percentiles"], tune.length_percentile, bench.profile, observed["model"]["positions"]
+    )
+    targets = ALL_LINEAR if tune.lora_targets == "all-linear" else ATTENTION_PROJECTIONS
+    candidates = space.candidates(
+        model=settings.model.path,
+        data=settings.data.path,
+        profile=bench.profile,
+        recipes=tune.recipes,
+        longest=longest,
+        lora={"lora_rank": tune.lora_rank, "lora_alpha": 2 * tune.lora_rank, "lora_targets": targets},
+        steps=SHORT_STEPS[bench.profile],
+        seed=bench.seed,
+        samples=observed["data"]["samples"],
+    )
+    predicted = survey(settings, hosts[0], [candidate.trial for candidate in candidates])["trials"]
+    gpu = observed["gpu"] if bench.profile == "gpu" else None
+    record = TuneRecord(
+        tune_id=f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-tune",
+        gpu=None if gpu is None else gpu["name"],
+        model_sha256=observed["model"]["sha256"],
+        data_sha256=observed["data"]["sha256"],
+        longest=longest,
+        depth=observed["model"]["depth"],
+        limit_bytes=_limit_bytes(limit, gpu),
+        settings=settings.public(),
+        candidates=space.with_predictions(candidates, predicted),
+        inputs={name: {"sha256": observed[name]["sha256"]} for name in ("model", "data")},
+    )
+    _check_limit(record)
+    return record
+
+
+def check_same_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
+    """Raise ConfirmationRequired if GPU, model or data differ from the search's: the figures are not comparable."""
+    gpu = None if observed["gpu"] is None or record.gpu is None else observed["gpu"]["name"]
+    for label, planned, current in (
+        ("the GPU", record.gpu, gpu),
+        ("the model (sha256)", record.model_sha256, observed["model"]["sha256"]),
+        ("the data (sha256)", record.data_sha256, observed["data"]["sha256"]),
+    ):
+        if planned != current:
+            raise ConfirmationRequired(
+                f"search {record.tune_id}: {label} was {planned} and is {current} now",
+                remedy="start a new search with `inv tune`, because their figures cannot be ranked together",
+            )
+
+
+def _limit_bytes(limit: float | None, gpu: Mapping[str, Any] | None) -> int | None:
+    """Return the largest peak of a configuration: the limit, else what fits the GPU as its worker predicts."""
+    if limit is not None:
+        return round(limit * 2**30)
+    # A worker of an older image does not predict it.
+    return None if gpu is None else gpu.get("largest_peak_bytes", gpu["memory_bytes"])
+
+
+def _check_limit(record: TuneRecord) -> None:
+    """Raise UsageError if no candidate fits."""
+    limit = record.memory_limit()
+    if any(limit.fits(candidate) for candidate in record.candidates):
+        return
+    smallest = min(record.candidates, key=lambda candidate: candidate.peak_bytes or 0)
+    raise UsageError(
+        f"tune.memory_gib: {(record.limit_bytes or 0) / 2**30:.3g} GiB is below the smallest configuration, "
+        f"{smallest.key}, which needs about {(smallest.peak_bytes or 0) / 2**30:.3g} GiB",
+        remedy="raise it, shorten samples (tune.length_percentile), or use a smaller model",
+    )
+
+
+def show_plan(record: TuneRecord, workers: int) -> None:
+    """Print how many candidates exist and fit, and the first wave."""
+    limit = record.memory_limit()
+    fitting_count = sum(map(limit.fits, record.candidates))
+    limit_text = "no memory limit" if record.limit_bytes is None else f"within {record.limit_bytes / 2**30:.1f} GiB"
+    print(
+        f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {fitting_count} fit ({limit_text}); "
+        f"first wave over {formatting.count(workers, 'worker')}:"
+    )
+    table = plain_table("configuration", "predicted GiB", "useful positions")
+    for candidate in choose_wave(Surrogate(record.candidates), {}, limit, workers):
+        peak = limit.corrected_peak(candidate)
+        size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
+        table.add_row(candidate.key, size, f"{100 * candidate.useful_share:.0f} %")
+    console().print(table)
+    print("nothing was changed")

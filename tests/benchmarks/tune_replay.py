@@ -16,7 +16,6 @@ import json
 import math
 import random
 import statistics
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,11 @@ from bench.records import Trial
 from bench.records.trial import SCALES
 from bench.records.validation import ALL_LINEAR
 from tasks.settings.schema import TuneSection
-from tasks.tuning.planning import SHORT_STEPS
-from tasks.tuning.search import Search
+from tasks.tuning import search
 from tasks.tuning.space import DIMENSIONS, Candidate, MemoryLimit, TrialObservation
+from tasks.tuning.tune import SHORT_STEPS
 from tests.benchmarks import Figure
-from tests.benchmarks._tune_scenarios import GRID, RECIPES, Scenario, changed, measured, points, recompute_of, space
+from tests.benchmarks._tune_scenarios import GRID, Scenario, changed, measured, points, recompute_of, space
 from tests.mistral_7b import CONFIG
 
 HELD_OUT = tuple(GRID.with_name(f"{name}_h200.jsonl") for name in ("held_out", "held_out_2", "no_dropout"))
@@ -90,22 +89,20 @@ def replay(
     fitting = [candidate for candidate in candidates if world[candidate.key].peak_bytes <= limit_bytes]
     observed: list[TrialObservation] = []
     spent = 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        search = Search(Path(folder) / "journal.log", candidates, recipes=RECIPES)
-        while True:
-            limit = MemoryLimit(limit_bytes, observed)
-            wave = search.next_wave(limit, min(workers, settings.trials - len(search.results)))
-            if not wave:
-                break
-            for proposal in wave:
-                truth = world[proposal.key]
-                fits = truth.peak_bytes <= limit_bytes
-                observed.append(TrialObservation(candidate=proposal, peak_bytes=truth.peak_bytes if fits else None))
-                rate = truth.rate * math.exp(noise.gauss(0.0, NOISE[proposal.choice["layout"]]))
-                search.record(proposal, rate if fits else None, is_too_large=not fits)
-                spent += FIXED_SEC + (sum(SHORT_STEPS["gpu"]) * truth.step_sec if fits else 0.0)
-        tried = len(search.results)
-        chosen = search.finalists(MemoryLimit(limit_bytes, observed), settings.finalists)
+    surrogate, outcomes = search.Surrogate(candidates), dict[str, float | None]()
+    while True:
+        limit = MemoryLimit(limit_bytes, observed)
+        wave = search.choose_wave(surrogate, outcomes, limit, min(workers, settings.trials - len(outcomes)))
+        if not wave:
+            break
+        for proposal in wave:
+            truth = world[proposal.key]
+            fits = truth.peak_bytes <= limit_bytes
+            observed.append(TrialObservation(candidate=proposal, peak_bytes=truth.peak_bytes if fits else None))
+            rate = truth.rate * math.exp(noise.gauss(0.0, NOISE[proposal.choice["layout"]]))
+            outcomes[proposal.key] = rate if fits else None
+            spent += FIXED_SEC + (sum(SHORT_STEPS["gpu"]) * truth.step_sec if fits else 0.0)
+    chosen = search.finalists(surrogate, outcomes, MemoryLimit(limit_bytes, observed), settings.finalists)
     steps = SCALES["gpu"].warmup_steps + SCALES["gpu"].measured_steps
     spent += settings.repeats * sum(FIXED_SEC + steps * world[candidate.key].step_sec for candidate in chosen)
     exhaustive = sum(FIXED_SEC + steps * world[candidate.key].step_sec for candidate in fitting)
@@ -116,7 +113,7 @@ def replay(
     }
     answer = max(full, key=full.__getitem__)
     best = max(world[candidate.key].rate for candidate in fitting)
-    return 100.0 * world[answer].rate / best, 100.0 * spent / exhaustive, tried, len(fitting)
+    return 100.0 * world[answer].rate / best, 100.0 * spent / exhaustive, len(outcomes), len(fitting)
 
 
 KEPT = (

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from bench.data import demo_tiny
+from bench.data import demo
 from bench.data.model_folder import check_model
 from bench.machine import nvml
 from bench.predict import flops, memory
 from bench.qlora.recipes.cuda_graph import CHECKPOINT_COPIES, HEADROOM_BYTES
-from tasks.tuning.planning import SHORT_STEPS
+from tasks.tuning.tune import SHORT_STEPS
 from tests import benchmarks, mistral_7b
 from tests.benchmarks import __main__ as table
 from tests.benchmarks import _tune_scenarios, fast_step, tune_replay
@@ -51,7 +51,7 @@ def test_a_failing_benchmark_does_not_stop_the_others(monkeypatch, capsys):
 
 
 def test_a_model_of_random_weights_passes_the_model_check(tmp_path):
-    demo_tiny.build_tokenizer(tmp_path, [f"word {number}" for number in range(64)])
+    demo.build_tokenizer(tmp_path, [f"word {number}" for number in range(64)])
     mistral_7b.write(tmp_path, SMALL)
     facts = check_model(tmp_path)
     block = 2 * 32 * 64 + 2 * 32 * 32 + 3 * 32 * 48 + 2 * 32

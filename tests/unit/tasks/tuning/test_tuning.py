@@ -1,4 +1,4 @@
-"""A search without a GPU: trials are answered by a function, everything else is real, Optuna's journal included."""
+"""A search without a GPU: trials are answered by a function, everything else is real."""
 
 import dataclasses
 import json
@@ -16,10 +16,10 @@ from bench.records.result import Steps, TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from bench.records.validation import ALL_LINEAR
-from tasks.errors import UsageError
+from tasks.errors import ConfirmationRequired, UsageError
 from tasks.fleet.plan import plan_trials
 from tasks.settings.load import Settings
-from tasks.tuning import output, pareto, planning, search, search_state, space
+from tasks.tuning import pareto, search, search_loop, search_state, space, tune
 from tasks.tuning.search_loop import assign_finalists
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 from tests.support.reports import synthetic
@@ -71,29 +71,20 @@ STOCK = next(candidate for candidate in BY_KEY.values() if candidate.choice["rec
 # The space -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_candidate_has_a_name_of_its_own():
+def test_the_candidates_are_distinct_and_only_the_fast_recipe_recomputes_in_part():
     names = [candidate.key for candidate in make_candidates()]
     assert len(names) == len(set(names)) == 3 * 7 * (2 + 2 + 5)
-
-
-def test_only_the_fast_recipe_is_asked_for_what_it_alone_can_do():
     assert {candidate.choice["recompute"] for candidate in make_candidates(recipes=("stock",))} == {"none", "all"}
+    assert max(candidate.trial.micro_batch_size for candidate in make_candidates(samples=5)) == 4
 
 
 def test_products_in_8_bits_are_searched_where_a_setting_names_them():
     candidates = make_candidates(recipes=("fast", "fast-int8-backward", "fast-int8"))
-    assert Counter(candidate.trial.matmul for candidate in candidates) == {
-        "bf16": 105,
-        "int8_backward": 105,
-        "int8": 105,
-    }
+    products = Counter(candidate.trial.matmul for candidate in candidates)
+    assert products == {"bf16": 105, "int8_backward": 105, "int8": 105}
     assert {candidate.trial.recipe for candidate in candidates} == {"fast"}
     assert len({candidate.key for candidate in candidates}) == len(candidates)
     assert {candidate.trial.matmul for candidate in make_candidates()} == {"bf16"}, "and nowhere else"
-
-
-def test_no_batch_is_larger_than_the_data():
-    assert max(candidate.trial.micro_batch_size for candidate in make_candidates(samples=5)) == 4
 
 
 @pytest.mark.parametrize(
@@ -123,11 +114,7 @@ def fast(batch: int, recompute: str = "none") -> Candidate:
     ],
 )
 def test_without_a_limit_of_the_user_the_worker_says_what_fits_its_gpu(limit, gpu, expected):
-    assert planning._limit_bytes(limit, gpu) == expected
-
-
-def test_without_a_limit_everything_fits():
-    assert all(MemoryLimit(None).fits(candidate) for candidate in predicted_candidates())
+    assert tune._limit_bytes(limit, gpu) == expected
 
 
 EIGHT, LIMIT = fast(8), MemoryLimit(21 * GIB)
@@ -135,6 +122,7 @@ PEAK = EIGHT.peak_bytes or 0
 
 
 def test_a_prediction_close_to_the_limit_does_not_count_as_fitting():
+    assert all(MemoryLimit(None).fits(candidate) for candidate in predicted_candidates())
     assert not MemoryLimit(round(PEAK * 1.02)).fits(EIGHT)
     assert MemoryLimit(round(PEAK * 1.04)).fits(EIGHT)
 
@@ -175,11 +163,6 @@ def predicted_rate(expected: search.Prediction, candidate: Candidate) -> float:
     return math.exp(expected.mean[list(BY_KEY).index(candidate.key)])
 
 
-def test_without_a_measurement_the_posterior_is_the_prediction():
-    expected = search.Surrogate(predicted_candidates()).posterior({})
-    assert predicted_rate(expected, EIGHT) == pytest.approx(EIGHT.score)
-
-
 def test_a_measurement_sets_its_candidate_and_moves_similar_ones_most():
     measured, similar = fast(4), fast(2)
     known = {EIGHT.key: EIGHT.score, STOCK.key: STOCK.score}
@@ -193,6 +176,7 @@ def test_a_measurement_sets_its_candidate_and_moves_similar_ones_most():
 
 
 def test_a_gpu_of_another_speed_leaves_the_order_as_it_was():
+    assert predicted_rate(search.Surrogate(predicted_candidates()).posterior({}), EIGHT) == pytest.approx(EIGHT.score)
     expected = search.Surrogate(predicted_candidates()).posterior({EIGHT.key: 700.0 * EIGHT.score})
     for other in predicted_candidates():
         assert predicted_rate(expected, other) / other.score == pytest.approx(700.0, rel=0.1)
@@ -200,14 +184,9 @@ def test_a_gpu_of_another_speed_leaves_the_order_as_it_was():
 
 def test_measured_candidates_have_less_variance_and_a_surprise_raises_all_variances():
     other = fast(4)
-    as_expected = (
-        search.Surrogate(predicted_candidates()).posterior({EIGHT.key: EIGHT.score, other.key: other.score}).deviation
-    )
-    surprised = (
-        search.Surrogate(predicted_candidates())
-        .posterior({EIGHT.key: EIGHT.score, other.key: other.score / 50})
-        .deviation
-    )
+    surrogate = search.Surrogate(predicted_candidates())
+    as_expected = surrogate.posterior({EIGHT.key: EIGHT.score, other.key: other.score}).deviation
+    surprised = surrogate.posterior({EIGHT.key: EIGHT.score, other.key: other.score / 50}).deviation
     known = dict(zip(BY_KEY, as_expected, strict=True))
     assert known[EIGHT.key] < min(known[key] for key in BY_KEY if key not in (EIGHT.key, other.key))
     assert all(after > before for before, after in zip(as_expected, surprised, strict=True))
@@ -232,97 +211,86 @@ def true_rate(candidate: Candidate) -> float:
     return candidate.score * (1.15 if candidate.choice["micro_batch_size"] == 16 else 1.0)
 
 
-def make_search(folder: Path) -> search.Search:
-    return search.Search(folder / "journal.log", predicted_candidates(), recipes=RECIPES)
+@dataclasses.dataclass
+class Finder:
+    """A search whose trials `measure` answers."""
+
+    measure: Callable[[Candidate], float | None] = true_rate
+    limit: MemoryLimit = LIMIT
+
+    def __post_init__(self) -> None:
+        self.surrogate, self.outcomes = search.Surrogate(predicted_candidates()), dict[str, float | None]()
+
+    def wave(self, count: int = 4) -> list[Candidate]:
+        return search.choose_wave(self.surrogate, self.outcomes, self.limit, count)
+
+    def run(self, count: int = 4) -> "Finder":
+        while wave := self.wave(min(count, 16 - len(self.outcomes))):
+            self.outcomes.update({candidate.key: self.measure(candidate) for candidate in wave})
+        return self
+
+    def finalists(self, maximum: int = 3) -> list[Candidate]:
+        return search.finalists(self.surrogate, self.outcomes, self.limit, maximum)
+
+    @property
+    def best_rate(self) -> float:
+        return max(filter(None, self.outcomes.values()))
 
 
-def run_search(
-    folder: Path, limit: MemoryLimit = LIMIT, rate_of: RateFunction = true_rate, maximum: int = 16
-) -> search.Search:
-    finder = make_search(folder)
-    while wave := finder.next_wave(limit, min(4, maximum - len(finder.results))):
-        for candidate in wave:
-            finder.record(candidate, rate_of(candidate))
-    return finder
-
-
-def best_rate(finder: search.Search) -> float:
-    return max(rate for rate in finder.results.values() if rate is not None)
-
-
-def test_the_first_wave_begins_with_the_best_prediction_and_is_not_one_guess_four_times(tmp_path):
-    wave = make_search(tmp_path).next_wave(LIMIT, 4)
+def test_the_first_wave_begins_with_the_best_prediction_and_is_not_one_guess_four_times():
+    wave = Finder().wave()
     assert wave[0].score == max(candidate.score for candidate in predicted_candidates() if LIMIT.fits(candidate))
     assert len({candidate.choice["recipe"] for candidate in wave}) > 1
 
 
 @pytest.mark.parametrize(
-    ("unlike", "factor"),
+    "factor",
     [
-        ("nothing", lambda _: 1.0),
-        ("recomputing costs nothing", lambda c: {"all": 1.5, "offload": 1.4, "every-2": 1.2}.get(c["recompute"], 1.0)),
-        ("stock is the fastest", lambda c: 2.0 if c["recipe"] == "stock" else 1.0),
-        ("the reference is the fastest", lambda c: 4.0 if c["recipe"] == "reference" else 1.0),
-        ("small batches are the fastest", lambda c: c["micro_batch_size"] ** -0.5),
+        pytest.param(lambda _: 1.0, id="nothing"),
+        pytest.param(
+            lambda c: {"all": 1.5, "offload": 1.4, "every-2": 1.2}.get(c["recompute"], 1.0), id="free recomputing"
+        ),
+        pytest.param(lambda c: 2.0 if c["recipe"] == "stock" else 1.0, id="stock is the fastest"),
+        pytest.param(lambda c: 4.0 if c["recipe"] == "reference" else 1.0, id="reference is the fastest"),
+        pytest.param(lambda c: c["micro_batch_size"] ** -0.5, id="small batches are the fastest"),
     ],
 )
-def test_a_search_finds_the_best_where_its_predictions_are_wrong(tmp_path, unlike, factor):
+def test_a_search_finds_the_best_where_its_predictions_are_wrong(factor):
     def world(candidate: Candidate) -> float:
         return true_rate(candidate) * factor(candidate.choice)
 
     fitting = [candidate for candidate in predicted_candidates() if LIMIT.fits(candidate)]
-    finder = run_search(tmp_path, rate_of=world)
-    assert best_rate(finder) >= 0.98 * max(map(world, fitting)), unlike
-    assert len(finder.results) <= 0.15 * len(fitting)
+    finder = Finder(world).run()
+    assert finder.best_rate >= 0.98 * max(map(world, fitting))
+    assert len(finder.outcomes) <= 0.15 * len(fitting)
+    assert {BY_KEY[key].choice["recipe"] for key in finder.outcomes} == set(RECIPES), "each once"
 
 
-def test_every_recipe_is_tried_once_before_a_search_ends(tmp_path):
-    assert {BY_KEY[key].choice["recipe"] for key in run_search(tmp_path).results} == set(RECIPES)
+def test_nothing_is_measured_that_does_not_fit():
+    finder = Finder(limit=MemoryLimit(9 * GIB)).run()
+    assert finder.outcomes
+    assert all(finder.limit.fits(BY_KEY[key]) for key in finder.outcomes)
 
 
-def test_nothing_is_measured_that_does_not_fit(tmp_path):
-    limit = MemoryLimit(9 * GIB)
-    finder = run_search(tmp_path, limit)
-    assert finder.results
-    assert all(limit.fits(BY_KEY[key]) for key in finder.results)
+def test_a_recipe_that_fails_is_avoided():
+    finder = Finder(lambda candidate: 0.0 if candidate.choice["recipe"] == "fast" else true_rate(candidate)).run(2)
+    assert len([key for key in finder.outcomes if BY_KEY[key].choice["recipe"] == "fast"]) <= 4
+    assert {finalist.choice["recipe"] for finalist in finder.finalists()} <= {"stock", "reference"}
 
 
-def test_a_recipe_that_fails_is_avoided(tmp_path):
-    finder = make_search(tmp_path)
-    while wave := finder.next_wave(LIMIT, 2):
-        for candidate in wave:
-            finder.record(candidate, None if candidate.choice["recipe"] == "fast" else true_rate(candidate))
-    assert len([key for key in finder.results if BY_KEY[key].choice["recipe"] == "fast"]) <= 4
-    assert {finalist.choice["recipe"] for finalist in finder.finalists(LIMIT, 3)} <= {"stock", "reference"}
-
-
-def test_a_candidate_that_was_too_large_gives_no_information_about_speed(tmp_path):
-    finder = make_search(tmp_path)
-    first, *_ = finder.next_wave(LIMIT, 1)
-    finder.record(first, None, is_too_large=True)
-    (again,) = finder.next_wave(LIMIT, 1)
+def test_a_candidate_that_was_too_large_gives_no_information_about_speed():
+    finder = Finder()
+    (first,) = finder.wave(1)
+    finder.outcomes[first.key] = None
+    (again,) = finder.wave(1)
     assert again.choice["recipe"] == first.choice["recipe"]
+    assert not finder.finalists(), "it is never the best"
 
 
-def test_recorded_results_are_known_to_the_next_process(tmp_path):
-    before = run_search(tmp_path, maximum=6).results
-    again = make_search(tmp_path)
-    assert again.results == before
-    again.record(BY_KEY[next(iter(before))], 1.0)
-    assert again.results == before, "a candidate is recorded once"
-
-
-def test_a_candidate_that_failed_counts_as_tried_and_is_never_the_best(tmp_path):
-    finder, candidate = make_search(tmp_path), predicted_candidates()[0]
-    finder.record(candidate, None)
-    assert finder.results == {candidate.key: None}
-    assert not finder.finalists(MemoryLimit(21 * GIB), 3)
-
-
-def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_fast(tmp_path):
-    finder = run_search(tmp_path)
-    best, smallest, *close = finder.finalists(LIMIT, 3)
-    assert true_rate(best) == best_rate(finder)
+def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_fast():
+    finder = Finder().run()
+    best, smallest, *close = finder.finalists()
+    assert true_rate(best) == finder.best_rate
     assert true_rate(smallest) >= 0.45 * true_rate(best)
     assert smallest.peak_bytes == min(
         candidate.peak_bytes or 0
@@ -330,7 +298,7 @@ def test_the_finalists_are_the_fastest_and_the_smallest_that_should_be_half_as_f
         if true_rate(candidate) >= 0.55 * true_rate(best)
     )
     assert all(true_rate(candidate) * search.CLOSE_FACTOR >= true_rate(best) for candidate in close)
-    assert finder.finalists(LIMIT, 1) == [best]
+    assert finder.finalists(1) == [best]
 
 
 # The answer ----------------------------------------------------------------------------------------------------------
@@ -355,21 +323,14 @@ def measured_candidate(index: int, rate: float, gib: float) -> pareto.MeasuredCa
 
 def test_the_front_has_the_candidates_that_no_other_beats_in_both():
     quick, middle, small, worse = (
-        measured_candidate(0, 900, 20),
-        measured_candidate(1, 600, 12),
-        measured_candidate(2, 300, 6),
-        measured_candidate(3, 500, 14),
+        measured_candidate(index, *figures) for index, figures in enumerate([(900, 20), (600, 12), (300, 6), (500, 14)])
     )
     front = pareto.front([worse, small, quick, middle])
-    assert [candidate.trial.trial_id for candidate in front] == [
-        candidate.trial.trial_id for candidate in (quick, middle, small)
-    ]
-    labels = pareto.best_at_labels(front)
-    assert list(labels.values()) == ["fastest, cheapest", "", "smallest"]
-
-
-def test_dollars_follow_from_price_and_rate():
-    assert measured_candidate(0, 1000, 20).usd_per_million_useful_tokens == pytest.approx(2.0 / 3600 * 1000)
+    assert front == [quick, middle, small]
+    answer = json.loads(json.dumps(pareto.document(front, {"tune_id": "t"})))
+    assert [member["best_at"] for member in answer["front"]] == ["fastest, cheapest", "", "smallest"]
+    assert Trial.from_json(answer["front"][0]["trial"]) == quick.trial
+    assert quick.usd_per_million_useful_tokens == pytest.approx(2.0 / 3600 / 900 * 1e6)
 
 
 def test_several_processes_give_an_interval_and_one_gives_none():
@@ -391,7 +352,7 @@ def test_small_amounts_keep_their_digits(tmp_path, capsys):
         tune_id="t", gpu="NVIDIA A10", model_sha256="", data_sha256="", longest=1, depth=1, limit_bytes=None,
         settings={}, candidates=[],
     )  # fmt: skip
-    output.show_answer(Settings(root=tmp_path), record, [candidate], {"tried": 1, "worker_sec": 60.0})
+    search_loop.show_answer(Settings(root=tmp_path), record, [candidate], {"tried": 1, "worker_sec": 60.0})
     assert " 12.3 " in (out := capsys.readouterr().out)
     assert "0.00185" in out
 
@@ -423,13 +384,6 @@ def test_a_finalist_is_not_fastest_because_of_its_workers():
 def test_a_failed_candidate_has_no_figures():
     trial = predicted_candidates()[0].trial
     assert pareto.summarize(trial, [result(trial, 1.0, None, TrialStatus.FAILED)], None, None) is None
-
-
-def test_the_answer_is_plain_json_and_its_best_a_trial_that_can_be_run():
-    front = pareto.front([measured_candidate(0, 900, 20), measured_candidate(2, 300, 6)])
-    answer = json.loads(json.dumps(pareto.document(front, {"tune_id": "t"})))
-    assert [member["best_at"] for member in answer["front"]] == ["fastest, cheapest", "smallest"]
-    assert Trial.from_json(answer["front"][0]["trial"]) == front[0].trial
 
 
 # On disk -------------------------------------------------------------------------------------------------------------
@@ -464,16 +418,41 @@ def test_a_search_with_old_names_of_recipes_and_products_is_read_and_keeps_its_r
     text = path.read_text().replace("fast-int8", "fast-eight").replace('"matmul": "int8"', '"products": "eight"')
     path.write_text(text.replace('"matmul": "bf16"', '"products": "bf16"'))
     resumed = search_state.find(tmp_path, None)
-    assert resumed.recipes == ["fast", "fast-eight"]
+    assert {candidate.choice["recipe"] for candidate in resumed.candidates} == {"fast", "fast-eight"}
     assert [candidate.trial.matmul for candidate in resumed.candidates] == [
         candidate.trial.matmul for candidate in candidates
     ]
 
 
-def test_two_searches_of_one_second_have_folders_of_their_own(tmp_path):
-    first, second = search_state.create(tmp_path, make_record()), search_state.create(tmp_path, make_record())
-    assert first.tune_id != second.tune_id
-    assert search_state.find(tmp_path, None).tune_id == second.tune_id
+def write_wave(folder: Path, record: search_state.TuneRecord, run_id: str, *results: TrialResult) -> None:
+    for number, each in enumerate(results):
+        target = folder / run_id / "trials" / f"{each.trial_id}.{number}"
+        target.mkdir(parents=True)
+        each.write(target)
+    record.add_run(run_id, is_final=False)
+
+
+def test_a_resumed_search_knows_every_outcome_from_the_results_of_its_waves(tmp_path):
+    folder = Settings(root=tmp_path).results_folder
+    record = search_state.create(folder, make_record())
+    (record.folder / "journal.log").write_text("of an older version")
+    fast, failed, large = (candidate.trial for candidate in record.candidates)
+    wave = [
+        result(fast, 800, 5 * GIB),
+        result(failed, 1, None, TrialStatus.FAILED),
+        result(large, 1, None, TrialStatus.LOST),
+    ]
+    write_wave(folder, record, "wave-1", *wave)
+    write_wave(folder, record, "wave-2", result(large, 1, None, TrialStatus.OUT_OF_MEMORY))
+    outcomes, limit = search_loop.measured_outcomes(Settings(root=tmp_path), search_state.find(folder, None))
+    rate = pytest.approx(wave[0].metrics.useful_tokens_per_sec)
+    assert outcomes == {fast.trial_id: rate, failed.trial_id: 0.0, large.trial_id: None}
+    assert limit.factors.keys() == {"reference"}
+
+    other = dataclasses.replace(result(fast, 1, None), fingerprint={"gpu_name": "NVIDIA H200"})
+    write_wave(folder, record, "wave-3", other)
+    with pytest.raises(ConfirmationRequired, match=r"H200.*A10"):
+        search_loop.measured_outcomes(Settings(root=tmp_path), record)
 
 
 @pytest.mark.parametrize(
@@ -495,6 +474,7 @@ def test_a_damaged_search_is_an_error_with_the_next_command(tmp_path, damage, me
 def test_the_error_for_a_missing_search_lists_the_known_ones(tmp_path):
     with pytest.raises(UsageError, match="`inv tune`"):
         search_state.find(tmp_path, None)
-    kept = search_state.create(tmp_path, make_record())
-    with pytest.raises(UsageError, match=kept.tune_id):
+    first, second = search_state.create(tmp_path, make_record()), search_state.create(tmp_path, make_record())
+    with pytest.raises(UsageError, match=first.tune_id):
         search_state.find(tmp_path, "another")
+    assert first.tune_id != search_state.find(tmp_path, None).tune_id == second.tune_id, "of one second"
