@@ -9,20 +9,15 @@ from tasks.errors import UsageError
 
 
 class CheckStatus(enum.Enum):
-    """Outcome of a check, with the character that is printed for it."""
+    """Outcome of a check: the printed character, label and style, and the state in JSON, part of its format."""
 
-    OK = "✓"
-    WARN = "!"
-    FAIL = "✗"
-    SKIP = "–"  # noqa: RUF001 - the dash of a table's empty cell
+    OK = "✓", "ok", "green", "fine"
+    WARN = "!", "to note", "yellow", "careful"
+    FAIL = "✗", "to fix", "bold red", "wrong"
+    SKIP = "–", "skipped", "dim", "unasked"  # noqa: RUF001 - the dash of a table's empty cell
 
-
-STATUS_LABELS = {
-    CheckStatus.OK: "ok",
-    CheckStatus.WARN: "to note",
-    CheckStatus.FAIL: "to fix",
-    CheckStatus.SKIP: "skipped",
-}
+    def __init__(self, mark: str, label: str, style: str, json_state: str) -> None:
+        self.mark, self.label, self.style, self.json_state = mark, label, style, json_state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,8 @@
 """`inv doctor`: all checks at once, one line each, with a command or setting that fixes each problem.
 
 commands  signature and help
-doctor    the command: runs the checks, prints, sets the exit code
-registry  list of all checks
-check     a check: its question, function and possible faults
+doctor    the command: list of all checks, their results as lines and as JSON, exit code, docs/troubleshooting.md
+check     a check: its question, function and possible faults; the parallel run of checks with a deadline
 context   facts shared by several checks, computed once
-runner    parallel run of the checks with a deadline
-output    results as lines and as JSON
-docs      docs/troubleshooting.md, from the checks and messages.json
 checks    the checks by subject
 """

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from invoke.config import Config
@@ -34,19 +35,17 @@ class SharedFact(Generic[T]):
 
     def __init__(self, compute: Callable[[], T], title: str) -> None:
         self._compute, self._title = compute, title
-        self._start_lock, self._done = threading.Lock(), threading.Event()
-        self._value: T | None = None
-        self._error: Exception | None = None
+        self._start_lock, self._future = threading.Lock(), Future[T]()
+
+    def start(self) -> None:
+        """Start the computation in a daemon thread, unless it has been started."""
+        if self._start_lock.acquire(blocking=False):
+            threading.Thread(target=self._run, name=f"doctor: {self._title}", daemon=True).start()
 
     def get_or_raise(self, timeout_sec: float = TIMEOUT_SEC) -> T:
         """Return the value, for the check that reports its errors. Raises the computation's error, or TimeoutError."""
-        if self._start_lock.acquire(blocking=False):
-            threading.Thread(target=self._run, name=f"doctor: {self._title}", daemon=True).start()
-        if not self._done.wait(timeout_sec):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+        self.start()
+        return self._future.result(timeout_sec)
 
     def get_or_skip(self) -> T:
         """Return the value, for every other check. Raises Skipped if the computation failed."""
@@ -59,10 +58,9 @@ class SharedFact(Generic[T]):
 
     def _run(self) -> None:
         try:
-            self._value = self._compute()
+            self._future.set_result(self._compute())
         except Exception as error:  # noqa: BLE001 - raised again in the thread that called `get_or_raise`
-            self._error = error
-        self._done.set()
+            self._future.set_exception(error)
 
 
 class CheckContext:

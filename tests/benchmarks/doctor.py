@@ -9,7 +9,7 @@ import shutil
 import time
 
 from bench.records.bootstrap import summarize
-from tasks.doctor.registry import all_checks
+from tasks.doctor.doctor import all_checks
 from tests.benchmarks import Figure, spread
 from tests.support.kubernetes import Cluster, unavailable_reason
 from tests.support.machines.build_vm import TIMEOUT_SEC, BuildVm, running_build_vm

@@ -1,11 +1,13 @@
-"""Checks of the cluster: connection, permissions, and everything that pods need."""
+"""Checks of the cluster, everything that pods need, the nodes (as `inv nodes`) and the deployed pods."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from remote.cluster.client import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
+from remote.cluster.diagnosis.finding import Diagnosis, group
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.errors import Forbidden
@@ -23,6 +25,8 @@ from tasks.cluster.checks import (
     missing_driver,
     missing_permissions,
 )
+from tasks.cluster.nodes import check_capacity
+from tasks.cluster.wait import read_state
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
@@ -33,7 +37,7 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 _MAX_MINOR_SKEW = 1  # minor versions, older or newer (kubernetes.io, version skew policy of kubectl)
 RUN_PERMISSIONS, DEPLOY_VERBS = (("list", POD, ""), *EXEC_PERMISSIONS), ("get", "create", "patch", "delete")
 _DEPLOYED_KINDS = ("ServiceAccount", "ConfigMap", "Secret", "Service", "Role", "RoleBinding", "NetworkPolicy", "Job")
-CHECKS = Checks("cluster")
+CHECKS, NODE_CHECKS, POD_CHECKS = Checks("cluster"), Checks("nodes"), Checks("pods")
 
 OLD = Fault("Kubernetes {version} is older than 1.29, which our Jobs need", "upgrade the cluster")
 SKEWED = Fault(
@@ -251,3 +255,69 @@ def dns(context: CheckContext) -> CheckResult:
         if ready
         else NO_DNS.result(cluster.provider, count=len(pods))
     )
+
+
+# check name: (question, causes of the findings that it reports)
+CAUSES = {
+    "health": ("Are the nodes Ready, without pressure, not cordoned?", ("not-ready", "pressure", "cordoned")),
+    "taints": ("Do our pods tolerate their taints?", ("taint", "not-preemptible")),
+    "GPUs": (
+        "Does each have whole GPUs of one kind that no other pod holds? Does the device plugin run?",
+        ("device-plugin", "split", "gpu-product", "gpu-shared", "few-gpus", "gpu-taken"),
+    ),
+    "room": (
+        "Do they have cores, memory, and a disk for the image and cluster.scratch?",
+        ("no-cpu", "no-memory", "disk"),
+    ),
+    "versions": (
+        "Are kubelet and NVIDIA driver new enough, the driver for the image's CUDA?",
+        ("kubelet", "driver"),
+    ),
+}
+
+
+@NODE_CHECKS.register("enough", "Do as many nodes qualify as the fleet has pods, with one kind of GPU?")
+def enough(context: CheckContext) -> CheckResult:
+    return passed(check_capacity(context.settings, context.settings.fleet.size, context.nodes.get_or_raise()))
+
+
+def check_causes(causes: Sequence[str], context: CheckContext) -> CheckResult | list[CheckResult]:
+    """Return the findings with these causes, one result for all nodes with the same finding."""
+    reports = [report for report in context.nodes.get_or_skip() if report.is_candidate]
+    if not reports:
+        raise Skipped("see nodes enough")
+    findings = [finding for report in reports for finding in report.findings if finding.cause in causes]
+    return _failures(findings) or passed(f"no problem on {len(reports)} nodes")
+
+
+for _name, (_question, _causes) in CAUSES.items():
+    NODE_CHECKS.register(_name, _question)(partial(check_causes, _causes))
+
+
+@POD_CHECKS.register("up", "Is every deployed pod up, and if not, why? Pulls, scheduling, limits, mounts, crashes.")
+def up(context: CheckContext) -> CheckResult | list[CheckResult]:
+    with context.open_cluster() as cluster:
+        jobs = cluster.list_fleet_objects("Job")
+        if not jobs:
+            raise Skipped(f"nothing is deployed in namespace {cluster.target.namespace}: `inv deploy`")
+        state = read_state(cluster, jobs)
+    if state.all_findings or state.is_up:
+        return _failures(state.all_findings) or passed(f"{state.up_count} of {len(state.rows)} pods are up")
+    pending = ", ".join(f"{row.job}[{row.index}] {row.state}" for row in state.rows if not row.is_up)
+    return CheckResult(
+        status=CheckStatus.WARN,
+        message=f"{state.up_count} of {len(state.rows)} pods are up: {pending}",
+        remedy="`inv deploy` waits for them",
+    )
+
+
+def _failures(findings: Iterable[Diagnosis]) -> list[CheckResult]:
+    return [
+        CheckResult(
+            status=CheckStatus.FAIL,
+            message=f"{finding.subject}: {finding.reason}",
+            remedy=finding.remedy,
+            is_transient=finding.patience_sec is None,
+        )
+        for finding in group(findings)
+    ]

@@ -1,22 +1,28 @@
-"""Checks of this machine: Python and its packages, ssh, disk, clock."""
+"""Checks of this machine: Python and its packages, ssh, disk, clock, and its GPU if trials run here."""
 
+import json
 import platform
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from bench.records.status import read_failure
+from remote.hosts.process import run_program
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 
 MIN_FREE_BYTES, LOW_FREE_BYTES = 1_000_000_000, 5_000_000_000
 MAX_SKEW_SEC = 60.0  # OCI rejects requests with a skew of 300 s; certificates and tokens have dates, too
-CHECKS = Checks("machine")
+CHECKS, GPU_CHECKS = Checks("machine"), Checks("gpu")
+DEVICE_FILE = Path("/dev/nvidiactl")
+_PREFLIGHT_TIMEOUT_SEC = 60.0  # imports torch and transformers from a cold disk; the checks' deadline is shorter
 
 CONFLICT = Fault(
     "packages conflict: {conflict}", "`make install` in the project's folder installs the versions of constraints.txt"
@@ -105,3 +111,25 @@ def compare_clocks(local_time: float, remote_time: float, remote_name: str) -> C
     if abs(skew) <= MAX_SKEW_SEC:
         return passed(f"this clock and that of {remote_name} agree within {MAX_SKEW_SEC:.0f} s")
     return CLOCK.result(skew=f"{abs(skew):.0f}", direction="ahead of" if skew > 0 else "behind", remote=remote_name)
+
+
+@GPU_CHECKS.register("usable", "Can torch, bitsandbytes and Triton use this machine's GPU?")
+def usable(context: CheckContext) -> CheckResult:
+    settings = context.settings
+    if settings.connector.is_cluster and "gpu" not in context.only:
+        raise Skipped("fleet.kind is pods: trials do not run on this machine")
+    is_required = settings.bench.profile == "gpu" or "gpu" in context.only
+    if not DEVICE_FILE.exists() and not is_required:
+        raise Skipped(f"no NVIDIA GPU (no {DEVICE_FILE}), and bench.profile is tiny: trials run on the CPU")
+    argv = (sys.executable, "-m", "bench", "preflight")
+    completed = run_program(
+        argv, label="bench preflight", folder=str(settings.root), timeout_sec=_PREFLIGHT_TIMEOUT_SEC
+    )
+    if completed.exit_code != 0:
+        if (failed := read_failure(completed.stdout)) is not None:
+            return from_error(failed[1])
+        lines = completed.stderr.decode(errors="replace").strip().splitlines()
+        return from_error(lines[-1] if lines else f"`python -m bench preflight` ended with {completed.exit_code}")
+    report = json.loads(completed.stdout)
+    versions = ", ".join(f"{name} {report[name]}" for name in ("torch", "bitsandbytes") if report.get(name))
+    return passed(f"{report['gpu_name']}, driver {report['gpu_driver']}: {versions} can use it")

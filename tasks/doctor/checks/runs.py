@@ -1,4 +1,4 @@
-"""Check of the newest run: the outcomes of its trials, and its results."""
+"""Checks of what trials read and left: model and data as the workers see them, and the newest run."""
 
 import contextlib
 
@@ -6,13 +6,15 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
+from remote.hosts.local import LocalHost
+from tasks.clients.workers import inspect, pod_hosts
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.fleet.run_store import resume_command
 from tasks.reports.runs import RunInfo, find_runs
 
-CHECKS = Checks("runs")
+CHECKS, MODEL_CHECKS = Checks("runs"), Checks("models")
 
 OUT_OF_MEMORY = Fault(
     "run {run}: {count} of {planned} trials ran out of GPU memory",
@@ -59,3 +61,20 @@ def run_results(run: RunInfo, command: str) -> CheckResult | list[CheckResult]:
         if count:
             results.append(fault.result(run=run.run_id, count=count, planned=run.planned, command=command))
     return results or passed(f"run {run.run_id}: all {run.planned} trials succeeded")
+
+
+@MODEL_CHECKS.register("whole", "Does the first worker find model.path and data.path, and are they complete?")
+def whole(context: CheckContext) -> CheckResult:
+    settings = context.settings
+    if settings.connector.is_local:
+        folder = settings.resolve_path(settings.fleet.local.folder)
+        inputs = inspect(settings, [LocalHost(name="worker-0", workdir=str(folder / "worker-0"))])
+    else:
+        context.version.get_or_skip()
+        cluster = context.cluster.get_or_skip()
+        if not cluster.list_fleet_objects("Job"):
+            raise Skipped("no pod is deployed")
+        inputs = inspect(settings, pod_hosts(settings, cluster.target)[:1])
+    model, data = inputs["model"], inputs["data"]
+    size = f"{model['parameters'] / 1e6:.0f} M parameters, {model['bytes'] / 1e9:.2f} GB"
+    return passed(f"{model['path']}: {size}, complete; {data['path']}: {data['samples']} samples")

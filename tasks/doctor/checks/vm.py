@@ -1,19 +1,26 @@
-"""Checks of the build VM: connection, engine, share, models, room for the image."""
+"""Checks of the build VM: connection, engine, share, models, room for the image; and from there, of the registry."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from remote.hosts.base import Host
+from remote.hosts.command import Secret
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.engine import FolderInfo
+from remote.image.references import Reference
 from remote.image.vm_info import workdir_path
+from remote.providers import registry_provider
+from tasks.clients import registry, secrets
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
-from tasks.faults import CheckResult, CheckStatus, Fault, from_error, passed
+from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tasks.image import build_profiles
 from tasks.image.build import plan_build
 
-CHECKS = Checks("vm")
+CHECKS, REGISTRY_CHECKS = Checks("vm"), Checks("registry")
+_QUERY_TIMEOUT_SEC = 15.0
 
 BUSY = Fault(
     "{folder}, started by {user}, is running: builds, pushes and fetches wait for it",
@@ -110,3 +117,61 @@ def room(context: CheckContext) -> CheckResult:
         return passed(f"{build_profiles.image_name(context.settings)} exists and is up to date")
     needs = sum(need.need_bytes for need in plan.needs)
     return passed(f"the next build needs {needs / 1e9:.1f} GB, and there is room")
+
+
+LOGIN = Fault("login rejected: {message}", "{registry-login}")
+FORBIDDEN = Fault("no permission to push: {message}", "{registry-push}")
+NO_ANSWER = Fault(
+    "no answer: {message}", "check the VM's route to the registry, then rerun `inv doctor`", is_transient=True
+)
+NOT_A_REGISTRY = Fault(
+    "the host answered, but not as a registry: {message}", "correct registry.image, or check which server answers there"
+)
+NOT_PUSHED = Fault(
+    "the login works and may push, but {reference} does not exist yet", "`inv push` creates it", status=CheckStatus.WARN
+)
+_BY_KIND = {"unauthorized": LOGIN, "forbidden": FORBIDDEN, "transient": NO_ANSWER}
+
+
+@REGISTRY_CHECKS.register("name", "Are registry.image and registry.user valid names for that registry?")
+def name(context: CheckContext) -> CheckResult:
+    image = _configured_image(context)
+    return passed(f"{image} as {registry.configured_user(context.settings, image.repository)}")
+
+
+@REGISTRY_CHECKS.register(
+    "login",
+    "Does the registry accept the login, and may it push there? (An upload is started and cancelled.)",
+    *(LOGIN, FORBIDDEN, NO_ANSWER, NOT_A_REGISTRY, NOT_PUSHED),
+)
+def login(context: CheckContext) -> CheckResult:
+    image, section = _configured_image(context), context.settings.registry
+    if section.user is None:
+        raise Skipped("see registry name")
+    if section.password_file is None:
+        raise Skipped("registry.password_file is null: `inv push` asks for the password")
+    password = secrets.read_secret(context.settings, "registry.password_file", section.password_file)
+    context.machine.get_or_skip()
+    answer = context.on_vm(lambda host: _query(context, host, image, (str(section.user), password)))
+    if isinstance(answer, vm_jobs.JobFailed):
+        fault = _BY_KIND.get(answer.kind, NOT_A_REGISTRY)
+        return fault.result(registry_provider(image.host), message=answer.problem)
+    if answer["digest"] is None:
+        return NOT_PUSHED.result(reference=image)
+    return passed(f"the login works and may push; {image} is {answer['digest'][:19]}")
+
+
+def _query(
+    context: CheckContext, host: Host, image: Reference, login: tuple[str, Secret]
+) -> Mapping[str, Any] | vm_jobs.JobFailed:
+    try:
+        return registry.query(context.settings, host, image, login, {}, _QUERY_TIMEOUT_SEC)
+    except vm_jobs.JobFailed as failed:  # an error of the registry, not of the VM
+        return failed
+
+
+def _configured_image(context: CheckContext) -> Reference:
+    name = context.settings.registry.image
+    if name is None:
+        raise Skipped("registry.image is null: no image is pushed")
+    return registry.parse_reference("registry.image", name, context.settings.image.profile)

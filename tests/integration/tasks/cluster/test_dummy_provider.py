@@ -16,10 +16,9 @@ from remote.providers.provider import Generic
 from tasks.clients.manifest_values import manifest_values
 from tasks.clients.provider import resolve_provider
 from tasks.cluster.nodes import pod_requirements
-from tasks.doctor.check import Checks
+from tasks.doctor.check import Checks, run_check
 from tasks.doctor.context import CheckContext
-from tasks.doctor.registry import all_checks
-from tasks.doctor.runner import run_check
+from tasks.doctor.doctor import all_checks
 from tasks.faults import CheckResult, CheckStatus, passed
 from tasks.settings.load import load
 from tests.support.paths import ROOT

@@ -16,8 +16,8 @@ from remote.fleet.ledger import Ledger
 from remote.image import vm_jobs
 from remote.image.engine import FolderInfo
 from remote.providers import PROVIDERS
-from tasks.doctor.checks import bench, cluster, machine, nodes, oci, registry, runs, settings, vm
-from tasks.doctor.registry import all_checks
+from tasks.doctor.checks import cluster, machine, oci, runs, settings, vm
+from tasks.doctor.doctor import all_checks
 from tasks.errors import UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault
 from tasks.reports.runs import RunInfo
@@ -201,10 +201,10 @@ def test_without_a_password_file_the_registry_is_not_asked(result_of: ResultOf) 
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        ("unauthorized", registry.LOGIN),
-        ("forbidden", registry.FORBIDDEN),
-        ("transient", registry.NO_ANSWER),
-        ("protocol", registry.NOT_A_REGISTRY),
+        ("unauthorized", vm.LOGIN),
+        ("forbidden", vm.FORBIDDEN),
+        ("transient", vm.NO_ANSWER),
+        ("protocol", vm.NOT_A_REGISTRY),
     ],
 )
 def test_each_answer_of_a_registry(kind: str, fault: Fault, result_of: ResultOf, project: Path) -> None:
@@ -215,7 +215,7 @@ def test_each_answer_of_a_registry(kind: str, fault: Fault, result_of: ResultOf,
     assert is_fault(result, fault)
     assert result.message.endswith(": what it says")
     assert result.is_transient is (kind == "transient")
-    assert is_fault(result_of("registry login", text, on_vm={"digest": None}), registry.NOT_PUSHED)
+    assert is_fault(result_of("registry login", text, on_vm={"digest": None}), vm.NOT_PUSHED)
     assert result_of("registry login", text, on_vm={"digest": A_DIGEST}).status is CheckStatus.OK
 
 
@@ -333,7 +333,7 @@ def test_findings_of_nodes_are_grouped_by_cause(result_of: ResultOf) -> None:
     bad = {**NODE, "spec": {"unschedulable": True, "taints": [{"key": "team", "value": "b", "effect": "NoSchedule"}]}}
     fake = FakeCluster(objects={"nodes": [bad]})
     text = "fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}"
-    results = {check.name: result_of(check.title, text, cluster=fake) for check in nodes.CHECKS}
+    results = {check.name: result_of(check.title, text, cluster=fake) for check in cluster.NODE_CHECKS}
     assert {name: result.status for name, result in results.items()} == {
         **dict.fromkeys(("enough", "health", "taints"), CheckStatus.FAIL),
         **dict.fromkeys(("GPUs", "room", "versions"), CheckStatus.OK),
@@ -345,7 +345,7 @@ def test_findings_of_nodes_are_grouped_by_cause(result_of: ResultOf) -> None:
 
 def test_no_node_of_the_type_is_one_line_and_not_five(result_of: ResultOf) -> None:
     text, fake = PODS + "cluster: {instance_type: BM.GPU4.8}", FakeCluster(objects={"nodes": [NODE]})
-    marks = [result_of(check.title, text, cluster=fake).status for check in nodes.CHECKS]
+    marks = [result_of(check.title, text, cluster=fake).status for check in cluster.NODE_CHECKS]
     assert marks == [CheckStatus.FAIL, *[CheckStatus.SKIP] * 5]
 
 
@@ -375,12 +375,12 @@ def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Faul
 
 
 def test_a_laptop_without_gpu_that_needs_none(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "DEVICE_FILE", Path("/nowhere"))
+    monkeypatch.setattr(machine, "DEVICE_FILE", Path("/nowhere"))
     assert [result_of("gpu usable", text).status for text in ("{}", PODS)] == [CheckStatus.SKIP] * 2
 
 
 def test_unconfigured_subjects_are_skipped(result_of: ResultOf) -> None:
-    assert {result_of(check.title).status for check in (*vm.CHECKS, *registry.CHECKS, *oci.CHECKS)} == {
+    assert {result_of(check.title).status for check in (*vm.CHECKS, *vm.REGISTRY_CHECKS, *oci.CHECKS)} == {
         CheckStatus.SKIP
     }
 

@@ -13,10 +13,9 @@ import pytest
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
 from bench.data.readers import read_data
-from bench.machine import isolation, preflight
+from bench.machine import preflight
 from bench.records import suite
-from tasks.doctor.docs import DOCUMENT_PATH, MESSAGES, document_rows, render
-from tasks.doctor.registry import all_checks
+from tasks.doctor.doctor import DOCUMENT_PATH, MESSAGES, all_checks, document_rows, render
 from tasks.faults import from_error
 from tests.support.paths import ROOT
 from tests.unit.tasks.doctor import fault_examples
@@ -117,7 +116,7 @@ def test_the_document_has_the_messages_of_bench_about_a_gpu(monkeypatch: pytest.
     monkeypatch.delenv("CC", raising=False)
     trial, with_kernels = (suite(name, "gpu", "MODEL", "DATA")[-1] for name in ("quick", "recipes"))
     functions = (
-        lambda: isolation.require_visible_gpu([], has_device_file=False, visible_devices=None),
+        lambda: preflight.require_visible_gpu([], has_device_file=False, visible_devices=None),
         lambda: preflight.check(SimpleNamespace(torch=_Torch(None), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=cuda_library), with_kernels),  # type: ignore[arg-type]

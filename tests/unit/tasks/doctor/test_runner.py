@@ -11,11 +11,10 @@ from invoke import Context
 
 from remote.hosts.base import LoginRefused
 from remote.hosts.pods.errors import Unreachable
-from tasks.doctor import doctor, output
-from tasks.doctor.check import Check
+from tasks.doctor import doctor
+from tasks.doctor.check import Check, run_check, run_checks
 from tasks.doctor.context import CheckContext, SharedFact
-from tasks.doctor.registry import all_checks
-from tasks.doctor.runner import run_check, run_checks
+from tasks.doctor.doctor import all_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tests.unit.tasks.doctor.conftest import MakeContext
@@ -125,7 +124,7 @@ def test_the_exit_code_follows_from_the_statuses(
 
 def test_the_json_document_has_a_state_for_each_status() -> None:
     results = [passed("good"), WARNING, FAILURE, SKIPPED]
-    document = json.loads(output.to_json([(make_check("one", None), results)], 1.0))
+    document = json.loads(doctor.to_json([(make_check("one", None), results)], 1.0))
     assert [answer["state"] for answer in document["answers"]] == ["fine", "careful", "wrong", "unasked"]
 
 
@@ -137,8 +136,8 @@ def test_consecutive_checks_skipped_for_the_same_reason_share_a_line(
     monkeypatch.setattr(doctor, "all_checks", lambda _=None: checks)
     doctor.run_doctor(context(), None, as_json=False, document=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines[:2] == ["✓ test a good", f"{CheckStatus.SKIP.value} test, 2 checks no VM"]
-    assert re.match(rf"1 .*✓, 2 .*{CheckStatus.SKIP.value}; 3 checks in ", lines[2])
+    assert lines[:2] == ["✓ test a good", f"{CheckStatus.SKIP.mark} test, 2 checks no VM"]
+    assert re.match(rf"1 .*✓, 2 .*{CheckStatus.SKIP.mark}; 3 checks in ", lines[2])
 
 
 def test_an_unknown_subject_is_rejected_with_the_known_ones(context: Callable[..., Context]) -> None:
