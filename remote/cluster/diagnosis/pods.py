@@ -165,35 +165,27 @@ _CONFIG_RULES = (
 def _crash(pod: str, container: Object, terminated: Object, events: Sequence[Object]) -> Diagnosis:
     code, message, count = terminated.get("exitCode"), terminated.get("message", ""), container.get("restartCount", 0)
     subject, restarts = f"container {container['name']}", f", {count} restarts" if count else ""
-    log_remedy = f"see `inv logs --pod {pod}`"
+    log = f"see `inv logs --pod {pod}`"
     if container["name"] == ADAPTER_CONTAINER:
-        log_remedy = f"see `kubectl logs {pod} --container={ADAPTER_CONTAINER}`"
+        log = f"see `kubectl logs {pod} --container={ADAPTER_CONTAINER}`"
     if terminated.get("reason") == "OOMKilled":
+        cause, reason = "out-of-memory", f" was killed: it used more memory than its limit{restarts}"
         remedy = "raise cluster.memory (it includes /dev/shm, but not GPU memory)"
-        cause_reason_remedy = (
-            "out-of-memory",
-            f"{subject} was killed: it used more memory than its limit{restarts}",
-            remedy,
-        )
     elif "executable file not found" in message or code == 127:
+        cause, reason = "command-missing", ": the image does not have its program"
         remedy = "cluster.image must be an image that `inv build` made"
-        cause_reason_remedy = ("command-missing", f"{subject}: the image does not have its program", remedy)
     elif "exec format error" in message:
+        cause, reason = "wrong-architecture", ": the image is for another processor"
         remedy = "build it for the nodes' architecture (amd64)"
-        cause_reason_remedy = ("wrong-architecture", f"{subject}: the image is for another processor", remedy)
     elif any("failed liveness probe" in event.get("message", "") for event in events):
-        cause_reason_remedy = ("liveness", f"{subject} was killed: its liveness probe failed{restarts}", log_remedy)
+        cause, reason, remedy = "liveness", f" was killed: its liveness probe failed{restarts}", log
     elif code == 143:
-        cause_reason_remedy = ("terminated", f"{subject} got SIGTERM (143)", "wait for its replacement")
+        cause, reason, remedy = "terminated", " got SIGTERM (143)", "wait for its replacement"
     elif code == 137:
-        cause_reason_remedy = (
-            "killed",
-            f"{subject} was killed (137){restarts}",
-            f"{log_remedy}; 137 means out of memory, or deleted",
-        )
+        cause, reason, remedy = "killed", f" was killed (137){restarts}", f"{log}; 137 means out of memory, or deleted"
     else:
-        cause_reason_remedy = ("crash", f"{subject} ended with exit {code}{restarts}", log_remedy)
-    return Diagnosis(*cause_reason_remedy, SHORT_PATIENCE_SEC)
+        cause, reason, remedy = "crash", f" ended with exit {code}{restarts}", log
+    return Diagnosis(cause, f"{subject}{reason}", remedy, SHORT_PATIENCE_SEC)
 
 
 _MOUNT_RULES = (
