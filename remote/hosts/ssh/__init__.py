@@ -2,9 +2,8 @@
 
 auth: selects the keys offered to a hop
 config: reads the user's ssh configuration, and finds the jump hosts
-connection: opens one strict connection for each hop
+connection: opens one strict connection for each hop, which sends a channel's messages in order
 host: opens the connection and runs commands on it
-known_hosts: reads the keys that a host may have
+known_hosts: checks host keys against those in known_hosts
 session: one command on an open connection
-transport: a connection that sends a channel's messages in order
 """

@@ -26,7 +26,6 @@ from remote.hosts.base import ByteReader, Completed, check
 from remote.hosts.command import Command
 from remote.hosts.process import ProcessLimits
 from remote.hosts.ssh.config import Destination, Hop, resolve_route
-from remote.hosts.ssh.session import SshSession, build_script, translate_connection_errors
 
 if TYPE_CHECKING:
     import paramiko
@@ -106,6 +105,8 @@ class SshHost:
         idle_timeout_sec: float | None = None,
     ) -> Completed:
         """Run a command as in `Host.run`. Raises the errors of `connect` too."""
+        from remote.hosts.ssh.session import SshSession, build_script
+
         mark = secrets.token_hex(8)
         script = build_script(command, mark, timeout_sec)
         connection = self.connect()
@@ -124,12 +125,9 @@ class SshHost:
         """Start `command`, which has only an argv, and return its streams as a socket.
 
         Used for commands such as `docker system dial-stdio`, which end with their input: the host sets no deadline.
-        Data sent after the command's end may end the connection (`remote.hosts.ssh.transport`): at the same time run
-        only commands that can be repeated. Raises the errors of `run`.
+        Data sent after the command's end may end the connection (`PatchedTransport`): at the same time run only
+        commands that can be repeated. Raises the errors of `run`.
         """
         if command.environment or command.folder or command.secrets:
             raise ValueError("only argv can be dialled")
-        with translate_connection_errors(self.name):
-            channel = self.connect().open_session()
-            channel.exec_command(shlex.join(command.argv))
-        return channel
+        return self.connect().dial(self.name, shlex.join(command.argv))

@@ -1,7 +1,7 @@
-"""Strict reader of OpenSSH's known_hosts files: the keys that a host may have, and the remedy for any other key.
+"""Host keys: those that known_hosts lists for a host, and the remedy for any other key.
 
-Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": names with `*`, `?` and `!`, hashed names (`|1|salt|hash`),
-`[host]:port`, the markers @revoked and @cert-authority. Paramiko's own reader knows neither patterns nor markers.
+`ssh-keygen -F` finds the lines, so patterns, hashed names and markers count as they do for `ssh`; Paramiko's own reader
+knows neither patterns nor markers.
 
 Not covered: host certificates. A line @cert-authority accepts nothing here, so a host with only a certificate is
 unknown until its key is listed.
@@ -9,17 +9,26 @@ unknown until its key is listed.
 
 import base64
 import binascii
-import fnmatch
+import contextlib
 import hashlib
-import hmac
+import os
+import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import paramiko
+from paramiko.pkey import UnknownKeyType
+
+from remote.hosts.base import HostKeyRefused, InvalidAddress
 from remote.hosts.local import expand_user
+from remote.hosts.process import CannotStart, run_program
+from remote.hosts.ssh.config import Hop
 
 SSH_PORT = 22
+_FIND_TIMEOUT_SEC = 10.0
+_FOUND_LINE = re.compile(r"# Host .* found: line (\d+) ?(\w*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,49 +48,35 @@ def entry_name(host: str, port: int) -> str:
 
 
 def read_known_keys(files: Iterable[str], host: str, port: int) -> list[KnownKey]:
-    """Read the lines about `host`. As in OpenSSH, one on another port may be listed without it. Raises OSError."""
-    contents = [(file, Path(file).read_text(errors="replace")) for file in files if Path(file).is_file()]
-    host = host.lower()
+    """Find the lines about `host`. As in OpenSSH, one on another port may be listed without it.
+
+    Raises InvalidAddress for a file that cannot be read.
+    """
+    existing_files, host = [file for file in files if Path(file).is_file()], host.lower()
     for name in dict.fromkeys((entry_name(host, port), host)):
-        keys = [key for file, content in contents for key in _parse_keys(file, content, name)]
-        if keys:
+        if keys := [key for file in existing_files for key in _find_keys(file, name)]:
             return keys
     return []
 
 
-def _parse_keys(file: str, content: str, name: str) -> Iterable[KnownKey]:
-    for number, line in enumerate(content.splitlines(), 1):
-        fields = line.split()
-        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
-        if (
-            len(fields) < 3
-            or fields[0].startswith("#")
-            or marker not in ("", "@revoked")
-            or not _matches(fields[0], name)
-        ):
+def _find_keys(file: str, name: str) -> Iterator[KnownKey]:
+    argv = ("ssh-keygen", "-F", name, "-f", file)
+    try:
+        completed = run_program(argv, label=f"ssh-keygen -F {name}", timeout_sec=_FIND_TIMEOUT_SEC)
+    except CannotStart as error:
+        raise InvalidAddress("ssh-keygen: not found on this machine", remedy="install the OpenSSH client") from error
+    if completed.exit_code not in (0, 1):
+        reason = os.fsdecode(completed.stderr).strip()
+        raise InvalidAddress(f"known hosts file {file}: cannot be read: {reason}", remedy="make it readable")
+    lines = os.fsdecode(completed.stdout).split("\n")
+    for found, line in zip(lines[::2], lines[1::2], strict=False):
+        match = _FOUND_LINE.match(found)
+        if match is None or match[2] not in ("", "REVOKED"):
             continue
-        try:
+        fields = line.split()[bool(match[2]) :]
+        with contextlib.suppress(binascii.Error, IndexError):  # as in OpenSSH, a damaged line accepts nothing
             blob = base64.b64decode(fields[2], validate=True)
-        except binascii.Error:
-            continue  # as in OpenSSH, a damaged line accepts nothing
-        yield KnownKey(file=file, line=number, kind=fields[1], blob=blob, revoked=marker == "@revoked")
-
-
-def _matches(patterns: str, name: str) -> bool:
-    if patterns.startswith("|1|"):
-        try:
-            salt, expected = (base64.b64decode(part, validate=True) for part in patterns.split("|")[2:4])
-        except (binascii.Error, ValueError):
-            return False
-        return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), expected)
-    matches = False
-    for pattern in patterns.lower().split(","):
-        # Brackets are literal here: `[host]:2222` is a name and not a character set.
-        if fnmatch.fnmatchcase(name, pattern.lstrip("!").replace("[", "[[]")):
-            if pattern.startswith("!"):
-                return False
-            matches = True
-    return matches
+            yield KnownKey(file=file, line=int(match[1]), kind=fields[1], blob=blob, revoked=bool(match[2]))
 
 
 def fingerprint(blob: bytes) -> str:
@@ -112,3 +107,32 @@ def explain_refusal(known: list[KnownKey], files: Iterable[str], host: str, port
         f"its host key has changed from {known_list} to {refused_key} (an attacker in between, or a machine that was "
         f"recreated); {compare}, then replace it: {remove} && {accept}"
     )
+
+
+class StrictHostKeyPolicy(paramiko.MissingHostKeyPolicy):
+    """A policy that accepts the keys in known_hosts and refuses all others with a reason."""
+
+    def __init__(self, hop: Hop) -> None:
+        self._hop = hop
+        self._known = read_known_keys(hop.known_hosts_files, hop.known_hosts_name, hop.port)
+
+    def install(self, client: paramiko.SSHClient) -> None:
+        """Give `client` the keys that it may accept; it then requests a key of a known type from the host."""
+        client.set_missing_host_key_policy(self)
+        name = entry_name(self._hop.hostname, self._hop.port)
+        revoked = {key.blob for key in self._known if key.revoked}
+        for known in self._known:
+            if known.blob not in revoked:
+                with contextlib.suppress(UnknownKeyType, paramiko.SSHException):  # a type that we cannot check
+                    key = paramiko.PKey.from_type_string(known.kind, known.blob)
+                    client.get_host_keys().add(name, known.kind, key)
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
+        raise HostKeyRefused(self.refusal_reason(key))
+
+    def refusal_reason(self, key: paramiko.PKey) -> str:
+        hop = self._hop
+        reason = explain_refusal(
+            self._known, hop.known_hosts_files, hop.known_hosts_name, hop.port, key.get_name(), key.asbytes()
+        )
+        return f"{hop}: {reason}"

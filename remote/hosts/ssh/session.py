@@ -8,17 +8,14 @@ import selectors
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+
+import paramiko
 
 from remote.hosts.base import ByteReader, Completed, HostError, HostUnreachable
 from remote.hosts.command import Command
 from remote.hosts.process import BoundedOutput, ProcessLimits
-
-if TYPE_CHECKING:
-    import paramiko
-
-    from remote.hosts.ssh.connection import Connection
+from remote.hosts.ssh.connection import Connection
 
 MARGIN_SEC = 15.0
 _CHUNK_BYTES = 1 << 16
@@ -65,21 +62,10 @@ def build_script(command: Command, mark: str, timeout_sec: float) -> bytes:
     return os.fsencode("".join(f"{line}\n" for line in (*lines, mark)))
 
 
-@contextlib.contextmanager
-def translate_connection_errors(name: str) -> Iterator[None]:
-    """Raise HostUnreachable for Paramiko's errors of a lost connection."""
-    import paramiko
-
-    try:
-        yield
-    except (paramiko.SSHException, EOFError, OSError) as error:
-        raise HostUnreachable(f"{name}: the connection is lost: {error or type(error).__name__}") from error
-
-
 class SshSession:
     """One command on an open connection."""
 
-    def __init__(self, name: str, connection: "Connection", mark: str, limits: ProcessLimits) -> None:
+    def __init__(self, name: str, connection: Connection, mark: str, limits: ProcessLimits) -> None:
         self._name, self._connection, self._limits = name, connection, limits
         self._mark = mark.encode()
         self._login_output: bytearray | None = bytearray()  # output before the mark; None after it
@@ -90,9 +76,7 @@ class SshSession:
         self._stdout, self._stderr = BoundedOutput(limits.label), BoundedOutput(limits.label)
 
     def start(self, script: bytes, stdin: bytes | ByteReader | None) -> None:
-        with translate_connection_errors(self._name):
-            self._channel = channel = self._connection.open_session()
-            channel.exec_command(f"exec sh -c '{_LOADER_SCRIPT}' sh {self._mark.decode()}")
+        self._channel = self._connection.dial(self._name, f"exec sh -c '{_LOADER_SCRIPT}' sh {self._mark.decode()}")
         # In its own thread: sending waits while the host's window is full; reading and the deadline must not wait.
         content = script + stdin if isinstance(stdin, bytes) else script
         source = stdin if stdin is not None and not isinstance(stdin, bytes) else None
@@ -143,7 +127,7 @@ class SshSession:
             raise self._failure
         return self._limits.remaining_sec()
 
-    def _read(self, channel: "paramiko.Channel", on_stdout: Callable[[bytes], None] | None) -> bool:
+    def _read(self, channel: paramiko.Channel, on_stdout: Callable[[bytes], None] | None) -> bool:
         has_read = False
         while channel.recv_stderr_ready():
             self._stderr.append(channel.recv_stderr(_CHUNK_BYTES))
@@ -173,8 +157,6 @@ class SshSession:
 
     def end(self) -> None:
         """End the command on the host if the connection is still open; otherwise `timeout` does it there."""
-        import paramiko
-
         channel = self._channel
         if channel is None or channel.exit_status_ready() or not self._connection.is_open():
             return
@@ -200,8 +182,6 @@ class SshSession:
 
 def _try_send(send: Callable[..., None], *arguments: object) -> bool:
     """Call `send`. Returns False if the command has closed its session or the connection is lost; the reader tells."""
-    import paramiko
-
     try:
         send(*arguments)
     except (paramiko.SSHException, OSError, EOFError):

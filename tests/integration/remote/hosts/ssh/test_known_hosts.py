@@ -1,24 +1,62 @@
-"""Hashed names and fingerprints compared with ssh-keygen."""
+"""Keys that a host may have, as ssh-keygen finds them in known_hosts files, and their fingerprints."""
 
 import base64
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from remote.hosts.base import InvalidAddress
 from remote.hosts.ssh.known_hosts import fingerprint, read_known_keys
 from tests.support.machines.sshd import keygen
 
+OTHER = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + b"o" * 32).decode()
 
-def test_hashed_names_are_those_that_ssh_keygen_writes(tmp_path: Path) -> None:
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return keygen(tmp_path_factory.mktemp("key") / "key")
+
+
+@pytest.mark.parametrize(
+    ("lines", "port", "expected"),
+    [
+        ("vm {key} a comment", 22, [(1, False)]),
+        ("vm {key}", 2222, [(1, False)]),
+        ("[vm]:2222 {key}", 22, []),
+        ("vm {other}\n[vm]:2222 {key}", 2222, [(2, False)]),  # a line with the port takes precedence
+        ("other,v? {key}\n*,!vm {other}", 22, [(1, False)]),
+        ("# mine\nvm {key}\n@revoked * {key}", 22, [(2, False), (3, True)]),
+        ("@cert-authority vm {key}", 22, []),
+        ("vm ssh-ed25519 not*base64\nvm ssh-ed25519\nvm\n\n|1|x|y k AAAA", 22, []),
+    ],
+)
+def test_only_valid_lines_about_the_host_list_a_key(
+    tmp_path: Path, key: Path, lines: str, port: int, expected: list[tuple[int, bool]]
+) -> None:
+    kind, blob = key.with_name("key.pub").read_text().split()[:2]
     file = tmp_path / "known_hosts"
-    public_key = keygen(tmp_path / "key").with_name("key.pub").read_text().split()
-    file.write_text(f"vm {public_key[0]} {public_key[1]}\n[vm]:2222 {public_key[0]} {public_key[1]}\n")
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True)
-    for port in (22, 2222):
-        assert [key.blob for key in read_known_keys([str(file)], "vm", port)] == [base64.b64decode(public_key[1])]
-    assert read_known_keys([str(file)], "vm2", 22) == []
+    file.write_text(lines.format(key=f"{kind} {blob}", other=f"ssh-ed25519 {OTHER}") + "\n")
+    for _ in range(2):
+        keys = read_known_keys([str(file), "/no/such/file"], "VM", port)
+        assert [(known.line, known.revoked) for known in keys] == expected
+        assert {known.blob for known in keys} <= {base64.b64decode(blob)}
+        if "|" in lines or "*" in lines or "?" in lines or "@" in lines:  # ssh-keygen hashes none of them
+            return
+        subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True)
 
 
-def test_a_fingerprint_is_the_one_that_ssh_keygen_shows(tmp_path: Path) -> None:
-    key = keygen(tmp_path / "key")
+def test_an_unreadable_known_hosts_file_is_an_invalid_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    failing = tmp_path / "bin" / "ssh-keygen"  # root may read every file
+    failing.write_text("#!/bin/sh\necho 'open: Permission denied' >&2\nexit 255\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{failing.parent}:/usr/bin:/bin")
+    (tmp_path / "known_hosts").touch()
+    with pytest.raises(InvalidAddress, match=rf"{tmp_path}/known_hosts: .*Permission denied; "):
+        read_known_keys([str(tmp_path / "known_hosts")], "vm", 22)
+
+
+def test_a_fingerprint_is_the_one_that_ssh_keygen_shows(key: Path) -> None:
     output = subprocess.run(["ssh-keygen", "-lf", str(key)], capture_output=True, text=True, check=True).stdout
     assert fingerprint(base64.b64decode(key.with_name("key.pub").read_text().split()[1])) == output.split()[1]
