@@ -1,15 +1,15 @@
 """The build VM: fetch models to it, build the image on it and push the image from it.
 
 artifact: files in a registry as an OCI artifact, in ORAS's layout
+bom: bills of materials and build provenance, in standard formats
 context: the files of the build context
 docker_client: reads images and runs check containers through the docker SDK
 engine: the container engine, its data-root and the VM's disks
 model_fetch: fetches models to the VM
 plan: computes a build from what was observed
-pod_check: a pod that runs a check once, such as the image's self-check
 references: validates names of registries, images and users
 registry: login, and the record of a push
-sbom: bills of materials, provenance and signatures
+signature: a signature with the user's own key, in cosign's format
 vm_info: system, processor, Python and user of the VM
 vm_jobs: long work on the VM as one detached job
 """

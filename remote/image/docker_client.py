@@ -5,7 +5,6 @@ engine's socket.
 """
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import urllib3.connectionpool
 import urllib3.exceptions
 from docker.transport.basehttpadapter import BaseHTTPAdapter
 
-from remote.hosts.base import Host, HostUnreachable
+from remote.hosts.base import Completed, Host, HostUnreachable
 from remote.hosts.command import Command
 from remote.hosts.ssh.host import SshHost
 from remote.image.engine import Client, EngineError, observe
@@ -30,15 +29,6 @@ CALL_TIMEOUT_SEC = 120.0
 MAX_RESPONSE_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 16
 _PLACEHOLDER_URL = "tcp://engine:1"  # never connected to: _Adapter makes the connections
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContainerExit:
-    """The exit code of a container, its standard output and its standard error."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +86,7 @@ def _limit_response_size(name: str, send: Callable[..., requests.Response]) -> C
     return bounded
 
 
-def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> ContainerExit:
+def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> Completed:
     """Run `argv` in a container under a pod's restrictions.
 
     The container has no network and no capability, and only /tmp and /workspace are writable.
@@ -118,8 +108,8 @@ def run_check(sdk: docker.DockerClient, image: str, argv: tuple[str, ...], *, ti
             if not _is_timeout(error):
                 raise
             raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image}") from error
-        out, err = (container.logs(stdout=out, stderr=not out).decode(errors="replace") for out in (True, False))
-        return ContainerExit(exit_code=code, stdout=out, stderr=err)
+        out, err = (container.logs(stdout=out, stderr=not out) for out in (True, False))
+        return Completed(exit_code=code, stdout=out, stderr=err)
     finally:
         container.remove(force=True)
 
@@ -140,15 +130,6 @@ def layers(image: "Image") -> list[ImageLayer]:
         for step in [entry["CreatedBy"].removesuffix(" # buildkit").strip()]
     ]
     return [step for step in steps if step.size > 0]
-
-
-def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
-    """Parse the label that the build wrote: model name to the sha256 of its manifest."""
-    try:
-        digests = json.loads(labels.get("qlora-fleet.models") or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return digests if isinstance(digests, dict) else {}
 
 
 def _layer_kind(created_by: str) -> str:

@@ -217,10 +217,7 @@ def outdated_parts(spec: ImageSpec, existing: Mapping[str, str]) -> tuple[str, .
     Models are compared by name, not by content, so that the VM's folders are not needed. The commit is ignored: an
     image of another commit with the same files is the same image.
     """
-    try:
-        models: dict[str, str] = dict(json.loads(existing.get(f"{LABEL}.models") or "{}"))
-    except (ValueError, TypeError, RecursionError):
-        models = {}
+    models = model_digests(existing)
     revision = existing.get("org.opencontainers.image.revision", "")
     labels = _labels(replace(spec, git_sha=revision), models)
     parts = {
@@ -232,6 +229,15 @@ def outdated_parts(spec: ImageSpec, existing: Mapping[str, str]) -> tuple[str, .
     if all(parts.values()) and existing.get(f"{LABEL}.build") != labels[f"{LABEL}.build"]:
         return ("its code, or a setting of it",)
     return tuple(name for name, is_current in parts.items() if not is_current)
+
+
+def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
+    """Parse the label that the build wrote: model name to the sha256 of its manifest; empty if it is damaged."""
+    try:
+        digests = json.loads(labels.get(f"{LABEL}.models") or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return digests if isinstance(digests, dict) else {}
 
 
 def _model_digests(models: Sequence[ModelFolder]) -> dict[str, str]:

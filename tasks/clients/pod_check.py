@@ -2,11 +2,11 @@
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import ANY_PRODUCT
+from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
 from remote.cluster.diagnosis.pods import diagnose_pod
-from remote.image import pod_check
 from tasks.clients.provider import resolve_provider, uses_preemptible_nodes
 from tasks.errors import RetryableError, TaskFailed, escape_controls
 from tasks.settings.load import Settings
@@ -34,7 +34,7 @@ def run_pod_check(settings: Settings, cluster: Cluster, check: PodCheck) -> tupl
     """Run the pod until it ends, and delete it. Returns its node and its log. Raises a task's errors."""
     settings = resolve_provider(settings, cluster)
     section, secret = settings.cluster, settings.cluster.pull_secret
-    pod = pod_check.pod_manifest(
+    pod = pod_manifest(
         name=check.name,
         namespace=section.namespace,
         image=check.image,
@@ -58,6 +58,72 @@ def run_pod_check(settings: Settings, cluster: Cluster, check: PodCheck) -> tupl
         return node, cluster.logs(check.name)
     finally:
         cluster.delete([pod], wait_sec=DELETE_TIMEOUT_SEC)
+
+
+def pod_manifest(
+    *,
+    name: str,
+    namespace: str,
+    image: str,
+    args: list[str] | None = None,
+    command: list[str] | None = None,
+    instance_type: str | None,
+    product: str | None,
+    gpus: int,
+    cpu: str,
+    cpu_limit: str | None,
+    memory: str,
+    preemptible_label: str | None,
+    pull_secret: str | None,
+    deadline_sec: float,
+) -> dict[str, Any]:
+    """Build the pod: this share of a node, no volume except /tmp, killed at its deadline."""
+    tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
+    if preemptible_label is not None:
+        tolerations.append({"key": preemptible_label, "operator": "Exists"})
+    labels = {INSTANCE_TYPE_LABEL: instance_type, GPU_PRODUCT_LABEL: product}
+    node_selector = {name: value for name, value in labels.items() if value is not None}
+    container = {
+        "name": "check",
+        "image": image,
+        **({} if command is None else {"command": command}),
+        **({} if args is None else {"args": args}),
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - inside the pod
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "resources": {
+            "requests": {"cpu": cpu, "memory": memory},
+            "limits": {
+                "memory": memory,
+                **({GPU_RESOURCE: str(gpus)} if gpus else {}),
+                **({} if cpu_limit is None else {"cpu": cpu_limit}),
+            },
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - inside the pod
+    }
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": round(deadline_sec),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "nodeSelector": node_selector,
+        "tolerations": tolerations,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
+    }
+    if pull_secret is not None:
+        spec["imagePullSecrets"] = [{"name": pull_secret}]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
 def _wait_until_ended(cluster: Cluster, settings: Settings, check: PodCheck) -> str:

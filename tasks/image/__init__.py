@@ -1,16 +1,14 @@
 """`inv build`, `push`, `image.*`, `model.*` and `vm.*`: the build VM and the image.
 
-commands          signatures and help
-build             build the image, as a job on the build VM
-push              push the image to the registry, record its digest in results/image.json
-verify            check that an image is intact and a trial runs in it
-node_check        the same check in a pod on a GPU node
-selfcheck_report  parse the report of the image's self-check
-sbom              SBOM, provenance and signature of the image
-size              size of its layers, of a push, of a pull and on a node
-archive           save the image to a file, load it from one
-jobs              follow a job on the VM, save its log, cancel it
-build_profiles    image/profiles.yaml, the image's name, the locks
-model             the demo model; download models to the VM
-vm                check the build VM, start an engine on it
+commands        signatures and help
+build           build the image, as a job on the build VM
+push            push the image to the registry, record its digest in results/image.json
+verify          check that an image is intact and a trial runs in it, on the build VM or on a GPU node
+sbom            SBOM, provenance and signature of the image
+size            size of its layers, of a push, of a pull and on a node
+archive         save the image to a file, load it from one
+jobs            follow a job on the VM, save its log, cancel it
+build_profiles  image/profiles.yaml, the image's name, the locks
+model           the demo model; download models to the VM
+vm              check the build VM, start an engine on it
 """

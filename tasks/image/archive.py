@@ -1,6 +1,5 @@
 """`inv image.archive` and `image.load`: save and load the image as a file, for air-gapped sites."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from invoke.context import Context
@@ -12,7 +11,7 @@ from remote.jobs.job import HostBusy
 from tasks.clients.build_vm import build_vm_job
 from tasks.errors import RetryableError, UsageError, translate_errors
 from tasks.image import build_profiles, jobs
-from tasks.image.build import engine_client
+from tasks.image.build import engine_client, image_record
 from tasks.settings.load import Settings, load
 
 
@@ -45,7 +44,7 @@ def _archive_job(context: Context, action: str, path: str, retry_command: str) -
     with build_vm_job(settings, retry_command) as host:
         agent = vm_jobs.create_agent(host)
         if action == "archive":
-            request["image_id"] = _image_record(settings, agent)["Id"]
+            request["image_id"] = image_record(settings, host)["Id"]
         job = vm_jobs.running_job(agent)
         if job is not None and not vm_jobs.matches_request(job, "archive", request):
             raise jobs.busy_error(job, retry_command)
@@ -58,18 +57,10 @@ def _archive_job(context: Context, action: str, path: str, retry_command: str) -
         return jobs.follow(settings, job)
 
 
-def _image_record(settings: Settings, agent: Agent) -> Mapping[str, Any]:
-    """Return the engine's record of the image. Raises UsageError if it is missing."""
-    image = engine.inspect(agent.host, engine_client(settings), build_profiles.image_name(settings))
-    if image is None:
-        raise UsageError(f"{build_profiles.image_name(settings)}: not on the VM", remedy="`inv build` builds it")
-    return image
-
-
 def _check_free_space(settings: Settings, agent: Agent, path: str) -> None:
     """Check for enough disk space: `docker save` unpacks the whole image before it writes. Raises UsageError."""
     facts = engine.observe(agent.host, engine_client(settings))
-    image = _image_record(settings, agent)
+    image = image_record(settings, agent.host)
     disks = engine.disk_info(agent.host, (path, facts.data_root))
     unpack_folder = disks.docker_tmpdir or facts.data_root
     disks = engine.disk_info(agent.host, (path, unpack_folder))

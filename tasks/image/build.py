@@ -7,7 +7,9 @@ job: only one build runs on a VM.
 
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from invoke.context import Context
 
@@ -21,6 +23,7 @@ from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy, Job
+from tasks.cli.flags import refuse_several
 from tasks.cli.git import run_git
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.clients.registry import configured_image
@@ -31,6 +34,7 @@ from tasks.settings.load import Settings, load
 
 
 def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool) -> None:
+    refuse_several("build", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
     retry_command = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
     started_at = time.monotonic()
@@ -106,8 +110,7 @@ def plan_build(settings: Settings, host: Host, tmp_folder: str, *, force: bool =
         spec = image_spec(settings, tmp_folder)
         facts = engine.observe(host, spec.client)
         disks = engine.disk_info(host, (tmp_folder, facts.data_root), spec.model_folders())
-        existing = inspect(host, spec.client, spec.image) or {}
-        labels = dict(existing.get("Config", {}).get("Labels") or {})
+        labels = image_labels(inspect(host, spec.client, spec.image) or {})
         buildplan.check_tmpdir(disks.folder(tmp_folder))
         if not force and buildplan.is_built(spec, disks, labels):
             return None
@@ -149,6 +152,20 @@ def _context_files(settings: Settings) -> tuple[CodeFile, ...]:
 
 def engine_client(settings: Settings) -> Client:
     return Client(program=settings.image.client, address=settings.image.engine)
+
+
+def image_record(settings: Settings, host: Host) -> Mapping[str, Any]:
+    """Return the engine's record of the image. Raises UsageError if it is not on the VM, and HostError."""
+    name = build_profiles.image_name(settings)
+    image = inspect(host, engine_client(settings), name)
+    if image is None:
+        raise UsageError(f"{host.name}: no image {name}", remedy="`inv build` builds it")
+    return image
+
+
+def image_labels(image: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels in the engine's record of an image."""
+    return dict(image.get("Config", {}).get("Labels") or {})
 
 
 def render(plan: BuildPlan) -> str:

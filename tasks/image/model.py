@@ -1,10 +1,8 @@
 """`inv model.*`: create the demo model, download models to the build VM."""
 
-import dataclasses
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from invoke.context import Context
@@ -15,6 +13,7 @@ from remote.image.model_fetch import Fetch
 from remote.jobs.agent import Agent
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
+from tasks.commands import FetchOptions
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
@@ -58,18 +57,7 @@ def make_demo(context: Context, *, real: bool = False) -> None:
         print(f"to use them: INVOKE_MODEL_PATH={model} INVOKE_DATA_PATH={data} inv train; or `make demo-train`")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FetchOptions:
-    """Source and target flags of `inv model.fetch`; None if not given."""
-
-    model: str | None
-    revision: str | None
-    tmpdir: str | None
-    cache: str | None
-    cache_here: str | None
-
-
-def fetch_models(context: Context, options: FetchOptions, *, dry_run: bool) -> None:
+def fetch_models(context: Context, options: FetchOptions) -> None:
     settings = load(context)
     models = settings.image.models if options.model is None else (options.model,)
     if not models:
@@ -80,11 +68,11 @@ def fetch_models(context: Context, options: FetchOptions, *, dry_run: bool) -> N
         raise UsageError("--cache and --cache-here exclude each other", remedy="give one of them")
     if options.cache is None and options.cache_here is None:
         secrets.check_hub_endpoint(settings)
-    flags = {name.replace("_", "-"): value for name, value in dataclasses.asdict(options).items() if value}
+    flags = {name.replace("_", "-"): value for name, value in vars(options).items() if isinstance(value, str)}
     retry_command = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
     with build_vm_job(settings, retry_command) as host:
         tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
-        vm_info.claim(host, tmp_folder, create=not dry_run)
+        vm_info.claim(host, tmp_folder, create=not options.dry_run)
         home = f"{vm_info.workdir_path(tmp_folder)}/models"
         for model in models:
             fetch = Fetch(
@@ -96,7 +84,7 @@ def fetch_models(context: Context, options: FetchOptions, *, dry_run: bool) -> N
                 cache=options.cache,
                 cache_here=None if options.cache_here is None else Path(options.cache_here),
             )
-            if dry_run:
+            if options.dry_run:
                 revision = options.revision or "existing revision, or main"
                 print(f"{model} ({revision}) from {fetch.source} -> {fetch.folder}")
             else:

@@ -18,7 +18,7 @@ from invoke.context import Context
 from bench.records.atomic_files import write_atomic
 from remote.hosts.base import Host, HostError
 from remote.hosts.command import Secret
-from remote.image import engine, registry, vm_jobs
+from remote.image import registry, vm_jobs
 from remote.image.context import ContextError
 from remote.image.plan import outdated_parts
 from remote.image.references import Reference
@@ -27,14 +27,15 @@ from remote.image.vm_jobs import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
 from remote.providers import registry_provider
+from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm, build_vm_job
 from tasks.clients.registry import configured_image
 from tasks.clients.secrets import registry_password
 from tasks.errors import RetryableError, UsageError, results_write_errors, translate_errors
 from tasks.image import build_profiles, jobs
-from tasks.image.build import engine_client, image_spec
-from tasks.image.sbom.sign import sign, signing_key
+from tasks.image.build import engine_client, image_labels, image_record, image_spec
+from tasks.image.sbom import sign, signing_key
 from tasks.settings.load import Settings, load
 
 PUSH_COMMAND = "inv push"
@@ -43,6 +44,7 @@ MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 
 def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) -> None:
+    refuse_several("push", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
     if cancel:
         with build_vm(settings, f"{PUSH_COMMAND} --cancel") as host:
@@ -94,17 +96,15 @@ def offer_to_create_repository(settings: Settings, reference: Reference) -> bool
 
 def _image_id(settings: Settings, host: Host, image: str, *, force: bool) -> str:
     """Return the image's id. Raises UsageError if it is missing, or outdated without `force`."""
-    facts = engine.inspect(host, engine_client(settings), image)
-    if facts is None:
-        raise UsageError(f"{host.name}: no image {image}", remedy="`inv build` builds it")
+    record = image_record(settings, host)
     with translate_errors(UsageError, ContextError):
-        changed = outdated_parts(image_spec(settings, host.workdir), dict(facts.get("Config", {}).get("Labels") or {}))
+        changed = outdated_parts(image_spec(settings, host.workdir), image_labels(record))
     if changed:
         problem = f"{image} on {host.name} is outdated: {', '.join(changed)} changed since it was built"
         if not force:
             raise UsageError(problem, remedy="`inv build` rebuilds it, `inv push --force` pushes it as it is")
         print(f"{problem}; pushing it as it is", flush=True)
-    return str(facts["Id"])
+    return str(record["Id"])
 
 
 def _request(settings: Settings, reference: Reference, user: str, image: str, image_id: str) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import tarfile
 
 from invoke.context import Context
 
-from remote.image import docker_client as images
+from remote.image import docker_client
 from remote.image.context import bench_files
 from remote.image.docker_client import ImageLayer
-from tasks.cli.flags import parse_number
 from tasks.clients.build_vm import build_vm
 from tasks.clients.image_ref import read_push_record
+from tasks.errors import escape_controls
 from tasks.image import build_profiles
 from tasks.image.build import engine_client
 from tasks.settings.load import Settings, load
@@ -20,17 +20,12 @@ from tasks.settings.load import Settings, load
 PACKAGES_RATIO, WEIGHTS_RATIO = 0.6, 0.95
 
 
-def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
+def show_size(context: Context, mbps: float, allocatable_gb: float) -> None:
     settings = load(context)
-    bandwidth = parse_number("image.size: --mbps", mbps, "a number above 0", lambda value: value > 0)
-    allocatable = parse_number(
-        "image.size: --allocatable-gb", allocatable_gb, "a number above 0", lambda value: value > 0
-    )
-    name = build_profiles.image_name(settings)
-    with build_vm(settings, "inv image.size") as host, images.connect(host, engine_client(settings)) as sdk:
-        layers = images.layers(sdk.images.get(name))
+    with build_vm(settings, "inv image.size") as host, docker_client.connect(host, engine_client(settings)) as sdk:
+        layers = docker_client.layers(sdk.images.get(build_profiles.image_name(settings)))
     for layer in layers:
-        print(f"{layer.size / 1e6:12.2f} MB  {layer.kind:<8} {layer.step[:80]}")
+        print(escape_controls(f"{layer.size / 1e6:12.2f} MB  {layer.kind:<8} {layer.step[:80]}"))
     total = sum(layer.size for layer in layers)
     sizes = {
         kind: sum(layer.size for layer in layers if layer.kind == kind)
@@ -40,13 +35,13 @@ def show_size(context: Context, mbps: str, allocatable_gb: str) -> None:
     compressed, source = _compressed_bytes(settings, layers)
     code_megabytes = _code_layer_bytes(settings) / 1e6
     print(f"an edit of bench pushes {code_megabytes:.3f} MB; a first push, {compressed / 1e9:.2f} GB ({source})")
-    pull_sec = compressed * 8 / (bandwidth * 1e6)
+    pull_sec = compressed * 8 / (mbps * 1e6)
     duration = f"{pull_sec:.0f} s" if pull_sec < 120 else f"{pull_sec / 60:.1f} min"
-    print(f"a node with {bandwidth:g} Mb/s pulls it in {duration}, without unpacking")
+    print(f"a node with {mbps:g} Mb/s pulls it in {duration}, without unpacking")
     # A node stores the pulled layers in addition to the unpacked ones.
     needed = (total + compressed) / 1e9
-    verdict = "fits" if needed <= allocatable else "does not fit: grow the nodes' boot volume"
-    print(f"a node needs {needed:.1f} GB for it and has {allocatable:g} GB allocatable: {verdict}")
+    verdict = "fits" if needed <= allocatable_gb else "does not fit: grow the nodes' boot volume"
+    print(f"a node needs {needed:.1f} GB for it and has {allocatable_gb:g} GB allocatable: {verdict}")
 
 
 def _compressed_bytes(settings: Settings, layers: list[ImageLayer]) -> tuple[float, str]:

@@ -11,7 +11,6 @@ from remote.hosts.base import check, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.image import engine, vm_info
-from tasks.cli.flags import parse_number
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.settings.load import load
@@ -47,25 +46,19 @@ def check_vm(context: Context, tmpdir: str | None) -> None:
         raise TaskFailed(f"{host.name}: unusable", remedy=f"{problems[0]}")
 
 
-def start_engine(context: Context, tmpdir: str | None, size_gb: str | None) -> None:
+def start_engine(context: Context, tmpdir: str | None, size_gb: float | None) -> None:
     """Start an engine whose data-root is an ext4 file on the share, loop-mounted.
 
     Meant for VMs whose own disk is too small, or whose data-root is on NFS, where BuildKit cannot run. The VM's own
     engine and its network are not touched. Rerun the command after a reboot to restore mount and engine.
     """
     settings = load(context)
-    size = parse_number(
-        "vm.engine: --size-gb",
-        DEFAULT_SIZE_GB if size_gb is None else size_gb,
-        "a number from 1 to 100000",
-        lambda value: 1 <= value <= 100_000,
-    )
     with build_vm(settings, "inv vm.engine") as host:
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
         request = {
             "owner": vm_info.claim(host, tmp_folder),
             "file": f"{vm_info.workdir_path(tmp_folder)}/engine.ext4",
-            "size_bytes": int(size * 1e9),
+            "size_bytes": int((size_gb or DEFAULT_SIZE_GB) * 1e9),
             "is_size_given": size_gb is not None,
             "mount": MOUNT,
             "socket": SOCKET,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.image.sbom.write import audit
+from tasks.image.sbom import audit
 from tests.support.paths import ROOT
 
 IMAGE = ROOT / "image"

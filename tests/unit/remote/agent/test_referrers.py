@@ -17,9 +17,9 @@ from remote.agent.build_vm import registry_query as registry_main
 from remote.agent.shared.registry import referrers
 from remote.agent.shared.registry.api import INDEX_TYPE, MANIFEST_TYPE, Registry
 from remote.hosts.command import Secret
-from remote.image.sbom import bom, signature
-from remote.image.sbom.signature import InvalidKey, NeedsPassPhrase
-from tasks.image.sbom import show
+from remote.image import bom, signature
+from remote.image.signature import InvalidKey, NeedsPassPhrase
+from tasks.image import sbom
 from tests.support.machines.failures import raises_agent_error
 from tests.support.machines.oci_registry import OciRegistry, digest_of
 
@@ -111,7 +111,7 @@ def test_malformed_json_values_are_ignored(registry: Registry, server: OciRegist
     server.put(json.dumps({"schemaVersion": 2, "manifests": listed}).encode(), tag)
     described = referrers.describe_image(registry, "odd")
     assert [document["text"] for document in described["documents"]] == [None]
-    assert list(show._lines(described, []))[-1][0] == "documents"
+    assert list(sbom._lines(described, []))[-1][0] == "documents"
     server.put(json.dumps(part).encode(), tag)
     assert referrers.describe_image(registry, "odd")["documents"] == []
 
@@ -120,14 +120,14 @@ def test_malformed_json_values_are_ignored(registry: Registry, server: OciRegist
 def test_an_invalid_size_is_ignored(size: object) -> None:
     layers = [{"size": size}, {"size": 5_000_000}]
     described = {"digest": DIGEST, "manifest": {"layers": layers}, "config": None, "lists": "x", "documents": []}
-    assert ("registry", "0.01 GB in 1 layers") in list(show._lines(described, []))
+    assert ("registry", "0.01 GB in 1 layers") in list(sbom._lines(described, []))
 
 
 def test_a_document_nested_too_deeply_is_reported() -> None:
     deep, problems = "[" * 100_000, list[str]()
     document = {"digest": DIGEST, "kind": bom.SPDX, "notes": {}, "text": deep}
     described = {"digest": DIGEST, "manifest": {}, "config": deep, "lists": "x", "documents": [document]}
-    assert list(show._lines(described, problems))[-1][0] == "documents"
+    assert list(sbom._lines(described, problems))[-1][0] == "documents"
     (problem,) = problems
     assert bom.SPDX in problem
 

@@ -16,7 +16,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from remote.agent.scripts import inventory
-from remote.image.sbom import bom
+from remote.image import bom
 from tests.support.paths import ROOT
 
 SHA = "ab" * 32

@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from invoke.context import Context
 
 from tasks.clients.secrets import check_hub_endpoint, checked_index_url, read_secret, registry_password
+from tasks.commands import FetchOptions
 from tasks.errors import UsageError
-from tasks.image.model import FetchOptions, fetch_models
-from tasks.image.sbom.sign import verifying_key
+from tasks.image.model import fetch_models
+from tasks.image.sbom import verifying_key
 from tasks.settings.load import Settings
 from tasks.settings.schema import HubSection, ImageSection, RegistrySection
 
@@ -153,10 +154,9 @@ def test_another_hub_is_taken(endpoint: str | None, token_file: str | None, tmp_
 
 
 def test_a_model_is_not_fetched_over_plain_http_with_a_token(context: Callable[..., Context]) -> None:
-    options = FetchOptions(model="org/name", revision=None, tmpdir=None, cache=None, cache_here=None)
     with_token = context(text="hub: { endpoint: 'http://hub.example', token_file: token }")
     with pytest.raises(UsageError, match=r"^hub\.endpoint: http://hub\.example: "):
-        fetch_models(with_token, options, dry_run=True)
+        fetch_models(with_token, FetchOptions(model="org/name", dry_run=True))
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # in a UTF-8 locale, and with LANG=C

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from remote.image.docker_client import ContainerExit, model_digests
-from remote.image.sbom.bom import Subject
+from remote.hosts.base import Completed
+from remote.image.bom import Subject
+from remote.image.plan import model_digests
 from tasks.errors import ConfirmationRequired, TaskFailed
-from tasks.image.sbom.write import _documents
-from tasks.image.selfcheck_report import parse_report, print_report, problem_error
+from tasks.image.sbom import _documents
+from tasks.image.verify import parse_report, print_report, problem_error
 
 REPORT: dict[str, Any] = {
     "python": "3.12.3",
@@ -51,7 +52,7 @@ def test_a_malformed_report_is_a_task_error_or_can_be_printed(key: str) -> None:
     for odd in (*ODD, "gone"):
         stdout = json.dumps(changed(REPORT, key, odd))
         try:
-            report = parse_report("i", ContainerExit(exit_code=0, stdout=stdout, stderr=""))
+            report = parse_report("i", Completed(exit_code=0, stdout=stdout.encode()))
         except TaskFailed:
             continue
         print_report(report)  # an accepted report can be printed
@@ -61,7 +62,7 @@ def test_a_malformed_report_is_a_task_error_or_can_be_printed(key: str) -> None:
 @pytest.mark.parametrize("stdout", ["", "[]", "{}", "[" * 100_000, "null"])
 def test_output_without_a_report_is_one_line(stdout: str) -> None:
     with pytest.raises(TaskFailed, match=r"^i: .*\b3\b.*: word$"):
-        parse_report("i", ContainerExit(exit_code=3, stdout=stdout, stderr="word"))
+        parse_report("i", Completed(exit_code=3, stdout=stdout.encode(), stderr=b"word"))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_malformed_inventory_is_a_task_error(key: str) -> None:
     for odd in (*ODD, "gone"):
         stdout = json.dumps(changed(CONTENTS, key, odd))
         with contextlib.suppress(TaskFailed):
-            _documents("i", subject, ContainerExit(exit_code=0, stdout=stdout, stderr=""), "")
+            _documents("i", subject, Completed(exit_code=0, stdout=stdout.encode()), "")
 
 
 @pytest.mark.parametrize("label", ["[]", "5", "[" * 100_000, "{"])
