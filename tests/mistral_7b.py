@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bench.data import demo_tiny
+from bench.data import demo
 from bench.data.model_folder import INDEX
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if folder.exists():
         parser.error(f"{folder}: already exists")
     folder.mkdir(parents=True)
-    demo_tiny.build_tokenizer(folder, [text for pair in demo_tiny.documentation_pairs() for text in pair])
+    demo.build_tokenizer(folder, [text for pair in demo.documentation_pairs() for text in pair])
     write(folder)
     print(f"made {folder}: {PARAMETERS:,} random parameters")
 

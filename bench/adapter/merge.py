@@ -17,21 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.adapter.base_check import check_base
+from bench.workloads.finetune.checkpoints.checkpoint import TOKENIZER_FILES
 from safetensors import safe_open
 
 from bench import torch_stack
 from bench.adapter import lora, safetensors_writer
-from bench.adapter.base_check import check_base
 from bench.architectures import find
 from bench.data.inputs import InputError
-from bench.data.model_folder import INDEX, check_model, read_config, weight_files
-from bench.data.safetensors_header import read_shapes
+from bench.data.model_folder import INDEX, check_model, read_config, read_shapes, weight_files
 from bench.data.tokenizer import load_tokenizer
 from bench.records import schema
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
 from bench.records.training import MergeFacts
-from bench.workloads.finetune.checkpoints.checkpoint import TOKENIZER_FILES
 
 MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", "lock", "README.md"
 GENERATION_FILE = "generation_config.json"

@@ -1,6 +1,6 @@
 """Writer of one safetensors file of bf16 tensors, with one tensor in memory at a time.
 
-The format is in `bench.data.safetensors_header`. The header follows from names and shapes. The data is written to a
+The format is in `bench.data.model_folder`. The header follows from names and shapes. The data is written to a
 temporary file and read back from the disk; the file gets its name only if the checksum matches.
 """
 

@@ -17,7 +17,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
-from bench.machine.isolation import require_gpus_for
+from bench.machine.preflight import require_gpus_for
 from bench.records import Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import read_regular
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
@@ -363,7 +363,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 def _forecast(arguments: argparse.Namespace) -> int:
     from bench.data.dataset import summarize
     from bench.data.tokenizer import load_tokenizer
-    from bench.predict.forecast import forecast
+    from bench.predict.throughput import forecast
     from bench.workloads.finetune import training_set
 
     source = str(arguments.trial)
@@ -384,7 +384,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
-    from bench.data.cache import build_report
+    from bench.data.dataset import build_report
     from bench.data.tokenizer import load_tokenizer
 
     source = str(arguments.spec)
@@ -422,11 +422,10 @@ def _sample(_arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    model, data = Path(arguments.model), Path(arguments.data)
+    demo, model, data = importlib.import_module("bench.data.demo"), Path(arguments.model), Path(arguments.data)
     if arguments.real:
-        demo = importlib.import_module("bench.data.demo_smollm")
-        print("made" if demo.make_data(data) else "verified", data)
-        demo.make(model)
+        print("made" if demo.make_orders_file(data) else "verified", data)
+        demo.make_real_model(model)
     else:
-        importlib.import_module("bench.data.demo_tiny").make(model, data)
+        demo.make(model, data)
     return 0

@@ -16,10 +16,9 @@ from bench.data.inputs import InputError, InputRejected, Inputs
 from bench.data.model_folder import read_config
 from bench.data.trial_inputs import check_trial
 from bench.harness import termination
-from bench.harness.progress import Log, ProgressFile
-from bench.harness.record import Clock, Record, Request
+from bench.harness.record import Clock, Log, ProgressFile, Record, Request
 from bench.harness.termination import Stopped, StopSignals
-from bench.machine import fingerprint, isolation, telemetry
+from bench.machine import fingerprint, preflight, telemetry
 from bench.predict import flops
 from bench.records import Trial, TrialError
 from bench.records.checksummed import ResultError
@@ -62,7 +61,7 @@ def run(request: Request) -> int:
         ProgressFile(request.out, Log(clock.elapsed))(reading)
         try:
             inputs = _check(trial)
-            environment = isolation.check_gpus(trial, strict=request.strict)
+            environment = preflight.check_gpus(trial, strict=request.strict)
         except (TrialError, InputError):
             _remove_progress(request.out, is_new_folder)
             raise

@@ -8,11 +8,10 @@ import tempfile
 from pathlib import Path
 
 from bench import torch_stack
-from bench.data import demo_tiny
+from bench.data import demo
 from bench.data.inputs import InputError
 from bench.machine import fingerprint
-from bench.machine.isolation import require_gpus_for
-from bench.machine.preflight import check
+from bench.machine.preflight import check, require_gpus_for
 from bench.records import Trial, suite
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE
@@ -70,8 +69,8 @@ def _run_two_steps(folder: Path) -> int:
     ]
     data.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
     model.mkdir()
-    demo_tiny.build_tokenizer(model, texts)
-    demo_tiny.build_model(model, num_hidden_layers=1)
+    demo.build_tokenizer(model, texts)
+    demo.build_model(model, num_hidden_layers=1)
     trial = Trial(
         name="selfcheck",
         reason="does a trial run here?",

@@ -1,18 +1,14 @@
 """data: from a model folder and data files to batches and examples, for benchmarks and trainings.
 
 inputs: facts about checked inputs; InputError
-trial_inputs: checks that a trial's model and data suit it
-model_folder: checks a model folder without loading it
-recipe_support: checks whether the recipe fast supports a model, from its config
-safetensors_header: shapes and sizes of a weights file
+trial_inputs: checks that a trial's model, data and recipe suit each other
+model_folder: checks a model folder without loading it; the header of a weights file
 formats: the formats of a data line, and the keys that decide what is trained on
 readers: data files to conversations, each line checked
 tokenizer: a model folder's tokenizer, chat template and control tokens, without torch
 masking: conversations to token ids and target masks
-dataset: all data files of a training to its training and validation examples
-cache: examples on the disk, by the digest of their inputs
+dataset: all data files of a training to its examples, cached by the digest of their inputs
 packing: samples into rows and steps, by seed and epoch
 collate: chats to tokenized rows to batches
-demo_tiny: makes a small random model and a data set
-demo_smollm: makes a folder of a real small model, and data for it
+demo: a small random model or a real one, with data
 """

@@ -1,27 +1,34 @@
 """Record of one running trial: phases, steps, measurements, fingerprint. Becomes its TrialResult.
 
-Every workload writes into it during the run, so that everything measured is kept, however the trial ends.
+Every workload writes into it during the run, so that everything measured is kept, however the trial ends. Meanwhile the
+log on standard output, progress.json and steps.jsonl show it; they never disturb a measurement.
 """
 
 import contextlib
+import json
 import math
+import os
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from bench.harness.progress import Log, ProgressFile
-from bench.records import Trial
+from bench.records import Trial, schema
 from bench.records.bootstrap import Interval, summarize
+from bench.records.paths import PROGRESS_FILE, STEPS_FILE
 from bench.records.result import Measurement, Metrics, Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.status import Outcome
 
 LOG_EVERY_STEPS = 5
+TAIL_LINES = 40
+PROGRESS_INTERVAL_SEC = 0.25
+PHASES = ("data", "forward", "backward", "optimizer")  # of a training step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +59,80 @@ class Clock:
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
+
+
+class Log:
+    """Log of lines with the seconds since the start, printed at once; the last lines go into the result."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._is_printing = True
+
+    def __call__(self, message: str) -> None:
+        line = f"[{self._clock():7.2f}s] {message}"
+        self._tail.append(line)
+        if self._is_printing:
+            try:
+                print(line, flush=True)
+            except OSError:  # a full disk or a closed pipe stops the printing, not the measurement
+                self._is_printing = False
+
+    @property
+    def tail(self) -> list[str]:
+        return list(self._tail)
+
+
+class ProgressFile:
+    """Writer of progress.json, at most every 0.25 s unless the phase changed.
+
+    The file is renamed into place, so a reader never sees a part of it. No fsync: the file is useless after a crash,
+    and an fsync on a shared file system costs milliseconds.
+    """
+
+    def __init__(self, folder: Path, log: Log) -> None:
+        self._path = folder / PROGRESS_FILE
+        self._part = folder / f".{PROGRESS_FILE}.part"
+        self._log = log
+        self._last: tuple[float, str] | None = None
+        self._has_failed = False
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if self._last is not None and self._last[1] == progress.phase and now - self._last[0] < PROGRESS_INTERVAL_SEC:
+            return
+        self._last = (now, progress.phase)
+        try:
+            self._part.write_text(json.dumps(schema.to_json(progress)) + "\n", encoding="utf-8")
+            os.replace(self._part, self._path)
+        except OSError as error:
+            if not self._has_failed:
+                self._log(f"{self._path}: cannot be written: {error.strerror}; continuing without it")
+            self._has_failed = True
+
+
+class StepsFile:
+    """Writer of steps.jsonl: appends each step of a training and each held-out loss at once.
+
+    The file is opened for each write, so that a line is visible at once. No fsync: training.json repeats all of it.
+    """
+
+    def __init__(self, folder: Path, log: Log) -> None:
+        """Remove an earlier file."""
+        self._path, self._log = folder / STEPS_FILE, log
+        self._has_failed = False
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def __call__(self, *lines: Mapping[str, Any]) -> None:
+        if self._has_failed:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+        except OSError as error:
+            self._has_failed = True
+            self._log(f"{self._path}: cannot be written: {error.strerror}; continuing without it")
 
 
 class Record:
@@ -260,3 +341,44 @@ def summary_line(trial: Trial, trial_id: str, outcome: Outcome, metrics: Metrics
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
+
+
+class PhaseClock:
+    """Timer of a training step's phases: call `begin()`, then `end(phase)` after each phase, then `read()`.
+
+    On CUDA time is measured by events with the device's timestamps: recording one costs the host a few microseconds
+    without synchronization; they are read after the step. On the CPU it is measured by the clock. A step begins with an
+    idle device, so `data` is the wait for the loader and the copy to the device. With several micro-batches per step, a
+    wait that overlaps a computation counts as that computation.
+    """
+
+    def __init__(self, torch: Any, *, is_cuda: bool) -> None:
+        self._torch, self._is_cuda = torch, is_cuda
+        self._events: list[Any] = []  # CUDA events, created once and reused in every step
+        self._stamps: list[tuple[str, Any]] = []
+
+    def begin(self) -> None:
+        """Begin a step; drop earlier timestamps."""
+        self._stamps.clear()
+        self._stamp("")
+
+    def end(self, phase: str) -> None:
+        """Assign the time since the last timestamp to `phase`."""
+        self._stamp(phase)
+
+    def read(self) -> dict[str, float]:
+        """Return the seconds of each phase in the step. On CUDA, synchronize first."""
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for (_, before), (phase, after) in zip(self._stamps, self._stamps[1:], strict=False):
+            seconds[phase] += before.elapsed_time(after) / 1e3 if self._is_cuda else after - before
+        return seconds
+
+    def _stamp(self, phase: str) -> None:
+        self._stamps.append((phase, self._record_event() if self._is_cuda else time.perf_counter()))
+
+    def _record_event(self) -> Any:
+        index = len(self._stamps)
+        if index == len(self._events):
+            self._events.append(self._torch.cuda.Event(enable_timing=True))
+        self._events[index].record()
+        return self._events[index]

@@ -3,10 +3,9 @@
 cpu_contention: time that the trial waited for a CPU
 fingerprint: facts of the machine and the software behind a result
 gpu_specs: published figures of GPUs
-isolation: checks for a GPU and for other processes on it
 nvml: readings of the GPUs
 page_cache: cached part of a file, and dropping it
-preflight: checks that CUDA, bitsandbytes and Triton support the trial
+preflight: checks before a trial: a GPU, other processes on it, CUDA, bitsandbytes and Triton
 prometheus: metrics of a running trial at /metrics
 sampler: process that writes telemetry.csv
 telemetry: start of the sampler, and the summary of its rows

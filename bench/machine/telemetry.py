@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
 from bench.machine import cpu_contention, nvml, prometheus
-from bench.machine.isolation import describe_process
+from bench.machine.preflight import describe_process
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.model_folder import read_config
-from bench.data.recipe_support import as_stock, built_recipe, unsupported_reason
-from bench.data.trial_inputs import check_trial_model
+from bench.data.trial_inputs import as_stock, built_recipe, check_trial_model, unsupported_reason
 from bench.machine import gpu_specs, nvml
 from bench.predict import flops, memory, throughput
 from bench.records import Trial

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.data.collate import Batch
-from bench.harness.phase_timer import PhaseClock
+from bench.harness.record import PhaseClock
 from bench.machine.fingerprint import cpu_flags
 from bench.qlora.adamw8 import multi_tensor_adamw8bit
 from bench.records import Trial

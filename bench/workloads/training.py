@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from bench.qlora.session import TorchSession, open_session
+
 from bench import torch_stack
 from bench.data.collate import Batch, make_batches, make_rows
 from bench.data.inputs import InputError, Inputs
 from bench.data.model_folder import read_config
-from bench.data.recipe_support import as_stock
 from bench.data.tokenizer import load_tokenizer
-from bench.harness.phase_timer import PHASES
-from bench.harness.record import Record
+from bench.data.trial_inputs import as_stock
+from bench.harness.record import PHASES, Record
 from bench.harness.termination import NonFiniteLoss, StopSignals
 from bench.predict import memory
 from bench.qlora import recipes
-from bench.qlora.session import TorchSession, open_session
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
 from bench.records.bootstrap import summarize

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.data import cache as example_cache
+from bench.data import dataset as example_cache
 from bench.data.masking import TOKENIZE_BATCH
 from bench.data.tokenizer import load_tokenizer, use_all_cores
 from bench.records.bootstrap import summarize

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.data import demo_tiny
+from bench.data import demo
 
 GOLDEN = Path(__file__).parent / "loss_curve" / "reference.json"
 STEPS = 12
@@ -46,8 +46,8 @@ def test_the_reference_recipe_still_learns_along_the_recorded_curve(tmp_path, ma
     model.mkdir()
     samples = chats()
     data.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    demo_tiny.build_tokenizer(model, [message["content"] for sample in samples for message in sample["messages"]])
-    demo_tiny.build_model(model, num_hidden_layers=2, vocab_size=2048)
+    demo.build_tokenizer(model, [message["content"] for sample in samples for message in sample["messages"]])
+    demo.build_model(model, num_hidden_layers=2, vocab_size=2048)
     trial = make_trial(
         model=str(model),
         data=str(data),

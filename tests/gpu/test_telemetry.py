@@ -13,7 +13,7 @@ import time
 import pytest
 
 from bench.harness.record import Clock, Record, Request
-from bench.machine import isolation, nvml, telemetry
+from bench.machine import nvml, preflight, telemetry
 from bench.records import Trial
 from tests.support.gpu import on_gpu
 from tests.support.paths import ROOT
@@ -26,12 +26,12 @@ import sys, time
 from pathlib import Path
 import torch
 from bench.harness.record import Clock, Record, Request
-from bench.machine import isolation, telemetry
+from bench.machine import preflight, telemetry
 from bench.records import Trial
 out, seconds = Path(sys.argv[1]), 8.0
 trial = Trial(name="t", reason="r", suite="s", profile="gpu", model="m", data="d")
 record = Record(Request(trial_file=out, out=out), trial, Clock())
-neighbours = isolation.check_gpus(trial, strict=False)
+neighbours = preflight.check_gpus(trial, strict=False)
 record.flags += neighbours.flags
 record.fingerprint.update(neighbours.facts)
 with telemetry.record_telemetry(record):
@@ -112,15 +112,15 @@ def test_a_gpu_used_by_another_process_is_flagged_and_refused_with_strict():
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
-            neighbours = isolation.inspect_gpus(nvml.visible_gpus()[:1], TRIAL, settle_sec=0.5)
+            neighbours = preflight.inspect_gpus(nvml.visible_gpus()[:1], TRIAL, settle_sec=0.5)
             print(neighbours)
             assert any("GPU 0 is shared" in flag for flag in neighbours.flags)
             assert neighbours.facts["gpu_memory_used_at_start_bytes"] > 3 * GIB
-            with pytest.raises(isolation.InputError, match="--strict"):
-                isolation.check_gpus(TRIAL, strict=True)
+            with pytest.raises(preflight.InputError, match="--strict"):
+                preflight.check_gpus(TRIAL, strict=True)
         finally:
             other.kill()
-    neighbours = isolation.inspect_gpus(nvml.visible_gpus()[:1], TRIAL)
+    neighbours = preflight.inspect_gpus(nvml.visible_gpus()[:1], TRIAL)
     assert foreign_flags(neighbours.flags) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.commands.overrides import apply_overrides
-from bench.harness.phase_timer import PHASES
+from bench.harness.record import PHASES
 from bench.records import Trial
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus

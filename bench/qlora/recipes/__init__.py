@@ -15,7 +15,7 @@ adapters: new LoRA adapters created by peft
 import importlib
 from typing import Any
 
-from bench.data.recipe_support import built_recipe
+from bench.data.trial_inputs import built_recipe
 from bench.qlora.step import Placement, TrainingStep
 from bench.records import Trial
 from bench.torch_stack import Stack

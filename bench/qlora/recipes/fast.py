@@ -25,7 +25,7 @@ import torch
 
 from bench.architectures import find
 from bench.architectures.architecture import PRODUCT_INPUTS, Geometry
-from bench.data import recipe_support
+from bench.data import trial_inputs
 from bench.kernels import nf4
 from bench.kernels.attention import Samples
 from bench.kernels.loss import IGNORED, head_loss, head_losses
@@ -49,7 +49,7 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # RoPE types whose angles chang
 def unsupported_reason(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
     """Return the first reason why this recipe does not support this model or device; None if it does."""
     return (
-        recipe_support.unsupported_model(base.config.to_dict())
+        trial_inputs.unsupported_model(base.config.to_dict())
         or _unsupported_device(stack, placement)
         or _unsupported_base(trial, base)
     )
@@ -59,7 +59,7 @@ def _unsupported_device(stack: Stack, placement: Placement) -> str | None:
     if not placement.is_cuda:
         return None
     capability = stack.torch.cuda.get_device_capability(placement.device)
-    if (reason := recipe_support.unsupported_capability(capability)) is not None:
+    if (reason := trial_inputs.unsupported_capability(capability)) is not None:
         return reason
     version = tuple(int(part) for part in stack.torch.__version__.split("+")[0].split(".")[:2])
     if version < MIN_TORCH:
@@ -68,7 +68,7 @@ def _unsupported_device(stack: Stack, placement: Placement) -> str | None:
 
 
 def _unsupported_base(trial: Trial, base: Any) -> str | None:
-    if (reason := recipe_support.unsupported_precision(trial)) is not None:
+    if (reason := trial_inputs.unsupported_precision(trial)) is not None:
         return reason
     try:
         for name, linear in _linears(base):

@@ -13,8 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from bench.workloads.finetune.checkpoints import resume
+from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER
+from bench.workloads.finetune.rank_spec import STOP_FILE, RankSpec
+from bench.workloads.finetune.steps.group import RankGroup
+
 from bench import torch_stack
-from bench.data import recipe_support
+from bench.data import trial_inputs
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
 from bench.data.tokenizer import load_tokenizer
@@ -23,10 +28,6 @@ from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_FOLDER
 from bench.workloads.finetune import training_set
-from bench.workloads.finetune.checkpoints import resume
-from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER
-from bench.workloads.finetune.rank_spec import STOP_FILE, RankSpec
-from bench.workloads.finetune.steps.group import RankGroup
 from bench.workloads.ranks.process import COLLECTIVE_MARGIN_SEC, RankProcess, main, peak_vram_bytes
 
 
@@ -48,7 +49,7 @@ class FinetuneRank(RankProcess):
         if self.trial.recipe != "fast":
             return True
         config = read_config(Path(self.trial.model))
-        return recipe_support.unsupported_reason(config, self.trial, capability=None) is not None
+        return trial_inputs.unsupported_reason(config, self.trial, capability=None) is not None
 
     def _on_signal(self, _number: int, _frame: Any) -> None:
         self._was_signalled = True

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.data import cache, dataset
+from bench.data import dataset
 from bench.data.collate import Batch, Unpacked, padding_token
 from bench.data.dataset import Dataset
 from bench.data.inputs import DataFacts, InputError, InputRejected, Inputs
@@ -181,7 +181,7 @@ def count_targets(examples: Sequence[Example]) -> int:
 def load(trial: Trial, tokenizer: Callable[[], Any], cache_folder: Path | None) -> tuple[TrainingSet, bool]:
     """Load the training set; return it and whether its examples came from the cache. Raises InputError."""
     training = training_of(trial)
-    data, was_cached = cache.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
+    data, was_cached = dataset.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
     # Checked again: the files may have been replaced since `check_inputs` read them.
     check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})
     return TrainingSet.from_trial(trial, data), was_cached

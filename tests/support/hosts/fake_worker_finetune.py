@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs
-from bench.harness.progress import StepsFile
-from bench.harness.record import Record
+from bench.harness.record import Record, StepsFile
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic

@@ -1,4 +1,4 @@
-"""Telemetry and isolation with a fake of NVIDIA's library; tests/gpu uses the real one."""
+"""Telemetry and preflight with a fake of NVIDIA's library; tests/gpu uses the real one."""
 
 import ast
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 from bench.commands import run
 from bench.data.inputs import InputError
 from bench.harness.record import Request
-from bench.machine import cpu_contention, isolation, nvml, sampler, telemetry
+from bench.machine import cpu_contention, nvml, preflight, sampler, telemetry
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from tests.support.faults import raising, wait_for
@@ -325,38 +325,38 @@ def test_no_module_of_the_bench_takes_durations_from_the_wall_clock():
 )
 def test_a_gpu_trial_without_a_gpu_is_refused_in_one_line(has_device_file, visible_devices, token):
     with pytest.raises(InputError, match=token) as caught:
-        isolation.require_visible_gpu([], has_device_file=has_device_file, visible_devices=visible_devices)
+        preflight.require_visible_gpu([], has_device_file=has_device_file, visible_devices=visible_devices)
     assert "profile tiny" in str(caught.value)
     assert "\n" not in str(caught.value)
-    isolation.require_visible_gpu([], has_device_file=True, visible_devices=None)  # a GPU without the library is a GPU
+    preflight.require_visible_gpu([], has_device_file=True, visible_devices=None)  # a GPU without the library is a GPU
 
 
 def test_more_gpus_than_expected_are_a_flag_and_a_refusal_with_strict(library, make_trial):
     library.add(used=0)
     library.add(used=0)
     trial = make_trial(profile="gpu")
-    neighbours = isolation.check_gpus(trial, strict=False)
+    neighbours = preflight.check_gpus(trial, strict=False)
     (flag,) = neighbours.flags
     assert flag.startswith("2 GPUs ")
     assert "CUDA_VISIBLE_DEVICES=0" in flag.partition("; ")[2]
     assert (neighbours.facts["gpus_visible"], neighbours.facts["gpu_memory_used_at_start_bytes"]) == (2, 0)
     with pytest.raises(InputError, match=r"--strict.*2 GPUs are visible"):
-        isolation.check_gpus(trial, strict=True)
-    assert isolation.inspect_gpus(nvml.visible_gpus(), make_trial(profile="gpu", kind="distributed")).flags == []
+        preflight.check_gpus(trial, strict=True)
+    assert preflight.inspect_gpus(nvml.visible_gpus(), make_trial(profile="gpu", kind="distributed")).flags == []
 
 
 def test_a_shared_gpu_is_flagged_with_its_processes_or_as_unknown_use(library, make_trial):
     library.add(processes=[(4711, 3 * GIB)])
-    assert isolation.inspect_gpus(nvml.visible_gpus(), make_trial()).flags == [
+    assert preflight.inspect_gpus(nvml.visible_gpus(), make_trial()).flags == [
         "GPU 0 is shared: another process (pid 4711, 3,072 MiB) was on it before"
     ]
     library.GPUS.clear()
     library.add(used=3 * GIB)
     (gpu,) = nvml.visible_gpus()
-    neighbours = isolation.inspect_gpus([gpu], make_trial(), settle_sec=0.0)
+    neighbours = preflight.inspect_gpus([gpu], make_trial(), settle_sec=0.0)
     assert neighbours.flags[0].startswith("GPU 0 is shared: 3,072 MiB ")
     # Memory that an ended trial frees late is not foreign.
-    neighbours = isolation.inspect_gpus([gpu], make_trial(), sleep=lambda _: library.GPUS[0].update(used=0))
+    neighbours = preflight.inspect_gpus([gpu], make_trial(), sleep=lambda _: library.GPUS[0].update(used=0))
     assert (neighbours.flags, neighbours.facts["gpu_memory_used_at_start_bytes"]) == ([], 0)
 
 

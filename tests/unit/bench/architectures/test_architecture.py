@@ -35,7 +35,7 @@ DEEP: list[Any] = []
 for _ in range(2000):  # deeper than `repr` and `json.dumps` can follow
     DEEP = [DEEP]
 # Data for settings and records, and makers of models.
-MAY_NAME_LAYERS = ("bench/records/validation.py", "bench/data/demo_tiny.py", "bench/data/demo_smollm.py")
+MAY_NAME_LAYERS = ("bench/records/validation.py", "bench/data/demo.py")
 
 
 @pytest.mark.parametrize(

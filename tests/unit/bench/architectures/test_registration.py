@@ -14,7 +14,7 @@ import pytest
 from bench.adapter import check, merge
 from bench.architectures import architecture, llama
 from bench.architectures.architecture import Architecture, Feature, LinearLayer, register
-from bench.data import recipe_support
+from bench.data import trial_inputs
 from bench.data.model_folder import check_model, read_config
 from bench.data.trial_inputs import check_trial
 from bench.harness.termination import StopSignals
@@ -93,9 +93,9 @@ def test_a_registered_architecture_is_checked_predicted_trained_and_merged(folde
 
     trial = trained["fast"].trial
     reason = REASON if name == "refused" else None
-    assert recipe_support.unsupported_reason(config, trial, capability=None) == reason
+    assert trial_inputs.unsupported_reason(config, trial, capability=None) == reason
     monkeypatch.setattr(nvml, "visible_gpus", list)
-    assert forecast.forecast(trial).recipe == recipe_support.built_recipe(trial, reason)
+    assert forecast.forecast(trial).recipe == trial_inputs.built_recipe(trial, reason)
     # Llama's block has the same products, joined or not.
     same = config | {"model_type": "llama"}
     assert flops.block_weights(config) == flops.block_weights(same)
@@ -103,7 +103,7 @@ def test_a_registered_architecture_is_checked_predicted_trained_and_merged(folde
     attention = dataclasses.replace(trial, lora_targets=("o_proj",))
     assert flops.trial_flops(config, attention) == flops.trial_flops(same, attention)
     assert memory.peak_bytes(config, attention) == memory.peak_bytes(same, attention)
-    stock = recipe_support.as_stock(attention)  # it copies a joined layer whole
+    stock = trial_inputs.as_stock(attention)  # it copies a joined layer whole
     assert (memory.peak_bytes(config, stock) > memory.peak_bytes(same, stock)) is (name == "joined")
 
     adapter = tmp_path / "fast" / "adapter"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.commands import adapter, cli, run
-from bench.data import demo_tiny
+from bench.data import demo
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
 from bench.records import Trial, suite
@@ -26,7 +26,7 @@ from tests.support.reports.synthetic import metrics_of
 BEFORE_THE_STACK = (
     *("commands/cli.py", "commands/run.py", "commands/overrides.py"),
     *("data/formats.py", "data/readers.py", "data/inputs.py", "data/model_folder.py", "data/trial_inputs.py"),
-    *("harness/termination.py", "harness/out_of_memory.py", "harness/phase_timer.py", "machine/fingerprint.py"),
+    *("harness/record.py", "harness/termination.py", "machine/fingerprint.py"),
     *(str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench" / "records").glob("*.py"))),
 )
 
@@ -159,41 +159,41 @@ def test_the_summary_is_one_line_with_status_trial_profile_and_units(make_trial)
 @pytest.fixture
 def set_pairs(monkeypatch) -> Iterator[Callable[[list[tuple[str, str]]], None]]:
     """Function that replaces this Python's documentation strings, which are cached per process."""
-    demo_tiny._pairs.cache_clear()
-    yield lambda pairs: monkeypatch.setattr("bench.data.demo_tiny.documentation_pairs", lambda: pairs)
-    demo_tiny._pairs.cache_clear()
+    demo._pairs.cache_clear()
+    yield lambda pairs: monkeypatch.setattr("bench.data.demo.documentation_pairs", lambda: pairs)
+    demo._pairs.cache_clear()
 
 
 def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, monkeypatch, set_pairs, capsys):
-    set_pairs([(f"question {number}", f"answer {number}") for number in range(demo_tiny.MIN_PAIRS)])
-    monkeypatch.setattr("bench.data.demo_tiny._write_model", lambda model, _: model.mkdir(parents=True, exist_ok=True))
+    set_pairs([(f"question {number}", f"answer {number}") for number in range(demo.MIN_PAIRS)])
+    monkeypatch.setattr("bench.data.demo._write_model", lambda model, _: model.mkdir(parents=True, exist_ok=True))
     model, data = tmp_path / "models" / "m", tmp_path / "data" / "d.jsonl"
-    demo_tiny.make(model, data)
-    assert len(data.read_text().splitlines()) == demo_tiny.MIN_PAIRS
+    demo.make(model, data)
+    assert len(data.read_text().splitlines()) == demo.MIN_PAIRS
     made = data.read_bytes()
-    demo_tiny.make(model, data)
+    demo.make(model, data)
     assert (data.read_bytes(), capsys.readouterr().out.splitlines()[2]) == (made, f"verified {data}")
     data.write_bytes(made + b"{}")
     with pytest.raises(InputError, match=r"d\.jsonl\.sha256"):
-        demo_tiny.make(model, data)
-    demo_tiny._sums_file(data).unlink()
+        demo.make(model, data)
+    demo._sums_file(data).unlink()
     with pytest.raises(InputError, match="; name another --data"):
-        demo_tiny.make(model, data)
+        demo.make(model, data)
 
 
 def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, set_pairs):
-    set_pairs([("q", "a")] * demo_tiny.MIN_PAIRS)
+    set_pairs([("q", "a")] * demo.MIN_PAIRS)
     with pytest.raises(InputError, match="; name another --model"):
-        demo_tiny.make(model_folder, tmp_path / "d.jsonl")
-    demo_tiny.write_sums(model_folder)
-    demo_tiny.make(model_folder, tmp_path / "d.jsonl")
+        demo.make(model_folder, tmp_path / "d.jsonl")
+    demo.write_sums(model_folder)
+    demo.make(model_folder, tmp_path / "d.jsonl")
     (model_folder / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"config\.json: .*SHA256SUMS.*; remove"):
-        demo_tiny.make(model_folder, tmp_path / "d.jsonl")
+        demo.make(model_folder, tmp_path / "d.jsonl")
 
 
 def test_demo_needs_a_python_with_its_sources(tmp_path: Path, set_pairs):
     set_pairs([("q", "a")])
     with pytest.raises(InputError, match=r" 1 documentation strings, 1000 "):
-        demo_tiny.make(tmp_path / "m", tmp_path / "d.jsonl")
+        demo.make(tmp_path / "m", tmp_path / "d.jsonl")
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.data import cache, dataset, masking, readers
+from bench.data import dataset, masking, readers
 from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.training import DataReport, TrainingData
@@ -151,18 +151,18 @@ def test_cached_examples_equal_the_built_ones_until_a_byte_changes(
     tmp_path: Path, build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = build(spec_of(write(tmp_path / "d.jsonl", range(50)), weights=[1.5], validation_share=0.2))
-    assert cache.load(tmp_path, "k") is None
-    cache.save(tmp_path, "k", data)
-    cached = cache.load(tmp_path, "k")
+    assert dataset.load_cached(tmp_path, "k") is None
+    dataset.save_cached(tmp_path, "k", data)
+    cached = dataset.load_cached(tmp_path, "k")
     assert cached is not None
     assert are_equal(data, cached)
-    content = (tmp_path / "k" / cache.EXAMPLES_FILE).read_bytes()
+    content = (tmp_path / "k" / dataset.EXAMPLES_FILE).read_bytes()
     for damaged in (content[:-1], content + b"\0", bytes([content[0] ^ 1]) + content[1:], b""):
-        (tmp_path / "k" / cache.EXAMPLES_FILE).write_bytes(damaged)
-        assert cache.load(tmp_path, "k") is None
+        (tmp_path / "k" / dataset.EXAMPLES_FILE).write_bytes(damaged)
+        assert dataset.load_cached(tmp_path, "k") is None
     monkeypatch.setattr(schema, "MAX_VALUES", 100)  # more examples than a record may hold values
-    cache.save(tmp_path, "k", data)
-    cached = cache.load(tmp_path, "k")
+    dataset.save_cached(tmp_path, "k", data)
+    cached = dataset.load_cached(tmp_path, "k")
     assert cached is not None
     assert are_equal(data, cached)
 
@@ -173,7 +173,7 @@ def test_examples_that_cannot_be_cached_are_an_error_with_folder_and_reason(
     monkeypatch.setattr(os, "fsync", full_disk)
     spec, cache_dir = spec_of(write(tmp_path / "d.jsonl", range(5))), tmp_path / "cache"
     with pytest.raises(InputError, match=f"^{cache_dir}: .*: No space left on device; "):
-        cache.load_examples(spec, model_folder, lambda: tokenizer_of("chatml"), cache_dir)
+        dataset.load_examples(spec, model_folder, lambda: tokenizer_of("chatml"), cache_dir)
 
 
 def test_the_key_changes_with_whatever_changes_the_examples(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_report_counts_what_trains_and_shows_it(
     spec = spec_of(write(tmp_path / "d.jsonl", range(40)), validation_share=0.2)
 
     def report(tokenizer: Callable[[], Any]) -> DataReport:
-        return cache.build_report(spec, model_folder, tokenizer, row_tokens=800, cache_dir=tmp_path / "cache")
+        return dataset.build_report(spec, model_folder, tokenizer, row_tokens=800, cache_dir=tmp_path / "cache")
 
     without_a_tokenizer = partial(pytest.fail, "cached examples need no tokenizer")
     reports = [report(lambda: tokenizer_of("chatml")), report(without_a_tokenizer)]

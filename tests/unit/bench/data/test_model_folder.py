@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.data.demo_tiny import write_sums
+from bench.data.demo import write_sums
 from bench.data.inputs import InputError
 from bench.data.model_folder import check_model
 from bench.data.trial_inputs import check_trial, check_trials

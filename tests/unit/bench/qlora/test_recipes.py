@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench import torch_stack
-from bench.data import recipe_support
+from bench.data import trial_inputs
 from bench.data.collate import Batch, make_batches, rows_per_batch
 from bench.data.model_folder import read_config
 from bench.data.packing import Row, pack_whole_samples
@@ -413,8 +413,8 @@ def test_a_model_that_fast_does_not_support_trains_with_stock_and_a_reason(modul
     assert step.recipe == f"stock (fast is not supported: {reason})"
     assert step.flags == (f"recipe {step.recipe}",)
     # The forecast names the same fallback before a model is loaded.
-    expected = recipe_support.unsupported_reason(read_config(Path(trial.model)), trial, capability=None)
-    assert step.recipe == recipe_support.built_recipe(trial, expected)
+    expected = trial_inputs.unsupported_reason(read_config(Path(trial.model)), trial, capability=None)
+    assert step.recipe == trial_inputs.built_recipe(trial, expected)
     assert float(step(iter(batches(modules, trial, padded(*samples(24, 9, 17)))), 1)) > 0
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from bench.commands.overrides import apply_overrides
 from bench.data.inputs import InputError
-from bench.harness import out_of_memory, phase_timer, termination
-from bench.harness.phase_timer import PHASES, PhaseClock
-from bench.harness.record import Clock, Record, Request
+from bench.harness import record as record_module
+from bench.harness import termination
+from bench.harness.record import PHASES, Clock, PhaseClock, Record, Request
 from bench.predict import memory
 from bench.records import Trial, TrialError
 from bench.records.status import ReasonCode
@@ -62,7 +62,7 @@ def test_device_event_phases_are_summed_over_micro_batches_in_seconds_and_reuse_
 
 def test_phases_on_the_cpu_add_up_to_the_step(monkeypatch):
     ticks = iter([10.0, 10.5, 12.5, 16.5, 17.5])
-    monkeypatch.setattr(phase_timer, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(record_module, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     clock = PhaseClock(SimpleNamespace(), is_cuda=False)
     run_step(clock, 1)
     assert clock.read() == {"data": 0.5, "forward": 2.0, "backward": 4.0, "optimizer": 1.0}
@@ -169,7 +169,7 @@ CPU = "[enforce fail at alloc_cpu.cpp:132] err == 0. DefaultCPUAllocator: can't 
     ],
 )
 def test_the_failed_allocation_is_parsed_from_the_allocators_message(message, size):
-    assert out_of_memory.requested_bytes(message) == size
+    assert termination.requested_bytes(message) == size
 
 
 @pytest.mark.parametrize(
@@ -199,13 +199,13 @@ def test_the_failed_allocation_is_parsed_from_the_allocators_message(message, si
     ],
 )
 def test_the_least_harmful_change_is_suggested_first(make_trial, fields, expected):
-    assert out_of_memory.suggest_changes(make_trial(**fields), "warmup") == expected
+    assert termination.suggest_changes(make_trial(**fields), "warmup") == expected
 
 
 @pytest.mark.parametrize("batch", [2, 3, 6, 7, 8, 12, 16, 4096])
 def test_a_smaller_micro_batch_keeps_the_samples_of_a_step(make_trial, batch):
     trial = make_trial(micro_batch_size=batch)
-    changes = out_of_memory.suggest_changes(trial, "warmup")
+    changes = termination.suggest_changes(trial, "warmup")
     assert changes["micro_batch_size"] < batch
     assert changes["micro_batch_size"] * changes["gradient_accumulation_steps"] == batch
 
@@ -215,7 +215,7 @@ def test_following_the_suggestions_ends_when_nothing_can_be_reduced(make_trial):
         micro_batch_size=16, max_seq_len=2048, gradient_checkpointing=False, base_precision="bf16"
     )
     suggested = []
-    while (changes := out_of_memory.suggest_changes(trial, "warmup")) is not None:
+    while (changes := termination.suggest_changes(trial, "warmup")) is not None:
         suggested.append(next(iter(changes)))
         trial = Trial(**{**trial.to_json(), "lora_targets": trial.lora_targets, **changes})
     # 16 -> 1, checkpointing, 2048 -> 64, 4 bit
@@ -223,20 +223,21 @@ def test_following_the_suggestions_ends_when_nothing_can_be_reduced(make_trial):
 
 
 def test_a_model_that_does_not_load_is_not_helped_by_a_smaller_batch(make_trial):
-    assert out_of_memory.suggest_changes(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
+    assert termination.suggest_changes(make_trial(micro_batch_size=8, base_precision="bf16"), "load") == {
         "base_precision": "nf4"
     }
-    reason = "; ".join(out_of_memory.explain(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30))
+    reason = "; ".join(termination.explain_out_of_memory(make_trial(micro_batch_size=8), "load", CUDA, 20 << 30))
     assert reason.endswith("a device with more memory")
 
 
 def test_the_reason_has_the_allocation_the_peak_and_the_settings_to_try(make_trial):
-    reason = "; ".join(out_of_memory.explain(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30))
+    reason = "; ".join(termination.explain_out_of_memory(make_trial(micro_batch_size=8), "warmup", CUDA, 21 << 30))
     assert reason == (
         "out of memory: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
         "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
     )
-    reason, remedy = out_of_memory.explain(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")  # without a size
+    # without a size
+    reason, remedy = termination.explain_out_of_memory(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")
     assert reason == "out of memory: std::bad_alloc; peak RSS 3.0 MiB"
     assert remedy.startswith("next to try: micro_batch_size=1")
 
@@ -244,8 +245,8 @@ def test_the_reason_has_the_allocation_the_peak_and_the_settings_to_try(make_tri
 def test_the_suggested_settings_are_valid_overrides(make_trial):
     for fields in ({"micro_batch_size": 8}, {"micro_batch_size": 1, "gradient_checkpointing": False}):
         trial = make_trial(**fields)
-        settings = out_of_memory.explain(trial, "warmup", CUDA, None)[1].split("next to try: ")[1].split()
-        changes = out_of_memory.suggest_changes(trial, "warmup")
+        settings = termination.explain_out_of_memory(trial, "warmup", CUDA, None)[1].split("next to try: ")[1].split()
+        changes = termination.suggest_changes(trial, "warmup")
         assert {key: getattr(apply_overrides(trial, settings), key) for key in changes} == changes
 
 

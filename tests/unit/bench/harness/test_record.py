@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.progress import TAIL_LINES, Log, ProgressFile, StepsFile
+from bench.harness.record import TAIL_LINES, Log, ProgressFile, StepsFile
 from bench.records import schema
 from bench.records.run import Progress
 from tests.support.faults import full_disk
@@ -43,7 +43,7 @@ def test_progress_is_replaced_whole_and_readable(tmp_path: Path):
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("bench.harness.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bench.harness.record.time.monotonic", lambda: now[0])
     return now
 
 

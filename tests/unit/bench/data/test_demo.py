@@ -1,12 +1,14 @@
-"""Pairs from documentation strings: parsed, never imported, and reproducible."""
+"""Data of the demos: parsed from documentation strings, never imported; orders that are equal on every machine."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench.data.demo_tiny import documentation_pairs
-
-pytestmark = pytest.mark.slow
+from bench.data import demo, readers
+from bench.data.demo import documentation_pairs
+from bench.data.inputs import InputError
+from tests.support.paths import ROOT
 
 SOURCE = '''"""A module that would explode if it were imported, documented at length."""
 raise SystemExit("imported")
@@ -54,8 +56,34 @@ def test_instructions_name_modules_classes_and_functions_and_each_response_occur
     assert len(set(responses)) == len(responses)
 
 
+@pytest.mark.slow
 def test_this_python_has_enough_strings_of_widely_different_lengths():
     pairs = documentation_pairs()
     lengths = sorted(len(response) for _, response in pairs)
     assert len(pairs) >= 1000
     assert lengths[len(lengths) // 10] * 5 < lengths[len(lengths) * 9 // 10]
+
+
+def test_the_file_is_made_once_and_verified_then(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "orders.jsonl"
+    assert [demo.make_orders_file(path), demo.make_orders_file(path)] == [True, False]
+    assert len(readers.read(path).conversations) == demo.ORDERS
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"orders\.jsonl: .*; move the file away"):
+        demo.make_orders_file(path)
+
+
+def test_each_object_matches_its_sentence() -> None:
+    for sentence, answer in demo.make_orders():
+        order = json.loads(answer)
+        assert order.pop("name") in sentence
+        assert f"able {order.pop('table')}" in sentence
+        for dish, count in order.items():
+            assert (f" {dish}" if count == 1 else f"{demo.COUNTS[count - 1]} {demo.DISHES[dish]}") in sentence
+
+
+def test_the_demos_sample_prompts_do_not_occur_in_its_data() -> None:
+    settings = (ROOT / "docs" / "demo-train.yaml").read_text(encoding="utf-8")
+    assert "Zoe" in settings
+    assert "Marvin" in settings
+    assert not {"Zoe", "Marvin"} & set(demo.NAMES)
