@@ -14,7 +14,6 @@ from bench.records import schema
 from bench.records.training import FORM_LABELS, AdapterCheck, ServedForm
 from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line, run_on_worker
-from tasks.cli.flags import parse_number
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, json_output, ruled_table
 from tasks.errors import RetryableError, TaskFailed, results_write_errors
@@ -24,14 +23,11 @@ MIN_NATS = 0.002
 MAX_HIDDEN_NATS = 0.02  # a change of 2 % of the perplexity; a check that could miss more says so
 
 
-def check_adapter(context: Context, run: str | None, *, answers: str, as_json: bool) -> None:
+def check_adapter(context: Context, run: str | None, *, answers: int, as_json: bool) -> None:
     settings = load(context)
-    count = parse_number(
-        "adapter.check: --answers", answers, "a whole number from 0 to 1000", lambda value: 0 <= value <= 1000
-    )
     trained = open_training(settings, run)
     with acquire_lock(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
-        check = measure(settings, trained, int(count), quiet=as_json)
+        check = measure(settings, trained, answers, quiet=as_json)
     with json_output(as_json) as print_json:
         print_json({"kind": "adapter.check", "schema_version": 1, **schema.to_json(check)})
     if not as_json:

@@ -30,6 +30,7 @@ from tasks.adapter.serve_image import NF4Check
 from tasks.clients.cluster import open_cluster
 from tasks.clients.workers import component_hosts
 from tasks.cluster import deploy
+from tasks.commands import DeployOptions
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 
@@ -57,7 +58,7 @@ def start_server(
     files = merged_files(trained) if merged else adapter_files(trained)
     section = settings.cluster.model_copy(update={"overlay": SERVE, "gpus_per_pod": 1})
     cluster_settings = settings.model_copy(update={"cluster": section})
-    options = deploy.DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, force=True)
+    options = DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, force=True)
     values: dict[str, str | int | list[str]] = {
         "serve": json.dumps(stage_request(settings, trained, files), sort_keys=True),
         "server_arguments": merged_arguments(settings) if merged else vllm_arguments(settings, trained),

@@ -1,9 +1,21 @@
-"""Renamed flags, and validation of flag values.
+"""Commands and their flags. Each flag is declared once: its name, type, default, help and range.
 
-Numbers are declared as text, because Invoke's own conversion ends in a traceback.
+Invoke's arguments and the values that a command's function gets are made from the declaration, which is `switch()`,
+`text()`, `number()`, `words()` or `positional()`. A command with many flags has them in a dataclass, and its function
+gets an instance. Others have them as keywords of `Command`, and their function gets them by these names.
 """
 
+import contextlib
+import dataclasses
+import functools
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from invoke.context import Context
+from invoke.parser.argument import Argument
+from invoke.tasks import Task
 
 from tasks.errors import UsageError
 
@@ -21,15 +33,146 @@ RENAMED_FLAGS: dict[str, dict[str, str]] = {
 }
 
 
-def parse_number(flag: str, text: str, expected: str, is_valid: Callable[[float], bool]) -> float:
-    """Parse a number. Raises UsageError, with the flag and the `expected` value, if it is not valid."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not is_valid(value):  # always False for NaN
-        raise UsageError(f"{flag}: expected {expected}, found {text!r}")
-    return value
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A flag of a command. `name` is given where it differs from the parameter's.
+
+    `kind` is what the function gets: bool, str, int, float or tuple. Invoke gets numbers as text, because its own
+    conversion ends in a traceback.
+    """
+
+    kind: type
+    help: str
+    default: Any = None
+    name: str = ""
+    is_positional: bool = False
+    is_value_optional: bool = False
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def argument(self, name: str) -> Argument:
+        """Return Invoke's argument for this flag."""
+        kind: type = bool if self.kind is bool else list if self.kind is tuple else str
+        typed_name = name.replace("_", "-")
+        return Argument(
+            name=typed_name,
+            attr_name=None if typed_name == name else name,
+            kind=kind,
+            default=None if kind is str else kind(),
+            help=self.help,
+            positional=self.is_positional,
+            optional=self.is_value_optional,
+        )
+
+    def parse(self, label: str, value: Any) -> Any:
+        """Convert the value from Invoke, None for the default. Raises UsageError that begins with `label`."""
+        if value is None:
+            return self.default
+        if self.kind is tuple:
+            return tuple(value)
+        if self.kind not in (int, float):
+            return value
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        is_high_enough = (self.ge is None or number >= self.ge) and (self.gt is None or number > self.gt)
+        is_low_enough = (self.le is None or number <= self.le) and (self.lt is None or number < self.lt)
+        # Each comparison with NaN is False; without one, a whole number excludes it.
+        if not (is_high_enough and is_low_enough and (self.kind is float or number.is_integer())):
+            raise UsageError(f"{label}: expected {self._expected}, found {value!r}")
+        return self.kind(number)
+
+    @property
+    def _expected(self) -> str:
+        bounds = {"from": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
+        parts = [f"{word} {bound:.12g}" for word, bound in bounds.items() if bound is not None]
+        return f"a {'whole ' if self.kind is int else ''}number {', '.join(parts)}"
+
+
+def _declare(kind: type, default: Any, rules: Mapping[str, Any]) -> Any:
+    flag = Flag(kind=kind, default=default, **rules)
+    return dataclasses.field(default=default, metadata={"flag": flag})
+
+
+def switch(help: str, **rules: Any) -> Any:  # noqa: A002
+    """Declare a flag without a value: False, and True if it is typed. `rules` are further fields of Flag."""
+    return _declare(bool, False, {"help": help, **rules})
+
+
+def text(help: str, default: str | None = None, **rules: Any) -> Any:  # noqa: A002
+    """Declare a flag with text. With `is_value_optional`, it is True if it is typed without a value."""
+    return _declare(str, default, {"help": help, **rules})
+
+
+def positional(help: str) -> Any:  # noqa: A002
+    """Declare an argument that has no flag and no default."""
+    return _declare(str, None, {"help": help, "is_positional": True})
+
+
+def number(kind: type, help: str, default: float | None = None, **rules: Any) -> Any:  # noqa: A002
+    """Declare a flag with a number of this kind, int or float, in the range of `rules`."""
+    return _declare(kind, default, {"help": help, **rules})
+
+
+def words(help: str, **rules: Any) -> Any:  # noqa: A002
+    """Declare a repeatable flag: a tuple of texts."""
+    return _declare(tuple, (), {"help": help, **rules})
+
+
+class Command(Task[Any]):
+    """Task of Invoke whose flags are declared.
+
+    `name` begins with its group: `adapter.check`. `target` is its function, as "module:function", imported when the
+    command runs, so that `inv --list` is fast; `guard` is around this import. The function gets the context, then
+    `options`, a dataclass of flags, or the flags by name. `doc` is the help, whose first line `inv --list` shows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        doc: str,
+        /,
+        *,
+        options: type | None = None,
+        is_default: bool = False,
+        guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        **flags: Any,
+    ) -> None:
+        self.full_name, self.target, self.options, self._guard = name, target, options, guard
+        fields = {field.name: field for field in dataclasses.fields(options)} if options is not None else flags
+        self.flags: dict[str, Flag] = {parameter: field.metadata["flag"] for parameter, field in fields.items()}
+        # A partial has no __code__, by which Invoke would take two commands of one name for the same.
+        super().__init__(functools.partial(self._run), name.rpartition(".")[2], positional=(), default=is_default)
+        self.__doc__ = doc
+
+    @property
+    def group(self) -> str:
+        """Name of the collection; empty for a command outside any."""
+        return self.full_name.rpartition(".")[0]
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:  # noqa: ARG002
+        """Return the arguments for Invoke's parser."""
+        return [flag.argument(flag.name or parameter) for parameter, flag in self.flags.items()]
+
+    def _run(self, context: Context, *positional: str, **typed: Any) -> None:
+        typed |= zip(self.flags, positional, strict=False)
+        values = {}
+        for parameter, flag in self.flags.items():
+            name = flag.name or parameter
+            values[parameter] = flag.parse(f"{self.full_name}: --{name.replace('_', '-')}", typed.pop(name, None))
+        if typed:
+            raise TypeError(f"{self.full_name}: no such flags: {', '.join(typed)}")
+        module, _, function = self.target.partition(":")
+        with self._guard():
+            run = getattr(importlib.import_module(module), function)
+        if self.options is None:
+            run(context, **values)
+        else:
+            run(context, self.options(**values))
 
 
 def refuse_several(task: str, flags: Mapping[str, object]) -> None:

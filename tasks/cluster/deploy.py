@@ -31,24 +31,11 @@ from tasks.cluster.checks import (
     record_change,
 )
 from tasks.cluster.wait import read_state, wait_for_pods
+from tasks.commands import DeployOptions
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
 
 DELETE_TIMEOUT_SEC = 180.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeployOptions:
-    """Flags of `inv deploy`."""
-
-    dry_run: bool
-    yes: bool
-    discard_results: bool
-    plain: bool
-    renew_secret: bool = False
-    force: bool = False
-    partial: bool = False
-    force_conflicts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,10 +86,8 @@ def open_shell(context: Context, pod: str | None) -> None:
             raise Exit(code=code)  # exit code of the last command in the shell, which printed its own message
 
 
-def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: str) -> None:
+def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: int) -> None:
     settings = load(context)
-    if not tail.isdecimal():
-        raise UsageError(f"logs: --tail: expected a number of lines, found {tail!r}")
     flags = [f"--tail={tail}", *(["--follow"] if follow else []), *(["--previous"] if previous else [])]
     with open_cluster(settings) as cluster:
         name = find_pod_name(cluster, pod)

@@ -1,6 +1,5 @@
 """`inv doctor`: all checks at once, one line each, with a command or setting that fixes each problem.
 
-commands  signature and help
 doctor    the command: list of all checks, their results as lines and as JSON, exit code, docs/troubleshooting.md
 check     a check: its question, function and possible faults; the parallel run of checks with a deadline
 context   facts shared by several checks, computed once

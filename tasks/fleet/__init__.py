@@ -1,6 +1,5 @@
 """`inv bench`, `cancel`, `collect` and `monitor`: trials over the fleet.
 
-commands           signatures and help of the tasks
 bench              `inv bench` and `inv cancel`: start, resume or cancel a run
 plan               turn settings into a plan: trials, workers, expected time
 runner             run a plan over the fleet until every trial has ended

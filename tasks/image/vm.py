@@ -18,7 +18,7 @@ from tasks.settings.load import load
 MOUNT = "/var/lib/qlora-fleet-engine"
 SOCKET = "/run/qlora-fleet-engine.sock"
 BRIDGE = "qlora-fleet0"
-DEFAULT_SIZE_GB = "150"
+DEFAULT_SIZE_GB = 150.0
 LOG = "/var/log/qlora-fleet-engine.log"
 START_TIMEOUT_SEC = 900.0  # covers mkfs on a busy share and dockerd's first start
 

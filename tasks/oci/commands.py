@@ -1,84 +1,48 @@
-"""Tenancy commands: signatures and help. The work is imported when a command runs, so that `inv --list` is fast."""
+"""Tenancy commands with their flags and help."""
 
-from invoke.context import Context
-from invoke.tasks import task
-
+from tasks.cli.flags import Command, switch, text
 from tasks.oci.access.optional_sdk import require_sdk
 
-
-@task(default=True, help={"write": "write the suggested settings to ~/.invoke.yaml; a copy of the old file is kept"})
-def show(context: Context, write: bool = False) -> None:
-    """Show the tenancy's resources and the settings for them."""
-    with require_sdk():
-        from tasks.oci.show import show_tenancy
-
-    show_tenancy(context, write=write)
-
-
-@task(
-    help={
-        "name": "name of the repository (default: that of registry.image, or qlora-fleet)",
-        "immutable": "make tags immutable",
-    }
+show = Command(
+    "tenancy.show",
+    "tasks.oci.show:show_tenancy",
+    "Show the tenancy's resources and the settings for them.",
+    is_default=True,
+    guard=require_sdk,
+    write=switch("write the suggested settings to ~/.invoke.yaml; a copy of the old file is kept"),
 )
-def repository(context: Context, name: str | None = None, immutable: bool = False) -> None:
-    """Create the image's repository if it is missing."""
-    with require_sdk():
-        from tasks.oci.repository import create_repository
-
-    create_repository(context, name, immutable=immutable)
-
-
-@task(
-    help={
-        "cluster": "name or OCID of the cluster (default: the only one)",
-        "endpoint": "public or private (default: public if the cluster has one)",
-        "file": "kubeconfig file to update (default: cluster.kubeconfig, else kubectl's default)",
-    }
+repository = Command(
+    "tenancy.repository",
+    "tasks.oci.repository:create_repository",
+    "Create the image's repository if it is missing.",
+    guard=require_sdk,
+    name=text("name of the repository (default: that of registry.image, or qlora-fleet)"),
+    immutable=switch("make tags immutable"),
 )
-def kubeconfig(
-    context: Context, cluster: str | None = None, endpoint: str | None = None, file: str | None = None
-) -> None:
-    """Add the cluster to your kubeconfig, without the OCI CLI."""
-    with require_sdk():
-        from tasks.oci.kubeconfig import write_kubeconfig
-
-    write_kubeconfig(context, cluster, endpoint, file)
-
-
-@task(
-    help={
-        "currency": "currency of the prices (default: USD; others are shown but not written)",
-        "yes": "do not ask for confirmation before writing",
-    }
+kubeconfig = Command(
+    "tenancy.kubeconfig",
+    "tasks.oci.kubeconfig:write_kubeconfig",
+    "Add the cluster to your kubeconfig, without the OCI CLI.",
+    guard=require_sdk,
+    cluster=text("name or OCID of the cluster (default: the only one)"),
+    endpoint=text("public or private (default: public if the cluster has one)"),
+    file=text("kubeconfig file to update (default: cluster.kubeconfig, else kubectl's default)"),
 )
-def prices(context: Context, currency: str = "USD", yes: bool = False) -> None:
-    """Look up current list prices and write your price table."""
-    from tasks.oci.prices import update_prices
-
-    update_prices(context, currency, yes=yes)
-
-
-@task(
-    optional=["remove"],
-    help={
-        "pool": "name or OCID of the node pool (default: the one with GPUs)",
-        "add": "number of nodes to add",
-        "remove": "number of nodes to remove, e.g. --remove=2; without a number: all nodes",
-        "dry-run": "print the change and its costs, and change nothing",
-        "yes": "do not ask for confirmation",
-    },
+prices = Command(
+    "tenancy.prices",
+    "tasks.oci.prices:update_prices",
+    "Look up current list prices and write your price table.",
+    currency=text("currency of the prices (default: USD; others are shown but not written)", "USD"),
+    yes=switch("do not ask for confirmation before writing"),
 )
-def nodes(
-    context: Context,
-    pool: str | None = None,
-    add: str | None = None,
-    remove: str | None = None,
-    dry_run: bool = False,
-    yes: bool = False,
-) -> None:
-    """Show the GPU node pools, or --add or --remove nodes."""
-    with require_sdk():
-        from tasks.oci.nodes import resize
-
-    resize(context, pool, add=add, remove=remove, dry_run=dry_run, yes=yes)
+nodes = Command(
+    "tenancy.nodes",
+    "tasks.oci.nodes:resize",
+    "Show the GPU node pools, or --add or --remove nodes.",
+    guard=require_sdk,
+    name=text("name or OCID of the node pool (default: the one with GPUs)", name="pool"),
+    add=text("number of nodes to add"),
+    remove=text("number of nodes to remove, e.g. --remove=2; without a number: all nodes", is_value_optional=True),
+    dry_run=switch("print the change and its costs, and change nothing"),
+    yes=switch("do not ask for confirmation"),
+)

@@ -1,6 +1,5 @@
 """`inv report`, `inv compare`, `inv runs` and `inv tensorboard`.
 
-commands       signatures and help
 report         build a run's report, print its summary
 compare        compare runs, print what became faster or slower
 runs           list the runs in results/ with their progress

@@ -25,7 +25,7 @@ from reports.read import measurements
 from reports.read.run import ReportError, ReportWriteError, make_report_folder
 from reports.statistics.energy import ENERGY
 from reports.training import comparison
-from tasks.cli.flags import parse_names, parse_number
+from tasks.cli.flags import parse_names
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, json_output, ruled_table, spare_chars
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
@@ -43,16 +43,20 @@ _SHIFT_NOTE = "A whole run can be shifted: runs of the same code differed by abo
 
 
 def compare_runs(
-    context: Context, names: Sequence[str], *, allow: Sequence[str], tolerance: str, out: str | None, as_json: bool
+    context: Context,
+    first: str,
+    second: str,
+    *,
+    also: Sequence[str],
+    allow: Sequence[str],
+    tolerance: float,
+    out: str | None,
+    as_json: bool,
 ) -> None:
-    """Compare all runs with the first of `names`."""
+    """Compare all runs with the first. `tolerance` is in percent."""
     settings = load(context)
     allowed = parse_names("--allow", allow, comparing.ALLOWABLE)
-    max_slowdown = (
-        parse_number("--tolerance", tolerance, "percent, from 0 to below 100", lambda value: 0.0 <= value < 100.0)
-        / 100.0
-    )
-    folders = [find_run(settings.results_folder, name) for name in names]
+    folders = [find_run(settings.results_folder, name) for name in (first, second, *also)]
     if any(map(is_training, folders)):
         if as_json:
             raise UsageError("compare: --json is only for benchmarks", remedy="compare trainings without it")
@@ -60,7 +64,7 @@ def compare_runs(
             raise TaskFailed(f"the held-out loss of {folders[1].name} is higher")
         return
     with json_output(as_json) as print_json:
-        result = _compare_benchmarks(folders, allow=allowed, tolerance=max_slowdown, out=out)
+        result = _compare_benchmarks(folders, allow=allowed, tolerance=tolerance / 100.0, out=out)
         print_json(json.loads(to_json(result)))
         _raise_for_result(result)
 

@@ -28,7 +28,6 @@ from remote.jobs.transfer import pull
 from reports.exports import tensorboard
 from reports.exports.write import export
 from reports.read.run import ReportError, ReportWriteError
-from tasks.cli.flags import parse_number
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
@@ -126,14 +125,11 @@ class LiveEvents:
         return bool(Ledger(self._folder / LEDGER_FILE).open_trials())
 
 
-def serve_run(context: Context, name: str | None, *, port: str, once: bool) -> None:
+def serve_run(context: Context, name: str | None, *, port: int, once: bool) -> None:
     settings = load(context)
-    port_number = int(
-        parse_number("--port", port, "a port, 1 to 65535", lambda value: 1 <= value <= 65535 and value.is_integer())
-    )
     run, folder = open_run(settings, name)
     if not once:
-        _check_tensorboard(port_number)
+        _check_tensorboard(port)
     live = LiveEvents(folder, PartialSteps(settings, run, folder) if is_training(folder) else None)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         is_running = live.update()
@@ -143,7 +139,7 @@ def serve_run(context: Context, name: str | None, *, port: str, once: bool) -> N
         if once:
             print(display_path(events_folder))
             return
-        _serve(events_folder, port_number, run.run_id, live, is_running=is_running)
+        _serve(events_folder, port, run.run_id, live, is_running=is_running)
 
 
 def _check_tensorboard(port: int) -> None:

@@ -1,6 +1,5 @@
 """`inv train` and `inv data.check`: run a fine-tuning, and check its data first.
 
-commands     signatures and help of the tasks
 check        `inv data.check`: have one worker read the data, and print its report
 train        `inv train`: check everything, then start, resume or submit a training
 trial_spec   build the training's trial from settings, flags and a trial file

@@ -17,6 +17,7 @@ from bench.records.status import TrialStatus
 from remote.fleet.ledger import Entry, Ledger
 from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts
+from tasks.commands import TrainOptions
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
@@ -26,7 +27,7 @@ from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_comma
 from tasks.settings.load import Settings
 from tasks.train import config_diff, forecast, submit_job, trial_spec
 from tasks.train.session import TrainingSession, reachable_workers
-from tasks.train.trial_spec import TRIAL_ID, TrainOptions
+from tasks.train.trial_spec import TRIAL_ID
 
 ALREADY_DONE = "succeeded, nothing to resume"
 

@@ -15,11 +15,11 @@ from remote.cluster.manifests import JOB_PREFIX
 from remote.fleet.gang_agent import rank_environment
 from tasks.clients.workers import metrics_environment
 from tasks.cluster import deploy
+from tasks.commands import DeployOptions, TrainOptions
 from tasks.errors import UsageError
 from tasks.fleet import runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
-from tasks.train.trial_spec import TrainOptions
 
 MAX_ORDER_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
 
@@ -88,7 +88,7 @@ def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepte
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
     deploy.apply(
         settings.model_copy(update={"cluster": section}),
-        deploy.DeployOptions(
+        DeployOptions(
             dry_run=options.dry_run,
             yes=options.yes,
             discard_results=options.discard_results,

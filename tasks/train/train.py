@@ -14,13 +14,14 @@ from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import resolve_target
 from tasks.clients.workers import fleet_hosts, pod_hosts
+from tasks.commands import TrainOptions
 from tasks.errors import UsageError, file_errors
 from tasks.fleet import runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings, load
 from tasks.train import forecast, output, resume, submit_job, trial_spec
 from tasks.train.session import TrainingSession, reachable_workers
-from tasks.train.trial_spec import TRIAL_ID, TrainOptions
+from tasks.train.trial_spec import TRIAL_ID
 
 
 def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
@@ -41,9 +42,6 @@ def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
         print(out)
 
 
-__all__ = ["TrainOptions", "train_fleet"]
-
-
 def train_fleet(context: Context, options: TrainOptions) -> None:
     """Start a training, print its plan, submit it as a Job, or resume one."""
     settings = load(context)
@@ -58,8 +56,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     if options.resume:
         if options.trial_file is not None:
             raise UsageError("train: --resume uses the plan of the run", remedy="leave out --trial-file")
-        is_bare = options.resume is True  # type: ignore[comparison-overlap] # Invoke's bare optional value
-        resume.resume(settings, None if is_bare else options.resume, options)
+        resume.resume(settings, options.resume if isinstance(options.resume, str) else None, options)
         return
     for flag, is_set in (("--changed", options.changed), ("--retry-failed", options.retry_failed)):
         if is_set:

@@ -32,23 +32,6 @@ FILE_FIELDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """The flags of `inv train`."""
-
-    workers: str | None
-    trial_file: str | None
-    elastic: bool
-    resume: str | None
-    changed: bool
-    retry_failed: bool
-    dry_run: bool
-    plain: bool
-    job: bool
-    yes: bool
-    discard_results: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainLimits:
     """Limits of a training, in hours and in dollars. None means no limit."""
 
@@ -96,15 +79,11 @@ def train_limits(settings: Settings) -> TrainLimits:
     return TrainLimits(max_hours=settings.train.max_hours, budget_usd=settings.train.budget_usd)
 
 
-def worker_count(settings: Settings, flag: str | None) -> int:
+def worker_count(settings: Settings, flag: int | None) -> int:
     """Return the number of workers to train on: from the flag, else the setting, else all. Raises UsageError."""
     size = settings.fleet.size
-    if flag is None:
-        count, name = settings.train.workers or size, "train.workers"
-    elif flag.isdecimal() and len(flag) < 6 and int(flag) > 0:
-        count, name = int(flag), "train: --workers"
-    else:
-        raise UsageError(f"train: --workers: expected a whole number from 1 to {size}, found {flag!r}")
+    count = flag or settings.train.workers or size
+    name = "train.workers" if flag is None else "train: --workers"
     if count > size:
         raise UsageError(f"{name}: {count} workers, but the fleet has {size}", remedy="use fewer, or raise fleet.size")
     rows = settings.train.rows_per_step

@@ -1,6 +1,5 @@
 """`inv tune`: search for the best configuration. `space`, `search` and `pareto` are pure.
 
-commands      signature and help of the task
 tune          start, resume or plan a search: survey GPU, model and data, list the candidates
 space         the search space, and which candidates fit into memory
 search        predict the rate of every candidate, choose the candidates to measure next, and decide when to stop

@@ -14,7 +14,6 @@ from invoke.context import Context
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from remote.hosts.base import Host
 from reports import formatting
-from tasks.cli.flags import parse_number
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, survey
@@ -27,11 +26,11 @@ from tasks.tuning.search_state import TuneRecord
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
 
 
-def tune_fleet(context: Context, resume: str | None, memory_gib: str | None, *, dry_run: bool, plain: bool) -> None:
+def tune_fleet(context: Context, resume: str | None, memory_gib: float | None, *, dry_run: bool, plain: bool) -> None:
     """Start a search, print its plan, or resume one."""
     settings = load(context)
     check_recipes(settings)
-    limit = memory_limit_gib(settings, memory_gib)
+    limit = memory_gib or settings.tune.memory_gib
     hosts = fleet_hosts(settings)
     if resume:
         if memory_gib is not None:
@@ -63,15 +62,6 @@ def check_recipes(settings: Settings) -> None:
             raise UsageError(f"tune.recipes: expected names of {', '.join(space.RECIPES)}, found {name!r}")
     if not settings.tune.recipes:
         raise UsageError(f"tune.recipes: expected at least one of {', '.join(space.RECIPES)}")
-
-
-def memory_limit_gib(settings: Settings, flag: str | None) -> float | None:
-    """Return the memory limit from the flag, else from the settings. Raises UsageError."""
-    if flag is None:
-        return settings.tune.memory_gib
-    return parse_number(
-        "tune: --memory-gib", flag, "a number above 0, at most 1024", lambda value: 0.0 < value <= 1024.0
-    )
 
 
 def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> TuneRecord:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 import tasks
-from tasks.reports.commands import compare
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 EMPTY = "expected a value"
@@ -36,11 +35,12 @@ EMPTY = "expected a value"
         (("bench", "--only", "baseline", "--only", "runs"), "bench: --only: ", "twice"),
         (("bench", "--resume=collect"), "--resume=collect: ", "`--resume collect`"),
         (("bench", "--suite=huge"), "bench: --suite: ", "quick, "),
+        (("bench", "--workers=2.5"), "bench: --workers: ", "a whole number from 1, found '2.5'"),
         (("image.size", "--mbps=fast"), "image.size: --mbps: ", "'fast'"),
         (("image.size", "--allocatable-gb=0"), "image.size: --allocatable-gb: ", "'0'"),
         (("vm.engine", "--size-gb=nan"), "vm.engine: --size-gb: ", "100000, found 'nan'"),
         (("tune", "--memory-gib=2048"), "tune: --memory-gib: ", "1024, found '2048'"),
-        (("compare", "a", "b", "--tolerance=all"), "--tolerance: ", "100"),
+        (("compare", "a", "b", "--tolerance=all"), "compare: --tolerance: ", "100"),
         (("compare", "a", "b", "--allow=gpu", "--allow=colour"), "--allow colour: ", "profile, gpu, "),
         # An empty value is usually an unset variable. It never means the default.
         (("bench", "--resume="), "bench: --resume: ", EMPTY),
@@ -72,12 +72,6 @@ def test_no_flag_of_a_task_has_a_short_form() -> None:
     """Check for short forms, which could have different meanings in different tasks."""
     short_flags = [flag for context in tasks.ns.to_contexts() for flag in context.flags if len(flag) == 2]
     assert short_flags == []
-
-
-def test_repeatable_flags_are_lists_to_invoke() -> None:
-    """Check the kind, because Invoke splits the text of another kind into characters."""
-    repeatable = [argument for argument in compare.get_arguments() if argument.name in compare.iterable]
-    assert [argument.kind for argument in repeatable] == [list, list]
 
 
 def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:

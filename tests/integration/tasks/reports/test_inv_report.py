@@ -10,8 +10,8 @@ from invoke.context import Context
 
 from bench.records.status import TrialStatus
 from reports.output import watch
+from tasks.commands import report
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
-from tasks.reports.commands import report
 from tasks.settings.schema import ClusterSection, CostSection, RegistrySection
 from tests.support.reports import synthetic
 

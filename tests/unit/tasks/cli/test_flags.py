@@ -7,11 +7,10 @@ from invoke import Context
 from invoke.exceptions import ParseError
 from invoke.parser import ParserContext, parser
 
-from tasks import ns
+from tasks import commands, ns
 from tasks.cli.flags import RENAMED_FLAGS
 from tasks.cli.parser import PatchedParser
 from tasks.errors import UsageError
-from tasks.image import commands as image_commands
 
 OLD_FLAGS = [(task, old, new) for task, flags in RENAMED_FLAGS.items() for old, new in flags.items()]
 # Every flag that a release before this table had, and that no command has any more.
@@ -97,4 +96,4 @@ def test_the_help_omits_old_flags(task: str, old: str, new: str) -> None:
 @pytest.mark.parametrize("flag", ["dry_run", "force"])
 def test_cancel_is_refused_beside_a_flag_that_it_would_win_over(command, flag):
     with pytest.raises(UsageError, match=f"^{command}: --cancel .*{flag.replace('_', '-')}"):
-        getattr(image_commands, command)(Context(), cancel=True, **{flag: True})
+        getattr(commands, command)(Context(), cancel=True, **{flag: True})

@@ -6,16 +6,9 @@ from typing import Any
 import pytest
 from invoke import Context
 
+from tasks.commands import BenchOptions
 from tasks.errors import UsageError
 from tasks.fleet import bench
-from tasks.fleet.bench import BenchOptions
-
-
-def options(**changes: Any) -> BenchOptions:
-    """Flags of a dry run, with changes."""
-    flags: dict[str, Any] = dict.fromkeys(("only", "spread", "suite", "trial_file", "repeats", "workers", "resume"))
-    flags |= dict.fromkeys(("quick", "full", "strict", "dry_run", "plain"), False)
-    return BenchOptions(**{**flags, "dry_run": True, **changes})
 
 
 def test_the_flag_workers_limits_the_fleet(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,22 +20,19 @@ def test_the_flag_workers_limits_the_fleet(context: Callable[..., Context], monk
 
     monkeypatch.setattr(bench, "_plan", plan)
     monkeypatch.setattr(bench, "_print_plan", lambda *_: None)
-    for workers in (None, "3", "4"):
-        bench.run_bench(context(text="fleet: {size: 4}"), options(workers=workers))
+    for workers in (None, 3, 4):
+        bench.run_bench(context(text="fleet: {size: 4}"), BenchOptions(workers=workers, dry_run=True))
     assert sizes == [4, 3, 4]
 
 
-@pytest.mark.parametrize("workers", ["0", "5", "-1", "two", "1.5", "9" * 9])
-def test_a_number_of_workers_that_the_fleet_does_not_have_is_refused(
-    workers: str, context: Callable[..., Context]
-) -> None:
+def test_a_number_of_workers_that_the_fleet_does_not_have_is_refused(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"^bench: --workers: expected a whole number from 1 to fleet\.size, 4, found"):
-        bench.run_bench(context(text="fleet: {size: 4}"), options(workers=workers))
+        bench.run_bench(context(text="fleet: {size: 4}"), BenchOptions(workers=5, dry_run=True))
 
 
-@pytest.mark.parametrize("changes", [{"workers": "2"}, {"trial_file": "t.json"}])
+@pytest.mark.parametrize("changes", [{"workers": 2}, {"trial_file": "t.json"}])
 def test_a_resumed_run_has_the_workers_and_trials_of_its_plan(
-    changes: dict[str, str], context: Callable[..., Context]
+    changes: dict[str, Any], context: Callable[..., Context]
 ) -> None:
     with pytest.raises(UsageError, match=r"^bench: --resume .* --trial-file, .* --workers"):
-        bench.run_bench(context(), options(resume="r", **changes))
+        bench.run_bench(context(), BenchOptions(resume="r", **changes))

@@ -8,8 +8,8 @@ import pytest
 from invoke.context import Context
 
 from reports.comparison.compare import ComparedRow, Comparison
+from tasks.commands import compare
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError
-from tasks.reports.commands import compare
 from tasks.reports.compare import print_comparison, unknown_reasons
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic
@@ -118,9 +118,6 @@ def test_undecided_comparisons_have_an_exit_code_of_their_own_unless_allowed(pro
     ("flags", "expected"),
     [
         ({"allow": ["colour"]}, "--allow colour: expected one of profile, gpu, driver, lock"),
-        ({"tolerance": "much"}, "--tolerance: expected percent, from 0 to below 100, found 'much'"),
-        ({"tolerance": "-1"}, "--tolerance: expected percent"),
-        ({"tolerance": "nan"}, "--tolerance: expected percent"),
         ({"second": "a"}, "contains run 'a'"),
         ({"second": "none"}, "run 'none'"),
         ({"second": "../a"}, "expected a run's id, not a path"),

@@ -16,10 +16,10 @@ from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import HostError
 from remote.hosts.connectors import CONNECTORS
+from tasks.commands import tensorboard
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.k8s_training import sync_ledger as volume
 from tasks.reports import tensorboard as live
-from tasks.reports.commands import tensorboard
 from tests.support.reports import synthetic, training_run
 
 ROW = {"learning_rate": 0.1, "gradient_norm": 1.0, "targets": 5, "tokens": 9, "samples": 1, "step_time_sec": 2.0}

@@ -10,8 +10,8 @@ from invoke.context import Context
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
+from tasks.commands import runs
 from tasks.reports import runs as listing
-from tasks.reports.commands import runs
 from tests.support.reports import synthetic
 
 

@@ -13,20 +13,18 @@ from bench.records.run import PlannedTrial, Progress, RunRecord
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
+from tasks.commands import TrainOptions
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet.training_progress import TrainingSpend, TrainingView
 from tasks.settings.load import Settings
 from tasks.train import resume, submit_job, train, trial_spec
 from tasks.train.session import TrainingSession
-from tasks.train.trial_spec import TRIAL_ID, TrainOptions
+from tasks.train.trial_spec import TRIAL_ID
 from tests.support.reports import synthetic
 from tests.unit.tasks.train.conftest import MakeSettings
 
 RUN = "20260101-000000-train"
-DRY_RUN = TrainOptions(
-    workers=None, trial_file=None, elastic=False, resume=RUN, changed=False, retry_failed=False, dry_run=True,
-    plain=True, job=False, yes=False, discard_results=False,
-)  # fmt: skip
+DRY_RUN = TrainOptions(resume=RUN, dry_run=True, plain=True)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
 @pytest.mark.parametrize(
     ("train", "workers", "file_changes"),
     [
-        ({"rows_per_step": 2}, "2", {}),  # too few rows for the four workers of the settings
+        ({"rows_per_step": 2}, 2, {}),  # too few rows for the four workers of the settings
         ({"workers": 3, "seed": 9, "base_precision": "bf16", "lora_targets": "all-linear"}, None, {}),
-        ({"workers": 3}, "1", {}),
+        ({"workers": 3}, 1, {}),
         ({"recipe": "fast"}, None, {"recipe": "stock", "lora_rank": 4}),
         ({"recipe": "fast"}, None, {"recipe": "fast", "held_layers": 1}),
         ({"recipe": "fast"}, None, {"recipe": "fast", "lora_targets": ("q_proj",)}),
@@ -66,7 +66,7 @@ def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
 )
 def test_the_command_on_a_trainings_page_repeats_it(
     train: dict[str, Any],
-    workers: str | None,
+    workers: int | None,
     file_changes: dict[str, Any],
     settings: MakeSettings,
     context: Callable[..., Context],
@@ -106,14 +106,13 @@ def written_training(folder: Path, configured: Settings, trial: Trial) -> Traini
 @pytest.mark.parametrize(
     ("train", "asked", "message"),
     [
-        ({}, "9", "train: --workers: 9 workers, but the fleet has 4"),
-        ({}, "x", "train: --workers: expected a whole number from 1 to 4, found 'x'"),
+        ({}, 9, "train: --workers: 9 workers, but the fleet has 4"),
         ({"workers": 5}, None, "train.workers: 5 workers, but the fleet has 4"),
         ({"rows_per_step": 2}, None, "train.rows_per_step: 2 packed rows in a step, too few for 4 workers"),
     ],
 )
 def test_an_invalid_number_of_workers_is_an_error(
-    train: dict[str, Any], asked: str | None, message: str, settings: MakeSettings
+    train: dict[str, Any], asked: int | None, message: str, settings: MakeSettings
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         trial_spec.worker_count(settings(**train), asked)
