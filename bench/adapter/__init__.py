@@ -1,9 +1,7 @@
 """adapter: operations on a trained adapter: verify, merge, chat and stage it for serving.
 
-base_check: verifies that a base is the one that the adapter was trained on
-lora: reads and checks an adapter's folder; applies it to the base's weights
+lora: reads and checks an adapter's folder and its base; applies it to the base's weights
 merge: base and adapter to one model folder, tensor by tensor; can be resumed
-safetensors_writer: one safetensors file, written tensor by tensor and read back
 check: held-out loss and greedy answers of the adapter in each form in which it can be served
 chat: conversations with the adapter as it was trained
 stage: base and adapter at fixed paths for a server in the same pod

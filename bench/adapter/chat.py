@@ -6,7 +6,6 @@ from pathlib import Path
 
 from bench import torch_stack
 from bench.adapter import lora
-from bench.adapter.base_check import check_base
 from bench.data.masking import encode_prompt
 from bench.data.tokenizer import load_tokenizer
 from bench.qlora.step import choose_placement
@@ -37,7 +36,7 @@ class ChatAnswer:
 def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> ChatAnswer:
     """Answer every turn in order and log each answer at once. Raises InputError and InputRejected."""
     model, adapter = Path(request.trial.model), Path(request.adapter)
-    check_base(model, adapter, request.model_sha256)
+    lora.check_base(model, adapter, request.model_sha256)
     modules, tokenizer = torch_stack.load(), load_tokenizer(model)
     step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
     special_tokens = training_of(request.trial).data.special_tokens

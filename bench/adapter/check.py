@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 from bench import torch_stack
 from bench.adapter import lora
-from bench.adapter.base_check import check_base
 from bench.adapter.merge import shapes_of
 from bench.architectures import find
 from bench.data.inputs import InputError
@@ -35,7 +34,7 @@ from bench.qlora.step import Placement, choose_placement
 from bench.records import Trial
 from bench.records.training import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
-from bench.workloads.finetune.steps.group import RankGroup
+from bench.workloads.finetune.steps import RankGroup
 
 PROGRESS_SEC = 10.0
 LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64
@@ -122,7 +121,7 @@ class Checker:
         self.progress = ProgressLog(log)
         self.progress.log(f"checking the files of {request.trial.model}")
         model, adapter = Path(request.trial.model), Path(request.adapter)
-        check_base(model, adapter, request.model_sha256)
+        lora.check_base(model, adapter, request.model_sha256)
         self.model_sha256 = check_model(model).sha256
         shapes = {name: shape for shapes in shapes_of(model).values() for name, shape in shapes.items()}
         self.lora = lora.read(adapter, shapes)

@@ -1,5 +1,7 @@
 """Adapter folders as peft writes them: read, checked against the base model, and applied to its weights.
 
+A base is compared with the one that the adapter was trained on by content, not by name.
+
     merged = W + scale B A    W (out, in), A (rank, in), B (out, rank); scale = alpha / rank, or alpha / sqrt(rank)
 
 Not covered: anything but plain LoRA on linear layers (DoRA, ranks by layer, trained biases or embeddings). Each is
@@ -20,12 +22,13 @@ from safetensors.torch import load_file
 
 from bench import torch_stack
 from bench.architectures.architecture import Architecture
-from bench.data.inputs import InputError
+from bench.data.inputs import InputError, InputRejected
+from bench.data.model_folder import check_model
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
 from bench.records.atomic_files import read_regular, sha256_of
-from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER, ADAPTER_CONFIG
+from bench.workloads.finetune.checkpoint import ADAPTER, ADAPTER_CONFIG, TOKENIZER_FILES
 
 MAX_CONFIG_BYTES = 1 << 20
 UNSUPPORTED_KEYS = (
@@ -53,6 +56,28 @@ class Lora:
             return weight
         a, b = (part.to(weight.device) for part in self.pairs[name])
         return weight.addmm(b, a, alpha=self.scale)
+
+
+def check_base(model: Path, adapter: Path, model_sha256: str | None) -> None:
+    """Raise InputRejected if `model` is not the base of the training, InputError if it cannot be used.
+
+    The adapter's folder holds copies of the training's tokenizer and chat template, so a change of these is reported as
+    such.
+    """
+    facts = check_model(model)
+    for name in TOKENIZER_FILES:
+        copies = [folder / name for folder in (adapter, model)]
+        if all(path.is_file() for path in copies) and len(set(map(sha256_of, copies))) > 1:
+            raise InputRejected(
+                f"{model / name}: changed since the training, so prompts would differ from those of the training",
+                remedy=f"restore it from {adapter / name}",
+            )
+    if model_sha256 is not None and facts.sha256 != model_sha256:
+        raise InputRejected(
+            f"{model}: not the model that the adapter was trained on: sha256 {facts.sha256[:12]}, expected "
+            f"{model_sha256[:12]}",
+            remedy="set model.path to that model",
+        )
 
 
 def load_trained(modules: Any, trial: Trial, placement: Placement, folder: Path) -> tuple[TrainingStep, Any]:

@@ -3,10 +3,15 @@
 Shards are written to `.NAME.part` next to the target folder, and each is recorded in `shards.jsonl` after it was read
 back. A stopped merge resumes there if its inputs are the same. The folder is renamed to its final name once it has
 SHA256SUMS and merge.json, so a folder of that name is complete.
+
+A safetensors file of bf16 tensors is written with one tensor in memory at a time: its header follows from names and
+shapes (format: `bench.data.model_folder`). The data is written to a temporary file and read back from the disk; the
+file gets its name only if the checksum matches.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -17,12 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.adapter.base_check import check_base
-from bench.workloads.finetune.checkpoints.checkpoint import TOKENIZER_FILES
 from safetensors import safe_open
 
 from bench import torch_stack
-from bench.adapter import lora, safetensors_writer
+from bench.adapter import lora
 from bench.architectures import find
 from bench.data.inputs import InputError
 from bench.data.model_folder import INDEX, check_model, read_config, read_shapes, weight_files
@@ -31,12 +34,16 @@ from bench.records import schema
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
 from bench.records.training import MergeFacts
+from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 
 MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", "lock", "README.md"
 GENERATION_FILE = "generation_config.json"
 BASES = ("bf16", "nf4")
 OVERHEAD_BYTES = 32 << 20  # tokenizer, index and card
 Shapes = Mapping[str, tuple[int, ...]]
+BYTES_PER_ELEMENT = 2  # bf16
+HEADER_ALIGNMENT = 8
+_READ_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +66,7 @@ class MergeRequest:
 def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     """Create, resume or verify the merged folder. Raises InputError, InputRejected and OSError."""
     model, adapter, out = Path(request.model), Path(request.adapter), Path(request.out)
-    check_base(model, adapter, request.model_sha256)
+    lora.check_base(model, adapter, request.model_sha256)
     shards = shapes_of(model)
     adapter_weights = lora.read(adapter, {name: shape for shapes in shards.values() for name, shape in shapes.items()})
     facts = MergeFacts(
@@ -68,7 +75,7 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
         adapter_sha256=adapter_weights.sha256,
         end_ids=sorted({*request.end_ids, *_end_tokens(model)}),
         shards=len(shards),
-        bytes=sum(safetensors_writer.file_size(shapes) for shapes in shards.values()),
+        bytes=sum(file_size(shapes) for shapes in shards.values()),
     )
     if out.exists():
         return _verify_existing(out, facts, log)
@@ -76,7 +83,7 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     part.mkdir(parents=True, exist_ok=True)
     with _exclusive_lock(part):
         done = _resume(part, facts)
-        _check_disk_space(part, sum(safetensors_writer.file_size(shards[name]) for name in shards if name not in done))
+        _check_disk_space(part, sum(file_size(shards[name]) for name in shards if name not in done))
         _write_shards(part, model, shards, adapter_weights, request.base, done, log)
         _write_other_files(part, model, adapter, shards, facts, request.card)
         _write_checksums(part)
@@ -169,7 +176,7 @@ def _write_shards(
             continue
         with safe_open(model / name, "pt") as file, modules.torch.no_grad():
             get_tensor = partial(_merge_tensor, file, device, merged)
-            digest = safetensors_writer.write(part / name, shapes, get_tensor, modules.torch)
+            digest = write_tensors(part / name, shapes, get_tensor, modules.torch)
         with (part / SHARDS_FILE).open("a", encoding="utf-8") as shards_file:
             shards_file.write(json.dumps({"name": name, "sha256": digest}) + "\n")
             shards_file.flush()
@@ -193,7 +200,7 @@ def _write_other_files(
     if len(shards) > 1:
         weight_map = {name: shard for shard, shapes in shards.items() for name in shapes}
         count = sum(math.prod(shape) for shapes in shards.values() for shape in shapes.values())
-        total_size = count * safetensors_writer.BYTES_PER_ELEMENT
+        total_size = count * BYTES_PER_ELEMENT
         files[INDEX] = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
     for name, document in files.items():
         write_atomic(part / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
@@ -233,3 +240,65 @@ def verify_sums(folder: Path) -> None:
         digest, _, name = line.partition("  ")
         if Path(name).name != name or not (folder / name).is_file() or sha256_of(folder / name) != digest:
             raise InputError(f"{folder / name}: does not match {SUMS_FILE}", remedy=f"remove {folder} and retry")
+
+
+class ShardMismatch(OSError):
+    """Data that was read back differs from the data written."""
+
+
+def encode_header(shapes: Shapes) -> bytes:
+    """Encode the header of a file with these tensors, in this order."""
+    document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, shape in shapes.items():
+        end = begin + math.prod(shape) * BYTES_PER_ELEMENT
+        document[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def file_size(shapes: Shapes) -> int:
+    return len(encode_header(shapes)) + BYTES_PER_ELEMENT * sum(map(math.prod, shapes.values()))
+
+
+def write_tensors(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], get_tensor: Callable[[str], Any], torch: Any
+) -> str:
+    """Write the file completely or not at all, read it back and return its sha256. Raises OSError."""
+    part, digest = path.with_name(f".{path.name}.part"), hashlib.sha256()
+    try:
+        with part.open("wb") as file:
+            for chunk in _chunks(shapes, get_tensor, torch):
+                digest.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        if sha256_on_disk(part) != digest.hexdigest():
+            raise ShardMismatch(5, "data read back differs from the data written; check the disk", str(path))
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return digest.hexdigest()
+
+
+def _chunks(shapes: Shapes, get_tensor: Callable[[str], Any], torch: Any) -> Any:
+    yield encode_header(shapes)
+    for name, shape in shapes.items():
+        tensor = get_tensor(name).contiguous().to("cpu")
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.bfloat16:
+            raise ValueError(f"{name}: {tuple(tensor.shape)} in {tensor.dtype}, planned {shape} in bf16")
+        yield memoryview(tensor.view(torch.uint8).numpy()).cast("B")
+
+
+def sha256_on_disk(path: Path) -> str:
+    """Hash the file as stored on the disk: its cached pages are dropped first, if the system can."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

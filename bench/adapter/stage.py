@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.adapter.base_check import check_base
+from bench.adapter.lora import check_base
 from bench.adapter.merge import MERGE_FILE, verify_sums
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
-from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER
+from bench.workloads.finetune.checkpoint import ADAPTER
 
 BASE_NAME, ADAPTER_NAME = "base", "adapter"  # in the folder `into`
 _POLL_SEC = 0.5

@@ -1,11 +1,10 @@
-"""architectures: the model architectures that are accepted, one module for each family. Only the standard library.
+"""architectures: the model architectures that are accepted. Only the standard library.
 
 architecture: the declaration and its registry
-llama: Llama
-mistral: Mistral
+families: the declarations of Llama and Mistral
 """
 
-from bench.architectures import llama, mistral  # noqa: F401 - each registers itself
+from bench.architectures import families  # noqa: F401 - registers them
 from bench.architectures.architecture import Feature, find
 
 __all__ = ["Feature", "find"]

@@ -16,12 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.qlora.session import TorchSession
-
 from bench import torch_stack
 from bench.data.trial_inputs import check_trial
 from bench.machine.preflight import require_gpus_for
-from bench.qlora.step import choose_placement
+from bench.qlora.step import TorchSession, choose_placement
 from bench.records import Trial
 from bench.workloads import RECORDED_STEPS, load
 

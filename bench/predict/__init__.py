@@ -2,6 +2,5 @@
 
 flops: FLOP per token
 memory: peak GPU memory
-throughput: rate, padding and memory of a list of trials, from the lengths of the samples
-forecast: memory and time of a training before it starts
+throughput: rate, padding and memory of a list of trials or of a training, before any starts
 """

@@ -1,6 +1,13 @@
-"""Predictions for `inv tune` before its first trial: the GPU, the lengths of the samples, and each trial's memory.
+"""Predictions before a trial or a training starts: memory, speed and padding.
 
-It takes seconds: samples are tokenized, no weights are read. One JSON document covers a whole list of trials.
+`survey`, for `inv tune` before its first trial: the GPU, the lengths of the samples, and each trial's memory. It takes
+seconds: samples are tokenized, no weights are read. One JSON document covers a whole list of trials.
+
+`forecast`, of a training: its peak memory on a GPU (`bench.predict.memory`; rows are packed to one length, so all are
+equal), and the time of one rank's step, without communication, from the GPU's published figures. It is an estimate;
+measured steps are better.
+
+Not covered: the time on CPUs and on GPUs without known figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +22,11 @@ from bench.data.model_folder import check_model, read_config
 from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.data.readers import read_data
 from bench.data.tokenizer import load_tokenizer
-from bench.machine import nvml
+from bench.data.trial_inputs import as_stock, built_recipe, check_trial_model, unsupported_reason
+from bench.machine import gpu_specs, nvml
 from bench.predict import flops, memory
 from bench.records import Trial
+from bench.records.training import Forecast
 
 MAX_SAMPLES = 4096  # enough to estimate the padding to within a percent
 PERCENTILES = (50, *range(90, 101))
@@ -25,6 +34,8 @@ PERCENTILES = (50, *range(90, 101))
 EFFICIENCY = {"reference": 0.29, "stock": 0.62, "fast": 0.74}
 PRODUCT_SPEEDUP = {"bf16": 1.0, "int8_backward": 1.2, "int8": 1.5}  # recipe `fast` by matmul precision, measured
 HALF_RATE_TOKENS = 1024.0  # at this many positions a step reaches half of its best rate
+# The matrix product reaches 70 % of the published figure (H200, docs/measurements.md). The recipes' shares refer to it.
+ACHIEVABLE_SHARE = 0.70
 
 
 def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
@@ -132,3 +143,37 @@ def _gpu() -> dict[str, Any] | None:
     total = gpus[0].usable_memory_bytes
     largest = None if total is None else memory.largest_peak(total)
     return {"name": gpus[0].name, "memory_bytes": total, "largest_peak_bytes": largest}
+
+
+def forecast(trial: Trial) -> Forecast:
+    """Predict memory and time. Raises InputError for a model that cannot be used or does not suit the trial."""
+    model, config = check_trial_model(trial), read_config(Path(trial.model))
+    nvml.number_gpus_by_bus()
+    gpus = nvml.visible_gpus()
+    gpu = gpus[0] if gpus else None
+    reason = None
+    if trial.recipe == "fast":
+        reason = unsupported_reason(config, trial, None if gpu is None else gpu.compute_capability)
+    recipe = built_recipe(trial, reason)
+    if reason is not None:
+        trial = as_stock(trial)
+    return Forecast(
+        model_sha256=model.sha256,
+        gpu=None if gpu is None else gpu.name,
+        gpus=len(gpus),
+        gpu_memory_bytes=None if gpu is None else gpu.read().memory_total_bytes,
+        peak_bytes=None if gpu is None else memory.peak_bytes(config, trial),
+        adapter_weights=flops.adapter_weights(config, trial.lora_rank, trial.lora_targets),
+        row_sec=None if gpu is None else _row_sec(trial, config, gpu.name),
+        recipe=recipe,
+    )
+
+
+def _row_sec(trial: Trial, config: dict[str, Any], gpu: str | None) -> float | None:
+    """Estimate the seconds of one packed row on a GPU of this name; None if its figures are unknown."""
+    chip = gpu_specs.lookup(gpu)
+    tflops = None if chip is None else chip.matmul_tflops("bf16")
+    if tflops is None:
+        return None
+    positions = trial.micro_batch_size * trial.max_seq_len
+    return positions / (positions_per_sec(config, trial) * tflops * ACHIEVABLE_SHARE)

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.data.collate import Batch
-from bench.harness.record import PhaseClock
+from bench.harness.record import PhaseClock, Record
+from bench.harness.termination import StopSignals
+from bench.machine import fingerprint, preflight
 from bench.machine.fingerprint import cpu_flags
-from bench.qlora.adamw8 import multi_tensor_adamw8bit
 from bench.records import Trial
 from bench.torch_stack import Stack
+from bench.torch_stack import load as load_stack
 
 # Inputs of a transformers model. Given restarting positions and no mask, the model separates the samples.
 MODEL_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
@@ -48,6 +50,28 @@ def choose_placement(stack: Stack) -> Placement:
         return Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)
     has_bf16 = not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_flags())
     return Placement(device=torch.device("cpu"), compute_dtype=torch.bfloat16 if has_bf16 else torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchSession:
+    """The imported stack and the device it computes on."""
+
+    modules: Stack
+    placement: Placement
+
+
+def open_session(record: Record, stops: StopSignals) -> TorchSession:
+    """Import the stack, choose the device, and put both into the record's fingerprint."""
+    with record.timed("import"):
+        modules = load_stack()
+        preflight.check(modules, record.trial)
+        placement = choose_placement(modules)
+    stops.check()
+    record.fingerprint.update(fingerprint.device_facts(modules.torch))
+    record.fingerprint["compute_dtype"] = str(placement.compute_dtype).removeprefix("torch.")
+    processor = record.fingerprint["gpu_name"] or record.fingerprint["cpu_model"]
+    record.log(f"device {placement.device} in {record.fingerprint['compute_dtype']}: {processor}")
+    return TorchSession(modules=modules, placement=placement)
 
 
 def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
@@ -86,23 +110,32 @@ def _disable_weight_packing(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def make_optimizer(
-    stack: Stack, trial: Trial, model: Any, placement: Placement, *, multi_tensor: bool = False
-) -> tuple[Any, str]:
-    """Return the optimizer of the adapters and its description. Paging needs CUDA's unified memory.
+def add_lora(stack: Stack, trial: Trial, model: Any) -> Any:
+    """Freeze `model` and add new adapters, initialized by the trial's seed."""
+    stack.transformers.set_seed(trial.seed)
+    config = stack.peft.LoraConfig(
+        r=trial.lora_rank,
+        lora_alpha=trial.lora_alpha,
+        lora_dropout=trial.lora_dropout,
+        target_modules=list(trial.lora_targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+        **({"use_rslora": True} if trial.training is not None and trial.training.rank_stabilized else {}),
+    )
+    adapted = stack.peft.get_peft_model(model, config)
+    adapted.train()
+    return adapted
 
-    With `multi_tensor` the 8-bit optimizer updates all adapters in one launch on a GPU, and its state is not paged.
-    """
-    parameters = list(_parameter_groups(trial, model))
-    decay = 0.0 if trial.training is None else trial.training.weight_decay
+
+def make_optimizer(stack: Stack, trial: Trial, model: Any, placement: Placement) -> tuple[Any, str]:
+    """Return the optimizer of the adapters and its description. Paging needs CUDA's unified memory."""
+    parameters = list(parameter_groups(trial, model))
+    decay = weight_decay(trial)
     if trial.optimizer == "adamw_torch":
         optimizer = stack.torch.optim.AdamW(
             parameters, lr=trial.learning_rate, weight_decay=decay, fused=placement.is_cuda
         )
         return optimizer, "torch AdamW, 32 bit" + (", fused" if placement.is_cuda else "")
-    if placement.is_cuda and multi_tensor:
-        optimizer = multi_tensor_adamw8bit(stack, parameters, lr=trial.learning_rate, weight_decay=decay)
-        return optimizer, "AdamW, 8 bit, one launch for all adapters"
     if placement.is_cuda:
         optimizer = stack.bitsandbytes.optim.PagedAdamW8bit(parameters, lr=trial.learning_rate, weight_decay=decay)
         return optimizer, "bitsandbytes AdamW, 8 bit, paged"
@@ -111,7 +144,11 @@ def make_optimizer(
     return optimizer, "bitsandbytes AdamW, 8 bit, not paged: there is no CUDA device"
 
 
-def _parameter_groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
+def weight_decay(trial: Trial) -> float:
+    return 0.0 if trial.training is None else trial.training.weight_decay
+
+
+def parameter_groups(trial: Trial, model: Any) -> Iterator[dict[str, Any]]:
     """Yield trained parameters by learning rate: one group, or with LoRA+ (arXiv 2402.12354) the matrices A, then B."""
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     ratio = 1.0 if trial.training is None else trial.training.lora_plus_ratio

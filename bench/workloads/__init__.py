@@ -1,14 +1,11 @@
 """workloads: the module of each workload of `bench.records.workloads`, with its `measure(record, inputs, stops)`.
 
-training: QLoRA steps
-mfu: their share of the GPU's matrix-product rate
-hardware: matrix products, copies and disk
-disk_io: read rate of the model folder
+training: QLoRA steps, and their share of the GPU's matrix-product rate
+hardware: matrix products, copies, and reads of the model folder
 loading: loading a model from files onto the device
 inference: generating answers to prompts
 decoding: the default and the fast decoding path
-decode_step: one decoding step of the fast path
-fused_step: the same step for NF4 on a GPU
+decode_step: one decoding step of the fast path, fused for NF4 on a GPU
 distributed: training steps on several ranks
 finetune: a fine-tuning on one or several ranks
 ranks: the launcher of their ranks, and the process of each rank

@@ -9,13 +9,13 @@ same tokens, up to rounding.
 Not covered: sampling, sequences of different lengths, ends before the last token.
 """
 
+import importlib
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from bench.qlora.step import Placement
 from bench.torch_stack import Stack
-from bench.workloads.decode_step import make_step
 
 # Attention kernels with a mask need aligned rows.
 LENGTH_MULTIPLE = 8
@@ -118,7 +118,7 @@ class FastPath:
 
     All state is at three fixed addresses: `_ids` (prompt and answer), `_position` (of its last token) and the cache. A
     step reads and writes nothing else, so a replay of its graph is a step. `not_fused_reason` says why the step is not
-    the one of five kernels a layer (`bench.workloads.fused_step`); None if it is.
+    the one of five kernels a layer (`bench.workloads.decode_step.FusedStep`); None if it is.
     """
 
     name = "fast"
@@ -140,7 +140,9 @@ class FastPath:
         with torch.no_grad():
             self._reset()
             self._prefill()  # some transformers versions allocate the cache at first use
-            self._decode, self.not_fused_reason = make_step(
+            # This import loads torch, which must happen after the stack's settings.
+            step_module = importlib.import_module("bench.workloads.decode_step")
+            self._decode, self.not_fused_reason = step_module.make_step(
                 stack, self._decoder, self._cache, batch=batch, length=length
             )
         self._graph: Any = None

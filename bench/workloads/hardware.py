@@ -4,12 +4,19 @@ Products and copies run on random numbers, after a warm-up, in samples of at lea
 events; the CPU's clock without a GPU), over operands larger than any cache. With zeros a chip draws half its power and
 clocks higher. A type that chip or stack do not support gives a measurement without a value and with a note, no error.
 
-Not covered: links between GPUs (`bench.workloads.distributed.distributed`); arithmetic outside matrix products;
-products under 20 us (size 2048 in 8 bits on a Hopper), which measure the kernel launch rate.
+A read measures the disk only if the page cache was empty. Any user may ask Linux to drop a file's cached pages
+(posix_fadvise DONTNEED); reads that do not wait for a disk (preadv2 RWF_NOWAIT) check that the pages are gone. If that
+cannot be checked, a read does not count as cold.
+
+Not covered: caches below the kernel's, in a disk or in a file server; links between GPUs
+(`bench.workloads.distributed.distributed`); arithmetic outside matrix products; products under 20 us (size 2048 in 8
+bits on a Hopper), which measure the kernel launch rate.
 """
 
 import contextlib
+import errno
 import math
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import Inputs
+from bench.data.model_folder import weight_files
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals, is_out_of_memory
-from bench.machine import gpu_specs
-from bench.qlora.session import TorchSession, open_session
+from bench.machine import gpu_specs, page_cache
+from bench.qlora.step import TorchSession, open_session
 from bench.records.bootstrap import Interval, summarize
-from bench.workloads import disk_io
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
 # The lowest compute capability with hardware matrix products of the type.
@@ -33,6 +40,8 @@ OPERAND_BYTES = 256 << 20  # more than the largest cache of a GPU in gpu_specs.j
 SAMPLE_SEC = 2e-3
 WARMUP_CALLS = 3
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
+BLOCK_BYTES = 8 << 20
+PROBES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
                 stops.check()
         _add_copies(record, session, chip, scale, stops)
         model, _, _ = inputs
-        disk_io.add_reads(record, Path(model.path), scale.read_bytes, stops)
+        add_reads(record, Path(model.path), scale.read_bytes, stops)
 
 
 def matmul_tflops(
@@ -257,3 +266,70 @@ def _add_copies(
         rates = [count / second / 1e9 for second in sample_sec(session, copy, scale.budget_sec)]
         record.add(name, summarize(rates), bytes=count, pinned=True)
         stops.check()
+
+
+def drop_from_cache(files: list[Path]) -> bool:
+    """Ask the kernel to drop the files' pages; True only if they are verifiably gone. Raises OSError."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    page_cache.drop(files)
+    is_cold = all(_is_cold(path) for path in files)
+    page_cache.drop(files)  # the check itself may have read pages
+    return is_cold
+
+
+def add_reads(record: Record, folder: Path, max_bytes: int, stops: StopSignals) -> None:
+    """Add disk_read_gb_per_sec twice: cold if the cache can be dropped, then warm. Raises OSError."""
+    files = sorted(weight_files(folder), key=lambda path: (-path.stat().st_size, path.name))
+    is_cold = drop_from_cache(files)
+    for cold in (True, False):
+        if cold and not is_cold:
+            note = "the page cache could not be dropped here, or not verifiably"
+            record.add("disk_read_gb_per_sec", None, note=note, cold=True)
+            _read(files, max_bytes, stops)  # fill the cache for the warm read
+            continue
+        rates, count = _read(files, max_bytes, stops)
+        record.add("disk_read_gb_per_sec", summarize(rates), cold=cold, bytes=count)
+
+
+def _read(files: list[Path], max_bytes: int, stops: StopSignals) -> tuple[list[float], int]:
+    """Return GB/s of each piece, in order, and the bytes read; a piece is a 16th of the total, but at least 1 MiB."""
+    planned = min(max_bytes, sum(path.stat().st_size for path in files))
+    piece = max(1 << 20, planned // 16)
+    block = memoryview(bytearray(min(BLOCK_BYTES, piece)))
+    rates: list[float] = []
+    done = in_piece = 0
+    start = time.perf_counter()
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while done < planned and (count := file.readinto(block)):
+                done += count
+                in_piece += count
+                if in_piece >= piece or done >= planned:
+                    rates.append(in_piece / (time.perf_counter() - start) / 1e9)
+                    stops.check()
+                    in_piece, start = 0, time.perf_counter()
+    return rates, done
+
+
+def _is_cold(path: Path) -> bool:
+    """Return True if no probed byte is in the page cache; False if one is, or if that is unknown.
+
+    Does not use mincore like `bench.machine.page_cache`: that needs write permission, and a pod's model folder may be
+    read-only.
+    """
+    if not hasattr(os, "preadv") or not hasattr(os, "RWF_NOWAIT"):
+        return False
+    size = path.stat().st_size
+    step = max(mmap.PAGESIZE, size // PROBES)
+    with path.open("rb") as file:
+        # From the end to the start: a read of an uncached page may still load the pages after it.
+        for offset in range(max(0, size - mmap.PAGESIZE), -1, -step):
+            try:
+                os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
+            except OSError as error:
+                if error.errno != errno.EAGAIN:
+                    return False
+            else:
+                return False
+    return True

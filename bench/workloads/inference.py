@@ -25,9 +25,7 @@ from bench.harness import termination
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals
 from bench.machine import gpu_specs
-from bench.qlora.recipes import adapters
-from bench.qlora.session import TorchSession, open_session
-from bench.qlora.step import load_base
+from bench.qlora.step import TorchSession, add_lora, load_base, open_session
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.torch_stack import free_memory
@@ -307,7 +305,7 @@ def weight_bytes_per_token(model: Any) -> int:
 def add_adapters(session: TorchSession, trial: Trial, model: Any) -> None:
     """Add new adapters to `model` in place, in its precision; their B is random, as after training, not 0."""
     torch = session.modules.torch
-    adapted = adapters.add(session.modules, trial, model)
+    adapted = add_lora(session.modules, trial, model)
     adapted.eval()
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():

@@ -21,8 +21,7 @@ from bench.data.model_folder import read_config, weight_files
 from bench.harness.record import Record, peak_rss_bytes
 from bench.harness.termination import StopSignals
 from bench.machine import page_cache
-from bench.qlora.session import TorchSession, open_session
-from bench.qlora.step import load_base
+from bench.qlora.step import TorchSession, load_base, open_session
 from bench.records.bootstrap import Interval, summarize
 from bench.torch_stack import free_memory
 

@@ -30,8 +30,7 @@ from bench.data.readers import read_data
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels import nf4
 from bench.qlora import recipes
-from bench.qlora.recipes import adapters
-from bench.qlora.step import Placement, TrainingStep, choose_placement, load_base
+from bench.qlora.step import Placement, TrainingStep, add_lora, choose_placement, load_base
 from bench.records import Trial
 from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures
 
@@ -194,7 +193,7 @@ class Equality:
         for parameter in base.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.float()
-        return adapters.add(self.modules, trial, base)
+        return add_lora(self.modules, trial, base)
 
     def free(self) -> None:
         gc.collect()

@@ -38,8 +38,7 @@ from bench.data.collate import Batch, make_batches
 from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.predict import flops
 from bench.qlora import recipes
-from bench.qlora.session import TorchSession
-from bench.qlora.step import Placement, choose_placement, load_base
+from bench.qlora.step import Placement, TorchSession, choose_placement, load_base
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.records.validation import ALL_LINEAR

@@ -108,8 +108,7 @@ def measure(case: Case, model: str, steps: int) -> dict[str, Any]:
     """Train by the Trainer; return step times in seconds, peak bytes and the last loss."""
     from bench import torch_stack
     from bench.qlora.patch import patch
-    from bench.qlora.recipes import adapters
-    from bench.qlora.step import choose_placement, load_base
+    from bench.qlora.step import add_lora, choose_placement, load_base
 
     modules = torch_stack.load()
     placement = choose_placement(modules)
@@ -119,7 +118,7 @@ def measure(case: Case, model: str, steps: int) -> dict[str, Any]:
     if case.liger:
         liger = importlib.import_module("liger_kernel.transformers")
         getattr(liger, f"apply_liger_kernel_to_{base.config.model_type}")(model=base)
-    peft_model = adapters.add(modules, trial, base)
+    peft_model = add_lora(modules, trial, base)
     if case.patch is not None:
         patch(peft_model, **case.patch)
     times: list[float] = []

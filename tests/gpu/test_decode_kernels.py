@@ -147,8 +147,7 @@ def test_attention_of_one_token_matches_the_formula_and_updates_the_cache(heads,
 @pytest.mark.parametrize("batch", [1, 3, 32])
 @pytest.mark.parametrize("with_adapters", [False, True])
 def test_the_fused_step_matches_the_general_step(tiny_model, make_trial, with_adapters, batch):
-    from bench.qlora.session import TorchSession
-    from bench.qlora.step import Placement, load_base
+    from bench.qlora.step import Placement, TorchSession, load_base
     from bench.workloads.inference import add_adapters
 
     stack = real_stack.load()

@@ -58,13 +58,13 @@ def test_phases_by_device_events_make_up_the_step(measure, gpu_trial):
 def test_the_advice_after_out_of_memory_leads_to_a_trial_that_fits(measure, gpu_trial, tmp_path):
     limit_bytes = 1 << 30
     limit = (
-        "import bench.qlora.session\n"
-        "place = bench.qlora.session.choose_placement\n"
+        "import bench.qlora.step\n"
+        "place = bench.qlora.step.choose_placement\n"
         "def limited(stack):\n"
         "    total = stack.torch.cuda.get_device_properties(0).total_memory\n"
         f"    stack.torch.cuda.set_per_process_memory_fraction({limit_bytes} / total)\n"
         "    return place(stack)\n"
-        "bench.qlora.session.choose_placement = limited"
+        "bench.qlora.step.choose_placement = limited"
     )
     trial = apply_overrides(gpu_trial, ["micro_batch_size=32", "max_seq_len=4096"])
     for _ in range(12):

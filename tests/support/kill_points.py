@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.workloads.finetune.checkpoints import checkpoint
+from bench.workloads.finetune import checkpoint
 from tests.support import tiny_training
 from tests.support.tiny_training import Lab, in_child
 

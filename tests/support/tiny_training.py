@@ -14,10 +14,9 @@ from bench.qlora import recipes
 from bench.qlora.step import Placement, load_base
 from bench.records import Trial
 from bench.records.training import Training, TrainingData
+from bench.workloads.finetune import checkpoint, checkpoint_manager, resume, training_set
 from bench.workloads.finetune import trainer as trainer_module
-from bench.workloads.finetune import training_set
-from bench.workloads.finetune.checkpoints import checkpoint, checkpoint_manager, resume
-from bench.workloads.finetune.steps.group import RankGroup
+from bench.workloads.finetune.steps import RankGroup
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -9,7 +9,6 @@ int8: a frozen weight multiplied in 8 bits
 int8_tiles: tiles of the INT8 products, timed on the GPU and kept in a file
 offload: layer inputs, embeddings and head in host memory
 cuda_graph: a micro-batch's forward and backward as CUDA graphs
-adapters: new LoRA adapters created by peft
 """
 
 import importlib

@@ -32,13 +32,14 @@ from bench.kernels.loss import IGNORED, head_loss, head_losses
 from bench.kernels.norm import ResidualStream, rms_norm_backward, stream_norm
 from bench.kernels.rope import AttentionHeads
 from bench.kernels.triton_compat import HAS_TRITON
-from bench.qlora.recipes import adapters, int8, int8_tiles
+from bench.qlora.adamw8 import multi_tensor_adamw8bit
+from bench.qlora.recipes import int8, int8_tiles
 from bench.qlora.recipes.cuda_graph import CapturedGraph, CapturedStep
 from bench.qlora.recipes.fused_linear import Adapter, FusedLinear, dequantize
 from bench.qlora.recipes.int8 import Int8Linear
 from bench.qlora.recipes.layer import PRODUCTS_PER_LAYER, FastLayer, TokenLayout, run_layer
 from bench.qlora.recipes.offload import Offload, OffloadedTables
-from bench.qlora.step import Placement, TrainingStep, make_optimizer
+from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, parameter_groups, weight_decay
 from bench.records import Trial
 from bench.torch_stack import Stack
 
@@ -96,11 +97,15 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
         else:
             notes = flags = (f"matmul bf16 ({trial.matmul} is not supported: {reason})",)
             trial = dataclasses.replace(trial, matmul="bf16")
-    peft_model = adapters.add(stack, trial, base)
+    peft_model = add_lora(stack, trial, base)
     model = FastModel(peft_model, base, trial)
     if trial.matmul != "bf16":
         stack.torch.cuda.empty_cache()  # the scales were computed from whole float32 weights, half a GiB each
-    optimizer, name = make_optimizer(stack, trial, model, placement, multi_tensor=True)
+    if placement.is_cuda and trial.optimizer != "adamw_torch":  # its state is not paged
+        groups, name = list(parameter_groups(trial, model)), "AdamW, 8 bit, one launch for all adapters"
+        optimizer = multi_tensor_adamw8bit(stack, groups, lr=trial.learning_rate, weight_decay=weight_decay(trial))
+    else:
+        optimizer, name = make_optimizer(stack, trial, model, placement)
     step = CapturedStep(stack, model, optimizer, placement, name, autocast=False, inputs=FastModel.INPUTS)
     step.notes, step.flags = notes, flags
     step.may_capture = placement.is_cuda

@@ -12,8 +12,7 @@ With a 16-bit base, step 2 is omitted: it would cast the whole base to float32.
 
 from typing import Any
 
-from bench.qlora.recipes import adapters
-from bench.qlora.step import Placement, TrainingStep, make_optimizer
+from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer
 from bench.records import Trial
 from bench.torch_stack import Stack
 
@@ -30,6 +29,6 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     elif trial.gradient_checkpointing:
         base.enable_input_require_grads()
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
-    model = adapters.add(stack, trial, base)
+    model = add_lora(stack, trial, base)
     optimizer, name = make_optimizer(stack, trial, model, placement)
     return TrainingStep(stack, model, optimizer, placement, name)

@@ -9,8 +9,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from bench.qlora.recipes import adapters
-from bench.qlora.step import Placement, TrainingStep, make_optimizer
+from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer
 from bench.records import Trial
 from bench.torch_stack import Stack
 
@@ -27,7 +26,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
         base.enable_input_require_grads()
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     layers = base.model.layers
-    model = adapters.add(stack, trial, base)
+    model = add_lora(stack, trial, base)
     if placement.is_cuda:
         # Otherwise a second shape triggers a dynamic-shape compilation, which takes as long again and runs slower.
         stack.torch._dynamo.config.automatic_dynamic_shapes = False

@@ -6,10 +6,14 @@ Samples and tokens of the steps are per device, as in all trials; the global rat
 compares with the same ranks in the same run without communication; the report compares with a trial of one rank.
 
 On several machines, the first one does this; the others only run their share of the ranks (`follow`).
+
+Rates are inverted times, so a rate and its interval belong to the median step, as in all measurements.
 """
 
+import random
+import statistics
 from collections import defaultdict
-from statistics import mean, median
+from collections.abc import Callable
 from typing import Any
 
 from bench.data.inputs import InputError, Inputs
@@ -17,13 +21,13 @@ from bench.data.trial_inputs import check_trial
 from bench.harness.record import Record, Request
 from bench.harness.termination import StopSignals
 from bench.records import Trial
-from bench.records.bootstrap import summarize
+from bench.records.bootstrap import Interval, quantile, summarize
 from bench.records.result import Steps
-from bench.workloads.distributed import efficiency
 from bench.workloads.ranks.launcher import RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
 
 MODULE = "bench.workloads.distributed.rank"
+RESAMPLES = 2000
 REDUCE_SIZE_COUNT = {"gpu": 5, "tiny": 3}
 
 
@@ -89,10 +93,10 @@ class RankReport:
         self.record.add_step(
             steps,
             seconds=max(seconds),
-            loss=mean(losses),
-            samples=mean(samples),
-            tokens=round(mean(tokens)),
-            useful=round(mean(useful)),
+            loss=statistics.mean(losses),
+            samples=statistics.mean(samples),
+            tokens=round(statistics.mean(tokens)),
+            useful=round(statistics.mean(useful)),
         )
 
     def slowest(self, kind: str) -> list[list[float]]:
@@ -108,7 +112,7 @@ def add_measurements(record: Record, report: RankReport, backend: str) -> None:
     ranks: dict[str, Any] = {"world_size": world_size, "backend": backend}
     for name, column in (("global_samples_per_sec", 2), ("global_tokens_per_sec", 3)):
         amount = sum(row[column] for table in on for row in table) / len(on)
-        record.add(name, efficiency.rate(amount, times), **ranks)
+        record.add(name, rate(amount, times), **ranks)
     for rank in range(world_size):
         record.add("step_time_sec", summarize([table[rank][0] for table in on]), rank=rank, world_size=world_size)
     record.fingerprint["rank_peak_rss_bytes"] = [int(value) for value in report.peaks["rss_bytes"]]
@@ -134,12 +138,12 @@ COMMUNICATION_METRICS = (
 def _add_communication(record: Record, report: RankReport, ranks: dict[str, Any]) -> None:
     world_size, gradient = record.trial.world_size, int(record.fingerprint["gradient_bytes"])
     for size, seconds in report.all_reduce_sec.items():
-        on_bus = size / 1e9 * efficiency.bus_factor(world_size)
+        on_bus = size / 1e9 * bus_factor(world_size)
         context: dict[str, Any] = {"size_bytes": size, "is_gradient_size": size == gradient, "dtype": "fp32", **ranks}
-        record.add("all_reduce_gb_per_sec", efficiency.rate(size / 1e9, summarize(seconds)), **context)
-        record.add("all_reduce_bus_gb_per_sec", efficiency.rate(on_bus, summarize(seconds)), **context)
+        record.add("all_reduce_gb_per_sec", rate(size / 1e9, summarize(seconds)), **context)
+        record.add("all_reduce_bus_gb_per_sec", rate(on_bus, summarize(seconds)), **context)
     off, on = report.slowest("off"), report.slowest("on")
-    step_sec_without = median(t for block in off for t in block)
+    step_sec_without = statistics.median(t for block in off for t in block)
     bound = summarize(report.all_reduce_sec[gradient])
     record.add(
         "communication_bound_sec",
@@ -149,7 +153,7 @@ def _add_communication(record: Record, report: RankReport, ranks: dict[str, Any]
         efficiency_with_full_overlap_percent=round(100.0 * step_sec_without / max(step_sec_without, bound.median), 3),
         **ranks,
     )
-    efficiency_interval = efficiency.efficiency_percent(off, on)
+    efficiency_interval = efficiency_percent(off, on)
     record.add(
         "efficiency_percent",
         efficiency_interval,
@@ -158,7 +162,7 @@ def _add_communication(record: Record, report: RankReport, ranks: dict[str, Any]
         blocks=len(off),
         **ranks,
     )
-    share = efficiency.remainder_percent(efficiency_interval)
+    share = remainder_percent(efficiency_interval)
     record.add("communication_share_no_sync_percent", share, blocks=len(off), **ranks)
     # The last rank does not wait for others: its buckets take only as long as the exchange itself.
     hooked = [table for block in report.tables["hooked"].values() for table in block]
@@ -179,3 +183,54 @@ def _planned_measurements(trial: Trial) -> int:
     if trial.world_size == 1:
         return 3 + len(COMMUNICATION_METRICS)
     return 2 + trial.world_size + 2 * REDUCE_SIZE_COUNT[trial.profile] + len(COMMUNICATION_METRICS) - 2
+
+
+def rate(amount: float, times: Interval) -> Interval:
+    """Return `amount` per second for an interval of seconds."""
+    return _map_decreasing(times, lambda sec: amount / sec)
+
+
+def efficiency_percent(without: list[list[float]], with_: list[list[float]]) -> Interval:
+    """Divide the median step time without communication by the one with it, in percent; blocks of both alternate.
+
+    low and high are a bootstrap's 95 % interval over the steps of each side; p10 and p90 are quantiles of the blocks'
+    ratios, which show whether the machine drifted. Values above 100 are noise and are not clipped.
+    """
+    ratios = sorted(100.0 * statistics.median(a) / statistics.median(b) for a, b in zip(without, with_, strict=True))
+    off, on = [t for block in without for t in block], [t for block in with_ for t in block]
+    chooser = random.Random(0)  # noqa: S311 - a bootstrap wants repeatable, not secret
+
+    def resampled_median(times: list[float]) -> float:
+        return statistics.median(chooser.choices(times, k=len(times)))
+
+    resampled = sorted(100.0 * resampled_median(off) / resampled_median(on) for _ in range(RESAMPLES))
+    return Interval(
+        median=100.0 * statistics.median(off) / statistics.median(on),
+        p10=quantile(ratios, 0.1),
+        p90=quantile(ratios, 0.9),
+        low=quantile(resampled, 0.025),
+        high=quantile(resampled, 0.975),
+        n=len(off),
+    )
+
+
+def remainder_percent(part: Interval) -> Interval:
+    """Subtract an interval in percent from 100."""
+    return _map_decreasing(part, lambda percent: 100.0 - percent)
+
+
+def _map_decreasing(values: Interval, map_: Callable[[float], float]) -> Interval:
+    """Map an interval by a decreasing function, which swaps the ends."""
+    return Interval(
+        median=map_(values.median),
+        p10=map_(values.p90),
+        p90=map_(values.p10),
+        low=map_(values.high),
+        high=map_(values.low),
+        n=values.n,
+    )
+
+
+def bus_factor(world_size: int) -> float:
+    """Return bytes per link over bytes reduced in a ring all-reduce: 2 (n - 1) / n, as in nccl-tests."""
+    return 2.0 * (world_size - 1) / world_size

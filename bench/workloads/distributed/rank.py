@@ -29,8 +29,6 @@ from bench.data.tokenizer import load_tokenizer
 from bench.harness import termination
 from bench.harness.record import peak_rss_bytes
 from bench.qlora.step import make_optimizer
-from bench.workloads.distributed import efficiency
-from bench.workloads.distributed.buckets import BucketClock
 from bench.workloads.ranks.process import COLLECTIVE_MARGIN_SEC, RankProcess, RanksDiffer, main, peak_vram_bytes
 
 HOOKED_STEPS = {"gpu": 10, "tiny": 3}
@@ -55,6 +53,53 @@ class PeriodicSyncModel:
         return self._ddp(**inputs)
 
 
+class BucketClock:
+    """A DDP communication hook that averages over ranks, as DDP does, and times each bucket.
+
+    A bucket's span is from its gradients to their mean: device events on CUDA, the host's clock elsewhere. `buckets`
+    holds the bytes of each of the step's buckets.
+    """
+
+    def __init__(self, torch: Any, world_size: int, *, on_cuda: bool) -> None:
+        self._torch, self._on_cuda = torch, on_cuda
+        self._marks: list[tuple[Any, Any]] = []
+        self._origin: Any = None
+        self.buckets: list[int] = []
+
+        def hook(_state: Any, bucket: Any) -> Any:
+            start = self._mark()
+            buffer = bucket.buffer().div_(world_size)
+            self.buckets.append(buffer.numel() * buffer.element_size())
+
+            def reduced(future: Any) -> Any:
+                self._marks.append((start, self._mark()))
+                return future.value()[0]
+
+            return torch.distributed.all_reduce(buffer, async_op=True).get_future().then(reduced)
+
+        hook.__annotations__ = {}  # DDP refuses annotations other than its own classes
+        self.hook = hook
+
+    def begin(self) -> None:
+        """Begin a step: drop the last step's time stamps."""
+        self._marks, self.buckets = [], []
+        self._origin = self._mark()
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Return each bucket's start and end in seconds since the step began. The step must be over."""
+        if not self._on_cuda:
+            return [(start - self._origin, end - self._origin) for start, end in self._marks]
+        since = self._origin.elapsed_time
+        return [(since(start) / 1000.0, since(end) / 1000.0) for start, end in self._marks]
+
+    def _mark(self) -> Any:
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()  # on the current stream, which in `reduced` waits for the all-reduce
+        return event
+
+
 class DistributedRank(RankProcess):
     """One rank of a distributed trial, from loading the model to the last all-reduce."""
 
@@ -77,7 +122,7 @@ class DistributedRank(RankProcess):
             if self.world_size > 1:
                 self._run_unsynced_block([1], kind="off-warmup")  # allocates the memory of such steps
         with self.phase("measure"):
-            size, number = efficiency.block_steps(trial.measured_steps), 0
+            size, number = block_steps(trial.measured_steps), 0
             for block, start in enumerate(range(0, trial.measured_steps, size)):
                 steps = range(start, min(start + size, trial.measured_steps))
                 for number in (step + 1 for step in steps):
@@ -161,7 +206,7 @@ class DistributedRank(RankProcess):
         step.synchronize()
         seconds = time.perf_counter() - start
         self.heartbeat.update(self.heartbeat.phase, number, waiting=True)
-        communication = math.nan if spans is None else efficiency.covered_sec(spans())
+        communication = math.nan if spans is None else covered_sec(spans())
         counts = [sum(b.samples for b in used), sum(b.tokens for b in used), sum(b.useful_tokens for b in used)]
         table = self.all_gather([seconds, float(total), *counts, communication])
         self.report(step={"kind": kind, "block": block, "table": table})
@@ -244,6 +289,20 @@ class DistributedRank(RankProcess):
     def _report_peaks(self) -> None:
         rows = self.all_gather([float(peak_vram_bytes() or 0), float(peak_rss_bytes())])
         self.report(peaks={"vram_bytes": [row[0] for row in rows], "rss_bytes": [row[1] for row in rows]})
+
+
+def covered_sec(spans: list[tuple[float, float]]) -> float:
+    """Sum the seconds covered by at least one of these (start, end) spans: overlapping buckets count once."""
+    total, covered_until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
+    return total
+
+
+def block_steps(measured_steps: int) -> int:
+    """Return the steps of one block: at most 5, so that several blocks alternate."""
+    return max(1, min(5, measured_steps // 4))
 
 
 if __name__ == "__main__":

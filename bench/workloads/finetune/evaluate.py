@@ -18,7 +18,7 @@ from bench.data.masking import encode_prompt
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
 from bench.records.training import Evaluation
-from bench.workloads.finetune.steps.group import RankGroup
+from bench.workloads.finetune.steps import RankGroup
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet
 
 

@@ -8,8 +8,10 @@ On several machines, the first one does this; the others only run their share of
 """
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +20,10 @@ from bench.data.inputs import InputError, Inputs
 from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record, Request
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
-from bench.records import Trial
+from bench.records import Trial, schema
 from bench.records.status import ReasonCode
 from bench.records.training import LIMITS, DataReport
-from bench.workloads.finetune import training_set
-from bench.workloads.finetune.checkpoints import checkpoint, resume
-from bench.workloads.finetune.rank_spec import SPEC_FILE, STOP_FILE, RankSpec
+from bench.workloads.finetune import checkpoint, resume, training_set
 from bench.workloads.finetune.training_log import TrainingLog
 from bench.workloads.finetune.training_set import check_inputs  # looked up in workload modules with special inputs
 from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
@@ -31,10 +31,34 @@ from bench.workloads.ranks.multi_node import NodeList
 from bench.workloads.ranks.torchrun import RankKilled, RankLimits
 
 MODULE = "bench.workloads.finetune.rank"
+SPEC_FILE, STOP_FILE = "job.json", "stop"
 GRACE_SEC = 22.0  # for a step and its checkpoint; a node waits 30 s between SIGTERM and SIGKILL
 EXAMPLES_FOLDER = "examples"
 # gpu: as in a distributed trial; tiny: a shared core with a model of 135 million weights (measured: 4 per second).
 MIN_TOKENS_PER_SEC = {"gpu": 364.0, "tiny": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSpec:
+    """The paths of this attempt's ranks, and the digests computed before they were started.
+
+    `resume` is the checkpoint to resume from. Only rank 0 reads `checkpoints`, `resume` and `out`; `examples` is the
+    cache on each machine.
+    """
+
+    checkpoints: str
+    resume: str | None
+    out: str
+    examples: str
+    model_sha256: str
+    data_sha256: str
+
+    def to_text(self) -> str:
+        return json.dumps(schema.to_json(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> "RankSpec":
+        return schema.from_json(cls, json.loads((folder / SPEC_FILE).read_text(encoding="utf-8")), SPEC_FILE)
 
 
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:

@@ -13,11 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bench.workloads.finetune.checkpoints import resume
-from bench.workloads.finetune.checkpoints.checkpoint import ADAPTER
-from bench.workloads.finetune.rank_spec import STOP_FILE, RankSpec
-from bench.workloads.finetune.steps.group import RankGroup
-
 from bench import torch_stack
 from bench.data import trial_inputs
 from bench.data.inputs import InputError
@@ -27,7 +22,10 @@ from bench.harness.record import peak_rss_bytes
 from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_FOLDER
-from bench.workloads.finetune import training_set
+from bench.workloads.finetune import resume, training_set
+from bench.workloads.finetune.checkpoint import ADAPTER
+from bench.workloads.finetune.finetune import STOP_FILE, RankSpec
+from bench.workloads.finetune.steps import RankGroup
 from bench.workloads.ranks.process import COLLECTIVE_MARGIN_SEC, RankProcess, main, peak_vram_bytes
 
 

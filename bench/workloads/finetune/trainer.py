@@ -21,14 +21,10 @@ from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
 from bench.records.training import SampleAnswer, Training
 from bench.workloads.finetune import evaluate
-from bench.workloads.finetune.checkpoints.checkpoint import History, State
-from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager, load_checkpoint, write_adapter
-from bench.workloads.finetune.checkpoints.resume import Identity, Journal, ResumePoint, check_free_space
-from bench.workloads.finetune.checkpoints.weights import Weights
-from bench.workloads.finetune.steps import schedule
-from bench.workloads.finetune.steps.gradients import Gradients
-from bench.workloads.finetune.steps.group import RankGroup
-from bench.workloads.finetune.steps.step import GlobalStep, StepRow
+from bench.workloads.finetune.checkpoint import History, State
+from bench.workloads.finetune.checkpoint_manager import CheckpointManager, Weights, load_checkpoint, write_adapter
+from bench.workloads.finetune.resume import Identity, Journal, ResumePoint, check_free_space
+from bench.workloads.finetune.steps import GlobalStep, Gradients, RankGroup, StepRow, learning_rate_factor
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
 from bench.workloads.ranks.process import RanksDiffer
 
@@ -191,7 +187,7 @@ class Trainer:
             is_over = training.max_hours is not None and total_sec > training.max_hours * 3600.0
             start = time.perf_counter()
             self._report_progress("train", number)
-            factor = schedule.learning_rate_factor(training, number, self.steps)
+            factor = learning_rate_factor(training, number, self.steps)
             self.global_step.forward_backward(
                 number, rows, targets, (float(self.context.stop_requested()), float(is_over))
             )

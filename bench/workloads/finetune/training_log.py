@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from bench.workloads.finetune.checkpoints.checkpoint import History, State
-from bench.workloads.finetune.checkpoints.resume import Journal, ResumePoint, record_restart
-
 from bench.harness.record import Record, StepsFile, peak_rss_bytes
 from bench.records import schema
 from bench.records.status import Outcome
 from bench.records.training import CheckpointFacts, DataReport, Evaluation, SampleAnswer, TrainingRecord
+from bench.workloads.finetune.checkpoint import History, State
+from bench.workloads.finetune.resume import Journal, ResumePoint, record_restart
 
 
 class TrainingLog:

@@ -117,11 +117,11 @@ def test_sigterm_while_importing_is_preempted(start, tmp_path, tiny_trial):
 
 def test_a_stop_that_a_library_turns_into_an_error_is_still_a_stop(start, tmp_path, tiny_trial):
     broken = (
-        "import bench.qlora.session, signal\n"
+        "import bench.qlora.step, signal\n"
         "def choose_placement(_):\n"
         "    try: signal.raise_signal(signal.SIGTERM)\n"
         "    except BaseException: raise RecursionError('half an import') from None\n"
-        "bench.qlora.session.choose_placement = choose_placement"
+        "bench.qlora.step.choose_placement = choose_placement"
     )
     result = read_result(start(tiny_trial(), tmp_path, before=broken), tmp_path, 143, TrialStatus.PREEMPTED)
     assert result.metrics is None
@@ -196,8 +196,8 @@ def test_a_non_finite_loss_fails_with_its_step(start, tmp_path, tiny_model, tiny
 
 def test_an_unexpected_error_fails_with_its_traceback_in_the_log(start, tmp_path, tiny_trial):
     broken = (
-        "import bench.qlora.session\ndef choose_placement(_): raise LookupError('no\\ndevice')\n"
-        "bench.qlora.session.choose_placement = choose_placement"
+        "import bench.qlora.step\ndef choose_placement(_): raise LookupError('no\\ndevice')\n"
+        "bench.qlora.step.choose_placement = choose_placement"
     )
     result = read_result(start(tiny_trial(), tmp_path, before=broken), tmp_path, 1, TrialStatus.FAILED)
     assert result.reason == "LookupError: no device (in import, 0 of 3 steps done)"

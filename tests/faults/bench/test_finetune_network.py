@@ -36,7 +36,7 @@ PROGRAM = """
 import ctypes, os, runpy, sys, time
 from pathlib import Path
 from bench.workloads.finetune import finetune
-from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager
+from bench.workloads.finetune.checkpoint_manager import CheckpointManager
 
 last, gate, save = int(sys.argv[2]), Path(sys.argv[3]), CheckpointManager.save
 network = os.open(sys.argv[1], os.O_RDONLY)

@@ -21,8 +21,8 @@ from bench import torch_stack
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
-from bench.workloads.finetune.checkpoints.resume import NO_REASON
-from bench.workloads.finetune.rank_spec import STOP_FILE
+from bench.workloads.finetune.finetune import STOP_FILE
+from bench.workloads.finetune.resume import NO_REASON
 from bench.workloads.ranks.torchrun import descendant_pids
 from reports.exports import log_model as partial_steps
 from tests.support import tiny_training
@@ -38,7 +38,7 @@ STEPS = 12
 HELD_TRIAL = """
 import runpy, sys, time
 from pathlib import Path
-from bench.workloads.finetune.checkpoints.checkpoint_manager import CheckpointManager
+from bench.workloads.finetune.checkpoint_manager import CheckpointManager
 
 last, gate, save = int(sys.argv[1]), Path(sys.argv[2]), CheckpointManager.save
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.predict.forecast import forecast
+from bench.predict.throughput import forecast
 from bench.records.paths import SUMS_FILE
 
 

@@ -17,8 +17,9 @@ from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.records.bootstrap import summarize
 from bench.records.status import Outcome, ReasonCode, TrialStatus
-from bench.workloads.distributed import distributed, efficiency
+from bench.workloads.distributed import distributed
 from bench.workloads.distributed.distributed import RankReport
+from bench.workloads.distributed.rank import covered_sec
 from bench.workloads.ranks import launcher, torchrun
 from bench.workloads.ranks.launcher import choose_backend, make_limits, rendezvous_endpoint, visible_gpus
 from bench.workloads.ranks.process import Heartbeat
@@ -105,24 +106,24 @@ def test_fewer_samples_than_ranks_are_rejected(ddp_trial, data_file, make_record
 
 def test_efficiency_is_the_ratio_of_medians_inside_its_interval():
     off, on = [[0.9, 0.91], [0.9, 0.92]], [[1.0, 1.01], [1.0, 1.02]]
-    percent = efficiency.efficiency_percent(off, on)
+    percent = distributed.efficiency_percent(off, on)
     assert percent.median == pytest.approx(100 * 0.905 / 1.005)
     assert percent.low <= percent.median <= percent.high
     assert percent.n == 4
-    share = efficiency.remainder_percent(percent)
+    share = distributed.remainder_percent(percent)
     assert share.median == pytest.approx(100 - percent.median)
     assert share.low <= share.median <= share.high
 
 
 def test_overlapping_buckets_count_once_and_a_ring_transfers_most_data_twice():
-    assert efficiency.covered_sec([]) == 0
-    assert efficiency.covered_sec([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == pytest.approx(3.0)
-    assert [efficiency.bus_factor(n) for n in (1, 2, 4)] == [0.0, 1.0, 1.5]
+    assert covered_sec([]) == 0
+    assert covered_sec([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == pytest.approx(3.0)
+    assert [distributed.bus_factor(n) for n in (1, 2, 4)] == [0.0, 1.0, 1.5]
 
 
 def test_a_rates_interval_is_the_inverse_of_its_times():
     times = summarize([1.0, 2.0, 4.0])
-    rate = efficiency.rate(8.0, times)
+    rate = distributed.rate(8.0, times)
     assert (rate.median, rate.low, rate.high) == (4.0, 8.0 / times.high, 8.0 / times.low)
     assert rate.p10 < rate.median < rate.p90
 

@@ -89,3 +89,14 @@ def test_a_workload_needs_its_module_and_its_registration(tree: Path, model_fold
 def test_the_files_to_change_are_those_of_the_documentation() -> None:
     section = (ROOT / "docs" / "extending.md").read_text().split("## A workload")[1].split("Only if")[0]
     assert set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)) == CHANGED
+
+
+def test_workloads_and_ranks_are_imported_without_torch():
+    """Check that no import precedes `torch_stack.load`, which sets variables that libraries read once."""
+    code = (
+        "import importlib, sys\nfrom bench.records.workloads import WORKLOADS\n"
+        "names = [workload.module for workload in WORKLOADS.values()]\n"
+        "names += ['bench.workloads.distributed.rank', 'bench.workloads.finetune.rank']\n"
+        "for name in names:\n    importlib.import_module(name)\n    assert 'torch' not in sys.modules, name"
+    )
+    subprocess.run((sys.executable, "-c", code), cwd=ROOT, check=True, timeout=120)

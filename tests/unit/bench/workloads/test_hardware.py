@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.records.result import Steps
-from bench.workloads import disk_io, hardware, mfu
+from bench.workloads import hardware, training
 from bench.workloads.hardware import Unsupported
 from tests.support.faults import raising
 from tests.support.recorded_result import InMemoryRecord
@@ -100,15 +100,17 @@ def make_kept_record(trial: Any = None) -> Any:
 
 @pytest.fixture
 def weights(tmp_path):
-    for name, size in (("a.safetensors", 3 << 20), ("b.safetensors", 5 << 20), ("notes.txt", 10)):
+    for name, size in (("a.safetensors", 3 << 20), ("b.safetensors", 5 << 20)):
         (tmp_path / name).write_bytes(os.urandom(size))
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     return tmp_path
 
 
 def measure_reads(folder, max_bytes=1 << 30):
     """Measure the cold read and the warm one."""
     record = make_kept_record()
-    disk_io.add_reads(record, folder, max_bytes, SimpleNamespace(check=lambda: None))
+    hardware.add_reads(record, folder, max_bytes, SimpleNamespace(check=lambda: None))
     return record.find("disk_read_gb_per_sec")
 
 
@@ -121,7 +123,7 @@ def test_weights_are_read_cold_if_possible_and_then_warm_up_to_the_maximum(weigh
 
 
 def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
-    monkeypatch.setattr(disk_io, "drop_from_cache", lambda _files: False)
+    monkeypatch.setattr(hardware, "drop_from_cache", lambda _files: False)
     cold, warm = measure_reads(weights)
     assert (cold["value"], cold["cold"]) == (None, True)
     assert "could not be dropped" in cold["note"]
@@ -131,17 +133,17 @@ def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatc
 def test_a_file_just_read_is_not_taken_for_cold(weights):
     path = weights / "b.safetensors"
     path.read_bytes()
-    assert disk_io._is_cold(path) is False
+    assert hardware._is_cold(path) is False
 
 
 def test_mfu_is_unknown_without_memory_for_a_product_and_other_errors_propagate(on_cpu, monkeypatch):
     fault = RuntimeError("CUDA error: an illegal memory access was encountered")
     monkeypatch.setattr(hardware, "matmul_tflops", raising(fault))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        mfu.add_ceilings(make_kept_record(), on_cpu)
+        training._add_ceilings(make_kept_record(), on_cpu)
     monkeypatch.setattr(hardware, "matmul_tflops", raising(MemoryError()))
     record = make_kept_record()
-    mfu.add_ceilings(record, on_cpu)
+    training._add_ceilings(record, on_cpu)
     (product,), (share,) = record.find("matmul_tflops"), record.find("mfu_percent")
     assert (product["value"], share["value"]) == (None, None)
     assert "memory" in product["note"]
@@ -155,7 +157,7 @@ def test_mfu_is_the_tokens_flop_over_the_product_measured_in_the_same_run(on_cpu
     trial = make_trial(model=str(tmp_path), max_seq_len=16, lora_rank=1, lora_targets=("q_proj",))
     monkeypatch.setattr(hardware, "sample_sec", lambda *_: [1e-3])
     record = make_kept_record(trial)
-    mfu.add_ceilings(record, on_cpu)
+    training._add_ceilings(record, on_cpu)
     (product,), (share,) = record.find("matmul_tflops"), record.find("mfu_percent")
     ceiling = product["value"]
     assert ceiling * 1e12 == pytest.approx(2 * 512**3 / 1e-3)

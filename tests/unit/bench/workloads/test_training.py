@@ -236,8 +236,9 @@ def test_the_reason_has_the_allocation_the_peak_and_the_settings_to_try(make_tri
         "out of memory: 2.50 GiB more were requested with 1.20 GiB of 23.68 GiB free; peak VRAM 21.00 GiB; "
         "next to try: micro_batch_size=4 gradient_accumulation_steps=2"
     )
-    # without a size
-    reason, remedy = termination.explain_out_of_memory(make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS")
+    reason, remedy = termination.explain_out_of_memory(
+        make_trial(), "warmup", "std::bad_alloc", 3 << 20, "RSS"
+    )  # without a size
     assert reason == "out of memory: std::bad_alloc; peak RSS 3.0 MiB"
     assert remedy.startswith("next to try: micro_batch_size=1")
 

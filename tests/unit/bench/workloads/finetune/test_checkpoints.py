@@ -12,9 +12,9 @@ import torch
 from bench.data import model_folder
 from bench.data.inputs import InputError, InputRejected
 from bench.records import schema
-from bench.workloads.finetune.checkpoints import checkpoint, checkpoint_manager, resume
-from bench.workloads.finetune.checkpoints.checkpoint import BrokenCheckpoint, History, Manifest, State
-from bench.workloads.finetune.checkpoints.resume import Identity, Journal, record_restart
+from bench.workloads.finetune import checkpoint, checkpoint_manager, resume
+from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Manifest, State
+from bench.workloads.finetune.resume import Identity, Journal, record_restart
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 

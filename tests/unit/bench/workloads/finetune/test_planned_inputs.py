@@ -12,8 +12,7 @@ from bench.data.tokenizer import load_tokenizer
 from bench.records import Trial
 from bench.records.atomic_files import sha256_of
 from bench.records.training import Training, TrainingData
-from bench.workloads.finetune import training_set
-from bench.workloads.finetune.checkpoints import resume
+from bench.workloads.finetune import resume, training_set
 from tests.support import tiny_training
 
 DIGESTS = {"model": "a" * 64, "chats.jsonl": "b" * 64}

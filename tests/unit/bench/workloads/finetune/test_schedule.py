@@ -3,7 +3,7 @@
 import pytest
 
 from bench.records.training import SCHEDULES, Training, TrainingData
-from bench.workloads.finetune.steps.schedule import learning_rate_factor
+from bench.workloads.finetune.steps import learning_rate_factor
 
 DATA = TrainingData(files=["d"], weights=[1.0], max_seq_len=8)
 

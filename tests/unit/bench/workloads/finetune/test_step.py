@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.workloads.finetune.steps.gradients import Gradients
-from bench.workloads.finetune.steps.group import RankGroup
-from bench.workloads.finetune.steps.step import GlobalStep, StepRow, row_seed
+from bench.workloads.finetune.steps import GlobalStep, Gradients, RankGroup, StepRow, row_seed
 from bench.workloads.finetune.training_set import RowCollator, count_targets
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]

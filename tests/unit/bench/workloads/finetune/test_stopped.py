@@ -16,7 +16,7 @@ from bench.records.paths import PROGRESS_FILE
 from bench.records.status import Outcome, ReasonCode
 from bench.workloads.finetune import finetune, training_set
 from bench.workloads.finetune.rank import FinetuneRank
-from bench.workloads.finetune.steps.group import RankGroup
+from bench.workloads.finetune.steps import RankGroup
 from bench.workloads.ranks import launcher
 from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList

@@ -7,8 +7,7 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.termination import NonFiniteLoss
-from bench.workloads.finetune import finetune, training_set
-from bench.workloads.finetune.checkpoints import checkpoint, resume
+from bench.workloads.finetune import checkpoint, finetune, resume, training_set
 from bench.workloads.finetune.trainer import NoTrainableTokens
 from tests.support import tiny_training
 from tests.support.faults import full_disk

@@ -23,8 +23,8 @@ from bench.records.atomic_files import write_atomic
 from bench.records.status import ReasonCode
 from bench.records.training import Restart
 from bench.records.trial import rename_old_fields
-from bench.workloads.finetune.checkpoints import checkpoint
-from bench.workloads.finetune.checkpoints.checkpoint import BrokenCheckpoint, History, Manifest, State
+from bench.workloads.finetune import checkpoint
+from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Manifest, State
 
 # Settings that may change between attempts: they affect neither a step's result nor the choice of the final adapter.
 MUTABLE_SETTINGS = {
