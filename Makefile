@@ -41,11 +41,11 @@ demo-train: install
 
 # Half of what is slow waits: five at a time on two cores. tests/conftest.py says which tests stay together.
 WORKERS ?= $(shell echo $$((5 * $$(nproc) / 2)))
-PYTEST = $(BIN)/pytest --workers=$(WORKERS)
+PYTEST = $(BIN)/pytest --numprocesses=$(WORKERS)
 
 # One minute: what holds for the sources, and the tests that start no process and draw no figure.
 quick: ready
-	$(BIN)/pytest --workers=$$(nproc) -m 'not slow' tests/unit
+	$(BIN)/pytest --numprocesses=$$(nproc) -m 'not slow' tests/unit
 
 # What holds for the sources is looked at on one core while the SDK is installed on another.
 ready: install

@@ -25,7 +25,6 @@ from tests.support.hosts.local_fleet import LocalFleet, mounted_tmpfs
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 from tests.support.paths import ROOT
-from tests.support.workers import Workers, shared_folder
 
 # Cache rewritten asserts for the other workers and the next run, even if the environment disables bytecode files.
 sys.dont_write_bytecode = False
@@ -34,7 +33,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # kubectl starts faster without garbage collection: 70 ms of processor time instead of 120.
 os.environ.setdefault("GOGC", "off")
 os.environ.setdefault("GOMEMLIMIT", "256MiB")
-# Collecting the tests creates half a million objects and no garbage: saves 1.4 s of processor time.
+# A width that the caller or xdist sets would wrap what tests read.
+os.environ.pop("COLUMNS", None)
+# Collecting the tests creates half a million objects and no garbage: saves 1.4 s of processor time in each worker.
 gc.disable()
 # One worker runs all of the build VM's tests: they share one VM and check for leftovers on this machine. The files in
 # OWN_MACHINES create machines of their own.
@@ -57,6 +58,12 @@ FOLDER_ORDER = (
 )
 # The tests of these files share nothing, so different workers may run them.
 SPLIT_FILES = ("tests/system/fleet/test_inv_bench.py", "tests/system/tuning/test_inv_tune.py")
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return the folder for files that all workers of a session share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture
@@ -144,15 +151,13 @@ def ssh_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshClient]:
         yield SshClient(tmp_path_factory.mktemp("client"), sshd)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Restore SIGINT, so that child processes react to Ctrl-C.
 
     A script starts background processes with SIGINT ignored, and their children inherit that.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if workers := config.getoption("workers"):
-        config.pluginmanager.register(Workers(config, workers, unit_of))
 
 
 @pytest.fixture(scope="session")
@@ -234,6 +239,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler of `pytest -n`: units of work in the order of collection, each run by one worker."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Units(config, log)
+
+
 def unit_of(nodeid: str) -> str:
     """Return the unit of work that a test belongs to: one worker runs a file's tests, because they share servers."""
     file = nodeid.partition("::")[0]
@@ -257,7 +275,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workers", type=int, default=0, help="number of processes that run the tests")
     group = parser.getgroup(
         "cluster", "a real cluster instead of the fake one (tests/support/kubernetes/real_cluster.py)"
     )
