@@ -159,8 +159,8 @@ def statements(tree: ast.AST, *, run_time: bool = False) -> Iterator[ast.AST]:
 
 
 def nested_imports(tree: ast.Module) -> int:
-    """Count import statements inside functions. The first one of a command does not count: it keeps `inv --list` and
-    `python -m bench` fast. A command is a `@task`, or the `handler=` of an argparse parser."""
+    """Count import statements inside functions. The first one of a command does not count: it keeps `python -m bench`
+    fast. A command is the `handler=` of an argparse parser."""
     commands = set(command_names(tree))
     functions = [node for node in statements(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inside = [
@@ -173,11 +173,7 @@ def nested_imports(tree: ast.Module) -> int:
 
 def command_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any(
-            ast.unparse(decorator).startswith("task") for decorator in node.decorator_list
-        ):
-            yield node.name
-        elif isinstance(node, ast.keyword) and node.arg == "handler" and isinstance(node.value, ast.Name):
+        if isinstance(node, ast.keyword) and node.arg == "handler" and isinstance(node.value, ast.Name):
             yield node.value.id
 
 
