@@ -136,11 +136,6 @@ _RULES = (
 )
 
 
-def known_causes() -> list[tuple[str, str]]:
-    """Return (problem, remedy) of each cause."""
-    return [(rule.problem, rule.remedy.format_map(GENERIC.texts)) for rule in _RULES]
-
-
 def explain_pull(
     reason: str, messages: Sequence[str], pod_spec: Object, provider: Provider = GENERIC
 ) -> tuple[str, str, str, bool]:

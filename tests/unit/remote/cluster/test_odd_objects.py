@@ -26,7 +26,7 @@ POD = {
         "labels": {"batch.kubernetes.io/job-name": "j", "batch.kubernetes.io/job-completion-index": "0"},
     },
     "spec": {
-        "nodeName": "node-3",
+        "nodeName": "NODE",
         "containers": [{"name": "main", "image": "h/r"}],
         "imagePullSecrets": [{"name": "s"}],
     },

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from remote.cluster.manifests import DIGEST_ANNOTATION, Image, ManifestValues, kustomization, with_digest
 from remote.cluster.plan import Verb, differences, is_training, plan
 from remote.cluster.quantities import parse_quantity
+from tests.support.cases import Case, load_cases
 
 DIGEST_HEX = "sha256:" + "ab" * 32
 
@@ -25,13 +26,22 @@ def make_object(kind: str, name: str = "x", **spec: Any) -> dict[str, Any]:
     )
 
 
-def as_live(resource: dict[str, Any]) -> dict[str, Any]:
-    """Return the object as a server stores it: with defaults, an identity and a status."""
-    live = copy.deepcopy(resource)
+def make_live(
+    kind: str,
+    *,
+    by_hand: dict[str, Any] | None = None,
+    drop: tuple[str, ...] = (),
+    labels: dict[str, str] | None = None,
+    ended: str | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Return an object as a server stores it: with defaults, an identity and a status."""
+    live = make_object(kind, **fields)
     live["metadata"] |= {"uid": "1", "resourceVersion": "7", "creationTimestamp": "2026-11-20T00:00:00Z"}
-    live["spec"]["aDefault"] = True
-    live["status"] = {}
-    return live
+    live["metadata"] |= {} if labels is None else {"labels": labels}
+    live["spec"] |= {"aDefault": True, **(by_hand or {})}
+    live["spec"] = {name: value for name, value in live["spec"].items() if name not in drop}
+    return live | {"status": {"conditions": [{"type": ended, "status": "True"}]} if ended else {}}
 
 
 @pytest.mark.parametrize(
@@ -57,98 +67,18 @@ def test_an_image_is_its_repository_and_digest(reference: str, repository: str, 
     assert image.reference == f"{repository}@{DIGEST_HEX}"
 
 
-def changed_by_hand(resource: dict[str, Any]) -> dict[str, Any]:
-    return resource | {"spec": resource["spec"] | {"a": 5}}
-
-
-SERVICE, JOB, NAMESPACE, VOLUME = (
-    make_object("Service"),
-    make_object("Job"),
-    make_object("Namespace"),
-    make_object("PersistentVolume"),
-)
-FOREIGN_LABELS = {"metadata": NAMESPACE["metadata"] | {"labels": {"team": "a"}}}
-BOUND_REASON = "spec.a cannot change while it is bound: `inv teardown`, then `inv deploy`"
-EXISTED_REASON = "it existed before: its labels are not changed"
-PLANS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]] = {
-    "unchanged": ([NAMESPACE, SERVICE], [NAMESPACE, SERVICE], ["unchanged  namespace/x", "unchanged  service/x"]),
-    "missing": ([SERVICE, JOB], [], ["create     service/x", "create     job/x"]),
-    "changed": (
-        [make_object("Service", a=2), make_object("Job", a=2)],
-        [SERVICE, JOB],
-        ["change     service/x  (spec.a)", "replace    job/x  (spec.a)"],
-    ),
-    "changed by hand, the digest is the same": (
-        [SERVICE],
-        [changed_by_hand(SERVICE)],
-        ["change     service/x  (spec.a)"],
-    ),
-    "left the manifest": (
-        [SERVICE],
-        [make_object("Service", b=1)],
-        ["change     service/x  (a field left the manifest)"],
-    ),
-    "no longer part of it: goes first": (
-        [make_object("Job", "new")],
-        [make_object("Job", "old"), make_object("ConfigMap", "old")],
-        [
-            "delete     job/old  (no longer part of it)",
-            "delete     configmap/old  (no longer part of it)",
-            "create     job/new",
-        ],
-    ),
-    "a namespace of others keeps its labels": (
-        [NAMESPACE],
-        [NAMESPACE | FOREIGN_LABELS],
-        [f"leave      namespace/x  ({EXISTED_REASON})"],
-    ),
-    "a bound volume": (
-        [make_object("PersistentVolume", a=2)],
-        [VOLUME],
-        [f"leave      persistentvolume/x  ({BOUND_REASON})"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", PLANS)
-def test_the_plan(case: str) -> None:
-    desired, live, expected = PLANS[case]
-    planned = plan(desired, [as_live(resource) for resource in live])
-    assert [str(action) for action in planned.actions] == expected
+@pytest.mark.parametrize("case", load_cases(__file__, "plans.yaml"))
+def test_the_plan(case: Case) -> None:
+    desired = [make_object(**fields) for fields in case.get("desired", [])]
+    planned = plan(
+        desired, [make_live(**f) for f in case.get("live", [])], replace_ended=case.get("replace_ended", False)
+    )
+    assert [str(action) for action in planned.actions] == case["expected"]
     assert planned.is_empty == all(action.verb in (Verb.KEEP, Verb.LEAVE) for action in planned.actions)
     ended = [action.title for action in planned.actions if action.verb in (Verb.REPLACE, Verb.DELETE)]
     assert [action.title for action in planned.pod_ending_actions] == [
         title for title in ended if title.startswith("job/")
     ]
-
-
-def test_an_unchanged_volume_without_a_class_is_kept_although_the_server_drops_the_empty_text() -> None:
-    volume, claim = (make_object(kind, storageClassName="") for kind in ("PersistentVolume", "PersistentVolumeClaim"))
-    live_volume, live_claim = as_live(volume), as_live(claim)
-    del live_volume["spec"]["storageClassName"]  # the field of a claim is a pointer, and keeps it
-    assert [action.verb for action in plan([volume, claim], [live_volume, live_claim]).actions] == [Verb.KEEP] * 2
-    live_volume["spec"]["storageClassName"] = live_claim["spec"]["storageClassName"] = "fast"
-    assert [action.verb for action in plan([volume, claim], [live_volume, live_claim]).actions] == [Verb.LEAVE] * 2
-
-
-@pytest.mark.parametrize("kind", ["Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret"])
-def test_an_object_with_data_is_never_deleted_by_a_deployment(kind: str) -> None:
-    assert plan([], [as_live(make_object(kind))]).is_empty
-
-
-def test_a_foreign_object_is_never_deleted() -> None:
-    foreign = as_live(make_object("Job"))
-    foreign["metadata"]["labels"] = {"app.kubernetes.io/part-of": "qlora-fleet"}
-    assert plan([], [foreign]).is_empty
-
-
-@pytest.mark.parametrize(("kind", "word"), [("Failed", "failed"), ("Complete", "completed")])
-def test_an_ended_job_is_started_again_only_when_asked(kind: str, word: str) -> None:
-    live = as_live(make_object("Job"))
-    live["status"] = {"conditions": [{"type": kind, "status": "True"}]}
-    assert plan([make_object("Job")], [live]).is_empty
-    (action,) = plan([make_object("Job")], [live], replace_ended=True).actions
-    assert (action.verb, action.reason) == (Verb.REPLACE, f"it {word}")
 
 
 def make_job(component: str, **status: Any) -> dict[str, Any]:
@@ -167,7 +97,7 @@ def test_only_a_running_job_is_a_training() -> None:
 
 
 def test_a_plan_names_the_rights_it_needs() -> None:
-    planned = plan([make_object("Service"), make_object("Job", a=2)], [as_live(make_object("Job"))], makes_secret=True)
+    planned = plan([make_object("Service"), make_object("Job", a=2)], [make_live("Job")], makes_secret=True)
     rights = {"Service": ("create", "patch"), "Job": ("create", "delete", "patch"), "Secret": ("create", "patch")}
     assert set(planned.permissions) == {(right, kind) for kind, several in rights.items() for right in several}
 
@@ -176,47 +106,14 @@ def test_a_secret_to_write_is_something_to_do() -> None:
     assert not plan([], [], makes_secret=True).is_empty
 
 
-@pytest.mark.parametrize(
-    ("desired", "live", "paths"),
-    [
-        ({"a": 1}, {"a": 1, "b": 2}, []),
-        ({"a": {"b": 1}}, {"a": {"b": 2}}, ["a.b"]),
-        ({"a": 1}, {}, ["a"]),
-        ({"a": {}}, {}, []),
-        ({"a": []}, {}, []),
-        ({"a": None}, {}, []),
-        ({"a": [1, 2]}, {"a": [1]}, ["a"]),
-        ({"a": [1, 2]}, {"a": [1, 3]}, ["a[1]"]),
-        ({"a": [{"x": 1}]}, {"a": [{"x": 1, "y": 2}]}, []),
-        ({"a": {"b": 1}}, {"a": 5}, ["a"]),
-        ({"a": [1]}, {"a": 5}, ["a"]),
-        ({"cpu": "1"}, {"cpu": "1000m"}, []),
-        ({"memory": "1024Mi"}, {"memory": "1Gi"}, []),
-        ({"memory": "1G"}, {"memory": "1Gi"}, ["memory"]),
-        ({"name": "bench"}, {"name": "bench"}, []),
-        ({"name": "bench"}, {"name": "bench2"}, ["name"]),
-        ({"on": False}, {"on": True}, ["on"]),
-        ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}, {"key": "a", "x": 1}]}, []),
-        ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, ["tolerations"]),
-        ({"tolerations": [{"key": "a"}]}, {"tolerations": None}, ["tolerations"]),
-    ],
-)
-def test_only_desired_fields_can_differ(desired: Any, live: Any, paths: list[str]) -> None:
-    assert [difference.path for difference in differences(desired, live)] == paths
+@pytest.mark.parametrize("case", load_cases(__file__, "differences.yaml"))
+def test_only_desired_fields_can_differ(case: Case) -> None:
+    assert [str(difference) for difference in differences(case["desired"], case["live"])] == case["expected"]
 
 
-@pytest.mark.parametrize(
-    ("desired", "live", "text"),
-    [
-        ({"cpu": "200m"}, {"cpu": "100m"}, "cpu: 100m -> 200m"),
-        ({"claim": {"name": "shared"}}, {}, 'claim: absent -> {"name": "shared"}'),
-        ({"on": False}, {"on": True}, "on: true -> false"),
-        ({"a": [1, 2]}, {"a": [1]}, "a: [1] -> [1, 2]"),
-        ({"args": "one\ntwo  three"}, {"args": "x" * 200}, f"args: {'x' * 157}... -> one two three"),
-    ],
-)
-def test_a_difference_says_what_was_and_what_becomes(desired: Any, live: Any, text: str) -> None:
-    assert [str(difference) for difference in differences(desired, live)] == [text]
+def test_a_long_value_is_truncated() -> None:
+    (difference,) = differences({"args": "short"}, {"args": "x" * 200})
+    assert str(difference) == f"args: {'x' * 157}... -> short"
 
 
 JSON = st.recursive(

@@ -1,25 +1,22 @@
 """Examples of faults that other modules report, as (message, remedy), by the title of the check that passes them on."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from remote.agent.shared.errors import engine_access_error
-from remote.cluster.diagnosis.image_pull import known_causes
-from remote.cluster.diagnosis.nodes import GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL, DriverRange
-from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod
+from remote.cluster.diagnosis.finding import Diagnosis
 from remote.hosts.base import HostError
 from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
 from remote.image.vm_info import VmFacts
 from remote.providers import GENERIC
-from tasks.doctor.checks.cluster import CAUSES as NODE_CAUSES
+from tasks.doctor.checks.cluster import CAUSES
 from tasks.faults import from_error
-from tests.unit.remote.cluster.test_nodes import NODE, READY, need, pod, report
+from tests.unit.remote.cluster import test_diagnosis, test_nodes
 
 Rows = Sequence[tuple[str, str]]
-CUDA_12_8_1 = DriverRange(minimum=570, older=(535, 550, 560, 565))  # the drivers of its base image
 
 
 def _row(error: object) -> tuple[str, str]:
@@ -44,96 +41,25 @@ def cluster() -> Rows:
     return [*(_row(to_cluster_error("kubectl", message)) for message in (*login, *network)), _row(missing)]
 
 
+def first_of_each_cause(findings: Iterable[Diagnosis]) -> dict[str, tuple[str, str]]:
+    """Return reason and remedy of the first finding of each cause."""
+    rows: dict[str, tuple[str, str]] = {}
+    for finding in findings:
+        rows.setdefault(finding.cause, (finding.reason, finding.remedy))
+    return rows
+
+
 def nodes() -> dict[str, Rows]:
-    """Return the rows of each check of the nodes."""
-    causes = {"enough": ("instance-type",), **{name: check_causes for name, (_, check_causes) in NODE_CAUSES.items()}}
-    findings = [*_findings()]
-    return {
-        f"nodes {name}": [(finding.reason, finding.remedy) for finding in findings if finding.cause in included]
-        for name, included in causes.items()
-    }
-
-
-_ALLOCATABLE: dict[str, str] = NODE["status"]["allocatable"]
-_LABELS: dict[str, str] = NODE["metadata"]["labels"]
-# Differences to the node of the nodes' tests, and to the requirements of its pod.
-_NODES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-    (
-        {"status__conditions": [READY | {"status": "Unknown", "lastTransitionTime": "TIME", "message": "no reports"}]},
-        {},
-    ),
-    ({"status__conditions": [READY | {"status": "True"}, {"type": "DiskPressure", "status": "True"}]}, {}),
-    ({"spec__unschedulable": True}, {}),
-    ({"spec__taints": [{"key": "TAINT", "value": "VALUE", "effect": "NoSchedule"}]}, {}),
-    ({"status__allocatable": _ALLOCATABLE | {GPU_RESOURCE: "0"}}, {}),
-    ({"status__allocatable": _ALLOCATABLE | {GPU_RESOURCE: "0", "nvidia.com/mig-1g.6gb": "4"}}, {}),
-    ({"metadata__labels": _LABELS | {GPU_PRODUCT_LABEL: "Tesla-T4"}}, {"gpu_product": "NVIDIA-A10"}),
-    ({"metadata__labels": _LABELS | {GPU_PRODUCT_LABEL: "NVIDIA-A10", "nvidia.com/gpu.replicas": "4"}}, {}),
-    ({"status__allocatable": _ALLOCATABLE | {"ephemeral-storage": "38Gi"}}, {}),
-    ({"status__allocatable": _ALLOCATABLE | {"cpu": "2"}}, {}),
-    ({"status__allocatable": _ALLOCATABLE | {"memory": "8Gi"}}, {}),
-    ({"status__nodeInfo": {"kubeletVersion": "v1.27.2"}}, {}),
-    ({"metadata__labels": _LABELS | {"nvidia.com/cuda.driver.major": "470"}}, {"drivers": CUDA_12_8_1}),
-    ({"metadata__labels": {INSTANCE_TYPE_LABEL: "VM.GPU3.1"}}, {}),
-)
-
-
-def _findings() -> Iterator[Any]:
-    for changes, requirements in _NODES:
-        needs = need(provider=GENERIC, **requirements)
-        yield from report(needs=needs, metadata__name="NODE", **changes).findings
-    yield from report([pod("POD", "OTHER", gpus=1)], needs=need(provider=GENERIC)).findings
-
-
-_TERMINATED: tuple[dict[str, Any], ...] = (
-    {"reason": "OOMKilled", "exitCode": 137},
-    {"reason": "Error", "exitCode": 127},
-    {"reason": "Error", "exitCode": 137},
-    {"reason": "StartError", "exitCode": 128, "message": "exec format error"},
-    {"reason": "Error", "exitCode": 1},
-)
-_UNSCHEDULED = (
-    f"0/4 nodes are available: 4 Insufficient {GPU_RESOURCE}.",
-    "0/4 nodes are available: 4 Insufficient memory.",
-    "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.",
-    "0/4 nodes are available: 4 node(s) had untolerated taint {KEY: VALUE}.",
-)
-_MOUNTS = (
-    "driver name DRIVER not found in the list of registered CSI drivers",
-    "mount.nfs: Connection timed out",
-    'configmap "NAME" not found',
-)
-_REJECTED = (
-    'pods "POD" is forbidden: exceeded quota: NAME',
-    'pods "POD" is forbidden: failed quota: NAME: must specify limits.cpu',
-    'pods "POD" is forbidden: violates PodSecurity "restricted:latest"',
-)
-_CLAIMS = ('storageclass "NAME" not found', "no persistent volumes available for this claim")
+    """Return the rows of each check of the nodes, from the cases of the nodes' tests."""
+    rows = first_of_each_cause(test_nodes.example_findings(provider=GENERIC))
+    causes = {"enough": ("instance-type",), **{name: check_causes for name, (_, check_causes) in CAUSES.items()}}
+    return {f"nodes {name}": [rows[cause] for cause in included if cause in rows] for name, included in causes.items()}
 
 
 def pods() -> Rows:
-    """Return the rows for pulls, scheduling, crashes, mounts, rejected pods and claims, from examples of each."""
-    meta = {"name": "POD", "uid": "1"}
-    findings = []
-    for message in _UNSCHEDULED:
-        condition = {"type": "PodScheduled", "status": "False", "message": message}
-        findings += diagnose_pod({"metadata": meta, "spec": {}, "status": {"conditions": [condition]}}, [])
-    for terminated in _TERMINATED:
-        container = {"name": "bench", "restartCount": 1, "state": {"terminated": terminated}}
-        findings += diagnose_pod({"metadata": meta, "spec": {}, "status": {"containerStatuses": [container]}}, [])
-    evicted = {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
-    findings += diagnose_pod({"metadata": meta, "spec": {}, "status": evicted}, [])
-    for message in _MOUNTS:
-        findings += diagnose_pod({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedMount", message)])
-    for message in _REJECTED:
-        findings += diagnose_job({"metadata": meta, "spec": {}, "status": {}}, [_event("FailedCreate", message)])
-    for message in _CLAIMS:
-        findings += diagnose_claim({"metadata": meta, "status": {"phase": "Pending"}}, [_event("Pending", message)])
-    return [*known_causes(), *((finding.reason, finding.remedy) for finding in findings)]
-
-
-def _event(reason: str, message: str) -> dict[str, Any]:
-    return {"metadata": {}, "reason": reason, "message": message, "involvedObject": {"uid": "1"}}
+    """Return the rows for pods, Jobs and claims, from the cases of the diagnosis."""
+    rows = first_of_each_cause(test_diagnosis.example_findings()).values()
+    return [(reason.replace(test_diagnosis.IMAGE, "IMAGE"), remedy) for reason, remedy in rows]
 
 
 def vm() -> Rows:

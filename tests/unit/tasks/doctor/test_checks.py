@@ -338,8 +338,8 @@ def test_findings_of_nodes_are_grouped_by_cause(result_of: ResultOf) -> None:
         **dict.fromkeys(("enough", "health", "taints"), CheckStatus.FAIL),
         **dict.fromkeys(("GPUs", "room", "versions"), CheckStatus.OK),
     }
-    assert results["health"].remedy == "kubectl uncordon node-3"
-    assert results["taints"].remedy == "kubectl taint node node-3 team:NoSchedule-"
+    assert results["health"].remedy == "kubectl uncordon NODE"
+    assert results["taints"].remedy == "kubectl taint node NODE team:NoSchedule-"
     assert "0 of 1 nodes" in results["enough"].message
 
 
