@@ -70,7 +70,7 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
         raise SchemaError(f"{prefix}expected an object, found {type_name(document)}")
     upgrade = getattr(cls, "upgrade_json", None)  # a record with renamed fields has this class method
     document = document if upgrade is None else upgrade(document, where)
-    fields = _fields(cast(Any, cls))
+    fields = fields_of(cast(Any, cls))
     if not document.keys() <= fields.keys():
         unknown = min(set(document) - fields.keys())
         raise SchemaError(f"{prefix}{unknown}: unknown field; the fields are {', '.join(fields)}")
@@ -120,7 +120,7 @@ _SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true o
 
 
 @functools.cache
-def _fields(cls: type) -> dict[str, tuple[_Read, frozenset[type], bool]]:
+def fields_of(cls: type) -> dict[str, tuple[_Read, frozenset[type], bool]]:
     """Map field names to (reader, types that need no conversion, True if required)."""
     # Cached: resolving annotations took two thirds of the time to read a thousand results, and selecting readers most
     # of the rest.

@@ -12,11 +12,9 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_co
 from bench.records.validation import (
     REQUIRED,
     FieldError,
-    check_settings,
-    check_types,
+    check_fields,
+    checked,
     expect,
-    expect_in_range,
-    expect_one_of,
     setting,
     settings_of,
 )
@@ -48,7 +46,7 @@ class TrainingData:
 
     files: list[str]
     weights: list[float]
-    max_seq_len: int
+    max_seq_len: int = checked(ge=2)
     validation_share: float = setting(
         0.02,
         "fraction of the lines to hold out, 0 to 0.5, chosen by each line's digest",
@@ -84,6 +82,7 @@ class TrainingData:
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
+        check_fields(self)
         if not self.files or len(set(self.files)) != len(self.files):
             raise FieldError("files", "expected at least one data file, each named once")
         if len(self.weights) != len(self.files):
@@ -91,11 +90,8 @@ class TrainingData:
         for weight in self.weights:
             if not 0 < weight <= MAX_WEIGHT:
                 raise FieldError("weights", f"expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
-        if self.max_seq_len < 2:
-            raise FieldError("max_seq_len", f"expected at least 2 tokens, found {self.max_seq_len}")
         if self.validation_file is not None and self.validation_share:
             raise FieldError("validation_share", "validation_file is set too", remedy="set only one of them")
-        check_settings(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,24 +224,20 @@ class Training:
     answer_tokens: int = setting(
         64, "length limit of a sample answer in tokens, 1 to 65536", name="sample_max_new_tokens", ge=1, le=65_536
     )
-    max_hours: float | None = None
-    limited_by: str = "train.max_hours"
+    max_hours: float | None = checked(None, gt=0, le=8760)
+    limited_by: str = checked("train.max_hours", choices=tuple(LIMITS))
     may_differ: tuple[str, ...] = ()
     input_digests: dict[str, str] = field(default_factory=dict)
-    revision: int = 0
+    revision: int = checked(0, ge=0, le=1_000_000)
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
-        check_types(self)
-        check_settings(self)
+        check_fields(self)
         held_out = self.data.validation_file is not None or self.data.validation_share > 0
         expect(held_out or not self.evaluate_every, "evaluate_every", "0 if no data is held out for validation")
         expect(held_out or not self.patience, "patience", "0 if no data is held out for validation")
         expect(bool(self.evaluate_every) or not self.patience, "patience", "0 if evaluate_every is 0")
         expect(all(self.prompts), "prompts", "texts, none of them empty")
-        expect(self.max_hours is None or 0.0 < self.max_hours <= 8760.0, "max_hours", "above 0, at most 8760 hours")
-        expect_one_of(self.limited_by, tuple(LIMITS), "limited_by")
-        expect_in_range(self.revision, 0, 1_000_000, "revision")
         for name, declared in settings_of(type(self)).items():
             is_allowed = declared.fixed is None or f"training.{name}" not in self.may_differ
             expect(is_allowed, "may_differ", f"no training.{name}: {declared.fixed}")

@@ -24,10 +24,9 @@ from bench.records.training import OTHER_SHAPE, OTHER_STATE, RESCALED, Training
 from bench.records.validation import (
     ATTENTION_PROJECTIONS,
     TrialError,
-    check_settings,
-    check_types,
+    check_fields,
+    checked,
     expect,
-    expect_in_range,
     expect_one_of,
     setting,
 )
@@ -67,7 +66,7 @@ class Trial:
     name: str
     reason: str
     suite: str
-    profile: str
+    profile: str = checked(choices=PROFILES)
     model: str
     data: str
     kind: str = "training"
@@ -81,8 +80,8 @@ class Trial:
     micro_batch_size: int = setting(
         8, "size of a packed row, as a multiple of max_seq_len tokens, 1 to 4096", ge=1, le=4096
     )
-    gradient_accumulation_steps: int = 1
-    layout: str = "pad"
+    gradient_accumulation_steps: int = checked(1, ge=1, le=4096)
+    layout: str = checked("pad", choices=LAYOUTS)
     base_precision: str = setting("nf4", "precision of the frozen base weights: nf4 or bf16", choices=BASE_PRECISIONS)
     lora_rank: int = setting(16, "rank of the LoRA adapters, 1 to 1024", ge=1, le=1024, fixed=OTHER_SHAPE)
     lora_alpha: int = setting(
@@ -99,44 +98,31 @@ class Trial:
     )
     learning_rate: float = setting(2e-4, "peak learning rate, above 0, at most 1", gt=0, le=1)
     gradient_checkpointing: bool = setting(True, "true: recompute activations in backward to save memory")
-    checkpoint_every: int = 1
+    checkpoint_every: int = checked(1, ge=1, le=1024)
     offload_checkpoints: bool = False
-    held_layers: int = 0
-    matmul: str = "bf16"
-    data_workers: int = 0
-    world_size: int = 1
-    new_tokens: int = 64
-    warmup_steps: int = 5
-    measured_steps: int = 20
+    held_layers: int = checked(0, ge=0, le=1024)
+    matmul: str = checked("bf16", choices=MATMULS)
+    data_workers: int = checked(0, ge=0, le=64)
+    world_size: int = checked(1, ge=1, le=1024)
+    new_tokens: int = checked(64, ge=1, le=65_536)
+    warmup_steps: int = checked(5, ge=0, le=10_000)
+    measured_steps: int = checked(20, ge=1, le=100_000)
     seed: int = setting(
         42, "random seed of the adapter's initial weights, dropout and the order of the data", ge=0, le=2**31 - 1
     )
-    deadline_sec: float = 1800.0
+    deadline_sec: float = checked(1800.0, ge=1, le=604_800)
     training: Training | None = None
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_settings(self)
+        check_fields(self)
         expect(0 < len(self.name) <= 80 and self.name.isprintable(), "name", "1 to 80 printable characters")
         expect(any(c.isalnum() for c in self.name), "name", "a name with at least one letter or digit")
         expect(self.model != "", "model", "the model's folder")
         expect(self.data != "", "data", "the data file")
-        expect_one_of(self.profile, PROFILES, "profile")
         expect_one_of(self.kind, tuple(WORKLOADS), "kind")
-        expect_one_of(self.matmul, MATMULS, "matmul")
-        expect_one_of(self.layout, LAYOUTS, "layout")
-        expect_in_range(self.gradient_accumulation_steps, 1, 4096, "gradient_accumulation_steps")
-        expect_in_range(self.data_workers, 0, 64, "data_workers")
-        expect_in_range(self.checkpoint_every, 1, 1024, "checkpoint_every")
-        expect_in_range(self.held_layers, 0, 1024, "held_layers")
         _check_fast_only_fields(self)
-        expect_in_range(self.world_size, 1, 1024, "world_size")
         is_ranked, has_training = self.workload.is_ranked, self.workload.has_training
         expect(self.world_size == 1 or is_ranked, "world_size", f"1 unless kind is {names_with('is_ranked')}")
-        expect_in_range(self.new_tokens, 1, 65_536, "new_tokens")
-        expect_in_range(self.warmup_steps, 0, 10_000, "warmup_steps")
-        expect_in_range(self.measured_steps, 1, 100_000, "measured_steps")
-        expect(1.0 <= self.deadline_sec <= 604_800.0, "deadline_sec", "1 to 604800 seconds")
         expected = f"a value for kind {names_with('has_training')} only"
         expect((self.training is not None) == has_training, "training", expected)
         expect(

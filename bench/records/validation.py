@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,41 +32,18 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def check_types(record: Any) -> None:
-    """Raise TrialError for a scalar or a tuple of strings of the wrong type. The schema checks other fields."""
-    for name, kind, description, is_optional in _scalar_fields(record.__class__):
+def _check_types(record: Any) -> None:
+    """Raise TrialError for a field that a document could not have, and for a list in place of a tuple."""
+    for name, (read, plain, _) in schema.fields_of(record.__class__).items():
         value = getattr(record, name)
-        if is_optional and value is None:
+        if type(value) in plain or dataclasses.is_dataclass(value):
             continue
-        fits = type(value) is kind if kind is not tuple else isinstance(value, tuple)
-        if fits and kind is float:
-            fits = math.isfinite(value)
-        if fits and kind is tuple:
-            fits = all(type(item) is str for item in value)
-        if not fits:
-            actual = str(value) if type(value) is float and not math.isfinite(value) else schema.type_name(value)
-            raise FieldError(name, f"expected {description}, found {actual}")
-
-
-@functools.cache
-def _scalar_fields(cls: type) -> tuple[tuple[str, type, str, bool], ...]:
-    """Return (name, type, description of the type, True if optional) of each field that is checked here."""
-    # Under `from __future__ import annotations`, field types are strings; the table below is keyed by them.
-    annotations = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-    return tuple(
-        (name, *_SCALAR_TYPES[plain], plain != annotation)
-        for name, annotation in annotations.items()
-        if (plain := annotation.removesuffix(" | None")) in _SCALAR_TYPES
-    )
-
-
-_SCALAR_TYPES: dict[str, tuple[type, str]] = {
-    "str": (str, "text"),
-    "int": (int, "a whole number"),
-    "float": (float, "a finite number"),
-    "bool": (bool, "true or false"),
-    "tuple[str, ...]": (tuple, "a list of texts"),
-}
+        try:
+            read_value = read(value, name)
+        except schema.SchemaError as error:
+            raise FieldError(name, str(error).partition(": ")[2]) from error
+        if type(read_value) is not type(value):
+            raise FieldError(name, f"expected {type(read_value).__name__}, found {type(value).__name__}")
 
 
 def expect(condition: bool, key: str, expected: str) -> None:
@@ -80,11 +56,6 @@ def expect_one_of(value: str, allowed: tuple[str, ...], key: str) -> None:
         raise FieldError(key, f"expected one of {', '.join(allowed)}, found {value!r}")
 
 
-def expect_in_range(value: int, low: int, high: int, key: str) -> None:
-    if not low <= value <= high:
-        raise FieldError(key, f"expected {low} to {high}, found {value}")
-
-
 # Declarations ---------------------------------------------------------------------------------------------------------
 
 _METADATA_KEY = "setting"
@@ -93,7 +64,7 @@ REQUIRED = object()  # as `stored_default`: a record must have the field
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting of the section `train`.
+    """A setting of the section `train`, or without `help` the valid values of another field.
 
     `default` is the user's default. A value is one of `choices`, or at least `ge` or above `gt`, and at most `le`.
     `help` is the comment in invoke.yaml. `expected` describes the values in an error; empty: their type. `fixed` is the
@@ -101,8 +72,8 @@ class Setting:
     """
 
     name: str
-    default: Any
-    help: str
+    default: Any = None
+    help: str = ""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
@@ -136,8 +107,18 @@ def setting(default: Any, help: str, *, name: str = "", stored_default: Any = No
     return dataclasses.field(default=default if stored_default is None else stored_default, metadata=metadata)
 
 
+def checked(default: Any = REQUIRED, **rules: Any) -> Any:
+    """Return a dataclass field with rules for its values; `rules` are fields of Setting."""
+    return setting(default, "", stored_default=default, **rules)
+
+
 def settings_of(record: type) -> dict[str, Setting]:
     """Return the settings that a record declares, by field."""
+    return {field: declared for field, declared in _declarations(record).items() if declared.help}
+
+
+@functools.cache
+def _declarations(record: type) -> dict[str, Setting]:
     return {
         field.name: field.metadata[_METADATA_KEY](name=field.metadata["name"] or field.name)
         for field in dataclasses.fields(record)
@@ -145,12 +126,10 @@ def settings_of(record: type) -> dict[str, Setting]:
     }
 
 
-_cached_settings: Any = functools.cache(settings_of)
-
-
-def check_settings(record: Any) -> None:
-    """Raise TrialError, naming the field, for the first declared field whose value is out of range."""
-    for field, declared in _cached_settings(type(record)).items():
+def check_fields(record: Any) -> None:
+    """Raise TrialError, naming the field, for the first value of the wrong type or out of its declared range."""
+    _check_types(record)
+    for field, declared in _declarations(record.__class__).items():
         value = getattr(record, field)
         expected = None if value is None else declared.problem(value)
         if expected is not None:

@@ -76,6 +76,10 @@ def test_the_port_is_the_configured_one_or_any_free_one(monkeypatch):
         port = free.getsockname()[1]
     monkeypatch.setenv(launcher.PORT_VARIABLE, str(port))
     assert rendezvous_endpoint() == f"127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv(launcher.PORT_VARIABLE, str(taken.getsockname()[1]))
+        with pytest.raises(InputError, match=f"^{launcher.PORT_VARIABLE}: port .*: Address already in use"):
+            rendezvous_endpoint()
     monkeypatch.delenv(launcher.PORT_VARIABLE)
     assert rendezvous_endpoint() == "127.0.0.1:0"
 

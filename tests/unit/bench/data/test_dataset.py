@@ -125,7 +125,7 @@ INVALID = [
     ({"weights": [1.0, 2.0]}, "^weights: .* 1 files, found 2"),
     ({"weights": [0.0]}, "^weights: "),
     ({"weights": [float("nan")]}, "^weights: "),
-    ({"max_seq_len": 1}, "^max_seq_len: .* 2 tokens"),
+    ({"max_seq_len": 1}, "^max_seq_len: .* 2, found 1"),
     ({"validation_share": 1.0}, "^validation_share: "),
     ({"validation_share": 0.1, "validation_file": "v"}, "^validation_"),
     ({"labels": "some"}, "^labels: .* assistant, all, found 'some'"),

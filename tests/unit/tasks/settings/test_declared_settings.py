@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from bench.records import Trial, TrialError
-from bench.records.validation import Setting, check_settings, setting, settings_of
+from bench.records.validation import Setting, check_fields, setting, settings_of
 from tasks.settings.schema import TRAIN_RECORDS, TrainSection, expected_text, train_section
 from tasks.train.trial_spec import declared_values
 
@@ -57,7 +57,7 @@ def test_the_settings_and_the_record_refuse_the_same_values(name: str, field: st
     with pytest.raises(ValidationError):
         train_section((Extended,))(**{name: value})
     with pytest.raises(TrialError, match=f"^{field}: expected"):
-        check_settings(dataclasses.replace(Extended(), **{field: value}))
+        check_fields(dataclasses.replace(Extended(), **{field: value}))
 
 
 def test_the_trial_of_the_defaults_is_valid() -> None:
