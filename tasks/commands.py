@@ -185,7 +185,7 @@ SERVER = {
 }
 check_server = Command(
     "serve.check",
-    "tasks.adapter.serve_check:check_served",
+    "tasks.adapter.questions:check_served",
     "Compare a server's answers with those of the training.",
     url=positional(URL),
     run=text(TRAINING_RUN),
@@ -193,7 +193,7 @@ check_server = Command(
 )
 chat = Command(
     "chat",
-    "tasks.adapter.chat:chat",
+    "tasks.adapter.questions:chat",
     "Chat with an adapter or a server.",
     url=positional(f"{URL}; adapter: no server, the adapter on the first worker"),
     run=text(f"with adapter: {TRAINING_RUN}"),

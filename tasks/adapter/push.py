@@ -17,8 +17,8 @@ from remote.agent.shared.registry.api import Registry
 from remote.image import artifact
 from remote.image.registry import push_record_json
 from remote.providers import PROVIDERS
-from tasks.adapter import model_card
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
+from tasks.adapter.merge import render_card
 from tasks.clients.registry import configured_user, parse_reference
 from tasks.clients.secrets import registry_password
 from tasks.errors import (
@@ -76,7 +76,7 @@ def collect_files(trained: TrainedAdapter, scratch: Path, *, merged: bool) -> di
         source = Path(merged_record["path"])
     files = {path.name: path for path in sorted(source.iterdir()) if path.is_file() and not path.is_symlink()}
     if CARD_FILE not in files:
-        (scratch / CARD_FILE).write_text(model_card.render(trained, trained.read_check()), encoding="utf-8")
+        (scratch / CARD_FILE).write_text(render_card(trained, trained.read_check()), encoding="utf-8")
         files[CARD_FILE] = scratch / CARD_FILE
     return files
 

@@ -3,6 +3,9 @@
 The server is one pod. Its first container waits for the adapter, or for the merged model with `--merged`, which is
 uploaded while the pod starts. On a shared volume it stays, so that a pod's replacement finds it. The API's key is
 generated here, in memory, and stored only in the cluster.
+
+Before the workers are changed, a pod without a GPU reads the versions in the server's image, if its vLLM must load an
+NF4 base. It runs on a node that may run the server later; the image is pulled while the workers still run.
 """
 
 import contextlib
@@ -21,23 +24,27 @@ from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import ADAPTER_CONTAINER, SERVE
 from remote.cluster.manifests import Image, key_secret
 from remote.hosts.base import HostError
+from remote.hosts.bundle import read_source
 from remote.hosts.command import Command, Secret
+from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.host import PodHost
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
+from remote.serving import ServerSoftware
 from tasks.adapter.artifact import TrainedAdapter, open_training
-from tasks.adapter.serve_image import NF4Check
 from tasks.clients.cluster import open_cluster
+from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.workers import component_hosts
 from tasks.cluster import deploy
 from tasks.commands import DeployOptions
-from tasks.errors import UsageError
+from tasks.errors import UsageError, escape_controls
 from tasks.settings.load import Settings, load
 
 CLUSTER_URL = "cluster"  # stands for the server that `inv serve` deployed
 KEY_SECRET, VOLUME, SERVE_FOLDER = "serve-key", "/shared-data", "/scratch/serve"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 512)  # the values of --max-lora-rank
-_DELETE_TIMEOUT_SEC, _PROBE_TIMEOUT_SEC = 120.0, 30.0
+_DELETE_TIMEOUT_SEC, _PROBE_TIMEOUT_SEC, _CHECK_TIMEOUT_SEC = 120.0, 30.0, 120.0
+CHECK_POD, VERSIONS_PROGRAM = "serve-check", "remote.agent.scripts.server_software"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +92,10 @@ def start_server(
             retry_command=f"inv serve{' --merged' if merged else ''}",
         ),
     )
-    if not dry_run:
+    if dry_run:
+        if nf4_check is not None:
+            print("not checked: whether vLLM in serve.image can load an NF4 base; without --dry-run a pod checks it")
+    else:
         address = f"http://serve.{settings.cluster.namespace}:8000"
         form = " (merged)" if merged else ""
         print(f"serving run {trained.run.run_id} as {settings.serve.name}{form}, within the cluster at {address}")
@@ -234,6 +244,62 @@ class FilesUpload:
                 lines = [f"{sha256_of(path)}  {name}" for name, path in sent.items()]
                 sums.write_text("\n".join(lines) + "\n", encoding="utf-8")
             push(Agent(self._host), {SUMS_FILE: sums}, self._files.in_pod)
+
+
+class NF4Check:
+    """Check that is made once, as soon as the namespace and its pull secret exist."""
+
+    def __init__(self, settings: Settings, image: Image, merge_command: str) -> None:
+        self._settings, self._image, self._merge_command = settings, image, merge_command
+        self._is_due = True
+
+    def run_early(self, cluster: Cluster) -> None:
+        """Run the check if this is not the first deployment into the namespace. Raises a task's errors."""
+        secret = self._settings.cluster.pull_secret
+        if self._is_due and cluster.namespace() is not None and (secret is None or cluster.has_secret(secret)):
+            self.run(cluster)
+
+    def run(self, cluster: Cluster) -> None:
+        """Run the check unless it was made. Raises a task's errors."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        check = PodCheck(
+            name=CHECK_POD,
+            image=self._image.reference,
+            command=["python3", "-B", "-c", read_source(VERSIONS_PROGRAM)],
+            gpus=0,
+            cpu="100m",
+            memory="256Mi",
+            timeout_sec=_CHECK_TIMEOUT_SEC,
+            retry_command="inv serve",
+        )
+        try:
+            _, text = run_pod_check(self._settings, cluster, check)
+        except Forbidden as error:
+            print(f"the version of vLLM in serve.image cannot be checked: {escape_controls(str(error))}", flush=True)
+            return
+        require_nf4(text, self._image.reference, self._merge_command)
+
+
+def require_nf4(text: str, image: str, merge_command: str) -> None:
+    """Raise UsageError if a vLLM with this output of its versions cannot load an NF4 base; warn if that is unknown."""
+    try:
+        software = ServerSoftware.parse(text)
+    except (ValueError, RecursionError):
+        software = ServerSoftware(vllm=None, plugin=None, bitsandbytes=None)
+    if software.missing_for_nf4 is None:
+        version = f"{software.vllm} is a version" if software.vllm else "no package of vLLM was found"
+        print(f"! {image}: {version} of unknown capabilities; it may not load an NF4 base", flush=True)
+    elif software.missing_for_nf4:
+        packages = " and ".join(software.missing_for_nf4)
+        raise UsageError(
+            f"serve.image: {image}: vLLM {software.vllm} cannot load the NF4 base of the training without {packages}",
+            remedy=(
+                f"serve the merged model: `{merge_command}`; or set serve.image to an image made FROM this one with "
+                f"`pip install --no-deps {' '.join(software.missing_for_nf4)}`; the workers are unchanged"
+            ),
+        )
 
 
 def server_pod(settings: Settings) -> PodHost:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from remote.cluster.diagnosis.finding import DEFAULT_PATIENCE_SEC, SHORT_PATIENCE_SEC, Diagnosis, Rule, first_match
 from remote.cluster.diagnosis.image_pull import PULL_REASONS, explain_pull
-from remote.cluster.labels import ADAPTER_CONTAINER, RUN_ANNOTATION, SERVE, Object
+from remote.cluster.labels import ADAPTER_CONTAINER, RUN_ANNOTATION, SERVE, SERVED_RUN_ANNOTATION, Object
 from remote.hosts.base import collapse_whitespace
 from remote.hosts.pods.errors import object_errors
 from remote.providers import GENERIC, Provider
@@ -271,7 +271,7 @@ def _job_findings(job: Object, events: Sequence[Object]) -> list[Diagnosis]:
         message = failed.get("message") or _JOB_FAILURES.get(reason, "it failed")
         run = (job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
         restart_command = "inv deploy --force" if run is None else f"inv train --job --resume={run}"
-        restart_command = "inv serve" if job["metadata"]["name"] == SERVE else restart_command
+        restart_command = _serve_command(job) if job["metadata"]["name"] == SERVE else restart_command
         remedy = f"see `inv logs` and `inv status`; restart it: `{restart_command}`"
         return [
             Diagnosis("deadline" if reason == "DeadlineExceeded" else "job-failed", message, remedy, SHORT_PATIENCE_SEC)
@@ -293,6 +293,15 @@ def _job_findings(job: Object, events: Sequence[Object]) -> list[Diagnosis]:
         return [Diagnosis("refused", message, "see `kubectl describe job`")]
     patience_sec = 2 * SHORT_PATIENCE_SEC if rule.cause in ("quota", "service-account") else SHORT_PATIENCE_SEC
     return [Diagnosis(rule.cause, message, rule.remedy, patience_sec)]
+
+
+def _serve_command(job: Object) -> str:
+    """Return the command that deployed a server's Job: only a server of an adapter has --enable-lora."""
+    containers = job.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+    arguments = [argument for container in containers for argument in container.get("args", [])]
+    run = (job["metadata"].get("annotations") or {}).get(SERVED_RUN_ANNOTATION)
+    is_merged = bool(arguments) and "--enable-lora" not in arguments
+    return "inv serve" + (" --merged" if is_merged else "") + ("" if run is None else f" --run={run}")
 
 
 _CLAIM_RULES = (

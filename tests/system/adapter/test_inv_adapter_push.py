@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from remote.image.artifact import EMPTY_TYPE, MANIFEST_TYPE, TITLE_ANNOTATION
+from tests.support.hosts.local_fleet import fill_disk
 from tests.support.machines.ports import free_ports
 from tests.support.reports.training_run import RECORD, write_run
 
@@ -99,6 +100,14 @@ def test_a_pushed_adapter_can_be_read_back_file_by_file_and_is_sent_once(
     repeated = bare_project.inv("adapter.push", "--oci", where)
     assert repeated.stdout.count("already") == 4
     assert ": sent" not in repeated.stdout
+
+
+@pytest.mark.usefixtures("pushing")
+def test_a_full_disk_is_named_and_may_pass(bare_project, small_disk: Path) -> None:
+    fill_disk(small_disk)
+    target = small_disk / "target"
+    assert str(target) in bare_project.inv_error("adapter.push", "--folder", str(target), code=3)
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
 def test_a_failed_push_is_one_line_with_a_remedy(bare_project, pushing: Path, registry: str) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from bench.records.paths import ADAPTER_CHECK_FILE
 from bench.records.training import AdapterCheck
-from tasks.adapter import model_card, push
+from tasks.adapter import push
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.adapter.check import find_failure, format_change, has_other_loss, hidden_change_warning
-from tasks.adapter.merge import require_same_loss
+from tasks.adapter.merge import render_card, require_same_loss
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, adapter_check, form, save_check
 
@@ -52,7 +52,7 @@ def test_a_check_that_could_miss_a_large_change_says_so(
     if shows is not None:
         assert shows in str(warning)
         assert "train.validation_fraction" in str(warning)
-        assert "train.validation\\_fraction" in model_card.render(trained, check)
+        assert "train.validation\\_fraction" in render_card(trained, check)
 
 
 def test_one_example_has_no_interval_and_shows_nothing() -> None:
@@ -108,7 +108,7 @@ def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_hav
 ) -> None:
     inputs = {"model": {"sha256": "m" * 64}, "files": {"<script>|.jsonl": "f" * 64}}
     hostile = dataclasses.replace(trained, run=dataclasses.replace(trained.run, provenance={"inputs": inputs}))
-    card = model_card.render(hostile, adapter_check(form("merged-bf16", 0.01)), base="bf16")
+    card = render_card(hostile, adapter_check(form("merged-bf16", 0.01)), base="bf16")
     assert card.startswith('---\nbase_model: "m"\nlibrary_name: "transformers"\n')
     for text in (
         SHA256,
@@ -120,7 +120,7 @@ def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_hav
         assert text in card
     assert "| cost |" in card
     assert "<script>" not in card
-    assert "Held-out loss in each form" not in model_card.render(trained, None)
+    assert "Held-out loss in each form" not in render_card(trained, None)
 
 
 def test_a_folder_gets_the_adapter_whole_and_a_card(trained: TrainedAdapter, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.run import PlannedTrial
+from remote.cluster.diagnosis.pods import diagnose_job
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.adapter.serve import (
     adapter_files,
@@ -88,6 +89,21 @@ def test_a_merged_model_is_sent_from_here_or_read_from_the_volume(trained: Train
     argv = merged_arguments(SETTINGS)
     assert dict(itertools.pairwise(argv))["--served-model-name"] == "tuned"
     assert not {"--quantization", "--enable-lora", "--tokenizer"} & set(argv)
+
+
+def test_the_remedy_of_a_failed_server_is_the_command_that_deployed_it(trained: TrainedAdapter) -> None:
+    for arguments, command in (
+        (vllm_arguments(SETTINGS, trained), "`inv serve --run=r`"),
+        (merged_arguments(SETTINGS), "`inv serve --merged --run=r`"),
+    ):
+        job = {
+            "kind": "Job",
+            "metadata": {"name": "serve", "annotations": {"qlora-fleet/serves": "r"}},
+            "spec": {"template": {"spec": {"containers": [{"name": "vllm", "args": arguments}]}}},
+            "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]},
+        }
+        (finding,) = diagnose_job(job, [])
+        assert command in finding.remedy
 
 
 @pytest.mark.parametrize("path", ["/workspace/out", "/shared-data/../etc"])

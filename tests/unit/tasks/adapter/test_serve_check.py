@@ -7,7 +7,7 @@ import pytest
 from invoke import Context
 
 from bench.records.training import SampleAnswer
-from tasks.adapter import serve_check
+from tasks.adapter import questions
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tests.support.machines.fake_openai import FakeOpenAI
@@ -22,13 +22,13 @@ def answered(trained: TrainedAdapter, monkeypatch: pytest.MonkeyPatch) -> Traine
     answers = [SampleAnswer(prompt="What is len?", before=None, after=RECORDED["What is len?"])]
     with_answers = dataclasses.replace(trained, record=dataclasses.replace(trained.record, answers=answers))
     save_check(with_answers, adapter_check(prompts=["<s>?", "<s>!"], places=["a", "b"]))
-    monkeypatch.setattr(serve_check, "open_training", lambda _settings, _run: with_answers)
-    monkeypatch.setattr(serve_check, "load", lambda _context: None)
+    monkeypatch.setattr(questions, "open_training", lambda _settings, _run: with_answers)
+    monkeypatch.setattr(questions, "load", lambda _context: None)
     return with_answers
 
 
 def check(url: str, **options: str) -> None:
-    serve_check.check_served(Context(), url, None, **({"model": None, "key_file": None} | options))  # type: ignore[arg-type]
+    questions.check_served(Context(), url, None, **({"model": None, "key_file": None} | options))  # type: ignore[arg-type]
 
 
 def test_a_server_that_answers_as_recorded_passes(answered: TrainedAdapter, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,4 +77,4 @@ def test_without_a_recorded_answer_the_command_that_records_some_is_named(answer
         FakeOpenAI({}) as server,
         pytest.raises(UsageError, match=r"inv adapter\.check --run="),
     ):
-        list(serve_check.query_server(bare, serve_check.connect(server.url, None), "tuned"))
+        list(questions.query_server(bare, questions.connect(server.url, None), "tuned"))

@@ -10,8 +10,8 @@ import pytest
 from remote.cluster.manifests import Image
 from remote.hosts.pods.errors import Forbidden
 from remote.serving import ServerSoftware
-from tasks.adapter import serve_image
-from tasks.adapter.serve_image import NF4Check, require_nf4
+from tasks.adapter import serve
+from tasks.adapter.serve import NF4Check, require_nf4
 from tasks.clients.pod_check import pod_manifest
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
@@ -86,7 +86,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Record each run of the check's pod, whose image has vLLM 0.32 without the plugin."""
     recorded: list[object] = []
     text = json.dumps({"vllm": "0.32.0", PLUGIN: None, BITSANDBYTES: "0.50.2"})
-    monkeypatch.setattr(serve_image, "run_pod_check", lambda *arguments: recorded.append(arguments[-1]) or ("n", text))
+    monkeypatch.setattr(serve, "run_pod_check", lambda *arguments: recorded.append(arguments[-1]) or ("n", text))
     return recorded
 
 
@@ -107,7 +107,7 @@ def test_the_check_waits_for_namespace_and_pull_secret(runs: list[object]) -> No
 
 
 def test_the_check_is_made_once(runs: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_image, "require_nf4", lambda *_: None)
+    monkeypatch.setattr(serve, "require_nf4", lambda *_: None)
     check = nf4_check()
     check.run_early(fake_cluster())
     check.run(fake_cluster())
@@ -120,7 +120,7 @@ def test_without_the_right_to_start_pods_the_server_is_deployed_unchecked(
     def refuse(*_: object) -> None:
         raise Forbidden("user may not create pods")
 
-    monkeypatch.setattr(serve_image, "run_pod_check", refuse)
+    monkeypatch.setattr(serve, "run_pod_check", refuse)
     nf4_check().run(fake_cluster())
     assert "user may not create pods" in capsys.readouterr().out
 

@@ -1,27 +1,33 @@
-"""`inv serve.check`: compare a server's answers with the recorded answers of the trained adapter.
+"""`inv serve.check` and `inv chat`: questions to a server; `inv chat adapter`: to the adapter on the first worker.
 
-Two kinds of prompts are sent with greedy decoding: `train.sample_prompts`, which go through the server's own chat
-template and were answered at the end of the training; and the held-out prompts of `inv adapter.check`, which already
-contain the template. Greedy answers diverge where two tokens have nearly equal probability and two machines round
-differently. So answers count as similar if their first `COMPARED_CHARS` characters are equal. If fewer than half are
-similar, the server has another model or template.
+The check compares a server's answers with the recorded ones of the trained adapter. Two kinds of prompts are sent with
+greedy decoding: `train.sample_prompts`, which go through the server's own chat template and were answered at the end of
+the training; and the held-out prompts of `inv adapter.check`, which already contain the template. Greedy answers
+diverge where two tokens have nearly equal probability and two machines round differently. So answers count as similar
+if their first `COMPARED_CHARS` characters are equal. If fewer than half are, the server has another model or template.
+
+In a chat each line of standard input is a turn; an empty line starts a new conversation. A server answers line by line.
+For a worker all lines are read first, because the model is loaded once for all of them.
 """
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from invoke.context import Context
 
 from remote.serving import BadServer, Completion, ServerClient, ServerUnavailable, connect, connect_in_pod
-from tasks.adapter.artifact import TrainedAdapter, open_training
+from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.serve import CLUSTER_URL, server_pod
+from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
 from tasks.clients import secrets
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls
 from tasks.settings.load import Settings, load
 
 T = TypeVar("T")
+ADAPTER_URL = "adapter"  # stands for the adapter itself instead of a server
 COMPARED_CHARS, SHOWN_CHARS = 20, 60
 MAX_TOKENS = 512
 
@@ -127,3 +133,65 @@ def with_server(
         raise UsageError.from_error(error) from error
     except ServerUnavailable as error:
         raise RetryableError.from_error(error, remedy="rerun the command when it answers") from error
+
+
+def chat(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> None:
+    settings = load(context)
+    if url == ADAPTER_URL:
+        if model or key_file:
+            raise UsageError("chat: --model and --key-file are for a server", remedy="omit them")
+        _chat_with_adapter(settings, run)
+        return
+    if run is not None:
+        raise UsageError(
+            "chat: --run: not for a server, which has its own model", remedy="omit it, or type `inv chat adapter`"
+        )
+    with_server(settings, url, model, key_file, _chat_with_server)
+
+
+def _chat_with_adapter(settings: Settings, run: str | None) -> None:
+    trained = open_training(settings, run)
+    if sys.stdin.isatty():
+        print("one question per line; an empty line starts a new conversation; Ctrl-D sends all", flush=True)
+    conversations = split_conversations(sys.stdin)
+    if not conversations:
+        raise UsageError(
+            "chat: no question on standard input", remedy="for example: echo 'What is it?' | inv chat adapter"
+        )
+    with acquire_lock(settings.results_folder, f"chat (run {trained.run.run_id})"):
+        request = {"trial": trained.trial.to_json(), "conversations": conversations, "most": MAX_TOKENS}
+        run_on_worker(settings, trained, "chat", request, _print_answer)
+
+
+def split_conversations(lines: Iterable[str]) -> list[list[str]]:
+    """Return the turns of each conversation; an empty line ends a conversation."""
+    conversations: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip():
+            conversations[-1].append(line.strip())
+        elif conversations[-1]:
+            conversations.append([])
+    return [turns for turns in conversations if turns]
+
+
+def _chat_with_server(server: ServerClient, model: str) -> None:
+    has_terminal = sys.stdin.isatty()
+    turns: list[dict[str, str]] = []
+    while True:
+        if has_terminal:
+            print(f"{model}> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if not line.strip():
+            turns = []
+            continue
+        turns.append({"role": "user", "content": line.strip()})
+        reply = server.chat(model, turns, MAX_TOKENS)
+        turns.append({"role": "assistant", "content": reply.text})
+        _print_answer(reply.text if reply.has_ended else f"{reply.text} [not ended after {MAX_TOKENS} tokens]")
+
+
+def _print_answer(text: str) -> None:
+    """Print an answer's lines with escaped control characters."""
+    print("\n".join(map(escape_controls, text.splitlines())), flush=True)
