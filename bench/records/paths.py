@@ -5,6 +5,7 @@
 | results/ | IMAGE_FILE | `inv push`: the image and its digest |
 | results/<run-id>/ | RUN_FILE | the plan, before anything starts |
 | | LEDGER_FILE | the fleet: one line per event, append-only |
+| | CANCEL_FILE | `inv cancel`: a request to the command that follows the run, while it waits |
 | | SUMS_FILE | `inv collect`: the sha256 of every file; a model's folder has one too |
 | | TRIALS_FOLDER/<trial-id>/ | one folder per trial |
 | | REPORT_FOLDER/ | `inv report` |
@@ -22,6 +23,7 @@
 IMAGE_FILE = "image.json"
 RUN_FILE = "run.json"
 LEDGER_FILE = "ledger.jsonl"
+CANCEL_FILE = "cancel.json"
 SUMS_FILE = "SHA256SUMS"
 TRIALS_FOLDER = "trials"
 REPORT_FOLDER = "report"

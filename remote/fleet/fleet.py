@@ -36,6 +36,7 @@ class Fleet:
     expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.shared_volume`).
     `on_event` is called from several threads and must not raise. `trial_ids` limits the fleet to these trials (None:
     all). `checkpoint_sync` transfers a training's checkpoints. `diagnose` says why a lost host does not come back.
+    `is_cancel_requested` is polled while the fleet runs, and stops it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Fleet:
         trial_ids: Collection[str] | None = None,
         checkpoint_sync: CheckpointSync | None = None,
         diagnose: Callable[[], str | None] = lambda: None,
+        is_cancel_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         limits = RetryLimits() if limits is None else limits
         max_deadline_sec = max((planned.trial.deadline_sec for planned in run.planned), default=0.0)
@@ -81,6 +83,7 @@ class Fleet:
         )
         self._workers = {host.name: Worker(make_agent(host), state) for host in hosts}
         self._failure: BaseException | None = None
+        self._is_cancel_requested = is_cancel_requested
         for trial_id in ledger.open_trials():
             if trial_id in selected:
                 self._restore_trial(selected[trial_id], limits.max_attempts)
@@ -117,7 +120,7 @@ class Fleet:
             done_events.append(done := threading.Event())
             threading.Thread(target=self._run_worker, args=(worker, done), name=worker.name, daemon=True).start()
         try:
-            self._wait_all(done_events)
+            self._wait_all(done_events, self._stop_if_requested)
         except KeyboardInterrupt:
             if not cancel_on_interrupt:
                 self._retry_policy.detaching.set()
@@ -152,15 +155,20 @@ class Fleet:
         self._retry_policy.stopping.set()
         self._queue.close()
 
+    def _stop_if_requested(self) -> None:
+        if not self.was_stopped and self._is_cancel_requested():
+            self.stop()
+
     @staticmethod
-    def _wait_all(done_events: Sequence[threading.Event]) -> None:
-        """Wait for all threads, without `Thread.join`.
+    def _wait_all(done_events: Sequence[threading.Event], poll: Callable[[], None] = lambda: None) -> None:
+        """Wait for all threads, without `Thread.join`, and call `poll` meanwhile.
 
         An interrupted join makes CPython 3.11 treat a running thread as ended; its job would be left running.
         """
         while not all(done.is_set() for done in done_events):
             for done in done_events:
-                done.wait(0.1)  # in slices, so that a signal reaches the main thread
+                if not done.wait(0.1):  # in slices, so that a signal reaches the main thread
+                    poll()
 
     def _run_worker(self, worker: Worker, done: threading.Event) -> None:
         try:

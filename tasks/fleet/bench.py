@@ -11,12 +11,13 @@ from rich.text import Text
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from bench.records.trial import SUITE_NAMES
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host
 from reports import formatting
 from tasks.cli.flags import refuse_several
-from tasks.cli.lock import acquire_lock
+from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
@@ -54,7 +55,7 @@ def run_bench(context: Context, options: BenchOptions) -> None:
     if options.dry_run:
         _print_plan(settings, run)
         return
-    with acquire_lock(settings.results_folder, f"bench (run {run.run_id})"):
+    with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts)
         run, folder, ledger = runner.write_plan(settings, run)
         runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
@@ -92,12 +93,19 @@ def _worker_count(settings: Settings, flag: int | None) -> int:
 
 
 def cancel_run(context: Context, name: str | None) -> None:
-    """Stop the jobs of a run on the workers, and end its open trials as CANCELLED."""
+    """Stop the jobs of a run on the workers, and end its open trials as CANCELLED.
+
+    A command on this machine that follows the run is asked to do that.
+    """
     settings = load(context)
     run, folder = open_run(settings, name)
-    with acquire_lock(settings.results_folder, f"cancel (run {run.run_id})"), runner.ledger_errors(run.run_id):
+    with (
+        acquire_lock_to_cancel(settings.results_folder, run.run_id) as was_followed,
+        runner.ledger_errors(run.run_id),
+    ):
         ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
-        if not ledger.open_trials():
+        is_cancelled = any(entry.status is TrialStatus.CANCELLED for entry in ledger.entries.values())
+        if not ledger.open_trials() and not (was_followed and is_cancelled):
             print(f"run {run.run_id}: nothing to cancel, every trial has ended")
             return
         if is_k8s_training(run):
@@ -172,7 +180,7 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
         print(f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done")
         print("would run:", ", ".join(unfinished) or "nothing")
         return
-    with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})"):
+    with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()
         runner.resume(settings, run.run_id, resume_hosts(settings, running), plain=plain)

@@ -19,6 +19,7 @@ from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.checksummed import ResultError
 from bench.records.paths import (
     ADAPTER_FOLDER,
+    CANCEL_FILE,
     LEDGER_FILE,
     PROGRESS_FILE,
     RESULT_FILE,
@@ -33,9 +34,8 @@ from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.shared_volume import shared_output_folder
 from remote.hosts.base import Host, HostError, PermissionDenied, collapse_whitespace
 from remote.jobs.agent import Agent
-from remote.jobs.download import ChecksumMismatch
 from remote.jobs.job import LOG_FILE
-from remote.jobs.transfer import TransferResult, pull
+from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
 from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import console
@@ -278,7 +278,7 @@ def _write_checksums(folder: Path) -> None:
         for path in sorted(
             [*folder.glob("*.json*"), *(path for name in CHECKSUMMED_FOLDERS for path in folder.glob(f"{name}/**/*"))]
         ):
-            if path.is_file() and not path.name.endswith(".part"):
+            if path.is_file() and path.name != CANCEL_FILE and not path.name.endswith(".part"):
                 yield f"{sha256_of(path)}  {path.relative_to(folder)}\n"
 
     write_atomic(folder / SUMS_FILE, "".join(lines()).encode())

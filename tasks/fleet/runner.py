@@ -6,6 +6,7 @@ The plan is on disk before anything starts; afterwards its ledger says what is l
 import contextlib
 import dataclasses
 import datetime
+import functools
 import secrets
 import signal
 from collections import Counter
@@ -26,6 +27,7 @@ from remote.hosts.base import Host
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_path
 from reports import formatting
+from tasks.cli.lock import is_cancel_requested
 from tasks.cli.log import open_run_log
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.worker_queries import query_all
@@ -206,6 +208,7 @@ def make_fleets(
             trial_ids=group.trial_ids,
             checkpoint_sync=checkpoint_sync,
             diagnose=diagnose,
+            is_cancel_requested=functools.partial(is_cancel_requested, folder),
         )
 
 

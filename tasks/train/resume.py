@@ -51,7 +51,11 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
     if options.dry_run:
         _print_state(settings, run, ledger.entries.get(TRIAL_ID))
         return
-    with acquire_lock(settings.results_folder, f"train --resume (run {run.run_id})"), runner.ledger_errors(run.run_id):
+    command = f"train --resume (run {run.run_id})"
+    with (
+        acquire_lock(settings.results_folder, command, follows=run.run_id),
+        runner.ledger_errors(run.run_id),
+    ):
         session = TrainingSession.create(settings, run, folder, ledger, fleet_hosts(settings))
         if not (ledger.needs_work(TRIAL_ID) or _can_resume(ledger.entries[TRIAL_ID], options)):
             print(f"run {run.run_id}: nothing to resume")

@@ -81,7 +81,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     run = runner.new_record(
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
     )
-    with acquire_lock(settings.results_folder, f"train (run {run.run_id})"):
+    with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts[:count])
         run, folder, ledger = runner.write_plan(settings, run)
         for line in output.headline(predicted):

@@ -66,12 +66,15 @@ def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold_file: Path)
     assert len(project.events("reopened")) == 4
 
 
-def test_a_second_inv_bench_is_refused_with_the_process_that_holds_the_lock(project, hold_file: Path) -> None:
+def test_beside_a_following_inv_bench_another_is_refused_and_a_cancel_ends_both(project, hold_file: Path) -> None:
     hold_file.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: project.events("started"), "the first to have started")
     assert f"process {first.pid} of " in project.inv_error("bench", "--quick", code=4)
     assert not first.poll()
+    assert "`inv bench --resume=" in project.inv("cancel").stdout
+    project.wait_for_exit(first, code=130)
+    assert list(project.statuses().values()) == ["CANCELLED"] * 4
 
 
 def test_a_new_run_does_not_start_while_an_abandoned_one_is_running(project, hold_file: Path) -> None:

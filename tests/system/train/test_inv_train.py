@@ -176,8 +176,8 @@ def test_changes_since_the_plan_stop_the_resume_unless_requested(project, hold_f
     away.rename(data)
     operator = project.start("train", "--resume")
     project.wait_until(project.trainers, "the training to restart")
-    project.interrupt(operator)
     project.inv("cancel")
+    project.wait_for_exit(operator, code=3)
     with data.open("a") as file:
         file.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
     content_message = project.inv_error("train", "--resume", code=4)
