@@ -8,7 +8,6 @@ Start-up time counts in every call, so a verb imports only what it needs, and `t
 checker. `pathlib`, `contextlib`, `tempfile` and `subprocess` would cost a third more.
 
 files: verbs send, missing, receive
-jobs: verbs watch, cancel, holder, room, tail
-start: verb start
+jobs: verbs start, watch, cancel, holder, room, tail
 supervisor: process that runs a job's command to its end
 """

@@ -13,8 +13,6 @@ def main() -> int:
     verb = sys.argv[1]
     if verb in ("send", "missing", "receive"):
         from remote.agent.jobs.files import VERBS
-    elif verb == "start":
-        from remote.agent.jobs.start import VERBS
     else:
         from remote.agent.jobs.jobs import VERBS
     arguments = json.loads(sys.argv[2])

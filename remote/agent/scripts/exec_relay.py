@@ -1,8 +1,8 @@
 """Program of one `kubectl exec`: runs a command in the pod and reports its end.
 
 kubectl exec exits 0 with truncated output when a kubelet or containerd dies, and hangs when a command leaves its input
-unread, so its exit code is ignored. `remote.hosts.pods.exec_protocol` sends this file on standard input and exchanges
-frames with it. Standard output carries only frames; standard error belongs to kubectl and the runtime.
+unread, so its exit code is ignored. `remote.hosts.pods.host` sends this file on standard input and exchanges frames
+with it. Standard output carries only frames; standard error belongs to kubectl and the runtime.
 
     in    the request (4 bytes of length, fields with NUL between them), then input: 4 bytes of length, bytes; length 0
           ends it

@@ -69,8 +69,8 @@ def _find_keys(file: str, name: str) -> Iterator[KnownKey]:
         reason = os.fsdecode(completed.stderr).strip()
         raise InvalidAddress(f"known hosts file {file}: cannot be read: {reason}", remedy="make it readable")
     lines = os.fsdecode(completed.stdout).split("\n")
-    for found, line in zip(lines[::2], lines[1::2], strict=False):
-        match = _FOUND_LINE.match(found)
+    for header, line in zip(lines[::2], lines[1::2], strict=False):
+        match = _FOUND_LINE.match(header)
         if match is None or match[2] not in ("", "REVOKED"):
             continue
         fields = line.split()[bool(match[2]) :]

@@ -4,7 +4,7 @@ import pytest
 
 from remote.hosts import process
 from remote.hosts.base import HostUnreachable, TooMuchOutput
-from remote.hosts.pods.exec_protocol import Reply
+from remote.hosts.pods.host import Reply
 
 NONCE = "0" * 32
 
