@@ -21,11 +21,11 @@ from tasks.doctor.doctor import all_checks
 from tasks.errors import UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault
 from tasks.reports.runs import RunInfo
+from tests.support.cases import Case, load_cases
 from tests.support.reports import synthetic
 from tests.unit.remote.cluster.test_nodes import NODE
-from tests.unit.tasks.doctor.conftest import FakeCluster, MakeContext, ResultOf
+from tests.unit.tasks.doctor.conftest import FakeCluster, ResultOf
 
-A_DIGEST = "sha256:" + "ab" * 32
 PODS = "fleet: {kind: pods}\nbench: {profile: gpu}\n"
 
 
@@ -34,6 +34,32 @@ def is_fault(result: CheckResult, fault: Fault) -> bool:
     start = fault.message.partition("{")[0]
     is_filled = "{" not in result.message + result.remedy
     return result.status is fault.status and result.message.startswith(start) and is_filled
+
+
+FAULTS = {name: value for module in (cluster, machine, runs, settings, vm) for name, value in vars(module).items()}
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "faults.yaml"))
+def test_each_fault(case: Case, result_of: ResultOf, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings.os, "cpu_count", lambda: 8)
+    (project / "token").touch(mode=0o600)
+    (project / "token").write_text("secret")
+    options: dict[str, Any] = {"on_vm": case["on_vm"]} if "on_vm" in case else {}
+    if "job_failed" in case:
+        options["on_vm"] = vm_jobs.JobFailed(case["job_failed"], "what it says", remedy="and more")
+    values = case.get("settings", {})
+    if "cluster" in case:
+        options["cluster"] = FakeCluster(**{key: value for key, value in case["cluster"].items() if key != "denied"})
+        options["cluster"].denied = [tuple(rule) for rule in case["cluster"].get("denied", ())]
+        values = {"fleet": {"kind": "pods"}, "bench": {"profile": "gpu"}, **values}
+    result = result_of(case["check"], json.dumps(values).replace("DIGEST", "ab" * 32), **options)
+    if case["fault"] is None:
+        assert result.status is CheckStatus.OK
+        return
+    fault = FAULTS[case["fault"]]
+    assert is_fault(result, fault)
+    assert result.is_transient is fault.is_transient
+    assert case.get("remedy") in (None, result.remedy)
 
 
 # This machine
@@ -91,43 +117,6 @@ def test_a_program_that_is_missing(result_of: ResultOf, monkeypatch: pytest.Monk
 
 # Settings
 
-CONTRADICTING = {
-    "two repositories": (
-        f"cluster: {{image: 'fra.ocir.io/ns/old@{A_DIGEST}'}}\nregistry: {{image: 'fra.ocir.io/ns/new:1'}}",
-        settings.TWO_REPOSITORIES,
-    ),
-    "not in the image": (PODS + "model: {path: /models/org--B}\nimage: {models: [org/A]}", settings.NOT_IN_IMAGE),
-    "tiny on pods": ("fleet: {kind: pods}", settings.TINY),
-    "no workers": (PODS + "cluster: {overlay: job-4gpu}", settings.OVERLAY),
-}
-SLOW = {
-    "threads of pods": (PODS + "cluster: {cpu: 2}", settings.THREADS_OF_PODS),
-    "less than a core": (PODS + "cluster: {cpu: 400m}", settings.CPU_OF_PODS),
-    "shared nodes": (PODS + "cluster: {one_per_node: false}", settings.SHARED_NODE),
-    "threads here": ("fleet: {size: 4, local: {threads: 8}}", settings.THREADS_HERE),
-    "recipe": ("fleet: {size: 1}\ntrain: {recipe: reference}", settings.SLOW_RECIPE),
-}
-
-
-@pytest.mark.parametrize(("text", "fault"), CONTRADICTING.values(), ids=CONTRADICTING)
-def test_settings_that_contradict_each_other(text: str, fault: Fault, make_context: MakeContext) -> None:
-    (result,) = settings.contradiction_faults(make_context(text).settings)
-    assert is_fault(result, fault)
-
-
-@pytest.mark.parametrize(("text", "fault"), SLOW.values(), ids=SLOW)
-def test_settings_that_make_steps_slow(text: str, fault: Fault, make_context: MakeContext) -> None:
-    (result,) = settings.slow_faults(make_context(text).settings, cores=8)
-    assert is_fault(result, fault)
-
-
-@pytest.mark.parametrize(("cpu", "threads"), [("1500m", "1"), ("2", "2"), ("3900m", "3")])
-def test_the_number_of_threads_that_is_named_can_be_set(cpu: str, threads: str, make_context: MakeContext) -> None:
-    (result,) = settings.slow_faults(make_context(PODS + f"cluster: {{cpu: '{cpu}'}}").settings, cores=8)
-    assert result.remedy == f"set fleet.pods.threads to {threads}"
-    text = f"fleet: {{kind: pods, pods: {{threads: {threads}}}}}\nbench: {{profile: gpu}}\ncluster: {{cpu: '{cpu}'}}"
-    assert list(settings.slow_faults(make_context(text).settings, cores=8)) == []
-
 
 @pytest.mark.parametrize(
     ("suite", "inputs", "command"),
@@ -146,12 +135,6 @@ def test_a_running_run_is_resumed_by_its_own_command(
     record.write(project / "results" / run_id)
     Ledger.create(project / "results" / run_id / LEDGER_FILE, [planned.trial_id for planned in record.planned])
     assert f"`{command}`" in result_of("runs newest", "{}").remedy
-
-
-def test_settings_as_shipped_for_a_cluster_contradict_nothing(result_of: ResultOf) -> None:
-    text = PODS + "model: {path: /models/org--A}\nimage: {models: [org/A]}"
-    assert result_of("settings contradictions", text).status is CheckStatus.OK
-    assert result_of("settings slow", text).status is CheckStatus.OK
 
 
 def test_the_files_that_count_are_named(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,27 +181,6 @@ def test_without_a_password_file_the_registry_is_not_asked(result_of: ResultOf) 
 # The build VM and the registry. tests/system/image/test_inv_doctor.py has the real ones.
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [
-        ("unauthorized", vm.LOGIN),
-        ("forbidden", vm.FORBIDDEN),
-        ("transient", vm.NO_ANSWER),
-        ("protocol", vm.NOT_A_REGISTRY),
-    ],
-)
-def test_each_answer_of_a_registry(kind: str, fault: Fault, result_of: ResultOf, project: Path) -> None:
-    (project / "token").touch(mode=0o600)
-    (project / "token").write_text("secret")
-    text = "registry: {image: 'fra.ocir.io/ns/r:1', user: ns/me, password_file: token}"
-    result = result_of("registry login", text, on_vm=vm_jobs.JobFailed(kind, "what it says", remedy="and more"))
-    assert is_fault(result, fault)
-    assert result.message.endswith(": what it says")
-    assert result.is_transient is (kind == "transient")
-    assert is_fault(result_of("registry login", text, on_vm={"digest": None}), vm.NOT_PUSHED)
-    assert result_of("registry login", text, on_vm={"digest": A_DIGEST}).status is CheckStatus.OK
-
-
 def test_another_job_on_the_vm_is_named_with_what_ends_it(result_of: ResultOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vm_jobs, "started_by", lambda _: "ann on laptop")
     result = result_of("vm slot", on_vm=SimpleNamespace(folder="/home/me/jobs/push-r-1"))
@@ -226,10 +188,6 @@ def test_another_job_on_the_vm_is_named_with_what_ends_it(result_of: ResultOf, m
     assert "/home/me/jobs/push-r-1" in result.message
     assert "ann on laptop" in result.message
     assert result_of("vm slot", on_vm=None).status is CheckStatus.OK
-
-
-def test_an_image_without_models_is_reported(result_of: ResultOf) -> None:
-    assert is_fault(result_of("vm models", on_vm=None), vm.NO_MODELS)
 
 
 def test_a_full_disk_of_the_vm_is_named(result_of: ResultOf) -> None:
@@ -245,51 +203,6 @@ def test_a_full_disk_of_the_vm_is_named(result_of: ResultOf) -> None:
 
 
 # The cluster
-
-
-def quota_of(**hard: str) -> dict[str, Any]:
-    return {"resourcequotas": [{"metadata": {"name": "q"}, "status": {"hard": hard, "used": {}}}]}
-
-
-def pod_that_is_ready(status: str) -> dict[str, Any]:
-    return {"pods": [{"status": {"conditions": [{"type": "Ready", "status": status}]}}]}
-
-
-TERMINATING = {"metadata": {"name": "ours", "deletionTimestamp": "now"}}
-CLUSTERS: dict[str, tuple[str, FakeCluster, Fault, str]] = {
-    "old": ("reachable", FakeCluster(server_version=("v1.27.3", None)), cluster.OLD, PODS),
-    "no right to run": ("rights", FakeCluster(denied=[("create", "pods/exec")]), cluster.NO_PERMISSION, PODS),
-    "no right to deploy": ("rights", FakeCluster(denied=[("patch", "jobs")]), cluster.CANNOT_DEPLOY, PODS),
-    "no namespace": ("namespace", FakeCluster(live_namespace=None), cluster.NO_NAMESPACE, PODS),
-    "terminating": ("namespace", FakeCluster(live_namespace=TERMINATING), cluster.TERMINATING, PODS),
-    "no secret": ("pull secret", FakeCluster(), cluster.NO_SECRET, PODS),
-    "quota of GPUs": ("quota", FakeCluster(objects=quota_of(**{"requests.nvidia.com/gpu": "2"})), cluster.QUOTA, PODS),
-    "quota of limits": ("quota", FakeCluster(objects=quota_of(**{"limits.cpu": "99"})), cluster.QUOTA_LIMITS, PODS),
-    "no volume": ("storage", FakeCluster(), cluster.NO_VOLUME, PODS),
-    "no driver": ("storage", FakeCluster(), cluster.NO_CSI, PODS + "cluster: {volume: {handle: 'o:1.2.3.4:/x'}}"),
-    "no controller": ("controller", FakeCluster(), cluster.NO_CONTROLLER, PODS + "cluster: {overlay: job-4gpu-kueue}"),
-    "no DNS": ("DNS", FakeCluster(objects=pod_that_is_ready("False")), cluster.NO_DNS, PODS),
-}
-
-
-@pytest.mark.parametrize(("check", "fake", "fault", "text"), CLUSTERS.values(), ids=CLUSTERS)
-def test_each_fault_of_a_cluster(check: str, fake: FakeCluster, fault: Fault, text: str, result_of: ResultOf) -> None:
-    assert is_fault(result_of(f"cluster {check}", text, cluster=fake), fault)
-
-
-def test_a_cluster_with_everything(result_of: ResultOf) -> None:
-    names = ("ocir-secret", "fss.csi.oraclecloud.com", "kueue.x-k8s.io")
-    fake = FakeCluster(names=names, objects={**pod_that_is_ready("True"), **quota_of(pods="9")})
-    text = PODS + "cluster: {overlay: job-4gpu-kueue, volume: {handle: 'o:1.2.3.4:/x'}}"
-    checks = [check.title for check in cluster.CHECKS if check.name != "kubectl"]  # it starts a process
-    assert {title: result_of(title, text, cluster=fake).status for title in checks} == dict.fromkeys(
-        checks, CheckStatus.OK
-    )
-
-
-def test_a_volume_over_nfs_needs_no_driver(result_of: ResultOf) -> None:
-    text = PODS + "cluster: {volume: {handle: '10.0.0.5:/x'}}"
-    assert result_of("cluster storage", text, cluster=FakeCluster()).status is CheckStatus.OK
 
 
 def test_a_fault_has_the_same_sentences_in_a_check_and_in_a_command() -> None:

@@ -41,35 +41,6 @@ def test_the_messages_of_other_modules_are_recorded() -> None:
     assert RECORDED.keys() <= {check.title for check in all_checks()}
 
 
-# problem: (title of its check, token of the message, token of the remedy)
-KNOWLEDGE = {
-    "disk full here": ("machine disk", "FREE free", "results.folder"),
-    "disk full on the VM": ("vm room", "GB free", "docker builder prune"),
-    "disk full on a node": ("pods up", "disk is full", "`inv nodes`"),
-    "dependency conflict": ("machine packages", "CONFLICT", "`make install`"),
-    "CPU-only bitsandbytes": ("gpu usable", "bitsandbytes VERSION", "wheel"),
-    "CUDA not visible": ("gpu usable", "torch VERSION", "CUDA build"),
-    "model not found": ("models whole", "MODEL:", "`inv model.demo`"),
-    "model not on the VM": ("vm models", "models/MODEL", "`inv model.fetch`"),
-    "image pull: login": ("pods up", "401", "--renew-secret"),
-    "image pull: no such image": ("pods up", "no such image", "`inv push`"),
-    "image pull: network": ("pods up", "registry", "check routes"),
-    "GPU not detected on a node": ("nodes GPUs", "no nvidia.com/gpu", "device plugin"),
-    "GPU not detected here": ("gpu usable", "/dev/nvidia0", "nvidia.com/gpu"),
-    "out of GPU memory": ("runs newest", "GPU memory", "`inv tune`"),
-    "out of memory": ("pods up", "memory", "cluster.memory"),
-    "slow settings": ("settings slow", "SIZE workers", "fleet.size"),
-}
-
-
-@pytest.mark.parametrize(("title", "message_token", "remedy_token"), KNOWLEDGE.values(), ids=KNOWLEDGE)
-def test_every_promised_problem_has_a_check_with_a_remedy(title: str, message_token: str, remedy_token: str) -> None:
-    (check,) = (check for check in all_checks() if check.title == title)
-    assert any(
-        message_token in message and remedy_token in remedy for message, remedy in document_rows(check, RECORDED)
-    )
-
-
 def test_every_check_asks_a_question_and_has_a_title_of_its_own() -> None:
     assert [check.title for check in all_checks() if "?" not in check.question] == []
     assert len({check.title for check in all_checks()}) == len(all_checks())
