@@ -28,7 +28,7 @@ class Oci(Provider):
     preemptible_label = "oci.oraclecloud.com/oke-is-preemptible"
     volume_form = "FILE-SYSTEM-OCID:MOUNT-TARGET-IP:/EXPORT"
     price_table = "prices.yaml"
-    buckets: ClassVar[Mapping[str, str]] = {"oci": "tasks.oci.storage.push"}
+    buckets: ClassVar[Mapping[str, str]] = {"oci": "tasks.oci.buckets"}
     commands: ClassVar[Mapping[str, str]] = {"tenancy": "tasks.oci.commands"}
     checks = ("tasks.doctor.checks.oci",)
     remedies: ClassVar[Mapping[str, str]] = {

@@ -1,17 +1,35 @@
 """Oracle Cloud: `inv tenancy` and its subcommands, uploads to Object Storage, and kubectl's credential plugin.
 
-access: credentials, the SDK's clients, and translation of their errors
-storage: uploads to a bucket of Object Storage
-commands: signatures and help of `inv tenancy` and its subcommands
+credentials: profiles of the OCI CLI's configuration, private keys, a cluster's token; no SDK
+clients: the SDK's clients with deadlines, retries and pagination; region, compartment, namespace
+instance: the SDK's signer for an instance of the tenancy, such as the build VM
+api_errors: translate API errors into a task's errors, with the missing policy
+buckets: uploads to a bucket of Object Storage, verified
+commands: flags and help of `inv tenancy` and its subcommands
 show: `inv tenancy`: read everything in parallel, and print it
 discovery: parse a tenancy's resources from API responses, and derive settings from them
 repository: `inv tenancy.repository`
 kubeconfig: `inv tenancy.kubeconfig`, and the merge of two kubeconfigs
 prices: `inv tenancy.prices`: copy Oracle's public list prices to your own table
-nodes: `inv tenancy.nodes`: list node pools, resize one
-node_readiness: readiness of a pool's nodes in the cluster, and results that would be lost with them
-user_config: write settings to ~/.invoke.yaml, preserving everything else
-private_files: atomic writes of files that only their owner may read
+nodes: `inv tenancy.nodes`: list node pools, resize one, wait for its nodes
+user_config: write settings to ~/.invoke.yaml and files that only their owner may read
 
 kubectl runs `python -m tasks.oci token` for a token.
 """
+
+import contextlib
+from collections.abc import Iterator
+
+from tasks.errors import UsageError
+
+
+@contextlib.contextmanager
+def require_sdk() -> Iterator[None]:
+    """Guard an import of modules that use Oracle's SDK, which is optional. Raises UsageError if it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the tenancy tasks need Oracle's SDK ({error.name} is missing)",
+            remedy="type: pip install '.[tenancy]' (500 MB)",
+        ) from error

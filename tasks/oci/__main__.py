@@ -11,9 +11,8 @@ import time
 
 from remote.hosts.local import expand_user
 from tasks.errors import TaskFailed
-from tasks.oci.access.optional_sdk import require_sdk
-from tasks.oci.access.profile import read_profile
-from tasks.oci.access.signing import TOKEN_LIFETIME_MINUTES, SigningKey, cluster_token, load_signing_key
+from tasks.oci import require_sdk
+from tasks.oci.credentials import TOKEN_LIFETIME_MINUTES, SigningKey, cluster_token, load_signing_key, read_profile
 
 API_VERSION = "client.authentication.k8s.io/v1"
 
@@ -54,7 +53,7 @@ def load_user_key(arguments: argparse.Namespace) -> SigningKey:
 
 def load_instance_key(_: argparse.Namespace) -> SigningKey:
     with require_sdk():
-        from tasks.oci.access.instance import create_instance_signer
+        from tasks.oci.instance import create_instance_signer
 
     signer = create_instance_signer()
     return SigningKey(key_id=signer.api_key, key=signer.private_key)

@@ -1,7 +1,7 @@
 """Tenancy commands with their flags and help."""
 
 from tasks.cli.flags import Command, switch, text
-from tasks.oci.access.optional_sdk import require_sdk
+from tasks.oci import require_sdk
 
 show = Command(
     "tenancy.show",

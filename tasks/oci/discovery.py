@@ -12,8 +12,8 @@ from oci.file_storage import FileStorageClient
 from oci.identity import IdentityClient
 from oci.limits import LimitsClient
 
-from tasks.oci.access.clients import Json, TenancyApi, require_text
-from tasks.oci.access.errors import Operation
+from tasks.oci.api_errors import Operation
+from tasks.oci.clients import Json, TenancyApi, require_text
 
 GPU_LIMIT = "gpu-a10-count"  # counts GPUs of the shapes VM.GPU.A10.* and BM.GPU.A10.4
 DEFAULT_REPOSITORY = "qlora-fleet"

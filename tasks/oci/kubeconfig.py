@@ -20,11 +20,11 @@ from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expand_user
 from tasks.errors import UsageError, file_errors
-from tasks.oci.access.clients import TenancyApi, connect, resolve_compartment
-from tasks.oci.access.errors import Operation
-from tasks.oci.access.profile import check_ocid, ocid_type
+from tasks.oci.api_errors import Operation
+from tasks.oci.clients import TenancyApi, connect, resolve_compartment
+from tasks.oci.credentials import check_ocid, ocid_type
 from tasks.oci.discovery import ClusterInfo, list_clusters
-from tasks.oci.private_files import back_up, write_private
+from tasks.oci.user_config import back_up, write_private
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
 

@@ -4,25 +4,31 @@ Nodes are removed only if no results would be lost. OKE chooses which ones.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from invoke.context import Context
 from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import UpdateNodePoolDetails, UpdateNodePoolNodeConfigDetails
 
+from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.nodes import GPU_RESOURCE
+from remote.cluster.quantities import parse_quantity
 from tasks.cli.terminal import confirm, console, plain_table
+from tasks.clients.cluster import open_cluster
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.fleet.pending_results import foreign_active_jobs, pending_runs
 from tasks.fleet.pricing import price_of
-from tasks.oci.access.clients import TenancyApi, connect, resolve_compartment
-from tasks.oci.access.errors import Operation
-from tasks.oci.access.profile import check_ocid, ocid_type
+from tasks.oci.api_errors import Operation
+from tasks.oci.clients import TenancyApi, connect, resolve_compartment
+from tasks.oci.credentials import check_ocid, ocid_type
 from tasks.oci.discovery import NodePoolInfo, list_gpu_limits, list_node_pools, parse_node_pool
-from tasks.oci.node_readiness import check_no_results_lost, wait_until_ready
 from tasks.settings.load import Settings, load
 
 POLL_INTERVAL_SEC = 5.0
 MAX_NODES = 1000
 _PERMISSION = "manage cluster-node-pools"
+Node = Mapping[str, Any]
 
 
 def resize(
@@ -192,3 +198,96 @@ def _print_pools(settings: Settings, pools: Sequence[NodePoolInfo], compartment_
         usd = "?" if hourly is None else f"{hourly[0] * pool.size:,.2f}"
         rows.add_row(pool.name, pool.shape, str(pool.size), str(active), usd, pool.id)
     console().print(rows)
+
+
+# --- nodes of a pool in the cluster -----------------------------------------------------------------------------------
+
+
+def describe_unready(pool: NodePoolInfo, nodes: Iterable[Node]) -> list[str]:
+    """Describe each node of the pool that is not in the cluster, not Ready, or without a GPU yet.
+
+    Raises RetryableError for a malformed node object.
+    """
+    by_instance = {
+        str(cluster_node.get("spec", {}).get("providerID", "")).rpartition("/")[2]: cluster_node
+        for cluster_node in nodes
+    }
+    lines = []
+    for node in pool.nodes:
+        name, cluster_node = str(node.get("name") or node.get("id")), by_instance.get(str(node.get("id")))
+        failure = (node.get("nodeError") or {}).get("message")
+        if failure:
+            lines.append(f"{name}: {failure}")
+        elif cluster_node is None:
+            lines.append(f"{name}: {str(node.get('lifecycleState', 'no state')).lower()}, not in the cluster yet")
+        elif (problem := _readiness_problem(name, cluster_node)) is not None:
+            lines.append(f"{name}: {problem}")
+    return lines
+
+
+def _readiness_problem(name: str, node: Node) -> str | None:
+    status = node.get("status", {})
+    try:
+        conditions, gpus = (
+            status.get("conditions") or (),
+            parse_quantity((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),
+        )
+        is_ready = any(
+            condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RetryableError(f"{name}: the cluster returned a malformed node status: {str(status)[:80]!r}") from error
+    if not is_ready:
+        return "not Ready yet"
+    return None if gpus else "Ready, no GPU yet (the device plugin starts)"
+
+
+def wait_until_ready(settings: Settings, pool: NodePoolInfo) -> None:
+    """Wait until all nodes of the pool are Ready with GPUs. Raises a task's error; the pool keeps its new size."""
+    remedy = "the pool has grown; `inv nodes` shows which nodes qualify"
+    try:
+        with open_cluster(settings) as cluster:
+            _poll_readiness(settings, pool, cluster, remedy)
+    except UsageError as error:
+        raise UsageError(
+            f"the pool has grown, but the cluster cannot be queried: {error}", remedy="`inv tenancy.kubeconfig`"
+        ) from error
+    except RetryableError as error:
+        raise RetryableError.from_error(error, remedy=remedy) from error
+    print(f"all {len(pool.nodes)} nodes are Ready; `inv nodes` shows which qualify", flush=True)
+
+
+def _poll_readiness(settings: Settings, pool: NodePoolInfo, cluster: Cluster, remedy: str) -> None:
+    started_at, last_count = time.monotonic(), -1
+    while lines := describe_unready(pool, cluster.nodes()):
+        elapsed_sec = time.monotonic() - started_at
+        if len(lines) != last_count:
+            print(
+                f"{elapsed_sec:6.0f} s  {len(pool.nodes) - len(lines)} of {len(pool.nodes)} Ready; {lines[0]}",
+                flush=True,
+            )
+            last_count = len(lines)
+        if elapsed_sec > settings.cluster.ready_timeout_sec:
+            raise TaskFailed(f"{lines[0]}, {elapsed_sec:.0f} s after the pool had grown", remedy=remedy)
+        time.sleep(POLL_INTERVAL_SEC)
+
+
+def check_no_results_lost(settings: Settings, pool: NodePoolInfo) -> None:
+    """Check that the pool's cluster has no uncollected results and no other users' jobs.
+
+    Raises ConfirmationRequired if it has, and UsageError if the context is another cluster.
+    """
+    with open_cluster(settings) as cluster:
+        cluster_instances = {
+            str(node.get("spec", {}).get("providerID", "")).rpartition("/")[2] for node in cluster.nodes()
+        }
+        if pool.nodes and cluster_instances.isdisjoint(str(node.get("id")) for node in pool.nodes):
+            raise UsageError(
+                f"context {cluster.target.context} has none of pool {pool.name}'s nodes, so results there cannot be "
+                "checked",
+                remedy="set cluster.context to the pool's cluster (`inv tenancy.kubeconfig`)",
+            )
+        losses: Sequence[str] = [run.description for run in pending_runs(settings.results_folder, cluster.target)]
+        losses = [*losses, *foreign_active_jobs(settings, cluster.target)]
+    if losses:
+        raise ConfirmationRequired("; ".join(("results would be lost, so nothing changed", *losses)))

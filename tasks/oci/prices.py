@@ -22,8 +22,7 @@ from reports.summary import prices
 from reports.summary.prices import PriceError, PriceTable
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError, translate_errors
-from tasks.oci.private_files import write_private
-from tasks.oci.user_config import merge_settings, write_user_settings
+from tasks.oci.user_config import merge_settings, write_private, write_user_settings
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
 

@@ -12,8 +12,8 @@ from oci.identity import IdentityClient
 from remote.providers import registry_provider
 from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
-from tasks.oci.access.clients import Json, TenancyApi, connect, get_namespace, resolve_compartment
-from tasks.oci.access.errors import Operation
+from tasks.oci.api_errors import Operation
+from tasks.oci.clients import Json, TenancyApi, connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import DEFAULT_REPOSITORY, registry_host
 from tasks.settings.load import Settings, load
 

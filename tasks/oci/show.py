@@ -13,7 +13,7 @@ from invoke.context import Context
 from tasks.cli.terminal import console, plain_table
 from tasks.errors import TaskFailed
 from tasks.oci import discovery
-from tasks.oci.access.clients import TenancyApi, connect, get_namespace, resolve_compartment
+from tasks.oci.clients import TenancyApi, connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import TenancySurvey, derive_settings
 from tasks.oci.user_config import write_user_settings
 from tasks.settings.load import load

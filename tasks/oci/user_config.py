@@ -1,20 +1,21 @@
-"""Write settings to ~/.invoke.yaml, preserving everything else including comments; the old file is backed up.
-
-Values are inserted into the text. The result is parsed before it is written: unless it has exactly the old and the new
-settings, nothing is written.
-"""
+"""Write settings to ~/.invoke.yaml, with all other settings and comments as they were; the old file is backed up."""
 
 import copy
+import datetime
+import io
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
 
-from bench.records.atomic_files import read_regular
+from bench.records.atomic_files import open_atomic, read_regular
 from tasks.errors import UsageError, file_errors
-from tasks.oci.private_files import back_up, write_private
 from tasks.settings.sources import display_path
 
 _MAX_BYTES = 1 << 17
@@ -59,15 +60,27 @@ def _read(path: Path) -> str:
 
 
 def merge_settings(text: str, values: Values, name: str) -> str:
-    """Insert the values into a settings file's text; `name` is the file in messages. Raises UsageError."""
+    """Set the values in a settings file's text; `name` is the file in messages. Raises UsageError.
+
+    The result is parsed again: unless it has exactly the old and the new settings, it is refused.
+    """
     old = _parse(text, name)
-    expected = _merge(old, values)
-    changed = text
+    expected = _without_aliases(old)
+    _update(expected, values, name)
+    if expected == old:
+        return text
+    editor, output = YAML(), io.StringIO()
+    editor.preserve_quotes, editor.width = True, 10_000
+    key, item = re.search(r"^( +)\w", text, re.MULTILINE), re.search(r"^( *)\w.*\n( *)- ", text, re.MULTILINE)
+    offset = max(0, len(item[2]) - len(item[1])) if item else 0
+    editor.indent(mapping=len(key[1]) if key else 2, sequence=offset + 2, offset=offset)
     try:
-        for keys, value in _leaves(values):
-            changed = _set_value(changed, keys, value, name)
+        document = editor.load(text) or CommentedMap()
+        _update(document, values, name)
+        editor.dump(document, output)
+        changed = output.getvalue()
         is_correct = yaml.safe_load(changed) == expected
-    except yaml.YAMLError:
+    except (YAMLError, yaml.YAMLError, ValueError, TypeError, AttributeError):
         is_correct = False
     if not is_correct:
         raise UsageError(f"{name}: its layout cannot be edited safely", remedy="add the settings by hand")
@@ -90,98 +103,39 @@ def _parse(text: str, name: str) -> dict[str, Any]:
     return data
 
 
-def _merge(old: Values, new: Values) -> dict[str, Any]:
-    merged = copy.deepcopy(dict(old))
-    for key, value in new.items():
-        section = merged.get(key)
-        merged[key] = (
-            _merge(section if isinstance(section, dict) else {}, value) if isinstance(value, Mapping) else value
-        )
-    return merged
+def _without_aliases(value: Any) -> Any:
+    """Copy a document: parts that its text repeats by an alias become separate."""
+    if isinstance(value, dict):
+        return {key: _without_aliases(item) for key, item in value.items()}
+    return [_without_aliases(item) for item in value] if isinstance(value, list) else value
 
 
-def _leaves(values: Values, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _update(section: MutableMapping[str, Any], values: Values, name: str, prefix: str = "") -> None:
+    """Set the values in a section and those below it. Raises UsageError where the old ones have another form."""
     for key, value in values.items():
+        old, path = section.get(key), f"{prefix}{key}"
         if isinstance(value, Mapping):
-            yield from _leaves(value, (*prefix, key))
-        else:
-            yield (*prefix, key), value
+            if old is None:
+                old = section[key] = CommentedMap()
+            elif not isinstance(old, MutableMapping):
+                raise UsageError(f"{name}: {path}: expected a section", remedy="nothing was written")
+            _update(old, value, name, f"{path}.")
+        elif isinstance(old, MutableMapping | list):
+            raise UsageError(f"{name}: {path}: expected a value", remedy="nothing was written")
+        elif old != value:
+            section[key] = copy.copy(value)  # one date in several places would be written as an alias
 
 
-def _set_value(text: str, keys: tuple[str, ...], value: Any, name: str) -> str:
-    """Replace one value in the text, or add it as a new line of its section."""
-    node = yaml.compose(text, yaml.SafeLoader)
-    for depth, key in enumerate(keys):
-        if node is None or not isinstance(node, yaml.MappingNode) or not node.value:
-            return _fill_empty(text, node, keys[:depth], keys[depth:], value, name)
-        pair = next(
-            (pair for pair in node.value if isinstance(pair[0], yaml.ScalarNode) and pair[0].value == key), None
-        )
-        if pair is None:
-            return _add_key(text, node, keys[depth:], value, is_section=depth == 0)
-        node = pair[1]
-    assert node is not None  # noqa: S101 - for the type checker: `keys` has one or more
-    if not isinstance(node, yaml.ScalarNode):
-        raise UsageError(
-            f"{name}:{node.start_mark.line + 1}: {'.'.join(keys)}: expected a value", remedy="nothing was written"
-        )
-    start, end = node.start_mark.index, node.end_mark.index
-    space = "" if start == 0 or text[start - 1] in " \n" else " "  # an empty value ends at its colon
-    return f"{text[:start]}{space}{_format_scalar(value)}{text[end:]}"
+def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Write `content` atomically; its permissions never exceed `mode`. Follows a symbolic link. Raises OSError."""
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open_atomic(target, mode=mode) as file:  # 0600 until it is complete
+        file.write(content)
 
 
-def _add_key(text: str, node: yaml.MappingNode, keys: tuple[str, ...], value: Any, *, is_section: bool) -> str:
-    if node.flow_style:
-        end = node.end_mark.index - 1
-        return f"{text[:end].rstrip()}, {_format_flow(keys, value)} {text[end:]}"
-    first = node.value[0][0].start_mark
-    end = len(text) if is_section else _line_end(text, node.value[-1][1].end_mark.index)
-    break_before = "" if end == 0 or text[end - 1] == "\n" else "\n"
-    return f"{text[:end]}{break_before}{_format_block(keys, value, first.column)}{text[end:]}"
-
-
-def _fill_empty(
-    text: str, node: yaml.Node | None, parents: tuple[str, ...], keys: tuple[str, ...], value: Any, name: str
-) -> str:
-    if not parents and node is not None:
-        start, end = node.start_mark.index, node.end_mark.index  # the document is {}
-        return f"{text[:start]}{_format_block(keys, value, 0).rstrip()}{text[end:]}"
-    if not parents:
-        return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{_format_block(keys, value, 0)}"
-    assert node is not None  # noqa: S101 - for the type checker: a key always has a node
-    is_empty = isinstance(node, yaml.MappingNode) or (
-        isinstance(node, yaml.ScalarNode) and node.value in ("", "null", "~")
-    )
-    if not is_empty:
-        raise UsageError(
-            f"{name}:{node.start_mark.line + 1}: {'.'.join(parents)}: expected a section", remedy="nothing was written"
-        )
-    start, end = node.start_mark.index, node.end_mark.index
-    return f"{text[:start]}{'' if text[start - 1] == ' ' else ' '}{{ {_format_flow(keys, value)} }}{text[end:]}"
-
-
-def _line_end(text: str, index: int) -> int:
-    """Return the end of the last value's line; a block's end mark may be after blank lines and comments."""
-    while index > 0 and text[:index].rsplit("\n", 1)[-1].strip() == "":
-        index = text.rfind("\n", 0, index)
-        if index < 0:
-            return 0
-    while index > 0 and text[text.rfind("\n", 0, index) + 1 : index].lstrip().startswith("#"):
-        index = max(0, text.rfind("\n", 0, index))
-    end = text.find("\n", index)
-    return len(text) if end < 0 else end + 1
-
-
-def _format_block(keys: tuple[str, ...], value: Any, column: int) -> str:
-    lines = [f"{' ' * (column + 2 * depth)}{key}:" for depth, key in enumerate(keys)]
-    return "\n".join(lines) + f" {_format_scalar(value)}\n"
-
-
-def _format_flow(keys: tuple[str, ...], value: Any) -> str:
-    braces = "".join(f"{key}: {{ " for key in keys[:-1])
-    return f"{braces}{keys[-1]}: {_format_scalar(value)}{' }' * (len(keys) - 1)}"
-
-
-def _format_scalar(value: Any) -> str:
-    """Format a value as one line of YAML, valid in block and flow style; ambiguous text is quoted."""
-    return yaml.safe_dump([value], default_flow_style=True, width=10_000, allow_unicode=True).strip()[1:-1]
+def back_up(path: Path, *, mode: int = 0o600) -> Path:
+    """Copy the file to a name with a timestamp, in the same folder. Raises OSError."""
+    backup = path.with_name(f"{path.name}.{datetime.datetime.now().astimezone():%Y%m%d-%H%M%S}")
+    write_private(backup, path.read_bytes(), mode=mode)
+    return backup

@@ -5,9 +5,9 @@ import importlib
 from tasks.doctor.check import Checks
 from tasks.doctor.context import CheckContext
 from tasks.faults import CheckResult, Skipped, passed
-from tasks.oci.access.optional_sdk import require_sdk
+from tasks.oci import require_sdk
 
-CLIENTS_MODULE = "tasks.oci.access.clients"  # imported by the check, because it needs Oracle's SDK
+CLIENTS_MODULE = "tasks.oci.clients"  # imported by the check, because it needs Oracle's SDK
 CHECKS = Checks("tenancy")
 
 

@@ -55,7 +55,7 @@ def _server(keys: ApiKey) -> Iterator[FakeTenancy]:
 @pytest.fixture
 def tenancy(_server: FakeTenancy, project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTenancy:
     """Provide a fresh tenancy, a configuration for it in the home folder, and retries without pauses."""
-    from tasks.oci.access import clients  # imports the SDK
+    from tasks.oci import clients  # imports the SDK
 
     _server.reset()
     _server.keys.write_config(project.parent / "home")

@@ -18,10 +18,9 @@ from tasks.doctor.checks import oci as doctor
 from tasks.doctor.context import CheckContext
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.faults import passed
-from tasks.oci import commands
-from tasks.oci.access import clients
-from tasks.oci.access.clients import connect, get_namespace, resolve_compartment
-from tasks.oci.access.errors import Operation
+from tasks.oci import clients, commands
+from tasks.oci.api_errors import Operation
+from tasks.oci.clients import connect, get_namespace, resolve_compartment
 from tasks.settings.load import Settings, load
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, FakeTenancy, ocid
 from tests.support.machines.http_stubs import StubHandler, StubServer

@@ -18,9 +18,9 @@ from oci.container_engine import ContainerEngineClient
 
 from tasks.errors import RetryableError, UsageError
 from tasks.oci import __main__ as token
-from tasks.oci.access import instance
-from tasks.oci.access.clients import TenancyApi, connect, get_namespace
-from tasks.oci.access.errors import Operation
+from tasks.oci import instance
+from tasks.oci.api_errors import Operation
+from tasks.oci.clients import TenancyApi, connect, get_namespace
 from tasks.settings.load import Settings
 from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, ocid, signature_error, token_error

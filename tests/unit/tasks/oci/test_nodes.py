@@ -15,10 +15,9 @@ from invoke import Context
 from remote.cluster.kubeconfig import Target
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.fleet.pending_results import PendingRun
-from tasks.oci import node_readiness, nodes
+from tasks.oci import nodes
 from tasks.oci.discovery import parse_node_pool
-from tasks.oci.node_readiness import describe_unready
-from tasks.oci.nodes import gpus_per_node, resize
+from tasks.oci.nodes import describe_unready, gpus_per_node, resize
 from tests.support.machines.fake_tenancy import FakeTenancy, ocid
 
 Make = Callable[..., Context]
@@ -50,11 +49,11 @@ def cluster(cluster_nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
         target = Target(context="one", cluster="c", user="u", namespace="n", server="https://s")
         yield SimpleNamespace(target=target, nodes=lambda: cluster_nodes)
 
-    monkeypatch.setattr(node_readiness, "open_cluster", open_cluster)
-    monkeypatch.setattr(node_readiness, "pending_runs", lambda *_: [])
-    monkeypatch.setattr(node_readiness, "foreign_active_jobs", lambda *_: [])
+    monkeypatch.setattr(nodes, "open_cluster", open_cluster)
+    monkeypatch.setattr(nodes, "pending_runs", lambda *_: [])
+    monkeypatch.setattr(nodes, "foreign_active_jobs", lambda *_: [])
     monkeypatch.setattr(nodes, "POLL_INTERVAL_SEC", 0.0)
-    monkeypatch.setattr(node_readiness, "POLL_INTERVAL_SEC", 0.0)
+    monkeypatch.setattr(nodes, "POLL_INTERVAL_SEC", 0.0)
     tenancy.resources.work_requests = [{"status": state} for state in STATES]
 
 
@@ -95,7 +94,7 @@ def test_a_pool_with_results_in_its_pods_is_not_shrunk(
     tenancy: FakeTenancy, context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pending = [PendingRun(folder=Path(), description="run r1: never collected; `inv collect --run=r1` fetches it")]
-    monkeypatch.setattr(node_readiness, "pending_runs", lambda *_: pending)
+    monkeypatch.setattr(nodes, "pending_runs", lambda *_: pending)
     with pytest.raises(ConfirmationRequired, match=r"; run r1: .*inv collect --run=r1"):
         resize(context(), **flags(remove=True))
     assert tenancy.count_requests("^PUT") == 0

@@ -10,8 +10,7 @@ import pytest
 
 from remote.hosts.command import Secret
 from tasks.errors import UsageError
-from tasks.oci.access.profile import OciProfile, check_ocid, read_profile
-from tasks.oci.access.signing import cluster_token, load_signing_key
+from tasks.oci.credentials import OciProfile, check_ocid, cluster_token, load_signing_key, read_profile
 from tests.support.machines.fake_tenancy import TENANCY, USER, ApiKey, ocid, token_error
 
 NOW = 1_800_000_000.0

@@ -20,9 +20,9 @@ from invoke import Context
 
 from tasks.adapter.push import push_adapter
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
-from tasks.oci.access import clients
-from tasks.oci.storage import bucket as storage
-from tasks.oci.storage.push import parse_address, push
+from tasks.oci import buckets as storage
+from tasks.oci import clients
+from tasks.oci.buckets import parse_address, push
 from tasks.settings.load import Settings
 from tests.support.kubernetes import pki
 from tests.support.machines.fake_buckets import Buckets

@@ -40,7 +40,7 @@ def test_the_tenancy_is_shown_with_the_derived_settings(context: Make, capsys: C
     for text in ("acme", "fra.ocir.io/axns", "1 of 4 in use in Uocm:EU-FRANKFURT-1-AD-1", "10.0.20.5:/models"):
         assert text in output
     written = (home(project) / ".invoke.yaml").read_text()
-    assert written.startswith("# mine\nbench: { profile: gpu }\n")
+    assert written.startswith("# mine\nbench: {profile: gpu}\n")
     assert yaml.safe_load(written) == {
         "bench": {"profile": "gpu"},
         "registry": {

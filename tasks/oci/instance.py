@@ -17,7 +17,7 @@ from oci.exceptions import ClientError, ServiceError
 from oci.retry import RetryStrategyBuilder
 
 from tasks.errors import RetryableError, UsageError
-from tasks.oci.access.errors import describe_clock_skew
+from tasks.oci.api_errors import describe_clock_skew
 
 FEDERATION_ENDPOINT: str | None = None  # replaces the region's token service, in tests
 ATTEMPTS, MAX_TOTAL_SEC, MAX_PAUSE_SEC = 2, 60.0, 5.0
