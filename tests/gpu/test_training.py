@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands.overrides import apply_overrides
+from bench.commands.cli import apply_overrides
 from bench.harness.record import PHASES
 from bench.records import Trial
 from bench.records.result import TrialResult

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.commands import adapter, cli, run
+from bench.commands import cli, run
 from bench.data import demo
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.reports.synthetic import metrics_of
 
 BEFORE_THE_STACK = (
-    *("commands/cli.py", "commands/run.py", "commands/overrides.py"),
+    *("commands/cli.py", "commands/run.py"),
     *("data/formats.py", "data/readers.py", "data/inputs.py", "data/model_folder.py", "data/trial_inputs.py"),
     *("harness/record.py", "harness/termination.py", "machine/fingerprint.py"),
     *(str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench" / "records").glob("*.py"))),
@@ -89,7 +89,7 @@ def test_each_workload_has_the_functions_that_its_registration_promises():
     assert all(callable(load(workload).measure) for workload in WORKLOADS.values())
 
 
-@pytest.mark.parametrize("action", adapter.ACTIONS)
+@pytest.mark.parametrize("action", cli.ADAPTER_ACTIONS)
 def test_every_adapter_action_has_its_request_and_handler(action, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO('{"unknown": 1}'))
     assert cli.main(["adapter", action]) == 2

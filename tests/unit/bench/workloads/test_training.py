@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.commands.overrides import apply_overrides
+from bench.commands.cli import apply_overrides
 from bench.data.inputs import InputError
 from bench.harness import record as record_module
 from bench.harness import termination
@@ -291,7 +291,7 @@ def test_an_old_field_or_value_is_accepted_with_one_line(make_trial, capsys, set
         ("max_seq_len=2.5", "--set max_seq_len: expected a whole number, found '2.5'"),
         ("max_seq_len=4", "--set max_seq_len: expected 8 to 1048576, found 4"),
         ("learning_rate=fast", "--set learning_rate: expected a number, found 'fast'"),
-        ("learning_rate=nan", "--set learning_rate: expected a finite number, found nan"),
+        ("learning_rate=nan", "--set learning_rate: expected above 0, at most 1, found nan"),
         ("gradient_checkpointing=maybe", "--set gradient_checkpointing: expected true or false, found 'maybe'"),
         ("lora_targets=q_proj,", "--set lora_targets: expected at least one name of a linear layer"),
         ("optimizer=sgd", "--set optimizer: expected one of paged_adamw_8bit, adamw_torch, found 'sgd'"),
