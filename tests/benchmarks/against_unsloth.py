@@ -17,12 +17,9 @@ Unsloth patches transformers for its whole process, hence one each. It is not a 
 installed, the benchmark says so and measures nothing. Without a GPU, on a small model, this is a rehearsal.
 """
 
-import argparse
 import importlib.metadata
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,13 +27,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.bootstrap import Interval, summarize
+from bench.records.bootstrap import summarize
 from bench.records.validation import ATTENTION_PROJECTIONS
-from tests.benchmarks import Figure, a_trial, print_figures, spread
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit_memory
+from tests.benchmarks import Figure, a_trial, print_figures
+from tests.benchmarks._gpu import (
+    HELD_IN_EIGHT,
+    HELD_LAYERS,
+    WARMUP,
+    case_parser,
+    format_result,
+    limit_memory,
+    run_cases,
+)
 
 GOAL, GOAL_IN_EIGHT = ">= 1.15x", ">= 1.7x"
-CASE_SEC = 300.0
+MODULE = "tests.benchmarks.against_unsloth"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,47 +77,22 @@ CASES = (
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.against_unsloth")
-    parser.add_argument("--model", help="a model folder of Mistral's or Llama's architecture")
-    parser.add_argument("--cases", default=",".join(case.name for case in CASES))
-    parser.add_argument("--steps", type=int, default=MEASURED)
-    parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    arguments = case_parser(MODULE, (case.name for case in CASES)).parse_args(argv)
     if importlib.util.find_spec("unsloth") is None:
         return [Figure(name="against Unsloth", value="not run: `unsloth` is not installed here", goal=GOAL)]
     if arguments.model is None:
         return [Figure(name="against Unsloth", value="not run: give it a model folder with --model", goal=GOAL)]
-    if arguments.one:
-        print(json.dumps(_measure(_case(arguments.one), arguments.model, arguments.steps)), flush=True)
-        return []
-    results: dict[str, dict[str, Any]] = {}
-    for name in arguments.cases.split(","):
-        results[name] = _in_a_process(name, arguments)
-        print(f"{name}: {json.dumps({k: v for k, v in results[name].items() if k != 'times'})}", flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps({"versions": _versions(), "cases": results}, indent=1))
-    rates = {name: result["tokens"] / result["step_sec"] for name, result in results.items() if "failed" not in result}
+    results = run_cases(arguments, MODULE, lambda name: _measure(_case(name), arguments.model, arguments.steps))
+    rates = {
+        name: _tokens_per_step(name) / summarize(result["times"]).median
+        for name, result in results.items()
+        if "failed" not in result
+    }
     return [_figure(name, result, rates) for name, result in results.items()]
 
 
-def _in_a_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the case in its own process; return its figures or the error."""
-    argv = [sys.executable, "-m", "tests.benchmarks.against_unsloth", "--model", arguments.model]
-    argv += ["--one", name, "--steps", str(arguments.steps)]
-    quiet = {"HF_HUB_OFFLINE": "1", "UNSLOTH_DISABLE_STATISTICS": "1"}
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            argv, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=CASE_SEC, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took longer than {CASE_SEC:.0f} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit code {done.returncode}"}
-    result: dict[str, Any] = json.loads(lines[-1])
-    return result | {"process_sec": round(time.monotonic() - began, 1)}
+def _tokens_per_step(name: str) -> int:
+    return _case(name).micro_batch_size * _case(name).max_seq_len
 
 
 def _measure(case: Case, model: str, steps: int) -> dict[str, Any]:
@@ -136,11 +116,10 @@ def _measure(case: Case, model: str, steps: int) -> dict[str, Any]:
     except torch.OutOfMemoryError as error:
         return {"failed": f"out of memory: {str(error)[:200]}"}
     return {
-        "step_sec": summarize(times).median,
-        "tokens": case.micro_batch_size * case.max_seq_len,
         "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
         "loss": float(loss),
         "about": about,
+        "versions": _versions(),
         "times": times,
     }
 
@@ -232,13 +211,9 @@ def _versions() -> dict[str, str]:
 
 def _figure(name: str, result: dict[str, Any], rates: dict[str, float]) -> Figure:
     goal = "-" if _case(name).is_unsloth else GOAL if _case(name).matmul == "bf16" else GOAL_IN_EIGHT
-    if "failed" in result:
-        return Figure(name=name, value=f"failed: {result['failed'].splitlines()[-1]}", goal=goal)
-    interval: Interval = summarize(result["times"])
-    peak = "" if result["peak_bytes"] is None else f", peak {result['peak_bytes'] / 2**30:.2f} GiB"
     return Figure(
         name=name,
-        value=f"{spread(interval, 's')}, {rates[name]:,.0f} tokens/s{peak}",
+        value=format_result(result, _tokens_per_step(name)),
         ratio=", ".join(_ratios(name, rates)) or "-",
         goal=goal,
     )
@@ -247,7 +222,7 @@ def _figure(name: str, result: dict[str, Any], rates: dict[str, float]) -> Figur
 def _ratios(name: str, rates: dict[str, float]) -> list[str]:
     """Return the ratios of our case to the best of theirs, and to the best of theirs with equal dropout."""
     ours = _case(name)
-    if ours.is_unsloth:
+    if ours.is_unsloth or name not in rates:
         return []
     theirs = [_case(other) for other in rates if _case(other).is_unsloth]
     alike = [other for other in theirs if other.dropout == ours.dropout]

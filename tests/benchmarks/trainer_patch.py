@@ -10,27 +10,31 @@ Trainer's `on_step_begin` to `on_step_end`, device synchronised. Liger patches t
 a process for each case. The plain case runs before and after, which reveals a changing machine.
 """
 
-import argparse
 import importlib
 import importlib.util
-import json
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.records.bootstrap import summarize
 from bench.records.validation import ATTENTION_PROJECTIONS
-from tests.benchmarks import Figure, a_trial, print_figures, spread
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, MEASURED, WARMUP, limit_memory
+from tests.benchmarks import Figure, a_trial, print_figures
+from tests.benchmarks._gpu import (
+    HELD_IN_EIGHT,
+    HELD_LAYERS,
+    WARMUP,
+    case_parser,
+    format_result,
+    limit_memory,
+    run_cases,
+)
 
-CASE_SEC = 600.0
+MODULE = "tests.benchmarks.trainer_patch"
 ROWS, LENGTH = 8, 512
 
 
@@ -57,51 +61,15 @@ CASES = {
 
 
 def main(argv: Sequence[str] = ()) -> list[Figure]:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.trainer_patch")
-    parser.add_argument("--model", help="a model folder of Mistral's or Llama's architecture")
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--steps", type=int, default=MEASURED)
-    parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
-    parser.add_argument("--one", choices=list(CASES), help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    arguments = case_parser(MODULE, CASES).parse_args(argv)
     if not torch.cuda.is_available():
         return [Figure(name="Trainer with our patch", value="not run: no GPU")]
     if arguments.model is None:
         return [Figure(name="Trainer with our patch", value="not run: give it a model folder with --model")]
-    if arguments.one:
-        print(json.dumps(measure(CASES[arguments.one], arguments.model, arguments.steps)), flush=True)
-        return []
-    results: dict[str, dict[str, Any]] = {}
-    for name in arguments.cases.split(","):
-        results[name] = _in_a_process(name, arguments)
-        print(f"{name}: {json.dumps({k: v for k, v in results[name].items() if k != 'times'})}", flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(results, indent=1))
-    best = min(
-        (summarize(each["times"]).median for name, each in results.items() if _is_other(name, each)), default=None
-    )
+    results = run_cases(arguments, MODULE, lambda name: measure(CASES[name], arguments.model, arguments.steps))
+    medians = {name: summarize(each["times"]).median for name, each in results.items() if "failed" not in each}
+    best = min((median for name, median in medians.items() if CASES[name].patch is None), default=None)
     return [_figure(name, result, best) for name, result in results.items()]
-
-
-def _is_other(name: str, result: dict[str, Any]) -> bool:
-    return CASES[name].patch is None and "failed" not in result
-
-
-def _in_a_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the case in its own process; return its figures or the error."""
-    if CASES[name].liger and importlib.util.find_spec("liger_kernel") is None:
-        return {"failed": "`liger_kernel` is not installed"}
-    argv = [sys.executable, "-m", "tests.benchmarks.trainer_patch", "--model", arguments.model]
-    argv += ["--one", name, "--steps", str(arguments.steps)]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=CASE_SEC, check=False)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took longer than {CASE_SEC:.0f} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not lines:
-        return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit code {done.returncode}"}
-    result: dict[str, Any] = json.loads(lines[-1])
-    return result
 
 
 def measure(case: Case, model: str, steps: int) -> dict[str, Any]:
@@ -116,6 +84,8 @@ def measure(case: Case, model: str, steps: int) -> dict[str, Any]:
     trial = a_trial("trainer", model, lora_dropout=0.0, lora_targets=ATTENTION_PROJECTIONS)
     base = load_base(modules, trial, placement)
     if case.liger:
+        if importlib.util.find_spec("liger_kernel") is None:
+            return {"failed": "`liger_kernel` is not installed"}
         liger = importlib.import_module("liger_kernel.transformers")
         getattr(liger, f"apply_liger_kernel_to_{base.config.model_type}")(model=base)
     peft_model = add_lora(modules, trial, base)
@@ -182,15 +152,10 @@ def _timer(modules: Any, times: list[float]) -> Any:
 
 
 def _figure(name: str, result: dict[str, Any], best: float | None) -> Figure:
-    title = f"Trainer, {name}"
-    if "failed" in result:
-        return Figure(name=title, value=f"failed: {result['failed'].splitlines()[-1]}")
-    interval = summarize(result["times"])
-    value = f"{spread(interval, 's')}, {ROWS * LENGTH / interval.median:,.0f} tokens/s"
-    if result["peak_bytes"] is not None:
-        value += f", peak {result['peak_bytes'] / 2**30:.2f} GiB"
-    ratio = "-" if best is None or CASES[name].patch is None else f"{best / interval.median:.2f}x the best other"
-    return Figure(name=title, value=value, ratio=ratio)
+    ratio = "-"
+    if best is not None and CASES[name].patch is not None and "failed" not in result:
+        ratio = f"{best / summarize(result['times']).median:.2f}x the best other"
+    return Figure(name=f"Trainer, {name}", value=format_result(result, ROWS * LENGTH), ratio=ratio)
 
 
 if __name__ == "__main__":

@@ -122,42 +122,30 @@ KEPT = (
 )
 
 
-def read() -> list[dict[str, Any]]:
-    """Read the grid's points, each with its `trial`."""
-    rows = [json.loads(line) for line in GRID.read_text(encoding="utf-8").splitlines()[1:]]
+def read(file: Path) -> list[dict[str, Any]]:
+    """Read a file's points of Mistral's shape, each with its `trial`."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[1:]]
+    inputs = {"model": "models/mistral", "data": "data/d.jsonl"}
     for row in rows:
+        if "trial" in row:
+            row["trial"] = Trial.from_json(row["trial"] | inputs)
+            continue
         row["trial"] = Trial(
             name="-".join(str(row[name]) for name in ("recipe", "layout", "max_seq_len", "micro_batch_size")),
             reason="a point of the grid",
             suite="grid",
             profile="gpu",
-            model="models/mistral",
-            data="data/d.jsonl",
             lora_alpha=2 * row["lora_rank"],
             lora_targets=ALL_LINEAR[: row["targets"]],
+            **inputs,
             **{name: row[name] for name in KEPT},
         )
-    return rows
+    return [row for row in rows if row["peak_bytes"] and row.get("model", "Mistral").startswith("Mistral")]
 
 
-def fitted_ratios() -> list[float]:
-    """Return predicted over measured peak of each fitted point of `bench.predict.memory`."""
-    return [_ratio(row["trial"], row["peak_bytes"]) for row in read()]
-
-
-def held_out(file: Path) -> list[dict[str, Any]]:
-    """Read a file's held-out points, with the predictions made before measuring."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[1:]]
-    return [row for row in rows if row["peak_bytes"] and row["model"].startswith("Mistral")]
-
-
-def held_out_ratios(file: Path) -> list[float]:
-    """Return predicted over measured peak of the held-out points, by today's `bench.predict.memory`."""
-    ratios = []
-    for row in held_out(file):
-        trial = Trial.from_json({**row["trial"], "model": "models/m", "data": "data/d.jsonl"})
-        ratios.append(_ratio(trial, row["peak_bytes"]))
-    return ratios
+def memory_ratios(file: Path) -> list[float]:
+    """Return predicted over measured peak of a file's points, by today's `bench.predict.memory`."""
+    return [_ratio(row["trial"], row["peak_bytes"]) for row in read(file)]
 
 
 def _ratio(trial: Trial, measured: int) -> float:
@@ -168,11 +156,11 @@ def _ratio(trial: Trial, measured: int) -> float:
 
 def memory_figures() -> list[Figure]:
     """Make the figures of fitted and held-out points: as predicted before measuring, and by today's model."""
-    figures = [_memory_figure("points of the grid", fitted_ratios())]
+    figures = [_memory_figure("points of the grid", memory_ratios(GRID))]
     for file in HELD_OUT:
-        beforehand = [row["predicted_bytes"] / row["peak_bytes"] for row in held_out(file)]
+        beforehand = [row["predicted_bytes"] / row["peak_bytes"] for row in read(file)]
         figures.append(_memory_figure(f"points of {file.name}, beforehand", beforehand))
-        figures.append(_memory_figure("the same, since then", held_out_ratios(file)))
+        figures.append(_memory_figure("the same, since then", memory_ratios(file)))
     return figures
 
 

@@ -15,12 +15,11 @@ from bench.data.collate import Batch, Unpacked  # noqa: E402
 from bench.data.packing import Row  # noqa: E402
 from bench.kernels import attention  # noqa: E402
 from bench.qlora import recipes  # noqa: E402
-from bench.qlora.recipes import cuda_graph, layer  # noqa: E402
+from bench.qlora.recipes import layer  # noqa: E402
 from bench.qlora.step import choose_placement, load_base  # noqa: E402
 from bench.records import Trial  # noqa: E402
 from bench.records.validation import ALL_LINEAR  # noqa: E402
 from bench.workloads.finetune.evaluate import evaluation_mode  # noqa: E402
-from tests.support.faults import raising  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
@@ -160,24 +159,6 @@ def test_steps_with_embeddings_and_head_in_the_hosts_memory_have_the_same_bits(m
         assert weight.is_pinned()
     assert actual[0] == expected[0]
     assert all(torch.equal(tensor, other) for tensor, other in zip(actual[1:], expected[1:], strict=True))
-
-
-def test_capture_is_disabled_after_many_shapes(modules, model):
-    step = build(modules, model)
-    run(step, [padded(number, 64 + 8 * (number % 3)) for number in range(12)], captures=True)
-    assert step.model.graph is None
-    assert (step.may_capture, step.no_capture_reason) == (False, "micro-batches of many shapes")
-
-
-def test_steps_continue_without_memory_for_a_graph(modules, model, monkeypatch):
-    batches = [padded(number) for number in range(4)]
-    expected = run(build(modules, model), batches, captures=False)
-    monkeypatch.setattr(cuda_graph, "CapturedGraph", raising(torch.OutOfMemoryError("full")))
-    step = build(modules, model)
-    actual = run(step, batches, captures=True)
-    assert step.no_capture_reason == "not enough memory"
-    assert actual[0] == expected[0]
-    assert torch.equal(actual[1], expected[1])
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True, "offload_checkpoints": True}])

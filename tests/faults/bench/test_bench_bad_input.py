@@ -65,11 +65,6 @@ def test_a_quantized_model_is_rejected_with_a_remedy(rejection, changed_model, t
     assert "16-bit" in message.partition("; ")[2]
 
 
-def test_an_unknown_architecture_is_rejected_with_the_known_ones(rejection, changed_model, tiny_data):
-    message = rejection(model=changed_model(model_type="falcon"), data=tiny_data)
-    assert 'model_type: expected one of llama, mistral, found "falcon"' in message
-
-
 def test_fewer_samples_than_a_batch_are_rejected_with_both_numbers(rejection, tmp_path):
     data = write_chats(tmp_path / "few.jsonl", 7)
     message = rejection(data=data)
@@ -93,12 +88,6 @@ def test_an_unknown_trial_is_rejected_with_those_of_the_suite(rejection, tiny_da
     message = rejection(data=tiny_data, flags=("--suite", "quick", "--trial-name", "fastest"))
     assert "'fastest'" in message
     assert message.endswith(" baseline, optimized\n")
-
-
-def test_an_invalid_setting_is_rejected(rejection, tiny_data):
-    assert rejection("micro_batch_size=many", data=tiny_data) == (
-        "--set micro_batch_size: expected a whole number, found 'many'\n"
-    )
 
 
 # A machine whose GPU cannot be used -----------------------------------------------------------------------------------

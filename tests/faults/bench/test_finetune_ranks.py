@@ -4,14 +4,11 @@ Trials and their ranks are forked from a server that has imported the stack. Not
 machines, whose parents work as in a distributed trial (test_distributed_nodes.py).
 """
 
-import contextlib
 import json
 import os
-import random
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,7 +26,6 @@ from tests.support import tiny_training
 from tests.support.forked import ForkServer
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import alive, kill_trials
-from tests.support.thorough import only_thorough
 
 WAIT_SEC = 240.0
 STEPS = 12
@@ -183,29 +179,6 @@ def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(a
     assert [restart.attempt for restart in record.restarts] == [2, 3, 4]
     assert [restart.from_step for restart in record.restarts] == [2, stopped.steps_done, stopped.steps_done + 1]
     assert record.restarts[1].lost_steps == 0
-
-
-@only_thorough
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_ranks_killed_at_random_times_end_with_the_undisturbed_adapter(attempts, undisturbed, seed: int) -> None:
-    """Kill one rank, both, their torchrun, and the trial's process with all: each once, in random order."""
-    rng, training = random.Random(seed), attempts(f"seed-{seed}")
-    victims = ["a rank", "all ranks", "their torchrun", "everything"]
-    rng.shuffle(victims)
-    for number, victim in enumerate(victims):
-        process = training.start(held_after=2 + 3 * number)
-        ranks = training.wait_for_step(process, 1 + 3 * number)
-        time.sleep(rng.uniform(0.0, 0.5))  # a step takes some tenths of a second
-        descendants = descendant_pids(process.pid)
-        rank_pid = rng.choice([*ranks.values()])
-        for pid in {"a rank": [rank_pid], "their torchrun": descendants[:1]}.get(victim, [*ranks.values()]):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if victim == "everything":
-            process.kill()
-        process.communicate(timeout=WAIT_SEC)
-        wait_for(lambda pids=descendants: not alive(pids), "the ranks' end", WAIT_SEC)
-    check_same(training.finish(), undisturbed)
 
 
 def test_the_losses_do_not_depend_on_the_number_of_ranks(attempts, undisturbed):

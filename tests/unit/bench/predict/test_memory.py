@@ -7,7 +7,7 @@ import pytest
 from bench.predict import flops, memory, throughput
 from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
-from tests.benchmarks.tune_replay import HELD_OUT, fitted_ratios, held_out_ratios
+from tests.benchmarks.tune_replay import GRID, HELD_OUT, memory_ratios
 from tests.mistral_7b import CONFIG
 
 SAVED = {"gradient_checkpointing": False}
@@ -150,7 +150,7 @@ def test_the_memory_of_the_device_is_the_measured_one():
 
 def test_the_constants_still_predict_the_measured_peaks():
     # 60 fitted points and 25 chosen afterwards, all of H200s; the documented error is 3 % and 8 %.
-    measured = [fitted_ratios(), *map(held_out_ratios, HELD_OUT)]
+    measured = list(map(memory_ratios, (GRID, *HELD_OUT)))
     assert list(map(len, measured)) == [60, 9, 10, 6]
     for ratios in measured:
         errors = [abs(ratio - 1.0) for ratio in ratios]

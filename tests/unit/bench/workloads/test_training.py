@@ -202,14 +202,6 @@ def test_the_least_harmful_change_is_suggested_first(make_trial, fields, expecte
     assert termination.suggest_changes(make_trial(**fields), "warmup") == expected
 
 
-@pytest.mark.parametrize("batch", [2, 3, 6, 7, 8, 12, 16, 4096])
-def test_a_smaller_micro_batch_keeps_the_samples_of_a_step(make_trial, batch):
-    trial = make_trial(micro_batch_size=batch)
-    changes = termination.suggest_changes(trial, "warmup")
-    assert changes["micro_batch_size"] < batch
-    assert changes["micro_batch_size"] * changes["gradient_accumulation_steps"] == batch
-
-
 def test_following_the_suggestions_ends_when_nothing_can_be_reduced(make_trial):
     trial: Trial = make_trial(
         micro_batch_size=16, max_seq_len=2048, gradient_checkpointing=False, base_precision="bf16"
