@@ -25,7 +25,11 @@ class EventType(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetEvent:
-    """One change. A worker's own events have no `trial_id`; ENDED has a `status`, PROGRESS a `progress`."""
+    """One change. A worker's own events have no `trial_id`; ENDED has a `status`, PROGRESS a `progress`.
+
+    `member` is the worker that this one, the leader of a gang, waits for. `may_still_run`: its job did not confirm its
+    end.
+    """
 
     kind: EventType
     worker: str
@@ -34,6 +38,8 @@ class FleetEvent:
     progress: Progress | None = None
     status: TrialStatus | None = None
     reason: str | None = None
+    member: str | None = None
+    may_still_run: bool = False
 
 
 def attempt_event(kind: EventType, planned: PlannedTrial, attempt: Attempt | None) -> FleetEvent:

@@ -47,9 +47,9 @@ class OutcomeWriter:
             self._ledger.record_end(planned.trial_id, verdict, number)
             if result is not None:
                 shutil.rmtree(result.parent)
-        self._on_event(
-            replace(attempt_event(EventType.ENDED, planned, attempt), status=verdict.status, reason=verdict.text)
-        )
+        event = attempt_event(EventType.ENDED, planned, attempt)
+        may_still_run = verdict.cause is not None and verdict.cause.may_still_run
+        self._on_event(replace(event, status=verdict.status, reason=verdict.text, may_still_run=may_still_run))
         self._queue.notify()
 
     def requeue(self, trial: OpenTrial, attempt: Attempt, verdict: Outcome) -> None:

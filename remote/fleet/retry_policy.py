@@ -42,7 +42,11 @@ class RetryLimits:
 
 
 class WorkerLost(Exception):
-    """A host that has not answered for too long, or cannot work."""
+    """A host that has not answered for too long, or cannot work. `member` is set as in a HostError."""
+
+    def __init__(self, reason: str, member: str | None = None) -> None:
+        super().__init__(reason)
+        self.member = member
 
 
 class WorkerUnusable(WorkerLost):
@@ -116,11 +120,12 @@ class RetryPolicy:
                 silent_sec = time.monotonic() - self._last_reply[name]
                 if silent_sec >= self.limits.lost_after_sec:
                     error_class = WorkerBusy if isinstance(error, HostBusy) else WorkerLost
-                    raise error_class(f"{collapse_whitespace(error)} (for {silent_sec:.0f} s)") from error
+                    reason = f"{collapse_whitespace(error)} (for {silent_sec:.0f} s)"
+                    raise error_class(reason, error.member) from error
             except PermissionDenied as error:
                 raise CredentialsRejected(collapse_whitespace(error)) from error
             except HostError as error:
-                raise WorkerUnusable(collapse_whitespace(error)) from error
+                raise WorkerUnusable(collapse_whitespace(error), error.member) from error
             if self.stopping.wait(min(pause_sec, self.limits.lost_after_sec / 4)) or self.detaching.is_set():
                 raise FleetStopped
             pause_sec = min(pause_sec * 2, _MAX_PAUSE_SEC)

@@ -271,7 +271,8 @@ class Worker:
         """
         trial_id = self.earlier_attempts[0][0].trial_id if self.earlier_attempts else None
         _logger.warning("%s: no answer; polling it", self.name, exc_info=lost)
-        self._fleet.on_event(FleetEvent(kind=_loss_event(lost), worker=self.name, trial_id=trial_id, reason=str(lost)))
+        event = FleetEvent(kind=_loss_event(lost), worker=self.name, trial_id=trial_id, reason=str(lost))
+        self._fleet.on_event(replace(event, member=lost.member))
         # With rejected credentials jobs continue, and no other host would accept a trial.
         if not isinstance(lost, CredentialsRejected):
             for trial, attempt in self.earlier_attempts:

@@ -21,7 +21,7 @@ from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
-from tasks.errors import RetryableError, UsageError
+from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.fleet import plan, runner
 from tasks.fleet.k8s_training import cancel
 from tasks.fleet.k8s_training.volume_reader import is_k8s_training
@@ -159,7 +159,7 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
             size_text(trial),
             steps_text(trial),
             "-" if expected is None else duration(expected),
-            Text(trial.reason),
+            Text(escape_controls(trial.reason)),
         )
     console().print(rows)
     print(f"on {', '.join(run.workers)}")

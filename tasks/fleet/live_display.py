@@ -23,6 +23,7 @@ from rich.text import Text
 from bench.records.run import PlannedTrial, Progress
 from bench.records.status import TrialStatus
 from remote.fleet.events import EventType, FleetEvent
+from reports import formatting
 from tasks.cli import terminal
 from tasks.errors import escape_controls
 
@@ -127,12 +128,21 @@ class FleetView(View):
         self._ends: dict[str, TrialStatus] = {}
         self._busy_sec = 0.0
         self._needs_login = False
+        self._cancelled_running = 0
 
     def __enter__(self) -> Self:
         self._started = self._clock()
         if self._is_plain:
             self._print(self.summary())
         return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        cancelled = list(self._ends.values()).count(TrialStatus.CANCELLED)
+        if cancelled:
+            running = self._cancelled_running
+            text = f"{formatting.count(cancelled, 'trial')} cancelled: {running} started, {cancelled - running} queued"
+            self._print(self._with_time(self._escaped(text, TrialStatus.CANCELLED.tone)))
+        super().__exit__(*error)
 
     def handle(self, event: FleetEvent) -> None:
         """Process one event. Returns immediately and never raises, whatever the event holds."""
@@ -168,7 +178,10 @@ class FleetView(View):
             case EventType.WORKER_LOST:
                 self._release(row)
                 row.phase = "lost"
-                return self._event_line(row, self._loss_text(row, event.reason or "no answer"), "red", event)
+                reason = event.reason or "no answer"
+                is_leader = event.member is not None  # it is not lost itself
+                text = f"waiting for {reason}" if is_leader else f"lost: {reason.removeprefix(f'{row.worker}: ')}"
+                return self._event_line(row, text, "red", event)
             case EventType.CREDENTIALS_REJECTED:
                 self._release(row)
                 row.phase = NO_LOGIN
@@ -184,13 +197,6 @@ class FleetView(View):
                 return (
                     self._on_login(row) if previous_phase == NO_LOGIN else self._event_line(row, "back", "green", event)
                 )
-
-    def _loss_text(self, row: WorkerRow, reason: str) -> str:
-        """Describe a loss; the leader of a rank group is not lost itself if it waits for another worker."""
-        subject, _, rest = reason.partition(": ")
-        if subject != row.worker and subject in self._rows:
-            return f"waiting for {reason}"
-        return f"lost: {rest if subject == row.worker else reason}"
 
     def _on_login_needed(self, row: WorkerRow, event: FleetEvent) -> Text | None:
         """Return one line for all workers together, because the cause is the operator's login."""
@@ -219,8 +225,13 @@ class FleetView(View):
         end = event.status
         if event.trial_id is not None and end is not None:
             self._ends[event.trial_id] = end
-        if end is TrialStatus.CANCELLED and row.trial_id != event.trial_id:
-            return None  # it was still queued; the summary counts it
+        if end is TrialStatus.CANCELLED:
+            was_running = row.trial_id is not None and row.trial_id == event.trial_id
+            self._cancelled_running += was_running
+            if not event.may_still_run:
+                if was_running:
+                    self._release(row)
+                return None  # one line at the end counts them
         label, style = (end.label, end.tone) if end is not None else ("ended", "")
         rate = row.progress.samples_per_sec if row.progress is not None else None
         parts = [label]
@@ -229,7 +240,7 @@ class FleetView(View):
         if row.trial_id is not None and not (row.is_attached and row.progress is None):
             parts.append(f"in {duration(self._clock() - row.since)}")
         if event.reason and end is not TrialStatus.SUCCEEDED:
-            parts.append(event.reason.removeprefix(f"{label} "))  # "cancelled by the operator" would repeat the label
+            parts.append(event.reason)
         line = self._event_line(row, ", ".join(parts), style, event)
         self._release(row)
         return line

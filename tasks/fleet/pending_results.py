@@ -16,6 +16,7 @@ from bench.records.run import RunRecord
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.base import Host, HostError
+from remote.hosts.connectors import CONNECTORS
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_path
 from tasks.clients.workers import pod_hosts
@@ -56,7 +57,9 @@ def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool =
         is_on_target = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
         reason = _missing_reason(folder, run)
         # The results of a Kubernetes-run training are on its volume.
-        if run.fleet_kind != "pods" or not is_on_target or reason is None or is_k8s_training(run):
+        connector = CONNECTORS.get(run.fleet_kind)
+        is_over_pods = connector is not None and connector.is_cluster
+        if not is_over_pods or not is_on_target or reason is None or is_k8s_training(run):
             continue
         if not (is_volume_kept and _has_shared_results(run) and not _is_open(folder)):
             pending.append(PendingRun(folder=folder, description=f"run {run.run_id}: {reason}"))

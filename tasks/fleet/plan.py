@@ -12,6 +12,7 @@ from bench.records.atomic_files import read_regular
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from bench.records.trial import MAX_BYTES
+from remote.hosts.connectors import CONNECTORS
 from reports import formatting
 from tasks.cli.git import run_git
 from tasks.errors import UsageError, file_errors, translate_errors
@@ -163,7 +164,7 @@ def expected_total_sec(run: RunRecord, expected_by_trial: Mapping[str, float | N
         sec = expected_by_trial[planned.trial_id]
         if sec is None:
             return None
-        if run.fleet_kind == "pods" and planned.trial.workload.is_ranked:
+        if CONNECTORS[run.fleet_kind].is_cluster and planned.trial.workload.is_ranked:
             multi_pod_sec += sec
         else:
             worker_sec[planned.worker or min(worker_sec, key=lambda worker: worker_sec[worker])] += sec

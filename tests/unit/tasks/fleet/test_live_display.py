@@ -171,7 +171,7 @@ def test_a_lost_worker_is_shown_until_it_is_back(scene: Scene) -> None:
 
 def test_the_leader_of_a_rank_group_is_not_lost_when_it_waits_for_another_worker(scene: Scene) -> None:
     with scene.view:
-        scene.send(EventType.WORKER_LOST, trial=None, reason="worker-1: no sign of life")
+        scene.send(EventType.WORKER_LOST, trial=None, reason="worker-1: no sign of life", member="worker-1")
         scene.send(EventType.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
     assert scene.printed_lines()[1:3] == [
         "[0:00] worker-0: waiting for worker-1: no sign of life",
@@ -199,11 +199,10 @@ def test_a_rejected_login_prints_one_line_and_one_more_after_login(scene: Scene)
     ("began", "end", "reason", "text"),
     [
         (EventType.ATTACHED, TrialStatus.SUCCEEDED, None, "done"),  # without a duration, because the start is unknown
-        (EventType.STARTED, TrialStatus.CANCELLED, "cancelled by the operator", "cancelled, in 0:01, by the operator"),
         (EventType.STARTED, TrialStatus.FAILED, "because " * 30 + "END", f"failed, in 0:01, {'because ' * 30}END"),
         (EventType.STARTED, TrialStatus.FAILED, "a\x1b[2Jb\nc\rd\ud800", "failed, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
     ],
-    ids=["reattached", "cancelled", "a long reason", "control characters"],
+    ids=["reattached", "a long reason", "control characters"],
 )
 def test_an_end_is_one_whole_plain_line_with_what_was_measured(
     began: EventType, end: TrialStatus, reason: str | None, text: str, scene: Scene
@@ -398,14 +397,16 @@ def test_amounts_are_short_and_unknown_ones_are_a_dash() -> None:
     assert [dollars(value) for value in (0.00012, 0.1142, 2, 1234.5)] == ["$0.0001", "$0.1142", "$2.00", "$1234.50"]
 
 
-def test_a_cancelled_trial_that_had_not_begun_is_counted_without_a_line():
-    scene = Scene()
+def test_cancelled_trials_are_one_line_but_for_one_that_may_still_run(scene: Scene) -> None:
+    cancelled = {"status": TrialStatus.CANCELLED, "reason": "no route to host"}
     with scene.view:
-        first, *queued = [planned.trial_id for planned in scene.view._planned.values()]
-        scene.view.handle(FleetEvent(kind=EventType.STARTED, worker="worker-0", trial_id=first))
-        for trial_id in (first, *queued):
-            cancelled = {"status": TrialStatus.CANCELLED, "reason": "cancelled by the operator"}
-            scene.view.handle(FleetEvent(kind=EventType.ENDED, worker="worker-0", trial_id=trial_id, **cancelled))
-    lines = [line for line in scene.bytes.getvalue().decode().splitlines() if "cancelled" in line]
-    assert len(lines) == 2, "the trial that ran, and the summary"
-    assert f"{1 + len(queued)} cancelled" in lines[-1]
+        for worker in WORKERS:
+            scene.send(EventType.STARTED, worker)
+            for trial in ("optimized", "baseline"):
+                unconfirmed = worker == "worker-1" and trial == "baseline"
+                scene.send(EventType.ENDED, worker, trial, may_still_run=unconfirmed, **cancelled)
+    assert [line for line in scene.printed_lines() if "cancelled" in line] == [
+        "[0:00] worker-1 baseline: cancelled, in 0:00, no route to host",
+        "[0:00] 4 trials cancelled: 2 started, 2 queued",
+        "20251120-quick · 4/4 trials ended · 4 cancelled · 0:00",
+    ]

@@ -105,10 +105,11 @@ def test_a_run_is_expected_to_take_as_long_as_its_busiest_worker(spread: str, wo
     assert expected_total_sec(run, expected) == total
 
 
-def test_trials_that_take_several_pods_at_once_are_expected_after_all_others() -> None:
+def test_trials_that_take_several_pods_at_once_are_expected_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plan.CONNECTORS, "nomad", plan.CONNECTORS["pods"])
     trials = (*TRIALS, *suite("distributed", "tiny", "models/m", "data/d.jsonl")[:2])
     planned = plan_trials(trials, WORKERS, "replicate", is_over_pods=True)
-    run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="pods")
+    run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="nomad")
     assert expected_total_sec(run, {trial.trial_id: 10.0 for trial in planned}) == 40.0
 
 
