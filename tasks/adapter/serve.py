@@ -26,6 +26,7 @@ from remote.cluster.manifests import Image, key_secret
 from remote.hosts.base import HostError
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Command, Secret
+from remote.hosts.connectors import CONNECTORS
 from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.host import PodHost
 from remote.jobs.agent import Agent
@@ -107,7 +108,7 @@ def merge_command(trained: TrainedAdapter) -> str:
     run = f"--run={trained.run.run_id}"
     steps = [f"serve --merged {run}"]
     if trained.read_merged() is None:
-        out = "" if trained.run.fleet_kind == "local" else f" --out={VOLUME}/merged/{trained.run.run_id}"
+        out = "" if CONNECTORS[trained.run.fleet_kind].is_local else f" --out={VOLUME}/merged/{trained.run.run_id}"
         steps.insert(0, f"adapter.merge {run} --base={trained.trial.base_precision}{out}")
         if trained.read_check() is None:
             steps.insert(0, f"adapter.check {run}")
@@ -162,7 +163,7 @@ def stage_request(settings: Settings, trained: TrainedAdapter, files: ServedFile
     if files.is_merged:
         wait = {"wait_sec": 0.0} if files.local is None else {}
         return {**request, "model": files.in_pod, "adapter": None, **wait}
-    model = trained.trial.model if trained.run.fleet_kind == "pods" else settings.model.path
+    model = trained.trial.model if CONNECTORS[trained.run.fleet_kind].is_cluster else settings.model.path
     if not Path(model).is_absolute():
         raise UsageError(f"model.path: {model}: expected an absolute path in the server's pod")
     return {**request, "model": model, "adapter": files.in_pod}
