@@ -2,13 +2,10 @@
 
 workers         the fleet's hosts and their commands: local processes or pods
 worker_queries  queries to all workers before a run, with retries
-cluster         the Kubernetes cluster
-image_ref       the image that pods run, by its digest
-manifest_values values of the manifests, from the settings
+cluster         the Kubernetes cluster, its provider, the values of its manifests
 pod_check       a check in a pod of its own, read from its log
-provider        the provider of the cluster and the registry
 build_vm        the build VM, over SSH
-registry        the registry of the settings, queried from the build VM
+registry        the registry of the settings, queried from the build VM; the image that pods run
 secrets         passwords and tokens
 prompt          hidden input from the terminal
 """

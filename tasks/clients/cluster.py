@@ -1,4 +1,4 @@
-"""Connection to the cluster of the settings: prints its name, and translates its errors to exit codes."""
+"""Cluster of the settings: its connection with errors as exit codes, its provider, the values of its manifests."""
 
 import contextlib
 import json
@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from bench.records.atomic_files import write_atomic
 from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.kubeconfig import Target, resolve
+from remote.cluster.manifests import Image, ManifestValues
 from remote.hosts.pods.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
-from remote.providers import GENERIC
+from remote.providers import GENERIC, PROVIDERS, Provider, detect
 from tasks.cli.terminal import confirm
-from tasks.clients.provider import known_provider
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings
+from tasks.settings.schema import AUTO
 
-LAST_FILE = "cluster.json"
+LAST_FILE, MANIFESTS = "cluster.json", "manifests"
 
 
 @contextlib.contextmanager
@@ -103,3 +105,73 @@ def _confirm_production(settings: Settings, target: Target, *, yes: bool) -> Non
             f"context {target.context}, namespace {target.namespace} looks like production and was not used before",
             remedy="pass --yes to confirm, or set cluster.context",
         )
+
+
+def known_provider(settings: Settings) -> Provider | None:
+    """Return the provider that the settings determine without a cluster, or None."""
+    section = settings.cluster
+    if section.provider != AUTO:
+        return PROVIDERS[section.provider]
+    images = filter(None, (settings.registry.image, section.image))
+    return detect(registries=[image.partition("/")[0] for image in images], volume=section.volume.handle)
+
+
+def resolve_provider(settings: Settings, cluster: Cluster) -> Settings:
+    """Return the settings with the cluster's provider, and its defaults for what is left to it.
+
+    Raises UsageError for a setting that this provider cannot fulfil.
+    """
+    section, provider = settings.cluster, cluster.provider
+    if uses_preemptible_nodes(settings) and provider.preemptible_label is None:
+        raise UsageError(
+            f"cluster.preemptible: provider {provider.name} has no label for preemptible nodes",
+            remedy="set it to false, and cluster.overlay to one other than preemptible",
+        )
+    handle = section.volume.handle
+    if handle is not None and provider.volume_source(handle) is None:
+        raise UsageError(
+            f"cluster.volume.handle: {handle}: expected {provider.volume_form} for provider {provider.name}"
+        )
+    resolved = {
+        "provider": provider.name,
+        "instance_type": section.instance_type or provider.instance_type,
+        "pull_secret": provider.pull_secret if section.pull_secret == AUTO else section.pull_secret,
+    }
+    return settings.model_copy(update={"cluster": section.model_copy(update=resolved)})
+
+
+def resolved_provider(settings: Settings) -> Provider:
+    """Return the provider of the settings that `resolve_provider` returned. Raises KeyError for others."""
+    return PROVIDERS[settings.cluster.provider]
+
+
+def uses_preemptible_nodes(settings: Settings) -> bool:
+    return settings.cluster.preemptible or settings.cluster.overlay == "preemptible"
+
+
+def manifest_values(settings: Settings, image: Image) -> ManifestValues:
+    """Return the values of the manifests: every text and number of section cluster, and some of other sections.
+
+    `settings` are those of `resolve_provider`.
+    """
+    cluster, provider = settings.cluster, resolved_provider(settings)
+    copied = {**dict(cluster), **dict(cluster.volume), "size": settings.fleet.size, "profile": settings.bench.profile}
+    copied |= {"model": settings.model.path, "data": settings.data.path}
+    copied |= {"instance_type": cluster.instance_type or "any"}  # which the component any-node removes
+    copied |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}
+    components = {
+        "any-node": cluster.instance_type is None,
+        "several-per-node": not cluster.one_per_node,
+        "gpu-product": cluster.gpu not in (None, ANY_PRODUCT),
+        "cpu-limit": cluster.cpu_limit is not None,
+    }
+    return ManifestValues(
+        namespace=cluster.namespace,
+        overlay=cluster.overlay,
+        image=image,
+        preemptible_label=provider.preemptible_label if uses_preemptible_nodes(settings) else None,
+        pull_secret=cluster.pull_secret,
+        volume_source=None if cluster.volume.handle is None else provider.volume_source(cluster.volume.handle),
+        extra_settings={name: value for name, value in copied.items() if isinstance(value, (str, int))},
+        components=tuple(name for name, is_used in components.items() if is_used),
+    )

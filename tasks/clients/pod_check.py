@@ -7,7 +7,7 @@ from typing import Any
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
 from remote.cluster.diagnosis.pods import diagnose_pod
-from tasks.clients.provider import resolve_provider, uses_preemptible_nodes
+from tasks.clients.cluster import resolve_provider, uses_preemptible_nodes
 from tasks.errors import RetryableError, TaskFailed, escape_controls
 from tasks.settings.load import Settings
 

@@ -15,10 +15,8 @@ from remote.cluster.plan import ClusterPlan, Verb, plan
 from remote.hosts.command import Secret
 from remote.providers import registry_provider
 from tasks.cli.lock import acquire_lock
-from tasks.clients.cluster import open_cluster
-from tasks.clients.image_ref import resolve_image
-from tasks.clients.manifest_values import MANIFESTS, manifest_values
-from tasks.clients.provider import resolve_provider
+from tasks.clients.cluster import MANIFESTS, manifest_values, open_cluster, resolve_provider
+from tasks.clients.registry import resolve_image
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.cluster.checks import (
     NO_SECRET,

@@ -20,9 +20,8 @@ from remote.cluster.manifests import Image
 from remote.cluster.quantities import format_gib, parse_quantity
 from remote.hosts.pods.errors import Forbidden
 from tasks.cli.terminal import console, json_output, plain_table
-from tasks.clients.cluster import open_cluster
-from tasks.clients.image_ref import resolve_image
-from tasks.clients.provider import resolve_provider, resolved_provider, uses_preemptible_nodes
+from tasks.clients.cluster import open_cluster, resolve_provider, resolved_provider, uses_preemptible_nodes
+from tasks.clients.registry import resolve_image
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 

@@ -15,9 +15,8 @@ from remote.hosts.base import Host, HostError
 from remote.image import engine, vm_info
 from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
-from tasks.clients.cluster import resolve_target, translate_cluster_errors
-from tasks.clients.image_ref import resolve_image
-from tasks.clients.provider import known_provider, resolve_provider
+from tasks.clients.cluster import known_provider, resolve_provider, resolve_target, translate_cluster_errors
+from tasks.clients.registry import resolve_image
 from tasks.cluster.nodes import node_reports, pod_requirements
 from tasks.errors import UsageError
 from tasks.faults import Skipped

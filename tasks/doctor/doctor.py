@@ -20,7 +20,7 @@ from rich.text import Text
 from bench.records.atomic_files import write_atomic
 from remote.providers import PROVIDERS, REMEDIES, Provider
 from tasks.cli.terminal import console
-from tasks.clients.provider import known_provider
+from tasks.clients.cluster import known_provider
 from tasks.doctor.check import Check, run_checks
 from tasks.doctor.checks import cluster, machine, runs, settings, vm
 from tasks.doctor.context import CheckContext

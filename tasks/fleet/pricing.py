@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from reports.summary import prices
 from reports.summary.cost import Price
 from reports.summary.prices import TABLE, PriceError, Pricing
-from tasks.clients.provider import known_provider
+from tasks.clients.cluster import known_provider
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 

@@ -28,9 +28,8 @@ from remote.image.references import Reference
 from remote.image.signature import InvalidKey, NeedsPassPhrase
 from tasks.clients import registry, secrets
 from tasks.clients.build_vm import build_vm
-from tasks.clients.image_ref import read_push_record
 from tasks.clients.prompt import prompt_hidden
-from tasks.clients.registry import configured_image
+from tasks.clients.registry import configured_image, read_push_record
 from tasks.clients.secrets import registry_password
 from tasks.errors import (
     ConfirmationRequired,

@@ -10,7 +10,7 @@ from remote.image import docker_client
 from remote.image.context import bench_files
 from remote.image.docker_client import ImageLayer
 from tasks.clients.build_vm import build_vm
-from tasks.clients.image_ref import read_push_record
+from tasks.clients.registry import read_push_record
 from tasks.errors import escape_controls
 from tasks.image import build_profiles
 from tasks.image.build import engine_client

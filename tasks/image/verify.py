@@ -16,8 +16,8 @@ from remote.image import docker_client
 from remote.image.plan import model_digests
 from tasks.clients.build_vm import build_vm
 from tasks.clients.cluster import open_cluster
-from tasks.clients.image_ref import read_push_record, resolve_image
 from tasks.clients.pod_check import PodCheck, run_pod_check
+from tasks.clients.registry import read_push_record, resolve_image
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.image import build_profiles
 from tasks.image.build import engine_client

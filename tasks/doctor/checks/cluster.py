@@ -13,8 +13,7 @@ from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program
-from tasks.clients.cluster import translate_cluster_errors
-from tasks.clients.provider import resolve_provider
+from tasks.clients.cluster import resolve_provider, translate_cluster_errors
 from tasks.cluster.checks import (
     EXEC_PERMISSIONS,
     NO_CONTROLLER,

@@ -19,10 +19,15 @@ from remote.cluster.volume_reader_pod import READER, make_reader_job
 from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
 from remote.hosts.pods.host import PodHost
-from tasks.clients.cluster import open_cluster, resolve_target, translate_cluster_errors
-from tasks.clients.image_ref import resolve_image
-from tasks.clients.manifest_values import MANIFESTS, manifest_values
-from tasks.clients.provider import resolve_provider
+from tasks.clients.cluster import (
+    MANIFESTS,
+    manifest_values,
+    open_cluster,
+    resolve_provider,
+    resolve_target,
+    translate_cluster_errors,
+)
+from tasks.clients.registry import resolve_image
 from tasks.clients.workers import component_hosts, pod_hosts
 from tasks.errors import RetryableError, UsageError
 from tasks.settings.load import Settings

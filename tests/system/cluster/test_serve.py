@@ -96,7 +96,9 @@ def trained(serving_cluster: Cluster, image: Path, tmp_path: Path, inv_server: F
 
 
 def test_an_adapter_is_served_with_a_hidden_key_and_stopped(trained: Operator) -> None:
-    assert "create     job/serve" in trained.inv("serve", "--dry-run")
+    output = trained.inv("serve", "--dry-run")
+    assert "create     job/serve" in output
+    assert "not checked: " in output
     assert trained.objects("jobs.batch") == []
     output = trained.inv("serve", stdin=f"{PASSWORD}\n")
     assert "sent the adapter to serve-0-" in output

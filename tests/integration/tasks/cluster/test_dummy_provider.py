@@ -13,8 +13,7 @@ from remote.cluster.manifests import Image, render
 from remote.cluster.plan import Verb, plan
 from remote.providers import PROVIDERS, register, registry_provider
 from remote.providers.provider import Generic
-from tasks.clients.manifest_values import manifest_values
-from tasks.clients.provider import resolve_provider
+from tasks.clients.cluster import manifest_values, resolve_provider
 from tasks.cluster.nodes import pod_requirements
 from tasks.doctor.check import Checks, run_check
 from tasks.doctor.context import CheckContext

@@ -9,7 +9,7 @@ import pytest
 
 from remote.image.references import Reference
 from tasks.clients.cluster import LAST_FILE, _read_last_cluster
-from tasks.clients.image_ref import resolve_image
+from tasks.clients.registry import resolve_image
 from tasks.errors import UsageError
 from tasks.image.sbom import pushed_digest
 from tasks.settings.load import Settings

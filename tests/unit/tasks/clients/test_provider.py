@@ -8,7 +8,7 @@ import pytest
 from invoke import Context
 
 from remote.providers import GENERIC, PROVIDERS, Provider
-from tasks.clients.provider import known_provider, resolve_provider
+from tasks.clients.cluster import known_provider, resolve_provider
 from tasks.errors import UsageError
 from tasks.fleet.pricing import price_of, pricing
 from tasks.settings.load import load

@@ -16,7 +16,7 @@ from bench.records.status import Outcome, TrialStatus
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
-from tasks.clients.image_ref import resolve_image
+from tasks.clients.registry import resolve_image
 from tasks.cluster.nodes import pod_requirements
 from tasks.cluster.wait import WaitPolicy
 from tasks.errors import UsageError
