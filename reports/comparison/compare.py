@@ -23,8 +23,17 @@ from bench.records.status import ExitCode, Failure
 from bench.records.workloads import WORKLOADS
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
-from reports.comparison.samples import STEP_METRICS, Quantity, SampleSet, Value
-from reports.comparison.tests import SPEED, Hypothesis, VerdictLabel, family_of, judge
+from reports.comparison.tests import (
+    SPEED,
+    STEP_METRICS,
+    Hypothesis,
+    Quantity,
+    SampleSet,
+    Value,
+    VerdictLabel,
+    family_of,
+    judge,
+)
 from reports.read import measurements
 from reports.read.run import Run
 from reports.statistics import per_config, pooling

@@ -8,17 +8,17 @@ from dataclasses import replace
 from bench.records.status import TrialStatus
 from bench.records.trial import Trial
 from reports import formatting
-from reports.figures.drawing import glyphs, row_chart
+from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.read import reference_results
 from reports.read.reference_results import Factor
 from reports.read.run import Run
 from reports.statistics import per_config
 from reports.statistics.types import Ratio
-from reports.summary import headline
+from reports.summary import text
 from reports.summary.summary import ConfigurationRow, Summary
 
 CENTRE = "optimized"
@@ -61,7 +61,7 @@ def shortest_path(summary: Summary, settings: Mapping[str, Trial]) -> list[Confi
     Each step changes one factor. Empty if there is no such path; of equally short ones, the plan's first.
     """
     rows = {row.label: row for row in summary.measured_rows}
-    end = headline.recommended_label(summary)
+    end = text.recommended_label(summary)
     paths = [[summary.baseline]] if summary.baseline in rows and end != summary.baseline else []
     seen = {summary.baseline}
     for path in paths:  # breadth-first: the list grows during iteration
@@ -126,7 +126,7 @@ def _single_factor_figure(summary: Summary, run: Run, settings: Mapping[str, Tri
         for (row, *_), factor in zip(changes, factors, strict=True)
     ]
     token_marks = [_effect_mark(row, centre, "useful_tokens_per_sec", None, n_changes) for row, *_ in changes]
-    panels = glyphs.share_axis(
+    panels = row_chart.share_axis(
         [
             Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, reference=1.0)
             for rate, effects in (("Samples per second", sample_marks), ("Useful tokens per second", token_marks))

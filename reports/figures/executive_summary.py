@@ -3,8 +3,8 @@
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
 from reports.read import reference_results
 from reports.read.run import Run

@@ -13,12 +13,21 @@ from numpy.typing import NDArray
 
 from bench.records.status import TrialStatus
 from reports import formatting
-from reports.figures.drawing import lines, row_chart, text_size
+from reports.figures.drawing import lines, row_chart
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
-from reports.figures.drawing.style import ACCENT_TONE, BAND, DEEP_TONE, MUTED, OTHER_TONE, PAPER
+from reports.figures.drawing.style import (
+    ACCENT_TONE,
+    BAND,
+    DEEP_TONE,
+    MUTED,
+    OTHER_TONE,
+    PAPER,
+    shorten_text,
+    text_width_in,
+)
 from reports.read.run import Run
-from reports.summary import headline
+from reports.summary import text
 from reports.summary.summary import Summary
 
 _MAX_POINTS = 300
@@ -102,9 +111,9 @@ class LossCurvesData:
         layout = create_layout(self.header, sheet, height_in + 0.9)
         ((left, width),) = layout.columns(1, left_in=MARGIN_IN + 0.5, gap_in=0.0)
         labels = [_label(curve, sheet) for curve in self.curves]
-        room = min(0.45 * width, max(text_size.width_in(label, 8.5) for label in labels))
+        room = min(0.45 * width, max(text_width_in(label, 8.5) for label in labels))
         axes = layout.panel(left, 0.0, width - room - 0.1, height_in + 0.7)
-        _draw(axes, self.curves, [text_size.shorten(label, room, 8.5) for label in labels], height_in)
+        _draw(axes, self.curves, [shorten_text(label, room, 8.5) for label in labels], height_in)
         return layout.figure
 
 
@@ -121,7 +130,7 @@ def gather(summary: Summary, run: Run) -> LossCurvesData | None:
     rows_by_label = {
         str(label): rows_of_label for label, rows_of_label in usable.groupby("configuration", observed=True)
     }
-    best = headline.recommended_label(summary)
+    best = text.recommended_label(summary)
     drawn = [label for label in tones if label in rows_by_label]
     curves = tuple(
         _curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label], MARKERS[number])
@@ -172,7 +181,7 @@ def _title(curves: Sequence[LossCurve], noun: str) -> str:
 
 
 def _label(curve: LossCurve, sheet: Sheet) -> str:
-    name = f"{curve.marker.character} {text_size.shorten(curve.name, _MAX_NAME_IN, 8.5)}"
+    name = f"{curve.marker.character} {shorten_text(curve.name, _MAX_NAME_IN, 8.5)}"
     if sheet.is_narrow:
         return name
     return (

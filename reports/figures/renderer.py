@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from reports.figures.drawing import style
 from reports.figures.drawing.chart import Chart, Drawing, Picture
-from reports.figures.drawing.inline_svg import inline_svg
 from reports.figures.drawing.layout import NARROW, WIDE
+from reports.figures.drawing.style import inline_svg
 
 MAX_PROCESSES = 4  # including this one
 DRAW_SEC = 120.0  # a figure takes under a second; a process that hangs must not hang the report

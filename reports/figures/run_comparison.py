@@ -3,8 +3,8 @@
 from reports import formatting
 from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
 from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
 from reports.read.run import Run
 from reports.summary.summary import Summary

@@ -19,10 +19,10 @@ from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures import worker_map
-from reports.figures.drawing import lines, text_size
+from reports.figures.drawing import lines
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
-from reports.figures.drawing.style import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE
+from reports.figures.drawing.style import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE, text_width_in
 from reports.read import telemetry
 from reports.read.run import Run
 from reports.summary.summary import Summary
@@ -303,7 +303,7 @@ def _name_phases(axes: Any, data: TelemetryData, width_in: float, seconds: float
     """Draw the phases' names above the first lane, except of phases too short for their name."""
     for name, start, to in data.phases:
         room = (to - start) / max(seconds, 1e-9) * width_in
-        if text_size.width_in(name, 8.0) < room:
+        if text_width_in(name, 8.0) < room:
             axes.annotate(
                 name,
                 ((start + to) / 2, 1.0),

@@ -10,10 +10,10 @@ from matplotlib.transforms import ScaledTranslation
 
 from bench.records.status import TrialStatus
 from reports import formatting
-from reports.figures.drawing import glyphs, lines, row_chart, text_size
+from reports.figures.drawing import lines, row_chart
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import Header, Sheet, create_layout, names_width_in, rows_height_in
-from reports.figures.drawing.style import BAND, INK, MARKERS, MUTED, PAPER
+from reports.figures.drawing.style import BAND, INK, MARKERS, MUTED, PAPER, shorten_text
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -56,10 +56,10 @@ class TrainingPerformanceData:
         layout = create_layout(self.header, sheet, (2 if sheet.is_narrow else 1) * rows_in + legend_in)
         columns = layout.columns(1 if sheet.is_narrow else 2, left_in=names_width_in(names, sheet), gap_in=0.35)
         left = layout.panel(columns[0][0], 0.0, columns[0][1], rows_in)
-        glyphs.label_rows(left, names, sheet)
+        row_chart.label_rows(left, names, sheet)
         _draw_step_times(left, self, sheet)
         right = layout.panel(columns[-1][0], rows_in + legend_in if sheet.is_narrow else 0.0, columns[-1][1], rows_in)
-        glyphs.label_rows(right, names, sheet, shown=False)
+        row_chart.label_rows(right, names, sheet, shown=False)
         _draw_tokens(right, self.rows, sheet)
         return layout.figure
 
@@ -118,7 +118,7 @@ def _draw_step_times(axes: Any, data: TrainingPerformanceData, sheet: Sheet) -> 
             continue
         median = row.measured.step_time_sec
         text = f"{formatting.estimate(median, ' s')}, n = {median.n}"
-        top = glyphs.label_mark(axes, y, text, row.label, sheet) - 0.18
+        top = row_chart.label_mark(axes, y, text, row.label, sheet) - 0.18
         bottom = top + _LANES_HEIGHT
         if median.low is not None and median.high is not None:
             ends = [100.0 * (end / median.value - 1.0) for end in (median.low, median.high)]
@@ -165,7 +165,7 @@ def _worker_legend(axes: Any, workers: list[str], sheet: Sheet) -> None:
             markersize=4.2,
             markerfacecolor=PAPER,
             markeredgecolor=INK,
-            label=text_size.shorten(worker, 1.3 if sheet.is_narrow else 0.95, 8.0),
+            label=shorten_text(worker, 1.3 if sheet.is_narrow else 0.95, 8.0),
         )
         for number, worker in enumerate(workers)
     ]
@@ -193,11 +193,11 @@ def _draw_tokens(axes: Any, rows: tuple[ConfigurationRow, ...], sheet: Sheet) ->
             f"{formatting.number(useful.value)} useful + {formatting.number(padding)} padding "
             f"({formatting.number(row.measured.padding_percent, 0)} %)"
         )
-        mark_y = glyphs.label_mark(axes, y, text, row.label, sheet)
+        mark_y = row_chart.label_mark(axes, y, text, row.label, sheet)
         axes.barh(mark_y, useful.value, height=0.36, color=row_chart.row_tone(row), linewidth=0)
         style = {"facecolor": PAPER, "edgecolor": MUTED, "hatch": "////", "linewidth": 0.8}
         axes.barh(mark_y, padding, left=useful.value, height=0.36, **style)
-        glyphs.draw_whisker(axes, mark_y, useful.low, useful.high)
+        row_chart.draw_whisker(axes, mark_y, useful.low, useful.high)
         max_rate = max(max_rate, total.value, useful.high or 0.0)
     axes.set_xlim(0.0, max_rate * 1.06 or 1.0)
     axes.set_title("Tokens per second and worker" if sheet.is_narrow else "Tokens per second, per worker")

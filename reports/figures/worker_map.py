@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from reports import formatting
-from reports.figures.drawing import row_chart, text_size
+from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import MAX_NAME_IN, Header, Sheet, create_layout, names_width_in
-from reports.figures.drawing.style import ACCENT_TONE, INK, NAME_SIZE, OTHER_TONE, PAPER
+from reports.figures.drawing.style import ACCENT_TONE, INK, NAME_SIZE, OTHER_TONE, PAPER, shorten_text
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -157,7 +157,7 @@ def _draw(axes: Any, data: WorkerMapData, sheet: Sheet, width_in: float) -> None
     patches, tones = [], []
     for y, (name, cells) in enumerate(zip(data.names, data.percent, strict=True)):
         if sheet.is_narrow:
-            shown_name = text_size.shorten(name, sheet.text_width_in, NAME_SIZE, bold=True)
+            shown_name = shorten_text(name, sheet.text_width_in, NAME_SIZE, bold=True)
             axes.text(0.0, y + 0.2, shown_name, fontsize=NAME_SIZE, fontweight="bold", va="center")
         for x, percent in enumerate(cells):
             opacity = 0.0 if percent is None else min(1.0, abs(percent) / _DARKEST_PERCENT)
@@ -177,9 +177,9 @@ def _draw(axes: Any, data: WorkerMapData, sheet: Sheet, width_in: float) -> None
     axes.add_collection(PatchCollection(patches, facecolors=tones, linewidths=0))
     axes.set_xlim(0.0, len(data.workers))
     axes.set_ylim(len(data.names), 0.0)
-    names = ["" if sheet.is_narrow else text_size.shorten(name, MAX_NAME_IN, NAME_SIZE) for name in data.names]
+    names = ["" if sheet.is_narrow else shorten_text(name, MAX_NAME_IN, NAME_SIZE) for name in data.names]
     axes.set_yticks([y + 0.5 for y in range(len(names))], names)
-    worker_labels = [text_size.shorten(worker, max(0.95 * cell_in - 0.05, 0.3), 7.5) for worker in data.workers]
+    worker_labels = [shorten_text(worker, max(0.95 * cell_in - 0.05, 0.3), 7.5) for worker in data.workers]
     axes.set_xticks([x + 0.5 for x in range(len(worker_labels))], worker_labels, fontsize=7.5)
     axes.tick_params(axis="both", length=0)
     axes.grid(visible=False)

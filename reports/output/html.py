@@ -18,11 +18,11 @@ from markupsafe import Markup, escape
 
 from reports import formatting
 from reports.figures.drawing.chart import Chart, Picture
-from reports.output import failure_groups, methods_text
+from reports.output import methods_text
 from reports.read.run import Run
-from reports.summary import headline, warnings
+from reports.summary import text, warnings
 from reports.summary import text as text_module
-from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary.summary import ConfigurationRow, Summary, group_failures, group_missing
 from reports.summary.warnings import MAX_SHOWN
 
 INDEX_FILE = "index.html"
@@ -56,8 +56,8 @@ def render(
     return _template().render(
         s=summary,
         rows=_table_rows(summary),
-        failures=failure_groups.group_failures(summary.failures),
-        missing=failure_groups.group_missing(summary.missing),
+        failures=group_failures(summary.failures),
+        missing=group_missing(summary.missing),
         max_failures=MAX_FAILURES,
         max_warnings=MAX_SHOWN,
         run=summary.record,
@@ -65,11 +65,11 @@ def render(
         interval_basis=text_module.ONE_PROCESS_BASIS if text_module.has_basis(recommendation) else "",
         finding=text_module.without_basis(summary.finding),
         does_not_fit=warnings.describe_unfit(summary.rows, summary.others, summary.baseline),
-        recommended=headline.recommended_label(summary),
-        tiles=headline.tiles(summary),
-        costs=headline.costs(summary),
-        billed=headline.billed_time(summary),
-        energy=headline.energy_sentence(summary),
+        recommended=text.recommended_label(summary),
+        tiles=text.tiles(summary),
+        costs=text.costs(summary),
+        billed=text.billed_time(summary),
+        energy=text.energy_sentence(summary),
         interval_note=methods_text.interval_mark_note(summary),
         css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
@@ -119,7 +119,7 @@ def _template() -> jinja2.Template:
 
 def _table_rows(summary: Summary) -> tuple[ConfigurationRow, ...]:
     """Return the configurations of the page's table: all, or the baseline and the fastest."""
-    ordered = headline.recommended_first(summary)
+    ordered = text.recommended_first(summary)
     if len(ordered) <= MAX_ROWS:
         return ordered
     fastest = sorted(summary.rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MAX_ROWS]

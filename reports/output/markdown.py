@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from reports import formatting
 from reports.figures.drawing.chart import Chart, Picture
-from reports.output import failure_groups, methods_text
-from reports.summary import headline, warnings
+from reports.output import methods_text
+from reports.summary import text, warnings
 from reports.summary import text as text_module
-from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary.summary import ConfigurationRow, Summary, group_failures, group_missing
 from reports.summary.warnings import MAX_SHOWN
 
 _md = formatting.markdown
@@ -31,9 +31,9 @@ def render(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Char
     if summary.finding != recommendation:
         finding = text_module.without_basis(summary.finding)
         parts.append(_md(" ".join(filter(None, (finding, summary.second_finding)))))
-    if (costs := headline.costs(summary)) is not None:
+    if (costs := text.costs(summary)) is not None:
         parts += ["## Cost of a fine-tuning on 10,000 samples", *_costs(costs)]
-    if (energy := headline.energy_sentence(summary)) is not None:
+    if (energy := text.energy_sentence(summary)) is not None:
         parts += ["## Energy", _md(energy)]
     for picture in pictures:
         parts.append(f"## {picture.title}")
@@ -78,7 +78,7 @@ def _configurations(summary: Summary) -> str:
     note = f"{note} {methods_text.interval_mark_note(summary)}".rstrip()
     rows = [
         (*_configuration(row, summary.price is not None), *([_energy(row)] if energies else []))
-        for row in headline.recommended_first(summary)
+        for row in text.recommended_first(summary)
     ]
     table = _table(tuple(head), rows)
     return f"{table}\n\n{_md(note)}"
@@ -88,7 +88,7 @@ def _energy(row: ConfigurationRow) -> str:
     return "" if row.energy is None else formatting.estimate(row.energy.joules_per_1000_useful_tokens)
 
 
-def _costs(costs: headline.Costs) -> list[str]:
+def _costs(costs: text.Costs) -> list[str]:
     head = ("GPUs", "time", *(f"US$ at {price.name}, {price.detail}" for price in costs.prices))
     lines = [(line.name, line.time.text, *(amount.text for amount in line.amounts)) for line in costs.lines]
     sources = [f"- {_md(source)}" for source in costs.sources]
@@ -154,15 +154,12 @@ def _failures(summary: Summary) -> list[str]:
                 failure.first.reason or "not known",
                 *counts,
             )
-            for failure in failure_groups.group_failures(summary.failures)
+            for failure in group_failures(summary.failures)
             for counts in [(failure.number_range("n_steps"), failure.number_range("n_measurements"))]
         ]
         parts.append(_table(("trial", "worker", "status", "reason", "steps", "measurements"), rows_of_failures))
     if summary.missing:
-        rows = [
-            (trial.name, trial.workers("any"), trial.first.reason)
-            for trial in failure_groups.group_missing(summary.missing)
-        ]
+        rows = [(trial.name, trial.workers("any"), trial.first.reason) for trial in group_missing(summary.missing)]
         parts.append(_table(("planned trial without a usable result", "worker", "reason"), rows))
     if summary.rejected:
         rows_of_files = [(trial.file, trial.reason) for trial in summary.rejected]

@@ -1,15 +1,22 @@
-"""Machine-readable report: summary.json and summary.csv. reports/README.md documents every field."""
+"""Machine-readable report: summary.json, summary.csv, and the frames as CSV. reports/README.md documents every field.
+
+Every CSV file begins with `run_id`, so that files of several runs can be concatenated; the other columns and their
+units are those of `reports.read.run` and `reports.read.measurements`. `trials.csv` has every setting of its trial,
+`costs.csv` a line for each fact about a price.
+"""
 
 import csv
 import io
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import pandas as pd
 
 from bench.records.status import TrialStatus
+from bench.records.trial import Trial
 from reports import formatting
 from reports.read import measurements
 from reports.read.run import Run
@@ -28,8 +35,14 @@ _SETTINGS = (
     *("max_seq_len", "micro_batch_size", "gradient_accumulation_steps", "layout"),
     *("base_precision", "lora_rank", "optimizer", "gradient_checkpointing"),
 )
+_COST_COLUMNS = (
+    *("configuration", "price_name", "price_usd_per_gpu_hour", "price_source", "price_dated", "gpus"),
+    *("fact", "value", "low", "high", "source"),
+)
+_TRIAL_SETTINGS = tuple(field.name for field in fields(Trial) if field.name not in ("name", "reason", "kind"))
 _COUNTS, _SHARES = ("n_workers", "n_processes", "n_steps"), ("padding_percent", "worker_spread")
 _RATIO_FIELDS = ("value", "low", "high", "verdict", "over")
+_NOT_IN_JSON = ("log_tail", "reason_code", "phase")  # excluded from a failure
 _OTHER_FIELDS = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
 _AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh", "fine_tuning_co2_kg")
 
@@ -59,7 +72,8 @@ def summary_json(summary: Summary, run: Run) -> bytes:
             {"configuration": other.label} | _fields(other, *_OTHER_FIELDS) for other in summary.others
         ],
         "failures": [
-            {name: value for name, value in asdict(failure).items() if name != "log_tail"} | {"end": failure.end.value}
+            {name: value for name, value in asdict(failure).items() if name not in _NOT_IN_JSON}
+            | {"end": failure.end.value}
             for failure in summary.failures
         ],
         "missing": [asdict(item) for item in summary.missing],
@@ -95,15 +109,9 @@ def _json(value: object) -> str:
 
 
 def summary_csv(summary: Summary) -> bytes:
-    """Format one line per configuration as UTF-8 CSV, safe for spreadsheets: no cell can be read as a formula."""
+    """Format one line per configuration as CSV; empty without any."""
     lines = [_csv_line(row, summary) for row in summary.rows]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    if lines:
-        writer.writerow(lines[0])
-    for line in lines:
-        writer.writerow([formatting.spreadsheet(value) for value in line.values()])
-    return buffer.getvalue().encode()
+    return to_csv(pd.DataFrame(lines, dtype=object)) if lines else b""
 
 
 def _configuration(row: ConfigurationRow) -> dict[str, Any]:
@@ -230,3 +238,89 @@ def _plain(value: object) -> object:
     if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return value
+
+
+def to_csv(frame: pd.DataFrame) -> bytes:
+    """Format a frame as UTF-8 CSV. Missing values are empty, and no text can be read as a formula."""
+    header = _format_row([formatting.spreadsheet(name) for name in frame.columns])
+    # Column by column: pandas' writer works cell by cell and takes three times as long.
+    lines = map(",".join, zip(*(_format_column(frame[name]) for name in frame.columns), strict=True))
+    return "".join(f"{line}\n" for line in (header, *lines)).encode()
+
+
+def _format_column(column: "pd.Series[Any]") -> list[str]:
+    """Format a column's values; repeated ones are formatted once."""
+    values = column.tolist()
+    if pd.api.types.is_float_dtype(column):
+        texts = list(map(repr, values))
+        return ["" if text == "nan" else text for text in texts] if column.hasnans else texts
+    if column.hasnans:
+        values = [None if is_missing else value for value, is_missing in zip(values, column.isna(), strict=True)]
+    if pd.api.types.is_object_dtype(column):  # may mix types: True and 1 are equal as keys
+        return [_format_row([formatting.spreadsheet(value)]) for value in values]
+    written = {value: _format_row([formatting.spreadsheet(value)]) for value in set(values)}
+    return [written[value] for value in values]
+
+
+def _format_row(cells: Sequence[object]) -> str:
+    """Format the cells of one line, quoted if necessary. The extra cell avoids quotes around a single empty one."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="").writerow([*cells, None])
+    return buffer.getvalue().removesuffix(",")
+
+
+def with_run_id(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+    """Add the run's id as the first column, so that files of several runs can be concatenated."""
+    table = frame.assign(run_id=run.record.run_id)
+    return table[["run_id", *frame.columns]]
+
+
+def with_settings(run: Run) -> pd.DataFrame:
+    """Return the frame of trials with all settings of each."""
+    settings = {
+        result.trial_id: {
+            name: " ".join(value) if isinstance(value := getattr(result.trial, name), tuple) else value
+            for name in _TRIAL_SETTINGS
+        }
+        for result in run.results
+    }
+    rows = [settings[trial_id] for trial_id in run.trials["trial_id"]]
+    return pd.concat([run.trials, pd.DataFrame(rows, columns=list(_TRIAL_SETTINGS), index=run.trials.index)], axis=1)
+
+
+def costs(summary: Summary) -> pd.DataFrame:
+    """Return the cost of every configuration at every price, one row per fact; empty without a price.
+
+    A fact is its name with its unit, its value, and its interval, if it has one.
+    """
+    rows: list[tuple[object, ...]] = []
+    for row in summary.rows:
+        for priced in row.costs:
+            price, dated = priced.price, priced.price.dated
+            facts: list[tuple[int, str, formatting.HasInterval | float | None, str | None]] = [
+                (1, name, getattr(priced, name), None)
+                for name in ("usd_per_1000_samples", "usd_per_million_useful_tokens")
+            ]
+            for plan in priced.fine_tunings:
+                basis = "measured" if plan.scaling.is_measured else "assumed"
+                facts += [
+                    (plan.gpus, f"speedup_{basis}", plan.scaling.speedup, plan.scaling.source),
+                    (plan.gpus, "training_sec_10000_samples", plan.training_sec, None),
+                    (plan.gpus, "usd_10000_samples", plan.usd, None),
+                    (plan.gpus, "usd_billed_10000_samples", plan.usd_billed, None),
+                    (plan.gpus, "startup_sec", plan.startup_sec, None),
+                    (plan.gpus, "boot_volume_usd", plan.boot_volume_usd, None),
+                ]
+            price_columns = (row.label, price.name, price.usd_per_gpu_hour, price.source, dated and dated.isoformat())
+            rows += [
+                (*price_columns, gpus, name, *_value_and_interval(value), source) for gpus, name, value, source in facts
+            ]
+    table = pd.DataFrame(rows, columns=list(_COST_COLUMNS))
+    table = table.astype(dict.fromkeys(("value", "low", "high"), "float64"))
+    table = table[table["value"].notna()].reset_index(drop=True)
+    table.insert(0, "run_id", summary.record.run_id)
+    return table
+
+
+def _value_and_interval(fact: formatting.HasInterval | float | None) -> tuple[float | None, float | None, float | None]:
+    return (fact, None, None) if fact is None or isinstance(fact, (int, float)) else (fact.value, fact.low, fact.high)

@@ -3,8 +3,7 @@
 load: loading of a folder: verifies every result, lists unusable files
 validation: checks of records for impossible values
 run: the loaded run: configurations, results, data frames of trials and steps; its report folder
-measurements: the data frame of measurements; titles and units of their names
-queries: measurements selected by name, combined over workers
+measurements: the data frame of measurements, their titles and units; selection by name, combined over workers
 telemetry: telemetry.csv as a data frame
 attempts: attempts and their start times from the ledger
 fingerprint: the device, differences between trials, CPU contention

@@ -20,8 +20,8 @@ from reports import formatting
 from reports.read import attempts
 from reports.read.attempts import Starts
 from reports.statistics import per_config
-from reports.statistics.energy import joules_per_1000_useful_tokens
 from reports.statistics.per_config import Sample
+from reports.statistics.per_process import joules_per_1000_useful_tokens
 from reports.statistics.types import Estimate, Process
 
 SAMPLES = 1000

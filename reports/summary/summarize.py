@@ -12,7 +12,7 @@ import pandas as pd
 
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
-from bench.records.status import TrialStatus
+from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
 from reports.read import attempts, fingerprint
 from reports.read.run import Configuration, Run
@@ -294,6 +294,8 @@ def _failures(run: Run) -> tuple[Failure, ...]:
             worker=result.worker,
             end=result.status,
             reason=result.outcome.text,
+            reason_code=None if result.reason_code is ReasonCode.UNKNOWN else result.reason_code,
+            phase=next(reversed(result.phases), None),
             attempt=result.attempt,
             n_steps=len(result.steps.step_time_sec),
             n_measurements=len(result.measurements),

@@ -4,11 +4,14 @@ Every writer (page, Markdown, CSV, JSON, figures, terminal) reads them and compu
 cannot disagree. `summarize.summarize` computes the values, `text` the sentences.
 """
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from bench.records.run import RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import ReasonCode, TrialStatus
 from bench.records.trial import Trial
+from reports import formatting
 from reports.read.fingerprint import Hosts
 from reports.read.run import Missing, Rejected
 from reports.statistics.types import MeasuredRate, Ratio
@@ -96,13 +99,18 @@ class OtherConfiguration:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A trial that ended without success, and the numbers of steps and measurements that it has."""
+    """A trial that ended without success, and the numbers of steps and measurements that it has.
+
+    `reason_code` is None for an unknown cause; `phase` is the last one that the trial entered.
+    """
 
     trial_id: str
     configuration: str
     worker: str | None
     end: TrialStatus
     reason: str | None
+    reason_code: ReasonCode | None
+    phase: str | None
     attempt: int
     n_steps: int
     n_measurements: int
@@ -148,3 +156,56 @@ class Summary:
     def exit_code(self) -> int:
         """0 if every planned trial succeeded, else 1."""
         return 0 if self.counts.get(TrialStatus.SUCCEEDED, 0) == len(self.record.planned) else 1
+
+
+Unsuccessful = TypeVar("Unsuccessful", Failure, Missing)
+_MAX_WORKERS_NAMED = 4  # workers in one line
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureGroup(Generic[Unsuccessful]):
+    """Trials of one configuration with the same outcome; `first` represents them."""
+
+    trials: tuple[Unsuccessful, ...]
+
+    @property
+    def first(self) -> Unsuccessful:
+        return self.trials[0]
+
+    @property
+    def name(self) -> str:
+        """The trial's id, `seq-2048.gpu-node-1`; for several, `4 trials of seq-2048`."""
+        amount = len(self.trials)
+        return self.first.trial_id if amount == 1 else f"{amount} trials of {self.first.configuration}"
+
+    def workers(self, unknown: str) -> str:
+        """List the workers they ran on; `unknown` replaces a missing one."""
+        return formatting.first_n(
+            list(dict.fromkeys(trial.worker or unknown for trial in self.trials)), _MAX_WORKERS_NAMED
+        )
+
+    def number_range(self, attribute: str) -> str:
+        """Format the smallest and the largest value of a numeric attribute: `0`, `2 to 5`."""
+        return formatting.number_range(int(getattr(trial, attribute)) for trial in self.trials)
+
+
+def group_failures(trials: Iterable[Failure]) -> list[FailureGroup[Failure]]:
+    """Group by configuration, status, cause and phase; without a known cause, by reason."""
+    return _group_by(
+        trials,
+        lambda failure: (failure.configuration, failure.end, failure.reason_code or failure.reason, failure.phase),
+    )
+
+
+def group_missing(trials: Iterable[Missing]) -> list[FailureGroup[Missing]]:
+    """Group by configuration and reason."""
+    return _group_by(trials, lambda trial: (trial.configuration, trial.reason))
+
+
+def _group_by(
+    trials: Iterable[Unsuccessful], key: Callable[[Unsuccessful], Hashable]
+) -> list[FailureGroup[Unsuccessful]]:
+    groups: dict[Hashable, list[Unsuccessful]] = {}
+    for trial in trials:
+        groups.setdefault(key(trial), []).append(trial)
+    return [FailureGroup(trials=tuple(members)) for members in groups.values()]

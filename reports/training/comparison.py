@@ -23,7 +23,7 @@ from bench.records.training import AdapterCheck
 from reports import formatting
 from reports.read.run import ReportError
 from reports.statistics.per_process import CONFIDENCE
-from reports.training import adapter_checks, summary
+from reports.training import summary
 from reports.training.summary import TrainingReport
 
 Floats = NDArray[np.float64]
@@ -61,7 +61,7 @@ class TrainingComparison:
 def compare(first: Path, second: Path) -> TrainingComparison:
     """Compare two trainings. Raises ReportError if they have nothing in common."""
     runs = [summary.read(folder) for folder in (first, second)]
-    checks = [adapter_checks.read(run) for run in runs]
+    checks = [summary.read_check(run) for run in runs]
     losses = [dict(zip(check.examples, zip(check.losses, check.targets, strict=True), strict=True)) for check in checks]
     common = [digest for digest in losses[0] if digest in losses[1]]
     if not common:

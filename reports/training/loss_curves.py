@@ -1,16 +1,25 @@
-"""Figure of loss and held-out loss of a training in two panels: against useful tokens, and against hours and dollars.
+"""Figures of a training: losses against useful tokens, hours and dollars; speed and power over time.
 
 The line is each step's loss. The points are the held-out loss with its 95 % interval over examples. Dollars are
 proportional to hours, so they are a second axis of the same panel.
+
+Over time, vertical lines mark checkpoints, restarts and preemptions (restarts after a worker was told to stop). The
+power is the leading worker's in the last attempt: earlier attempts leave no telemetry.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
+from bench.records.status import TrialStatus
+from bench.records.training import Restart
 from reports.figures.drawing import style
-from reports.figures.drawing.style import ACCENT_TONE, OTHER_TONE
+from reports.figures.drawing.style import ACCENT_TONE, BASELINE_TONE, DEEP_TONE, OTHER_TONE
+from reports.read import telemetry
 from reports.training.summary import TrainingReport
 
 MAX_POINTS = 1000
@@ -76,3 +85,85 @@ def _panel(panel: Any, training: TrainingReport, title: str, values: Sequence[fl
 def _half(loss: float, end: float | None) -> float:
     """Return the distance from the loss to an end of its interval; 0 without an interval."""
     return 0.0 if end is None else abs(loss - end)
+
+
+PANEL_IN = 2.4
+MARKS = {"checkpoint": (BASELINE_TONE, "-"), "restart": (ACCENT_TONE, "--"), "preemption": (ACCENT_TONE, ":")}
+Points = tuple[Sequence[float], Sequence[float]]
+
+
+def speed(training: TrainingReport) -> Points:
+    """Return (hours of steps, useful tokens per second of all workers), averaged over groups of steps.
+
+    There are at most MAX_POINTS points.
+    """
+    steps = training.record.steps
+    group = max(1, -(-len(steps.step) // MAX_POINTS))
+    tokens, seconds = [0, *accumulate(steps.tokens)], [0.0, *accumulate(steps.step_time_sec)]
+    edges = [*range(0, len(steps.step), group), len(steps.step)]
+    rates = [
+        (seconds[last] / 3600.0, (tokens[last] - tokens[first]) / (seconds[last] - seconds[first]))
+        for first, last in pairwise(edges)
+        if seconds[last] > seconds[first]
+    ]
+    return [hours for hours, _ in rates], [rate for _, rate in rates]
+
+
+def power(training: TrainingReport) -> Points | None:
+    """Return (hours since the last attempt began, watts of the leading worker's GPUs); None without samples."""
+    frame = telemetry.read(training.folder / TRIALS_FOLDER / training.run.planned[0].trial_id / TELEMETRY_FILE)
+    if frame is None:
+        return None
+    watts = frame.dropna(subset=["gpu_power_watts"]).groupby("elapsed_sec")["gpu_power_watts"].sum()
+    if watts.empty:
+        return None
+    thinned = watts.iloc[:: max(1, -(-len(watts) // MAX_POINTS))]
+    return list(np.asarray(thinned.index, dtype=float) / 3600.0), list(map(float, thinned))
+
+
+def event_hours(training: TrainingReport) -> dict[str, list[float]]:
+    """Return the hours of steps of checkpoints, and those from which restarts and preemptions resumed."""
+    hours_at = dict(zip(training.record.steps.step, training.hours, strict=True)) | {0: 0.0}
+    restarts = [restart for restart in training.record.restarts if restart.from_step in hours_at]
+    return {
+        "checkpoint": [
+            hours_at[checkpoint.step] for checkpoint in training.record.checkpoints if checkpoint.step in hours_at
+        ],
+        "restart": [hours_at[restart.from_step] for restart in restarts if not _was_preempted(restart)],
+        "preemption": [hours_at[restart.from_step] for restart in restarts if _was_preempted(restart)],
+    }
+
+
+def _was_preempted(restart: Restart) -> bool:
+    """Return whether the previous attempt was told to stop, rather than reaching its own limit."""
+    code = restart.reason_code
+    return code is not None and code.status is TrialStatus.PREEMPTED and code.is_transient
+
+
+def draw_course(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, bytes] | None:
+    """Draw the figure as PNG and SVG; None if no step was done."""
+    rates, watts, marks = speed(training), power(training), event_hours(training)
+    if not rates[0]:
+        return None
+    panels = 1 if watts is None else 2
+    with style.figure_style():
+        size = (NARROW_IN if narrow else WIDE_IN, PANEL_IN * panels)
+        figure = Figure(figsize=size, layout="constrained")
+        axes: Any = figure.subplots(panels, 1, squeeze=False)[:, 0]
+        for name, hours in marks.items():
+            tone, line_style = MARKS[name]
+            for number, hour in enumerate(hours[-MAX_POINTS:]):
+                axes[0].axvline(hour, color=tone, linewidth=1.0, linestyle=line_style, label=None if number else name)
+        has_few_points = len(rates[0]) < 50
+        axes[0].plot(
+            *rates, color=OTHER_TONE, linewidth=1.2, marker="o" if has_few_points else None, markersize=3, label="speed"
+        )
+        axes[0].set(ylabel="useful tokens/s", xlabel="hours of steps")
+        axes[0].legend(loc="lower right", ncols=4 if not narrow else 2)
+        if watts is not None:
+            axes[1].plot(*watts, color=DEEP_TONE, linewidth=1.0)
+            axes[1].set(ylabel="watts, leading worker", xlabel="hours since the last attempt began")
+        for panel in axes:
+            panel.set_xlim(left=0)
+            panel.set_ylim(bottom=0)
+        return style.to_png(figure), style.to_svg(figure)

@@ -7,6 +7,7 @@ The page is one file without scripts. All text from a run (prompts, answers, rea
 import csv
 import dataclasses
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,12 @@ import jinja2
 from markupsafe import Markup
 
 from bench.records.atomic_files import write_atomic
+from bench.records.trial import Trial
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from reports import formatting
-from reports.figures.drawing.inline_svg import inline_svg
+from reports.figures.drawing.style import inline_svg
 from reports.read.run import ReportWriteError, make_report_folder
-from reports.training import adapter_checks, loss_curves, next_commands, summary, timeline
+from reports.training import loss_curves, summary
 from reports.training.summary import TrainingReport
 
 INDEX_FILE, LOSS_FIGURE, TIMELINE_FIGURE = "index.html", "figures/loss", "figures/course"
@@ -43,16 +46,16 @@ class Report:
 def build(run_folder: Path) -> Report:
     """Write the report of a training. Raises ReportError; ReportWriteError if its folder cannot be written."""
     training = summary.read(run_folder)
-    has_trial_file = next_commands.has_trial_file(training)
-    drawn = {LOSS_FIGURE: loss_curves.draw(training), TIMELINE_FIGURE: timeline.draw(training)}
+    repeats_trial_file = has_trial_file(training)
+    drawn = {LOSS_FIGURE: loss_curves.draw(training), TIMELINE_FIGURE: loss_curves.draw_course(training)}
     contents = {
         "steps.csv": _csv(training, _steps(training)),
         "evaluations.csv": _csv(
             training, [dataclasses.asdict(evaluation) for evaluation in training.record.evaluations]
         ),
         "report.md": _markdown(training).encode(),
-        next_commands.SETTINGS_FILE: next_commands.repeat_settings(training),
-        **({next_commands.TRIAL_FILE: next_commands.repeat_trial(training)} if has_trial_file else {}),
+        SETTINGS_FILE: repeat_settings(training),
+        **({TRIAL_FILE: repeat_trial(training)} if repeats_trial_file else {}),
         INDEX_FILE: _html(training, {name: images[1] for name, images in drawn.items() if images is not None}).encode(),
     }
     for name, images in drawn.items():
@@ -76,7 +79,7 @@ def build(run_folder: Path) -> Report:
 def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
     narrow = {
         LOSS_FIGURE: loss_curves.draw(training, narrow=True),
-        TIMELINE_FIGURE: timeline.draw(training, narrow=True),
+        TIMELINE_FIGURE: loss_curves.draw_course(training, narrow=True),
     }
     drawings = {
         Path(name).name: [_inline(svg, name, "wide"), _inline(narrow[name][1], name, "narrow")]  # type: ignore[index]
@@ -94,7 +97,7 @@ def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
         lines=_lines(training),
         compared=summary.predicted_and_actual(training),
         basis=_basis(training),
-        commands=next_commands.commands(training),
+        commands=commands(training),
         data=training.record.data,
         files=_files(training),
         findings=summary.findings(training),
@@ -126,13 +129,13 @@ def _markdown(training: TrainingReport) -> str:
             for file, why in _rejected(training)
         ),
         formatting.markdown(_basis(training)),
-        "\n".join(f"- {purpose}: `{command}`" for purpose, command in next_commands.commands(training)),
+        "\n".join(f"- {purpose}: `{command}`" for purpose, command in commands(training)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _lines(training: TrainingReport) -> list[summary.SummaryRow]:
-    return [*summary.lines(training), *adapter_checks.rows(training)]
+    return [*summary.lines(training), *summary.check_rows(training)]
 
 
 def _basis(training: TrainingReport) -> str:
@@ -176,3 +179,64 @@ def _csv(training: TrainingReport, rows: Sequence[dict[str, object]]) -> bytes:
     writer.writeheader()
     writer.writerows({name: formatting.spreadsheet(value) for name, value in {**origin, **row}.items()} for row in rows)
     return out.getvalue().encode()
+
+
+SETTINGS_FILE, TRIAL_FILE = "settings.json", "trial.json"
+# Fields of a trial that a trial file sets: those with a setting of the same name, and those without a setting.
+CONFIGURATION = (
+    *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer"),
+    *("lora_rank", "lora_alpha", "lora_dropout", "gradient_checkpointing"),
+)
+FILE_ONLY = ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul")
+REPEATED_SECTIONS = ("model", "data", "train")  # these settings determine the result
+
+
+def commands(training: TrainingReport) -> list[tuple[str, str]]:
+    """Return pairs of purpose and command, the most useful first."""
+    run_id = training.folder.name
+    report = f"{training.folder.parent.name}/{run_id}/report"
+    trial = f" --trial-file={report}/{TRIAL_FILE}" if has_trial_file(training) else ""
+    repeat = ("repeat it with the same settings", f"inv -f {report}/{SETTINGS_FILE} train{trial}")
+    if not training.has_succeeded:
+        return [("resume from the last checkpoint", f"inv train --resume={run_id}"), repeat]
+    if not training.record.evaluations:  # adapter.check needs held-out data
+        return [("merge it into one model folder", f"inv adapter.merge --run={run_id} --force"), repeat]
+    return [
+        ("measure the adapter in each form that can be served", f"inv adapter.check --run={run_id}"),
+        ("merge it into one model folder", f"inv adapter.merge --run={run_id}"),
+        repeat,
+    ]
+
+
+def repeat_settings(training: TrainingReport) -> bytes:
+    """Return a file for `inv -f`: the run's REPEATED_SECTIONS, profile, number of workers and their working folder.
+
+    A budget in dollars needs the price, too.
+    """
+    settings, workers = training.run.settings, training.run.planned[0].trial.world_size
+    sections = {name: settings[name] for name in REPEATED_SECTIONS if name in settings}
+    sections |= {"bench": {"profile": training.run.profile}, "fleet": {"size": workers}}
+    if (workspace := settings.get("fleet", {}).get("workspace")) is not None:
+        sections["fleet"]["workspace"] = workspace
+    if sections.get("train", {}).get("budget_usd") is not None and "cost" in settings:
+        sections["cost"] = settings["cost"]
+    if sections.get("train", {}).get("workers") is not None:
+        sections["train"] = {**sections["train"], "workers": workers}
+    return (json.dumps(sections, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def has_trial_file(training: TrainingReport) -> bool:
+    """Return whether the training had a trial file: its configuration is not that of the settings."""
+    trial, settings = training.run.planned[0].trial, training.run.settings.get("train", {})
+    default = Trial(**{name: getattr(trial, name) for name in ("name", "reason", "suite", "profile", "model", "data")})
+    targets = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}.get(settings.get("lora_targets", ""))
+    return (
+        any(name in settings and settings[name] != getattr(trial, name) for name in CONFIGURATION)
+        or any(getattr(trial, name) != getattr(default, name) for name in FILE_ONLY)
+        or targets not in (None, trial.lora_targets)
+    )
+
+
+def repeat_trial(training: TrainingReport) -> bytes:
+    """Return a file for `inv train --trial-file` with the configuration of the training."""
+    return training.run.planned[0].trial.to_text().encode()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.checksummed import ResultError
-from bench.records.paths import LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
+from bench.records.paths import ADAPTER_CHECK_FILE, LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
-from bench.records.training import DataFinding, Evaluation, TrainingRecord
+from bench.records.training import FORM_LABELS, AdapterCheck, DataFinding, Evaluation, ServedForm, TrainingRecord
 from reports import formatting
 from reports.read import attempts, validation
 from reports.read.attempts import AttemptSpan
@@ -312,3 +312,56 @@ def _gib(count: int | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1f} %"
+
+
+def read_check(training: TrainingReport) -> AdapterCheck:
+    """Load the check of the training's adapter. Raises ReportError if it is missing, another adapter's or invalid."""
+    path = training.folder / ADAPTER_CHECK_FILE
+    remedy = f"run `{check_command(training)}`"
+    try:
+        check = AdapterCheck.read(path)
+    except ResultError as error:
+        raise ReportError.from_error(error, remedy=remedy) from error
+    if check.adapter_sha256 != training.record.adapter_sha256:
+        raise ReportError(f"{path}: belongs to another adapter than the run's", remedy=remedy)
+    if (fault := _check_fault(check)) is not None:
+        raise ReportError(f"{path}: {fault}", remedy=remedy)
+    return check
+
+
+def check_rows(training: TrainingReport) -> list[SummaryRow]:
+    """Return the held-out loss of each checked form, or why it is missing; [] without an adapter or held-out data."""
+    if training.record.adapter_sha256 is None or not training.record.evaluations:
+        return []
+    if not (training.folder / ADAPTER_CHECK_FILE).exists():
+        return [("adapter's check", f"not done; run `{check_command(training)}`")]
+    try:
+        check = read_check(training)
+    except ReportError as error:
+        return [("adapter's check", f"not usable: {error}")]
+    return [(f"check, {FORM_LABELS.get(form.name, form.name)}", _form_text(form)) for form in check.forms]
+
+
+def check_command(training: TrainingReport) -> str:
+    return f"inv adapter.check --run={training.folder.name}"
+
+
+def _form_text(form: ServedForm) -> str:
+    interval = "" if form.low is None or form.high is None else f" ({form.low:.4f} to {form.high:.4f})"
+    change = ""
+    if form.change is not None:
+        ends = (
+            ""
+            if form.change_low is None or form.change_high is None
+            else f" ({form.change_low:+.4f} to {form.change_high:+.4f})"
+        )
+        change = f", {form.change:+.4f}{ends} compared with the trained form"
+    unended = f"; {form.unended} of {len(form.answers)} answers did not end" if form.unended else ""
+    return f"{form.loss:.4f}{interval}{change}{unended}"
+
+
+def _check_fault(check: AdapterCheck) -> str | None:
+    lengths: Sequence[int] = (len(check.examples), len(set(check.examples)), len(check.losses), len(check.targets))
+    if len(set(lengths)) != 1 or min(check.targets, default=1) < 1 or not check.forms:
+        return "its losses, targets and examples do not match"
+    return validation.numbers_fault(check)

@@ -20,10 +20,10 @@ from reports.comparison import compare as comparing
 from reports.comparison.compare import ComparedRow, Comparison
 from reports.comparison.export import to_json
 from reports.comparison.tests import ENERGY_USE
-from reports.output.csv_frames import load_all
 from reports.read import measurements
+from reports.read.load import load as load_run
 from reports.read.run import ReportError, ReportWriteError, make_report_folder
-from reports.statistics.energy import ENERGY
+from reports.statistics.per_process import ENERGY
 from reports.training import comparison
 from tasks.cli.flags import parse_names
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, json_output, ruled_table, spare_chars
@@ -77,7 +77,7 @@ def _compare_benchmarks(
         translate_errors(UsageError, ReportError, comparing.CompareError),
         translate_errors(RetryableError, ReportWriteError),
     ):
-        result = comparing.compare(load_all(folders), allow=allow, tolerance=tolerance)
+        result = comparing.compare([load_run(folder) for folder in folders], allow=allow, tolerance=tolerance)
         path = make_report_folder(folders[-1]) / COMPARE_FILE if out is None else Path(out)
     with file_errors(f"{path}: cannot be written", "choose another path with --out"):
         write_atomic(path, to_json(result))

@@ -15,7 +15,7 @@ from bench.records.status import TrialStatus
 from reports import formatting
 from reports.comparison.comparability import NAMES
 from reports.exports.write import FORMATS, export, usable_formats
-from reports.output import watch as watching
+from reports.output import build as building
 from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
 from reports.read.run import ReportError, ReportWriteError
@@ -109,13 +109,13 @@ def _follow_run(folder: Path, build_report: Callable[..., ReportSummary]) -> Rep
     """Rebuild the report until the run has ended, printing a line for each version."""
     page = display_path(folder / REPORT_FOLDER / INDEX_FILE)
 
-    def print_progress(progress: watching.WatchProgress) -> None:
+    def print_progress(progress: building.WatchProgress) -> None:
         print(f"{progress.ended} of {progress.planned} trials have ended: {page}", flush=True)
 
     try:
         with as_ctrl_c(signal.SIGTERM, signal.SIGHUP):  # stops the page's auto-refresh
-            return watching.watch(folder, lambda refresh_sec: build_report(refresh_sec=refresh_sec), print_progress)
-    except watching.StalledRun as error:
+            return building.watch(folder, lambda refresh_sec: build_report(refresh_sec=refresh_sec), print_progress)
+    except building.StalledRun as error:
         remedy = f"inv collect --run={folder.name} report --run={folder.name}"
         raise RetryableError(
             f"run {folder.name}: {error}", remedy=f"collect and report what there is: {remedy}"

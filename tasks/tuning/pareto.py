@@ -10,7 +10,7 @@ from typing import Any
 from bench.records import Trial
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from reports.statistics import crossed
+from reports.statistics import per_config
 from reports.statistics.per_config import estimate, measure, samples
 from reports.statistics.per_process import ProcessSteps, describe
 from reports.statistics.types import Estimate
@@ -44,7 +44,7 @@ def adjusted_rates(results: Iterable[TrialResult]) -> dict[str, Estimate]:
     for result in filter(_is_measured, results):
         processes.setdefault(result.trial.trial_id, []).append(ProcessSteps.from_result(result))
     described = {trial_id: describe(steps) for trial_id, steps in processes.items()}
-    means = crossed.adjusted_means({trial_id: samples(each, RATE) for trial_id, each in described.items()})
+    means = per_config.adjusted_means({trial_id: samples(each, RATE) for trial_id, each in described.items()})
     return {
         trial_id: estimate(mean, sum(process.n_steps for process in described[trial_id]))
         for trial_id, mean in means.items()

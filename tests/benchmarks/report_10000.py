@@ -34,13 +34,13 @@ build(pathlib.Path(sys.argv[1]))
 """
 _TABLES = f"""
 import pathlib, resource, sys
-from reports.output import csv_frames, tables
+from reports.output import tables
 from reports.read.load import load
 from reports.summary.summarize import summarize
 run = load(pathlib.Path(sys.argv[1]))
 summary = summarize(run)
 tables.summary_json(summary, run), tables.summary_csv(summary)
-csv_frames.to_csv(run.trials), csv_frames.to_csv(run.steps)
+tables.to_csv(run.trials), tables.to_csv(run.steps)
 {_PEAK}
 """
 

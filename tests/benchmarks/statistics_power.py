@@ -19,10 +19,9 @@ import numpy as np
 
 from reports.comparison.compare import Comparison, compare
 from reports.read.run import Run
-from reports.statistics.crossed import adjusted_means
-from reports.statistics.per_config import Sample, mean_of_logs
+from reports.statistics.per_config import Sample, adjusted_means, mean_of_logs
 from reports.statistics.types import Estimate, Ratio
-from reports.summary import headline, text
+from reports.summary import text
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from reports.training.comparison import paired_interval
@@ -264,7 +263,7 @@ def regrets(world: Scenario, runs: int, *, seed: int = 2, sd: float = 0.03) -> l
     random, lost = np.random.default_rng(seed), []
     for _ in range(runs):
         slower = dict(zip(world.labels, random.normal(0.0, sd, len(world.labels)), strict=True))
-        named = headline.recommended_label(summarize(world.run(random, slower)))
+        named = text.recommended_label(summarize(world.run(random, slower)))
         lost.append(float(np.expm1(slower[named or world.labels[0]] - min(slower.values()))))
     return lost
 
@@ -275,7 +274,7 @@ def coverage(world: Scenario, runs: int, *, seed: int = 3, sd: float = 0.03) -> 
     for _ in range(runs):
         slower = dict(zip(world.labels, random.normal(0.0, sd, len(world.labels)), strict=True))
         summary = summarize(world.run(random, slower))
-        row = headline.best_row(summary)
+        row = text.best_row(summary)
         if row is None or row.measured is None:
             raise ValueError("every run has a best configuration")
         truth = USEFUL / STEP_SEC * np.exp(-slower[row.label] - world.median_log_time())

@@ -11,8 +11,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reports.figures.drawing import text_size
-from reports.figures.drawing.style import FACT_SIZE, MUTED, NAME_SIZE, OTHER_TONE, TITLE_SIZE, WARNING
+from reports.figures.drawing.style import (
+    FACT_SIZE,
+    MUTED,
+    NAME_SIZE,
+    OTHER_TONE,
+    TITLE_SIZE,
+    WARNING,
+    shorten_text,
+    text_width_in,
+    wrap_text,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +128,9 @@ class FigureLayout:
 
 def create_layout(header: Header, sheet: Sheet, body_in: float) -> FigureLayout:
     """Create a figure with its header and a body of height `body_in`."""
-    title_lines = text_size.wrap(header.title, sheet.text_width_in, TITLE_SIZE, bold=True)
+    title_lines = wrap_text(header.title, sheet.text_width_in, TITLE_SIZE, bold=True)
     facts = _wrap_facts(header.facts, sheet.text_width_in)
-    note = text_size.wrap(header.note or "", sheet.text_width_in, FACT_SIZE, bold=True)
+    note = wrap_text(header.note or "", sheet.text_width_in, FACT_SIZE, bold=True)
     facts_in = 0.14 + 0.235 * len(title_lines) + 0.03
     body_top_in = facts_in + 0.175 * len(facts) + 0.12
     height_in = body_top_in + body_in + 0.08 + (0.19 * len(note) + 0.06 if note else 0.0)
@@ -146,14 +155,14 @@ def names_width_in(names: Sequence[str], sheet: Sheet) -> float:
     """Return the width of the column of names, from the sheet's edge; only the margin if names are above the rows."""
     if sheet.is_narrow:
         return MARGIN_IN
-    longest = max(text_size.width_in(line, NAME_SIZE) for name in names for line in name_lines(name))
+    longest = max(text_width_in(line, NAME_SIZE) for name in names for line in name_lines(name))
     return MARGIN_IN + 0.12 + longest
 
 
 def name_lines(label: str) -> list[str]:
     """Wrap a name to at most two lines; a longer one is cut and marked with an ellipsis."""
-    lines = text_size.wrap(label, MAX_NAME_IN, NAME_SIZE)
-    return lines if len(lines) <= 2 else [lines[0], text_size.shorten(f"{lines[1]} {lines[2]}", MAX_NAME_IN, NAME_SIZE)]
+    lines = wrap_text(label, MAX_NAME_IN, NAME_SIZE)
+    return lines if len(lines) <= 2 else [lines[0], shorten_text(f"{lines[1]} {lines[2]}", MAX_NAME_IN, NAME_SIZE)]
 
 
 def _wrap_facts(facts: Sequence[str], limit_in: float) -> list[str]:
@@ -161,8 +170,8 @@ def _wrap_facts(facts: Sequence[str], limit_in: float) -> list[str]:
     lines: list[str] = []
     for fact in facts:
         longer = f"{lines[-1]}{_SEPARATOR}{fact}" if lines else fact
-        if lines and text_size.width_in(longer, FACT_SIZE) <= limit_in:
+        if lines and text_width_in(longer, FACT_SIZE) <= limit_in:
             lines[-1] = longer
         else:
-            lines += text_size.wrap(fact, limit_in, FACT_SIZE)
+            lines += wrap_text(fact, limit_in, FACT_SIZE)
     return lines

@@ -1,13 +1,37 @@
-"""Rows of training configurations in figures: the selection of rows, their tones, facts and marks."""
+"""Figures of rows: panels side by side over the same names; which configurations are rows, and the marks of values."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from reports import formatting
-from reports.figures.drawing.layout import Mark
-from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE
+from reports.figures.drawing.layout import (
+    FigureLayout,
+    Header,
+    Mark,
+    MarkGroup,
+    Panel,
+    Sheet,
+    create_layout,
+    name_lines,
+    names_width_in,
+    rows_height_in,
+)
+from reports.figures.drawing.lines import PUBLISHED_STYLE, format_x_axis
+from reports.figures.drawing.style import (
+    BAND,
+    BASELINE_TONE,
+    INK,
+    NAME_SIZE,
+    OTHER_TONE,
+    PAPER,
+    shorten_text,
+    text_width_in,
+)
 from reports.formatting import HasInterval
-from reports.read.queries import MeasuredValue
+from reports.read.measurements import MeasuredValue
 from reports.summary.cost import SAMPLES, Amount, seconds_for
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -116,3 +140,185 @@ def measured_mark(
         published=() if published is None else (published,),
         limit=limit,
     )
+
+
+ROW_HEIGHT_IN = 0.42
+TEXT_SIZE, MIN_TEXT_SIZE = 8.5, 7.5
+TEXT_OFFSET_ROWS = 0.22  # from a mark's center up to its text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFigure:
+    """A figure of named rows, ready to be drawn: left-aligned groups, one below the other. A group without rows is left
+    out."""
+
+    header: Header
+    groups: tuple[MarkGroup, ...]
+    caption: str
+
+    @property
+    def alt(self) -> str:
+        """Text with every row of every panel."""
+        rows = [
+            f"{name}: " + ", ".join(f"{panel.title}: {panel.marks[number].text}" for panel in group.panels)
+            for group in self.groups
+            for number, name in enumerate(group.names)
+        ]
+        return "; ".join(rows) + "."
+
+    def draw(self, sheet: Sheet) -> Figure:
+        shown = [
+            MarkGroup(names=group.names, panels=tuple(p for p in group.panels if not (sheet.is_narrow and p.wide_only)))
+            for group in self.groups
+            if group.names
+        ]
+        panels_below = [len(group.panels) if sheet.is_narrow else 1 for group in shown]
+        heights = [
+            count * rows_height_in(len(group.names), row_height_in(sheet), sheet)
+            for count, group in zip(panels_below, shown, strict=True)
+        ]
+        layout = create_layout(self.header, sheet, sum(heights))
+        left_in = names_width_in([name for group in shown for name in group.names], sheet)
+        for number, group in enumerate(shown):
+            _draw_panels(layout, group, left_in=left_in, top_in=sum(heights[:number]))
+        return layout.figure
+
+
+def _draw_panels(layout: FigureLayout, group: MarkGroup, *, left_in: float, top_in: float) -> None:
+    """Draw a group's panels side by side, or one below the other on a narrow sheet."""
+    sheet = layout.sheet
+    height_in = rows_height_in(len(group.names), row_height_in(sheet), sheet)
+    columns = layout.columns(1 if sheet.is_narrow else len(group.panels), left_in=left_in, gap_in=0.3)
+    for number, panel in enumerate(group.panels):
+        left, width = columns[0] if sheet.is_narrow else columns[number]
+        top = top_in + (number * height_in if sheet.is_narrow else 0.0)
+        axes = layout.panel(left, top, width, height_in)
+        label_rows(axes, group.names, sheet, shown=number == 0)
+        draw_rows(axes, group.names, panel, sheet, width)
+
+
+def row_height_in(sheet: Sheet) -> float:
+    """Return the height of a row: its text above its mark."""
+    return ROW_HEIGHT_IN + (0.08 if sheet.is_narrow else 0.0)
+
+
+def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width_in: float) -> None:
+    """Draw a panel's marks, one per row, each with its text above it."""
+    if panel.band is not None:
+        axes.axvspan(*panel.band, color=BAND, linewidth=0, zorder=0)
+    for y, (name, mark) in enumerate(zip(names, panel.marks, strict=True)):
+        mark_y = label_mark(axes, y, mark.text, name, sheet)
+        if mark.value is not None and panel.kind == "bars":
+            style = {"facecolor": PAPER, "edgecolor": mark.tone, "hatch": "////"} if mark.is_hollow else {}
+            axes.barh(
+                mark_y, mark.value, height=0.36, linewidth=0.8 if style else 0.0, **(style or {"color": mark.tone})
+            )
+        draw_whisker(axes, mark_y, mark.low, mark.high)
+        if mark.value is not None and panel.kind == "dots":
+            face = PAPER if mark.is_hollow else mark.tone
+            axes.plot(mark.value, mark_y, "o", markersize=7, color=face, markeredgecolor=INK, markeredgewidth=0.8)
+        if mark.limit is not None:
+            axes.plot([mark.limit] * 2, [mark_y - 0.2, mark_y + 0.2], color=INK, linewidth=1.8, zorder=3)
+        for value in mark.published:
+            axes.plot(value, mark_y, zorder=4, **PUBLISHED_STYLE)
+    if panel.log:
+        axes.set_xscale("log")
+    axes.set_xlim(*(panel.limits or padded_limits(panel, _values(panel.marks))))
+    if panel.reference is not None:
+        _draw_reference_line(axes, panel.reference, names, panel.marks, sheet, width_in)
+    axes.set_title(shorten_text(panel.title, width_in, 9.5, bold=True))
+    format_x_axis(axes, log=panel.log)
+
+
+def _draw_reference_line(
+    axes: Any, value: float, names: Sequence[str], marks: Sequence[Mark], sheet: Sheet, width_in: float
+) -> None:
+    """Draw a dashed vertical line through all rows, interrupted where it would cross text. Call with final limits."""
+    x_in = float(axes.transAxes.inverted().transform(axes.transData.transform((value, 0.0)))[0]) * width_in
+    for y, (name, mark) in enumerate(zip(names, marks, strict=True)):
+        text_in = text_width_in(mark.text, TEXT_SIZE)
+        if sheet.is_narrow:
+            text_in = max(text_in, text_width_in(name, NAME_SIZE, bold=True))
+        top = _mark_y(y, sheet) - TEXT_OFFSET_ROWS if text_in > x_in - 0.05 else y - 0.5
+        axes.plot([value, value], [top, y + 0.5], color=INK, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+
+
+def share_axis(panels: Sequence[Panel]) -> tuple[Panel, ...]:
+    """Give the panels the same axis limits, so that their values can be compared by eye."""
+    limits_per_panel = [padded_limits(panel, _values(panel.marks)) for panel in panels]
+    limits = (min(low for low, _ in limits_per_panel), max(high for _, high in limits_per_panel))
+    return tuple(replace(panel, limits=limits) for panel in panels)
+
+
+def padded_limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
+    """Return axis limits with some room around `values`; bars begin at zero."""
+    values_shown = [*values, *([] if panel.reference is None else [panel.reference])]
+    if panel.kind == "bars":
+        return 0.0, max(values_shown, default=0.0) * 1.06 or 1.0
+    if not values_shown:
+        return (0.5, 2.0) if panel.log else (0.0, 1.0)
+    low, high = min(values_shown), max(values_shown)
+    if panel.log:
+        room = max(high / low, 1.2) ** 0.08
+        return low / room, high * room
+    room = (high - low or abs(high) or 1.0) * 0.08
+    return low - room, high + room
+
+
+def _values(marks: Sequence[Mark]) -> list[float]:
+    values = [value for mark in marks for value in (mark.value, mark.low, mark.high, mark.limit, *mark.published)]
+    return [value for value in values if value is not None]
+
+
+def label_rows(axes: Any, names: Sequence[str], sheet: Sheet, *, shown: bool = True) -> None:
+    """Set up one row per name, row `i` at y = i, the first on top; if `shown`, with the names on the left."""
+    written = shown and not sheet.is_narrow
+    axes.set_yticks(range(len(names)), ["\n".join(name_lines(name)) if written else "" for name in names])
+    axes.set_ylim(len(names) - 0.42, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def label_mark(axes: Any, y: float, text: str, name: str, sheet: Sheet) -> float:
+    """Draw text above a row's mark, from the panel's left edge, so that it fits however long the bar is.
+
+    Text wider than the panel is drawn smaller, then cut. On a narrow sheet the row's name is drawn above it.
+    Returns the y of the mark's center.
+    """
+    mark_y = _mark_y(y, sheet)
+    position = {
+        "xy": (0.0, mark_y - TEXT_OFFSET_ROWS),
+        "xycoords": ("axes fraction", "data"),
+        "textcoords": "offset points",
+    }
+    # An opaque background, so that the panel's lines do not cross the text.
+    background = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}
+    width_in = axes.get_position().width * axes.figure.get_figwidth()
+    size = TEXT_SIZE if text_width_in(text, TEXT_SIZE) <= width_in else MIN_TEXT_SIZE
+    text = shorten_text(text, width_in, size)
+    axes.annotate(text, xytext=(0, 1.5), va="bottom", fontsize=size, bbox=background, **position)
+    if sheet.is_narrow:
+        shown_name = shorten_text(name, sheet.text_width_in, NAME_SIZE, bold=True)
+        axes.annotate(
+            shown_name,
+            xytext=(0, 13.5),
+            va="bottom",
+            fontsize=NAME_SIZE,
+            fontweight="bold",
+            bbox=background,
+            **position,
+        )
+    return mark_y
+
+
+def _mark_y(y: float, sheet: Sheet) -> float:
+    return y + (0.2 if sheet.is_narrow else 0.1)
+
+
+def draw_whisker(axes: Any, y: float, low: float | None, high: float | None) -> None:
+    """Draw an interval, if there is one, as a line with end caps."""
+    if low is None or high is None:
+        return
+    axes.plot([low, high], [y, y], color=INK, linewidth=1.6, solid_capstyle="butt")
+    axes.plot([low, high], [y, y], color=INK, linestyle="none", marker="|", markersize=8, markeredgewidth=1.6)

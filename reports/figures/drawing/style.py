@@ -1,20 +1,26 @@
-"""Style of the figures, and their output as PNG and SVG.
+"""Style of the figures, widths of their texts, and their output as PNG and SVG.
 
 Text in SVG stays text: it can be searched and scales with the page. Matplotlib measures it in DejaVu Sans, which is
-wider than the browsers' fonts, so text that fits here fits there.
+wider than the browsers' fonts, so text that fits here fits there. East Asian characters, which that font lacks, count
+as a full em.
 """
 
+import functools
 import io
+import re
+import unicodedata
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from reports.figures.drawing import text_size
-
+FAMILY = "DejaVu Sans"
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 INK = "#1c2128"
 MUTED = "#57606a"
 GRID = "#d8dee4"
@@ -49,7 +55,7 @@ NAME_SIZE = 9.0  # font sizes in points
 TITLE_SIZE = 12.0
 FACT_SIZE = 8.5
 _RC = {
-    "font.family": text_size.FAMILY,
+    "font.family": FAMILY,
     "font.size": 9.0,
     "text.color": INK,
     "text.parse_math": False,  # a name may contain a dollar sign
@@ -92,7 +98,7 @@ def to_png(figure: Figure) -> bytes:
 def to_svg(figure: Figure) -> bytes:
     """Render a stand-alone SVG, without a date so that the same run gives the same file."""
     text = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
-    return text.replace(f"'{text_size.FAMILY}'", PAGE_FONT).encode()
+    return text.replace(f"'{FAMILY}'", PAGE_FONT).encode()
 
 
 @contextmanager
@@ -108,3 +114,113 @@ def _save(figure: Figure, **options: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, **options)
     return buffer.getvalue()
+
+
+_POINTS_PER_INCH = 72.0
+_SAMPLE_SIZE = 100.0
+
+
+def text_width_in(text: str, size: float, *, bold: bool = False) -> float:
+    """Compute the width in inches at `size` points."""
+    return sum(_advance_em(character, bold) for character in text) * size / _POINTS_PER_INCH
+
+
+def wrap_text(text: str, limit_in: float, size: float, *, bold: bool = False) -> list[str]:
+    """Wrap text to lines of at most `limit_in` inches, broken between words, or inside a word that is too wide."""
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        extended = f"{line} {word}" if line else word
+        if text_width_in(extended, size, bold=bold) <= limit_in:
+            line = extended
+            continue
+        if line:
+            lines.append(line)
+        while text_width_in(word, size, bold=bold) > limit_in:
+            count = _count_fitting(word, limit_in, size, bold)
+            lines.append(word[:count])
+            word = word[count:]
+        line = word
+    return [*lines, line] if line else lines
+
+
+def shorten_text(text: str, limit_in: float, size: float, *, bold: bool = False) -> str:
+    """Cut text that is wider than `limit_in` inches, and mark it with an ellipsis."""
+    if text_width_in(text, size, bold=bold) <= limit_in:
+        return text
+    room = limit_in - text_width_in(ELLIPSIS, size, bold=bold)
+    return text[: _count_fitting(text, room, size, bold)].rstrip() + ELLIPSIS
+
+
+def _count_fitting(word: str, limit_in: float, size: float, bold: bool) -> int:
+    """Count the leading characters that fit, at least one."""
+    width = 0.0
+    for count, character in enumerate(word):
+        width += text_width_in(character, size, bold=bold)
+        if width > limit_in:
+            return max(1, count)
+    return len(word)
+
+
+@functools.cache
+def _advance_em(character: str, bold: bool) -> float:
+    font = get_font(findfont(FontProperties(family=FAMILY, weight="bold" if bold else "normal")))
+    font.set_size(_SAMPLE_SIZE, _POINTS_PER_INCH)
+    wide = unicodedata.east_asian_width(character) in "WF"
+    if font.get_char_index(ord(character)) == 0:  # a box here, another font's glyph in a browser
+        return 1.0 if wide else 0.8
+    advance = font.load_char(ord(character)).linearHoriAdvance / 65536 / _SAMPLE_SIZE
+    return max(float(advance), 1.0 if wide else 0.0)
+
+
+_MIN_USES = 4  # with fewer uses, a class is longer than the repeated style
+
+
+def inline_svg(svg: bytes, prefix: str) -> str:
+    """Shrink matplotlib's stand-alone SVG for embedding; `prefix` makes its ids and classes unique in the page."""
+    body = svg.decode()
+    body = body[body.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
+    # Without a size in points, the drawing fills its column on the page and keeps its aspect ratio.
+    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r"<[^>]+>", lambda tag: _shorten_tag(tag.group()), body)
+    body = re.sub(r">\s+<", "><", body)
+    body = _prefix_ids(body, prefix)
+    body = re.sub(r"<g></g>|<g/>", "", body)
+    body = _share_styles(body, prefix)
+    for colour, variable in PAGE_COLOURS.items():
+        body = body.replace(colour, variable)
+    return body
+
+
+def _shorten_tag(tag: str) -> str:
+    """Remove what has no visible effect: hundredths of a point, rotations by zero, fonts that the page sets."""
+    tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
+    tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)
+    tag = tag.replace(f"font-family: {PAGE_FONT}; ", "").replace(PAGE_FONT, "sans-serif")
+    return " ".join(tag.split())
+
+
+def _prefix_ids(body: str, prefix: str) -> str:
+    """Prefix the ids that are referred to, and drop the others."""
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{prefix}-{match[1]}"' if match[1] in used else ""
+
+    body = re.sub(r' id="([^"]+)"', renamed, body)
+    return re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{prefix}-", body)
+
+
+def _share_styles(body: str, prefix: str) -> str:
+    """Move styles that many elements share into a style sheet inside the drawing."""
+    uses = Counter(re.findall(r' style="([^"]*)"', body))
+    name_of = {style: f"{prefix}{number}" for number, style in enumerate(uses) if uses[style] >= _MIN_USES}
+
+    def named(match: re.Match[str]) -> str:
+        return f' class="{name_of[match[1]]}"' if match[1] in name_of else match[0]
+
+    body = re.sub(r' style="([^"]*)"', named, body)
+    sheet = "".join(f".{name}{{{style}}}" for style, name in name_of.items())
+    return body.replace(">", f"><style>{sheet}</style>", 1) if sheet else body

@@ -27,7 +27,7 @@ from typing import Any
 
 from bench.records import checksummed
 from reports.figures import CHARTS, renderer
-from reports.output import csv_frames, html, markdown, tables
+from reports.output import html, markdown, tables
 from reports.read.load import load
 from reports.read.run import ReportError, Run
 from reports.summary.summarize import summarize
@@ -217,8 +217,8 @@ def build_in_memory(folder: Path, *, figure_number: int | None = None) -> Run | 
         return None
     summary = summarize(run)
     tables.summary_json(summary, run), tables.summary_csv(summary)
-    for frame in (run.trials, run.steps, run.measurements, csv_frames.costs(summary)):
-        csv_frames.to_csv(frame)
+    for frame in (run.trials, run.steps, run.measurements, tables.costs(summary)):
+        tables.to_csv(frame)
     drawings = [(chart, drawing) for chart in CHARTS if (drawing := chart.gather(summary, run)) is not None]
     selected = [] if figure_number is None or not drawings else [drawings[figure_number % len(drawings)]]
     pictures = [renderer.draw_picture(chart.name, chart.title, drawing) for chart, drawing in selected]

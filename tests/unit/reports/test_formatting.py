@@ -5,7 +5,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from reports import formatting
-from reports.figures.drawing import text_size
+from reports.figures.drawing.style import FAMILY, shorten_text, text_width_in, wrap_text
 from reports.statistics.types import Estimate
 
 
@@ -94,20 +94,20 @@ def test_long_lists_end_with_the_number_of_the_others_and_numbers_become_a_range
 
 
 def test_a_word_or_character_too_wide_for_its_line_is_broken_and_nothing_is_lost():
-    lines = text_size.wrap("short " + "w" * 200, 2.0, 9.0)
+    lines = wrap_text("short " + "w" * 200, 2.0, 9.0)
     assert "".join(lines).replace(" ", "") == "short" + "w" * 200
-    assert max(text_size.width_in(line, 9.0) for line in lines) <= 2.0
-    assert text_size.wrap("漢字", 0.01, 9.0) == ["漢", "字"]
+    assert max(text_width_in(line, 9.0) for line in lines) <= 2.0
+    assert wrap_text("漢字", 0.01, 9.0) == ["漢", "字"]
 
 
 def test_a_cut_name_ends_in_an_ellipsis_and_fits():
-    cut = text_size.shorten("m" * 100, 1.0, 9.0, bold=True)
+    cut = shorten_text("m" * 100, 1.0, 9.0, bold=True)
     assert cut.endswith("\N{HORIZONTAL ELLIPSIS}")
-    assert text_size.width_in(cut, 9.0, bold=True) <= 1.0
-    assert text_size.shorten("short", 1.0, 9.0) == "short"
+    assert text_width_in(cut, 9.0, bold=True) <= 1.0
+    assert shorten_text("short", 1.0, 9.0) == "short"
 
 
 def test_widths_agree_with_what_matplotlib_draws():
     text = "optimized processed 2.06x (2.02 to 2.10) as many"
-    drawn = TextPath((0, 0), text, size=9.0, prop=FontProperties(family=text_size.FAMILY)).get_extents().width / 72
-    assert text_size.width_in(text, 9.0) == pytest.approx(drawn, rel=0.03)
+    drawn = TextPath((0, 0), text, size=9.0, prop=FontProperties(family=FAMILY)).get_extents().width / 72
+    assert text_width_in(text, 9.0) == pytest.approx(drawn, rel=0.03)

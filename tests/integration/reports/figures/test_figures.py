@@ -8,8 +8,8 @@ import pytest
 from bench.records.status import TrialStatus
 from reports.figures import CHARTS, renderer
 from reports.figures.drawing import style
-from reports.figures.drawing.inline_svg import inline_svg
 from reports.figures.drawing.layout import WIDE
+from reports.figures.drawing.style import inline_svg
 from reports.figures.renderer import FigurePool, RenderJob
 from reports.figures.worker_map import WORKER_MAP
 from reports.output.build import build

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.output import watch
+from reports.output import build as building
 from reports.output.build import build
 from reports.read.run import ReportError
 from tests.support.reports import synthetic
@@ -32,12 +32,12 @@ class GrowingRun:
         self.arrive(self._arrivals.pop(0) if self._arrivals else 0)
 
     def watch(self, **options):
-        def on_update(progress: watch.WatchProgress) -> None:
+        def on_update(progress: building.WatchProgress) -> None:
             page = (self.folder / "report" / "index.html").read_text()
             self.versions.append((progress.ended, REFRESH_TAG in page))
 
         build_report = options.pop("build", lambda refresh_sec: build(self.folder, refresh_sec=refresh_sec))
-        return watch.watch(self.folder, build_report, on_update, clock=lambda: self.now, sleep=self.sleep, **options)
+        return building.watch(self.folder, build_report, on_update, clock=lambda: self.now, sleep=self.sleep, **options)
 
 
 def test_the_page_is_rebuilt_when_results_arrive_and_stops_reloading_with_the_last(folder):
@@ -76,9 +76,9 @@ def test_a_rewritten_result_updates_the_page(folder):
 
 def test_a_stalled_run_is_given_up_after_its_longest_deadline_and_the_page_stops_reloading(folder):
     run = GrowingRun(folder, 3)
-    with pytest.raises(watch.StalledRun, match=r"1 of 4 .* 600 s"):
+    with pytest.raises(building.StalledRun, match=r"1 of 4 .* 600 s"):
         run.watch()
-    assert run.now > 300.0 + watch.GRACE_SEC
+    assert run.now > 300.0 + building.GRACE_SEC
     page = (folder / "report" / "index.html").read_text()
     assert REFRESH_TAG not in page
     assert "this run is not finished" not in page
@@ -113,14 +113,14 @@ def test_removing_the_refresh_changes_nothing_else(folder):
     lasting = build(folder).index.read_text()
     renewing = build(folder, refresh_sec=5).index.read_text()
     assert REFRESH_TAG in renewing
-    assert watch.without_refresh(renewing) == lasting
-    assert watch.without_refresh(lasting) == lasting
+    assert build.without_refresh(renewing) == lasting
+    assert build.without_refresh(lasting) == lasting
 
 
 def test_progress_distinguishes_results_by_trial_size_and_time(folder):
     run = GrowingRun(folder)
-    before = watch.read_progress(folder)
+    before = build.read_progress(folder)
     run.arrive(1)
-    after = watch.read_progress(folder)
+    after = build.read_progress(folder)
     assert (before.ended, after.ended, after.planned, after.is_over) == (0, 1, 4, False)
     assert before.results != after.results

@@ -9,7 +9,7 @@ import pytest
 from invoke.context import Context
 
 from bench.records.status import TrialStatus
-from reports.output import watch
+from reports.output import build
 from tasks.commands import report
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
 from tasks.settings.schema import ClusterSection, CostSection, RegistrySection
@@ -102,7 +102,7 @@ def test_watching_says_how_far_the_run_is_and_ends_with_it(project, capsys):
 
 def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, monkeypatch):
     (project.results_folder / synthetic.RUN_ID / "trials" / "baseline.worker-1" / "result.json").unlink()
-    monkeypatch.setattr(watch, "stall_timeout_sec", lambda _: 0.0)
+    monkeypatch.setattr(build, "stall_timeout_sec", lambda _: 0.0)
     with pytest.raises(RetryableError) as caught:
         report(Context(), follow=True)
     assert "1 of 8 trials" in str(caught.value)
@@ -113,7 +113,7 @@ def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, mo
 def test_a_watch_that_is_ended_by_a_signal_leaves_a_page_that_does_not_renew(project, monkeypatch, signal_number):
     folder = project.results_folder / synthetic.RUN_ID
     (folder / "trials" / "baseline.worker-1" / "result.json").unlink()
-    monkeypatch.setitem(watch.watch.__kwdefaults__, "sleep", lambda _: os.kill(os.getpid(), signal_number))
+    monkeypatch.setitem(build.watch.__kwdefaults__, "sleep", lambda _: os.kill(os.getpid(), signal_number))
     with pytest.raises(KeyboardInterrupt):
         report(Context(), follow=True)
     assert 'http-equiv="refresh"' not in (folder / "report" / "index.html").read_text()

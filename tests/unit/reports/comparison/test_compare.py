@@ -12,7 +12,7 @@ from bench.records.status import ExitCode, TrialStatus
 from reports.comparison.compare import CompareError, compare
 from reports.comparison.export import frame, to_json
 from reports.read.load import load
-from reports.statistics.energy import ENERGY
+from reports.statistics.per_process import ENERGY
 from tests.support.reports import synthetic
 
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script>"

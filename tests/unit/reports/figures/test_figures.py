@@ -15,20 +15,23 @@ from reports.figures import (
     CHARTS,
     cost,
     diagnostic,
+    distributed,
     executive_summary,
+    hardware,
+    inference,
+    loading,
     loss_curves,
     memory,
     renderer,
     run_comparison,
-    speed_and_memory,
     worker_map,
 )
 from reports.figures import telemetry as telemetry_figure
-from reports.figures.drawing import style, text_size
-from reports.figures.drawing.glyphs import padded_limits, share_axis
+from reports.figures.drawing import style
 from reports.figures.drawing.layout import NARROW, WIDE, Mark, Panel
 from reports.figures.drawing.lines import spread_apart
-from reports.figures.per_workload import distributed, hardware, inference, loading
+from reports.figures.drawing.row_chart import padded_limits, share_axis
+from reports.figures.drawing.style import ELLIPSIS
 from reports.figures.renderer import DrawError, RenderJob
 from reports.read import reference_results, telemetry
 from reports.read.load import load
@@ -250,7 +253,7 @@ def test_the_title_has_the_cost_of_the_recommended_not_of_a_cheaper_configuratio
 def test_the_titles_of_the_costs_are_not_cut(a10, sheet):
     titles = [axes.get_title() for axes in cost.gather(*a10).draw(sheet).axes]
     assert "10,000 samples at $2.00" in titles
-    assert not any(title.endswith(text_size.ELLIPSIS) for title in titles)
+    assert not any(title.endswith(ELLIPSIS) for title in titles)
 
 
 def with_medians(summary, medians_of):
@@ -275,16 +278,16 @@ def out_of_memory_on(summary, label, amount):
 
 def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
     summary, run = a10
-    data = speed_and_memory.gather(summary, run)
+    data = memory.gather_scatter(summary, run)
     points = {point.name: point for point in data.points}
     assert data.limit_gb == pytest.approx(23.68)
     assert (points["packed"].memory_gb, points["packed"].label) == (pytest.approx(8.92), "packed")
     assert data.header.title.startswith("packed is the fastest without a failed trial: ")
     rows = tuple(replace(row, planned=3, missing=1) if row.label == "packed" else row for row in summary.rows)
     # A missing result is not a failure.
-    assert speed_and_memory.gather(replace(summary, rows=rows), run).header.title == data.header.title
+    assert memory.gather_scatter(replace(summary, rows=rows), run).header.title == data.header.title
     assert (points["seq-2048"].rate, points["seq-2048"].label) == (0.0, "seq-2048, 0 of 2 trials")
-    risky = speed_and_memory.gather(out_of_memory_on(summary, "packed", 9), run)
+    risky = memory.gather_scatter(out_of_memory_on(summary, "packed", 9), run)
     assert "2 of 11 trials" in risky.header.title
     assert "packed, 2 of 11 trials" in risky.alt
 

@@ -9,10 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from reports.figures import diagnostic, loss_curves, speed_and_memory, training_performance
-from reports.figures.drawing import glyphs, label_layout, text_size
+from reports.figures import diagnostic, inference, loss_curves, memory, training_performance
+from reports.figures.drawing import lines, row_chart
 from reports.figures.drawing.layout import NARROW, WIDE
-from reports.figures.per_workload import inference
+from reports.figures.drawing.style import ELLIPSIS, text_width_in
 from reports.read.load import load
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -53,12 +53,12 @@ def test_published_labels_are_not_crossed_by_lines(a10, sheet):
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-@pytest.mark.parametrize("chart", [speed_and_memory, loss_curves])
-def test_names_of_eighty_characters_do_not_leave_the_figure(a10, chart, sheet):
-    summary, run = a10
-    data = chart.gather(summary, run)
+@pytest.mark.parametrize("gather", [memory.gather_scatter, loss_curves.gather])
+def test_names_of_eighty_characters_do_not_leave_the_figure(a10, gather, sheet):
+    data = gather(*a10)
     name = "long-" * 16
-    if chart is speed_and_memory:
+    is_scatter = gather is memory.gather_scatter
+    if is_scatter:
         data = replace(data, points=tuple(replace(point, name=name) for point in data.points))
     else:
         data = replace(data, curves=tuple(replace(curve, name=name) for curve in data.curves))
@@ -66,7 +66,7 @@ def test_names_of_eighty_characters_do_not_leave_the_figure(a10, chart, sheet):
     figure = data.draw(sheet)
     for text, box in drawn_texts(figure):
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
-        assert chart is speed_and_memory or text.get_text().endswith(ending)
+        assert is_scatter or text.get_text().endswith(ending)
 
 
 def test_a_label_is_next_to_its_point_if_there_is_room():
@@ -74,7 +74,7 @@ def test_a_label_is_next_to_its_point_if_there_is_room():
     axes = figure.add_subplot()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    label_layout.label_points(axes, [(0.5, 0.5, "here")], [[(0.0, 0.1), (1.0, 0.1)]])
+    lines.label_points(axes, [(0.5, 0.5, "here")], [[(0.0, 0.1), (1.0, 0.1)]])
     (label,) = axes.texts
     assert label.arrow_patch is None
     assert np.hypot(*label.get_position()) < 30
@@ -101,18 +101,16 @@ def test_the_title_over_interrupted_steps_fits_the_sheet(tmp_path, sheet):
     figure = training_performance.gather(summarize(run), run).draw(sheet)
     title = figure.axes[0].get_title()
     assert "(60: or more)" in title
-    assert (
-        figure.axes[0].get_position().x0 * sheet.width_in + text_size.width_in(title, 9.5, bold=True) < sheet.width_in
-    )
+    assert figure.axes[0].get_position().x0 * sheet.width_in + text_width_in(title, 9.5, bold=True) < sheet.width_in
 
 
 def test_text_too_wide_for_a_phone_is_drawn_smaller_before_it_is_cut():
     label = "0.997x (0.986 to 1.009), no effect shown  113 % published"
     figure = Figure(figsize=(3.8, 2))
     axes = figure.add_axes((0.05, 0.1, 0.9, 0.8))
-    assert text_size.width_in(label, glyphs.TEXT_SIZE) > 3.42
-    glyphs.label_mark(axes, 0.0, label, "rank", NARROW)
-    glyphs.label_mark(axes, 1.0, 3 * label, "rank", NARROW)
+    assert text_width_in(label, row_chart.TEXT_SIZE) > 3.42
+    row_chart.label_mark(axes, 0.0, label, "rank", NARROW)
+    row_chart.label_mark(axes, 1.0, 3 * label, "rank", NARROW)
     written = [drawn for drawn in axes.texts if drawn.get_text() != "rank"]
-    assert (written[0].get_text(), written[0].get_fontsize()) == (label, glyphs.MIN_TEXT_SIZE)
-    assert written[1].get_text().endswith(text_size.ELLIPSIS)
+    assert (written[0].get_text(), written[0].get_fontsize()) == (label, row_chart.MIN_TEXT_SIZE)
+    assert written[1].get_text().endswith(ELLIPSIS)

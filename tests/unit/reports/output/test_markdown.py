@@ -8,7 +8,7 @@ from rich.console import Console
 
 from reports import formatting
 from reports.output import markdown
-from reports.summary import headline
+from reports.summary import text
 from reports.summary.summarize import summarize
 from tasks.reports.report import configuration_table
 from tests.benchmarks.statistics_power import QUICK
@@ -16,7 +16,7 @@ from tests.benchmarks.statistics_power import QUICK
 
 def test_a_configuration_has_one_rate_everywhere() -> None:
     summary = summarize(replace(QUICK, slow=0.2, has_measurements=False).run(np.random.default_rng(1)))
-    row = headline.best_row(summary)
+    row = text.best_row(summary)
     assert row is not None
     assert row.measured is not None
     elapsed, of_median = row.measured.elapsed_useful_tokens_per_sec, row.measured.useful_tokens_per_sec
@@ -25,7 +25,7 @@ def test_a_configuration_has_one_rate_everywhere() -> None:
     console = Console(width=120)
     with console.capture() as capture:
         console.print(configuration_table(summary))
-    texts = [headline.tiles(summary)[0].value, markdown.render(summary, []), capture.get()]
+    texts = [text.tiles(summary)[0].value, markdown.render(summary, []), capture.get()]
     assert [(shown in text, hidden in text) for text in texts] == [(True, False)] * 3
     total = row.measured.elapsed_tokens_per_sec
     assert total.value * (1.0 - row.measured.padding_percent / 100.0) == pytest.approx(elapsed.value)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from reports.statistics.crossed import adjusted_means
-from reports.statistics.per_config import Sample
+from reports.statistics.per_config import Sample, adjusted_means
 from tests.benchmarks import statistics_power
 
 SPEEDS = {"fast": 0.1, "plain": 0.0, "slow": -0.1}

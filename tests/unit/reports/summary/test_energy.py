@@ -10,7 +10,7 @@ import pytest
 
 from reports.output import html, markdown, tables
 from reports.read.load import load
-from reports.summary import headline
+from reports.summary import text
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -50,7 +50,7 @@ def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_are_in_files_a
     assert html.render(summary, run, ()).count(column) == len(summary.rows)
     unsampled = without_watts(run)
     assert column not in html.render(summarize(unsampled), unsampled, ())
-    sentence = headline.energy_sentence(summary)
+    sentence = text.energy_sentence(summary)
     assert sentence.startswith("With optimized: 30.8 J (30.8 to 30.8) per 1,000 useful tokens.")
     assert " 0.00411 kWh" in sentence
     assert re.search(r"CO2 at 0\.500 kg \S+ kWh \(our grid, 2026\)", sentence)
@@ -58,10 +58,10 @@ def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_are_in_files_a
 
 def test_without_a_factor_there_is_no_co2_and_without_watts_no_energy(run):
     summary = summarize(run)
-    assert "CO2" not in headline.energy_sentence(summary)
+    assert "CO2" not in text.energy_sentence(summary)
     unsampled = summarize(without_watts(run))
     assert [row.energy for row in unsampled.rows] == [None, None]
-    assert headline.energy_sentence(unsampled) is None
+    assert text.energy_sentence(unsampled) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from bench.records.status import TrialStatus
 from reports.read.load import load
-from reports.summary import headline, text
+from reports.summary import text
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from reports.summary.text import choose
@@ -39,18 +39,18 @@ def test_a_configuration_that_mostly_runs_out_of_memory_is_passed_over_for_the_n
     assert sentence.startswith("Train with good: 1.")
     assert "; " in sentence
     assert "only 1 of 4 trials of large succeeded" in sentence.rpartition("; ")[2]
-    assert headline.recommended_label(summary) == "good"
-    assert headline.costs(summary).configuration == "good"
-    assert "large" not in headline.tiles(summary)[0].value
+    assert text.recommended_label(summary) == "good"
+    assert text.costs(summary).configuration == "good"
+    assert "large" not in text.tiles(summary)[0].value
 
 
 def test_the_headline_counts_slow_steps(summarized):
     summary = summarized({})
-    best = headline.best_row(summary)
+    best = text.best_row(summary)
     elapsed = replace(best.measured.elapsed_useful_tokens_per_sec, value=123.4)
     slow = replace(best, measured=replace(best.measured, elapsed_useful_tokens_per_sec=elapsed))
     rows = tuple(slow if row is best else row for row in summary.rows)
-    assert headline.tiles(replace(summary, rows=rows))[0].value == "123"
+    assert text.tiles(replace(summary, rows=rows))[0].value == "123"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_headline_counts_slow_steps(summarized):
 )
 def test_a_single_trial_counts_against_its_configuration_if_it_shows_a_fault(summarized, ends, recommended):
     for end in ends:
-        assert headline.recommended_label(summarized({"large": [end]})) == recommended, end
+        assert text.recommended_label(summarized({"large": [end]})) == recommended, end
 
 
 def test_the_recommendation_and_the_finding_state_the_number_of_trials(summarized):
@@ -96,13 +96,13 @@ def test_of_equal_configurations_the_baseline_is_recommended_and_the_others_are_
 
 def test_a_baseline_that_failed_is_not_recommended(summarized):
     summary = summarized({"baseline": [TrialStatus.OUT_OF_MEMORY]}, speeds=(0.16, 0.16, 0.159))
-    assert headline.recommended_label(summary) in ("good", "large")
+    assert text.recommended_label(summary) in ("good", "large")
     assert text.recommendation_text(summary).startswith("Train with ")
 
 
 def test_a_summary_with_other_rows_has_another_choice_and_without_measurements_none(summarized):
     summary = summarized({})
     assert choose([replace(row, measured=None) for row in summary.rows]) is None
-    assert headline.recommended_label(summary) == "large"
+    assert text.recommended_label(summary) == "large"
     rest = tuple(row for row in summary.rows if row.label != "large")
-    assert headline.recommended_label(replace(summary, rows=rest)) == "good"
+    assert text.recommended_label(replace(summary, rows=rest)) == "good"

@@ -10,7 +10,7 @@ import pytest
 
 from bench.records.training import CheckpointFacts, DataFinding, Restart
 from reports.read.run import ReportError
-from reports.training import next_commands, summary, timeline
+from reports.training import loss_curves, page, summary
 from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, write_run
 
@@ -100,24 +100,24 @@ def test_the_timeline_marks_checkpoints_restarts_and_preemptions_at_the_hours_of
         ],
     )
     training = summary.read(write_run(tmp_path, record))
-    assert timeline.event_hours(training) == {"checkpoint": [0.5], "restart": [0.0, 1.0], "preemption": [0.5]}
-    assert timeline.speed(training) == ([0.5, 1.0], [10 / 1800, 12 / 1800])
-    assert timeline.power(training) is None
+    assert loss_curves.event_hours(training) == {"checkpoint": [0.5], "restart": [0.0, 1.0], "preemption": [0.5]}
+    assert loss_curves.speed(training) == ([0.5, 1.0], [10 / 1800, 12 / 1800])
+    assert loss_curves.power(training) is None
     telemetry = "elapsed_sec,phase,gpu,gpu_power_watts\n0,train,0,100\n0,train,1,50\n3600,train,0,120\n"
     (tmp_path / "trials" / "train" / "telemetry.csv").write_text(telemetry)
-    assert timeline.power(training) == ([0.0, 1.0], [150.0, 120.0])
+    assert loss_curves.power(training) == ([0.0, 1.0], [150.0, 120.0])
 
 
 def test_the_next_commands_and_the_settings_that_repeat_the_training(tmp_path: Path) -> None:
     training = summary.read(write_run(tmp_path / "run"))
-    commands = dict(next_commands.commands(training))
+    commands = dict(page.commands(training))
     assert commands["merge it into one model folder"] == "inv adapter.merge --run=run"
     without_validation = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
-    assert next_commands.commands(without_validation)[0][1] == "inv adapter.merge --run=run --force"
+    assert page.commands(without_validation)[0][1] == "inv adapter.merge --run=run --force"
     stopped = dataclasses.replace(training, record=dataclasses.replace(RECORD, status="PREEMPTED", reason="max_hours"))
-    assert next_commands.commands(stopped)[0][1] == "inv train --resume=run"
+    assert page.commands(stopped)[0][1] == "inv train --resume=run"
     run = dataclasses.replace(training.run, settings={"train": {"seed": 1}, "registry": {"user": "x"}})
-    settings = json.loads(next_commands.repeat_settings(dataclasses.replace(training, run=run)))
+    settings = json.loads(page.repeat_settings(dataclasses.replace(training, run=run)))
     assert settings == {"train": {"seed": 1}, "bench": {"profile": "tiny"}, "fleet": {"size": 2}}
 
 

@@ -118,7 +118,7 @@ def test_undecided_comparisons_have_an_exit_code_of_their_own_unless_allowed(pro
     ("flags", "expected"),
     [
         ({"allow": ["colour"]}, "--allow colour: expected one of profile, gpu, driver, lock"),
-        ({"second": "a"}, "contains run 'a'"),
+        ({"second": "a"}, "run a is named twice"),
         ({"second": "none"}, "run 'none'"),
         ({"second": "../a"}, "expected a run's id, not a path"),
         (

@@ -51,8 +51,8 @@ def test_a_run_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: p
 
 def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     training_run.write_run(folder)
-    for module in (page.loss_curves, page.timeline):
-        monkeypatch.setattr(module, "draw", lambda _, **__: None)
+    for draw in ("draw", "draw_course"):
+        monkeypatch.setattr(page.loss_curves, draw, lambda _, **__: None)
     with monkeypatch.context() as full:
         full.setattr(page, "write_atomic", full_disk)
         assert DISK_FULL in retryable_error(context())

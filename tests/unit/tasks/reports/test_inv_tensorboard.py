@@ -18,7 +18,7 @@ from remote.hosts.base import HostError
 from remote.hosts.connectors import CONNECTORS
 from tasks.commands import tensorboard
 from tasks.errors import TaskFailed, UsageError
-from tasks.fleet.k8s_training import sync_ledger as volume
+from tasks.fleet import k8s_training as volume
 from tasks.reports import tensorboard as live
 from tests.support.reports import synthetic, training_run
 

@@ -3,11 +3,11 @@
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
-from reports.read import queries, reference_results
-from reports.read.queries import MeasuredValue
+from reports.read import measurements, reference_results
+from reports.read.measurements import MeasuredValue
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -19,12 +19,12 @@ _COPIES = (
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    products = queries.select(run, "matmul_tflops", "dtype", "size", kind="hardware")
-    copies = [(label, copy) for name, label, _ in _COPIES for copy in queries.select(run, name, kind="hardware")]
+    products = measurements.select(run, "matmul_tflops", "dtype", "size", kind="hardware")
+    copies = [(label, copy) for name, label, _ in _COPIES for copy in measurements.select(run, name, kind="hardware")]
     is_cpu = all(copy.value is None for label, copy in copies if label != _COPIES[0][1])
     if is_cpu:
         copies = [("within memory", copy) for label, copy in copies if copy.value is not None]
-    disk = queries.select(run, "disk_read_gb_per_sec", "cold", kind="hardware")
+    disk = measurements.select(run, "disk_read_gb_per_sec", "cold", kind="hardware")
     copies += [(f"model files from disk, {'cold' if copy.context.get('cold') else 'cached'}", copy) for copy in disk]
     largest: dict[str, MeasuredValue] = {}
     for product in products:  # the largest product measured of each type
@@ -44,7 +44,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         header=make_header(
             summary,
             title,
-            queries.describe_spread([*reached.values(), *(copy for _, copy in copies)]),
+            measurements.describe_spread([*reached.values(), *(copy for _, copy in copies)]),
             f"{PUBLISHED} {published.source}" if published is not None else "",
         ),
         groups=(

@@ -1,13 +1,13 @@
 """Figure 04, model loading: time from files to a model on the device, its parts, and the model's memory."""
 
 from reports import formatting
-from reports.figures.drawing import glyphs, row_chart
+from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE, PUBLISHED
-from reports.read import queries, reference_results
-from reports.read.queries import MeasuredValue
+from reports.read import measurements, reference_results
+from reports.read.measurements import MeasuredValue
 from reports.read.reference_results import PublishedResults
 from reports.read.run import Run
 from reports.summary.summary import Summary
@@ -22,12 +22,12 @@ _PARTS = (
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    loads = queries.select(run, "load_time_sec", "cache", "precision", kind="loading")
+    loads = measurements.select(run, "load_time_sec", "cache", "precision", kind="loading")
     precisions = list(dict.fromkeys(str(load.context.get("precision")) for load in loads if load.value is not None))
     if not precisions:
         return None
     parts = {
-        name: queries.select(run, name, "cache", "precision", kind="loading")
+        name: measurements.select(run, name, "cache", "precision", kind="loading")
         for name in dict.fromkeys(name for name, _, _ in _PARTS)
     }
     published = reference_results.matching_results(run)
@@ -52,8 +52,8 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         )
         for precision in precisions
     )
-    held_memory = queries.select(run, "device_memory_bytes", "precision", kind="loading")
-    peak_memory = queries.select(run, "device_memory_peak_bytes", "precision", kind="loading")
+    held_memory = measurements.select(run, "device_memory_bytes", "precision", kind="loading")
+    peak_memory = measurements.select(run, "device_memory_peak_bytes", "precision", kind="loading")
     names, memory_marks = [], []
     for precision in precisions:
         for label, candidates, tone in (
@@ -73,11 +73,11 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         header=make_header(
             summary,
             _title(loads, saved_percent),
-            queries.describe_spread(loads),
+            measurements.describe_spread(loads),
             f"{PUBLISHED} {published.source}; state of its page cache unknown" if published else "",
         ),
         groups=(
-            MarkGroup(names=tuple(steps), panels=glyphs.share_axis(seconds)),
+            MarkGroup(names=tuple(steps), panels=row_chart.share_axis(seconds)),
             MarkGroup(names=tuple(names), panels=(memory,)),
         ),
         caption=(

@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 from reports import formatting
 from reports.figures.drawing import lines as line_drawing
 from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.label_layout import label_points
 from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
+from reports.figures.drawing.lines import label_points
 from reports.figures.drawing.style import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
-from reports.read import queries, reference_results
-from reports.read.queries import MeasuredValue
+from reports.read import measurements, reference_results
+from reports.read.measurements import MeasuredValue
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -126,7 +126,9 @@ class InferenceData:
 
 
 def gather(summary: Summary, run: Run) -> InferenceData | None:
-    measured = [queries.select(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES]
+    measured = [
+        measurements.select(run, name, "batch", "path", "precision", kind="inference") for name, _, _ in _MEASURES
+    ]
     lines = [_lines(value) for value in measured]
     if not lines[0]:
         return None
@@ -137,7 +139,7 @@ def gather(summary: Summary, run: Run) -> InferenceData | None:
         header=make_header(
             summary,
             _title(lines[0]),
-            queries.describe_spread(decode_rates),
+            measurements.describe_spread(decode_rates),
             f"{lengths.get('prompt_tokens', 'unknown')} prompt tokens, {lengths.get('new_tokens', 'unknown')} new ones",
             f"{PUBLISHED} {published.source}, 4 bit" if published else "",
         ),

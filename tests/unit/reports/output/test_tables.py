@@ -1,18 +1,15 @@
-"""Loading of several runs, and frames as CSV: complete, not averaged, and safe for spreadsheets."""
+"""Frames as CSV: complete, not averaged, and safe for spreadsheets."""
 
 import csv
 import dataclasses
 import io
-import shutil
 from datetime import date
 
 import pandas as pd
-import pytest
 
 from bench.records import Trial
-from reports.output.csv_frames import costs, load_all, to_csv, with_run_id, with_settings
+from reports.output.tables import costs, to_csv, with_run_id, with_settings
 from reports.read.load import load
-from reports.read.run import ReportError
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
@@ -22,18 +19,6 @@ HOSTILE = '=HYPERLINK("http://x")'
 
 def read_csv(content):
     return list(csv.DictReader(io.StringIO(content.decode())))
-
-
-def test_the_same_run_in_two_folders_is_refused_with_both(tmp_path):
-    synthetic.write_run(tmp_path / "a")
-    shutil.copytree(tmp_path / "a", tmp_path / "copy")
-    with pytest.raises(ReportError, match=rf"copy: .*{synthetic.RUN_ID}.*/a\b"):
-        load_all([tmp_path / "a", tmp_path / "copy"])
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(ReportError, match=r"run\.json: .*results/<run-id>"):
-        load_all([tmp_path])
 
 
 def test_no_cell_of_a_frames_csv_can_be_read_as_a_formula(tmp_path):
@@ -59,7 +44,7 @@ def test_numbers_of_a_csv_are_those_of_the_frame_and_missing_is_empty(tmp_path):
 def test_files_of_two_runs_can_be_concatenated_and_have_every_setting(tmp_path):
     for name in ("a", "b"):
         synthetic.write_run(tmp_path / name, synthetic.record(run_id=name))
-    runs = load_all([tmp_path / "a", tmp_path / "b"])
+    runs = [load(tmp_path / name) for name in ("a", "b")]
     frame = pd.concat(pd.read_csv(io.BytesIO(to_csv(with_run_id(run, with_settings(run))))) for run in runs)
     assert (frame.columns[0], frame["run_id"].nunique(), len(frame)) == ("run_id", 2, 16)
     assert set(frame[frame["configuration"] == "optimized"]["micro_batch_size"]) == {8}

@@ -4,11 +4,11 @@ from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.glyphs import RowFigure
 from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, PUBLISHED
-from reports.read import queries, reference_results
-from reports.read.queries import MeasuredValue
+from reports.read import measurements, reference_results
+from reports.read.measurements import MeasuredValue
 from reports.read.reference_results import PublishedResults
 from reports.read.run import Run
 from reports.statistics import per_config
@@ -76,7 +76,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
 def _values_by_ranks(run: Run, name: str) -> dict[int, MeasuredValue]:
     measured_values = [
         measured
-        for measured in queries.select(run, name, "world_size", kind="distributed")
+        for measured in measurements.select(run, name, "world_size", kind="distributed")
         if measured.value is not None
     ]
     return {
