@@ -4,39 +4,12 @@ import pytest
 
 from bench.commands.cli import main
 from bench.commands.profile import kind_of, sum_by_kind
+from tests.support.cases import Case, load_cases
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "matrix products"),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>", "matrix products"),
-        ("_nf4_dequantize", "NF4 dequantization"),
-        ("void kDequantizeBlockwise<__nv_bfloat16, 512, 64, 8, 2>", "NF4 dequantization"),
-        (
-            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t>",
-            "attention",
-        ),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128", "attention"),
-        ("void cudnn::fusion::convert_dq_to_16bits<true>", "attention"),
-        ("_lora_weight_gradient", "LoRA, the small products"),
-        ("nf4_products", "products over NF4"),
-        ("attend_row", "attention"),
-        ("_rms_norm_backward", "norm, rope, activation"),
-        ("_swiglu_forward", "norm, rope, activation"),
-        ("_cross_entropy", "cross entropy"),
-        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
-        ("void at::native::(anonymous namespace)::fused_dropout_kernel_vec", "dropout"),
-        ("Memcpy HtoD (Pinned -> Device)", "copies"),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>",
-            "elementwise and casts",
-        ),
-        ("a custom kernel", "other"),
-    ],
-)
-def test_a_kernel_is_sorted_by_its_name(kernel, kind):
-    assert kind_of(kernel) == kind
+@pytest.mark.parametrize("case", load_cases(__file__, "kernels.yaml"))
+def test_a_kernel_is_sorted_by_its_name(case: Case):
+    assert kind_of(case["name"]) == case["expected"]
 
 
 def test_shares_add_up_to_the_step_and_what_is_missing_is_idle():

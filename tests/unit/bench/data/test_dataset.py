@@ -14,6 +14,7 @@ from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.training import DataReport, TrainingData
 from bench.records.trial import TrialError
+from tests.support.cases import Case, load_cases
 from tests.support.faults import full_disk
 
 
@@ -120,25 +121,10 @@ def test_data_without_an_example_is_rejected_with_the_first_reason(tmp_path: Pat
         build(spec_of(write(tmp_path / "e.jsonl", range(3)), validation_share=1e-9))
 
 
-INVALID = [
-    ({"files": []}, "^files: "),
-    ({"weights": [1.0, 2.0]}, "^weights: .* 1 files, found 2"),
-    ({"weights": [0.0]}, "^weights: "),
-    ({"weights": [float("nan")]}, "^weights: "),
-    ({"max_seq_len": 1}, "^max_seq_len: .* 2, found 1"),
-    ({"validation_share": 1.0}, "^validation_share: "),
-    ({"validation_share": 0.1, "validation_file": "v"}, "^validation_"),
-    ({"labels": "some"}, "^labels: .* assistant, all, found 'some'"),
-    ({"too_long": "split"}, "^too_long: .* drop, cut"),
-    ({"bad_lines": "keep"}, "^bad_lines: .* refuse, skip"),
-    ({"special_tokens": "drop"}, "^special_tokens: .* keep, text"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), INVALID)
-def test_invalid_settings_are_rejected_by_field(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(TrialError, match=message):
-        spec_of("d.jsonl", **changes)
+@pytest.mark.parametrize("case", load_cases(__file__, "invalid_specs.yaml"))
+def test_invalid_settings_are_rejected_by_field(case: Case) -> None:
+    with pytest.raises(TrialError, match=case["expected"]):
+        spec_of("d.jsonl", **case["changes"])
 
 
 def are_equal(first: dataset.Dataset, other: dataset.Dataset) -> bool:

@@ -17,6 +17,7 @@ from bench.data.formats import Format, RawTurn
 from bench.data.inputs import Conversation, InputError
 from bench.records import Trial
 from bench.records.training import TrainingData
+from tests.support.cases import Case, load_cases
 from tests.support.paths import ROOT
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
@@ -43,62 +44,25 @@ def test_each_kind_is_recognised_by_its_keys_and_gives_equal_turns(kind: str, tm
     assert data.conversations[0].digest == messages.conversations[0].digest
 
 
-def test_an_alpaca_line_may_have_an_input_and_a_system_text(tmp_path: Path) -> None:
-    line = {"instruction": "Add", "input": "2 and 2", "output": "4", "system": "Be brief"}
-    (conversation,) = readers.read(write(tmp_path / "d.jsonl", line)).conversations
-    assert conversation.turns == (("system", "Be brief"), ("user", "Add\n\n2 and 2"), ("assistant", "4"))
-
-
-def test_a_prompt_may_be_a_list_of_messages(tmp_path: Path) -> None:
-    line = {
-        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
-        "completion": [{"role": "assistant", "content": "a"}],
-    }
-    (conversation,) = readers.read(write(tmp_path / "d.jsonl", line)).conversations
-    assert conversation.turns == (("system", "s"), ("user", "u"), ("assistant", "a"))
-
-
 def read_one(tmp_path: Path, line: object) -> Conversation:
     (conversation,) = readers.read(write(tmp_path / "d.jsonl", line)).conversations
     return conversation
 
 
-def test_null_is_the_same_as_a_missing_optional_key(tmp_path: Path) -> None:
-    optional = dict.fromkeys(("input", "system", "tools", "weight", "train", "label", "reasoning_content"))
-    conversation = read_one(tmp_path, SAME_TURNS["Alpaca"] | optional)
-    assert (conversation.turns, conversation.unread_keys) == (TURNS, ())
-    turns = [turn | {"weight": None, "tool_calls": None} for turn in SAME_TURNS["messages"]["messages"]]
-    assert read_one(tmp_path, {"messages": turns}).answers == [1]
-
-
-def test_both_lists_of_turns_have_either_pair_of_keys(tmp_path: Path) -> None:
-    sharegpt, messages = SAME_TURNS["ShareGPT"]["conversations"], SAME_TURNS["messages"]["messages"]
-    assert read_one(tmp_path, {"conversations": messages}).turns == TURNS
-    assert read_one(tmp_path, {"messages": sharegpt}).turns == TURNS
+@pytest.mark.parametrize("case", load_cases(__file__, "valid_lines.yaml"))
+def test_a_line_gives_its_turns_answers_and_unread_keys(case: Case, tmp_path: Path) -> None:
+    conversation = read_one(tmp_path, case["line"])
+    turns = [f"{role}: {content}" for role, content in conversation.turns]
+    assert {"turns": turns, "answers": conversation.answers, "unread": list(conversation.unread_keys)} == {
+        "answers": [len(turns) - 1],
+        "unread": [],
+        **case["expected"],
+    }
 
 
 @pytest.mark.parametrize("kind", SAME_TURNS)
 def test_a_system_text_of_a_line_is_its_first_turn(kind: str, tmp_path: Path) -> None:
     assert read_one(tmp_path, SAME_TURNS[kind] | {"system": "s"}).turns == (("system", "s"), *TURNS)
-
-
-def test_answers_in_the_prompt_are_not_trained_on(tmp_path: Path) -> None:
-    prompt = [*SAME_TURNS["messages"]["messages"], {"role": "user", "content": "3 + 3?"}]
-    for completion in ("6", [{"role": "assistant", "content": "6"}]):
-        assert read_one(tmp_path, {"prompt": prompt, "completion": completion, "system": "s"}).answers == [4]
-
-
-@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": False, "weight": 0}])
-def test_a_turn_that_its_line_excludes_is_not_trained_on(mark: dict[str, object], tmp_path: Path) -> None:
-    asked, answered = SAME_TURNS["messages"]["messages"]
-    turns = [asked, answered | mark, asked, answered | {"weight": 1, "train": True}]
-    assert read_one(tmp_path, {"messages": turns}).answers == [3]
-
-
-def test_unknown_keys_are_listed(tmp_path: Path) -> None:
-    asked, answered = SAME_TURNS["messages"]["messages"]
-    line = {"messages": [asked | {"name": "Ann"}, answered], "id": 7, "images": []}
-    assert read_one(tmp_path, line).unread_keys == ("id", "messages[].name")
 
 
 def test_bad_lines_are_listed_at_once(tmp_path: Path) -> None:
@@ -123,70 +87,13 @@ def test_few_bad_lines_are_skipped(tmp_path: Path) -> None:
         readers.read(write(tmp_path / "d.jsonl", *["{"] * 3, *[good] * 199), "skip")
 
 
-TOOL = {"role": "tool", "content": "{}"}
-TOOL_CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
-KEYS = "messages, or conversations, or instruction and output, or prompt and completion, "
-INVALID: dict[str, tuple[object, str]] = {
-    "not JSON": ("{", "line 2: not JSON"),
-    "byte order mark": ("\ufeff{}", "byte order mark; save"),
-    "deep": ("[" * 100_000, "line 2: not JSON"),
-    "a list": ([1], f"{KEYS}found a list"),
-    "no known keys": ({"text": "x", "id": 1}, KEYS),
-    "keys named": ({"text": "x", "id": 1}, "found keys text, id"),
-    "two kinds": ({**SAME_TURNS["messages"], **SAME_TURNS["Alpaca"]}, "found the keys of messages and Alpaca"),
-    "another kind": (SAME_TURNS["Alpaca"], "has the keys of Alpaca, "),
-    "no turns": ({"messages": []}, "line 2: messages: expected a list of turns, found an empty list"),
-    "text for turns": ({"messages": "hello"}, "line 2: messages: expected a list of turns, found text"),
-    "a turn of text": ({"messages": ["hello"]}, "messages[0]: expected an object with role and content, found text"),
-    "no role": ({"messages": [{"content": "x"}]}, "messages[0]: role: expected text, found nothing"),
-    "unknown role": ({"messages": [{"role": "bot2", "content": "x"}]}, "system, user, assistant, found 'bot2'"),
-    "a number": ({"messages": [{"role": "user", "content": 4}]}, "messages[0]: content: expected text, found a whole"),
-    "a tool's turn": ({"messages": [TOOL]}, "messages[0]: role tool: "),
-    "a tool's call": ({"messages": [TOOL_CALL]}, "messages[0]: tool_calls: "),
-    "a key twice": ('{"prompt": "x", "completion": "a", "completion": "b"}', "line 2: completion: "),
-    "a turn's key twice": ('{"messages": [{"role": "user", "role": "assistant", "content": "x"}]}', "line 2: role: "),
-    "weight of a line": ({**SAME_TURNS["messages"], "weight": 0}, "line 2: weight: "),
-    "train of a line": ({**SAME_TURNS["messages"], "train": False}, "line 2: train: "),
-    "an answer labelled bad": ({**SAME_TURNS["messages"], "label": False}, "line 2: label: "),
-    "a rejected answer": ({**SAME_TURNS["messages"], "rejected": "5"}, "line 2: rejected: "),
-    "tools": ({**SAME_TURNS["messages"], "tools": [{"type": "function"}]}, "line 2: tools: "),
-    "images": ({**SAME_TURNS["messages"], "images": ["a.png"]}, "line 2: images: "),
-    "template options": (
-        {**SAME_TURNS["messages"], "chat_template_kwargs": {"x": 1}},
-        "line 2: chat_template_kwargs: ",
-    ),
-    "history": ({**SAME_TURNS["messages"], "history": [["a", "b"]]}, "line 2: history: "),
-    "a thought": (
-        {"messages": [{"role": "assistant", "content": "x", "reasoning_content": "hm"}]},
-        "reasoning_content: ",
-    ),
-    "images of a turn": ({"messages": [{"role": "user", "content": "x", "images": ["a"]}]}, "messages[0]: images: "),
-    "weight of a turn": ({"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}, "messages[0]: weight: "),
-    "train of a turn": ({"messages": [{"role": "assistant", "content": "x", "train": "no"}]}, "messages[0]: train: "),
-    "a question trained on": ({"messages": [{"role": "user", "content": "x", "train": True}]}, "messages[0]: train: "),
-    "contradiction": (
-        {"messages": [{"role": "assistant", "content": "x", "train": True, "weight": 0}]},
-        "messages[0]: weight, train, loss: ",
-    ),
-    "two pairs": ({"messages": [{"role": "user", "content": "x", "value": "y"}]}, "messages[0]: has keys of "),
-    "two systems": ({"messages": [{"role": "system", "content": "x"}], "system": "y"}, "messages[0]: role system: "),
-    "a system of numbers": ({**SAME_TURNS["messages"], "system": 5}, "line 2: system: content: expected text"),
-    "lone surrogate": ({"messages": [{"role": "user", "content": "\ud83d"}]}, "(\\ud800 to \\udfff); remove it"),
-    "a late system": (
-        {"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]},
-        "messages[1]: role system: ",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", INVALID)
-def test_every_other_line_is_rejected_by_file_line_and_key(name: str, tmp_path: Path) -> None:
-    line, expected = INVALID[name]
-    path = write(tmp_path / "d.jsonl", SAME_TURNS["messages"], line)
+@pytest.mark.parametrize("case", load_cases(__file__, "invalid_lines.yaml"))
+def test_every_other_line_is_rejected_by_file_line_and_key(case: Case, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", SAME_TURNS["messages"], case["line"])
     with pytest.raises(InputError) as caught:
         readers.read(path)
     assert str(caught.value).startswith(f"{path}: line 2: ")
-    assert expected in str(caught.value)
+    assert case["expected"] in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -199,6 +106,8 @@ def test_an_endless_line_is_rejected_before_it_fills_the_memory(
         file.truncate(10 << 30)  # a sparse file
     with pytest.raises(InputError, match=r"line 1: .* 1 MiB"):
         readers.read(path)
+    with pytest.raises(InputError, match="line 1: not JSON"):
+        readers.read(write(path, "[" * 100_000))
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

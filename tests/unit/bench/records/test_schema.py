@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bench.records import schema
+from tests.support.cases import Case, load_cases
 
 
 class Colour(str, Enum):
@@ -68,44 +69,11 @@ def test_integers_among_floats_become_floats():
     assert [type(value) for value in (*read.seconds, read.losses[0])] == [float, float, float]
 
 
-@pytest.mark.parametrize(
-    ("record", "document", "message"),
-    [
-        (Outer, {}, "name: missing"),
-        (
-            Outer,
-            {"name": "a", "size": 1},
-            "size: unknown field; the fields are name, colour, inner, items, texts, table, anything, flag",
-        ),
-        (Outer, {"name": 1}, "name: expected text, found a whole number"),
-        (Outer, {"name": None}, "name: expected text, found nothing"),
-        (Outer, {"name": "a", "flag": 1}, "flag: expected true or false, found a whole number"),
-        (Outer, {"name": "a", "colour": "GREEN"}, "colour: expected one of RED, BLUE, found 'GREEN'"),
-        (Outer, {"name": "a", "inner": []}, "inner: expected an object, found a list"),
-        (Outer, {"name": "a", "inner": {"count": True}}, "inner: count: expected a whole number, found true/false"),
-        (Outer, {"name": "a", "items": {}}, "items: expected a list, found an object"),
-        (
-            Outer,
-            {"name": "a", "items": [{"count": 1}, {"count": "2"}]},
-            "items[1]: count: expected a whole number, found text",
-        ),
-        (Outer, {"name": "a", "texts": "xy"}, "texts: expected a list, found text"),
-        (Outer, {"name": "a", "table": [1]}, "table: expected an object, found a list"),
-        (Outer, {"name": "a", "table": {"k": "v"}}, "table.k: expected a number, found text"),
-        (Outer, [], "expected an object, found a list"),
-        (Outer, None, "expected an object, found nothing"),
-        (Lists, {"seconds": [0.1, True]}, "seconds[1]: expected a number, found true/false"),
-        (Lists, {"seconds": [0.1, None]}, "seconds[1]: expected a number, found nothing"),
-        (Lists, {"losses": [None, "x"]}, "losses[1]: expected a number, found text"),
-        (Lists, {"counts": [1, 2.0]}, "counts[1]: expected a whole number, found a number"),
-        (Lists, {"counts": [1, True]}, "counts[1]: expected a whole number, found true/false"),
-        (Lists, {"seconds": [0.1, 10**400]}, "seconds[1]: expected a number, found one of 401 digits"),
-    ],
-)
-def test_a_mismatched_document_is_refused_with_its_path(record, document, message):
+@pytest.mark.parametrize("case", load_cases(__file__, "mismatched.yaml"))
+def test_a_mismatched_document_is_refused_with_its_path(case: Case):
     with pytest.raises(schema.SchemaError) as refused:
-        schema.from_json(record, document, "f")
-    assert str(refused.value) == f"f: {message}"
+        schema.from_json({"Outer": Outer, "Lists": Lists}[case["record"]], case["document"], "f")
+    assert str(refused.value) == f"f: {case['expected']}"
 
 
 @schema.interned

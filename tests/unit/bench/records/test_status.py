@@ -16,30 +16,14 @@ from bench.records.training import Restart
 from remote.agent.shared import secure_dir, wire
 from remote.fleet.ledger import Ledger
 from tasks import errors
+from tests.support.cases import Case, load_cases
 from tests.support.hosts import fake_bench
 
-# Reasons as versions without reason codes wrote them.
-OLD = [
-    (TrialStatus.PREEMPTED, "stopped by train.max_hours after step 3", ReasonCode.MAX_HOURS),
-    (TrialStatus.PREEMPTED, "stopped by train.max_hours", ReasonCode.MAX_HOURS),
-    (TrialStatus.PREEMPTED, "stopped by train.budget_usd after step 3", ReasonCode.BUDGET_USD),
-    (TrialStatus.PREEMPTED, "stopped by SIGTERM", ReasonCode.WORKER_STOPPED),
-    (TrialStatus.FAILED, "exit 2: train.data: no such file", ReasonCode.BAD_INPUT),
-    (TrialStatus.FAILED, "exit 4: the model is damaged", ReasonCode.INPUT_REJECTED),
-    (TrialStatus.FAILED, "exit 20: boom", ReasonCode.PROCESS_FAILED),
-    (TrialStatus.FAILED, "stopped by train.max_hours after step 3", ReasonCode.ERROR),  # not of this status
-    (TrialStatus.LOST, "exit 74: out/result.json: No space left on device", ReasonCode.NOT_WRITTEN),
-    (TrialStatus.LOST, "rank 1 did not come within 180 s: no sign of life", ReasonCode.START_TIMED_OUT),
-    (TrialStatus.LOST, "rank 1 did not start within 180 s: no heartbeat", ReasonCode.START_TIMED_OUT),
-    (TrialStatus.LOST, "worker-1 did not come back within 600 s: no route", ReasonCode.WORKER_LOST),
-    (TrialStatus.CANCELLED, "w could not be asked to stop it, so it may still run: x", ReasonCode.CANCEL_UNCONFIRMED),
-    (TrialStatus.CANCELLED, None, ReasonCode.CANCELLED),
-    (TrialStatus.SUCCEEDED, None, None),
-]
 
-
-@pytest.mark.parametrize(("end", "reason", "code"), OLD)
-def test_an_old_record_gets_the_code_of_its_reason(end, reason, code, make_trial, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", load_cases(__file__, "old_reasons.yaml"))
+def test_an_old_record_gets_the_code_of_its_reason(case: Case, make_trial, tmp_path: Path) -> None:
+    end, reason = TrialStatus(case["status"]), case["reason"]
+    code = case["expected"] and ReasonCode(case["expected"])
     assert old_reason_code(end, reason) is code
     document = schema.to_json(TrialResult(trial_id="a", trial=make_trial(), status=end, reason=reason))
     for name in ("reason_code", "remedy"):

@@ -9,40 +9,21 @@ import pytest
 from bench.records import Trial, TrialError
 from bench.records.status import ReasonCode
 from bench.records.training import Training, TrainingData, TrainingRecord
+from tests.support.cases import Case, load_cases
 from tests.support.reports.training_run import RECORD
 
 DATA = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
-IMPOSSIBLE = {
-    "rows_per_step": [0, 65_537, 8.0],
-    "epochs": [0.0, 1001.0, float("nan")],
-    "max_steps": [0, "all"],
-    "schedule": ["exponential"],
-    "warmup_share": [-0.1, 1.0],
-    "weight_decay": [-1.0, 1.5],
-    "max_gradient_norm": [0.0],
-    "rank_stabilized": [1],
-    "lora_plus_ratio": [0.0, 101.0],
-    "gradients": ["fp8"],
-    "evaluate_every": [-1],
-    "patience": [-1, 3],  # without evaluations in between
-    "checkpoint_sec": [-1.0, 86_401.0],
-    "keep_checkpoints": [0],
-    "prompts": [("",), ["a list"]],
-    "answer_tokens": [0],
-    "max_hours": [0.0, float("inf")],
-    "limited_by": ["train.max_steps"],
-    "revision": [-1],
-}
 
 
 def training(**changes) -> Training:
     return Training(**{"data": DATA, "rows_per_step": 8} | changes)
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key in IMPOSSIBLE for value in IMPOSSIBLE[key]])
-def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_key(key, value):
-    with pytest.raises(TrialError, match=rf"^{key}: expected"):
-        training(**{key: value})
+@pytest.mark.parametrize("case", load_cases(__file__, "impossible_trainings.yaml"))
+def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_key(case: Case):
+    for value in case["input"]:
+        with pytest.raises(TrialError, match=rf"^{case['name']}: expected"):
+            training(**{case["name"]: tuple(value) if isinstance(value, list) else value})
 
 
 @pytest.mark.parametrize("changes", [{"evaluate_every": 5}, {"evaluate_every": 5, "patience": 2}])

@@ -10,49 +10,8 @@ from bench.records import Trial, TrialError, checksummed, choose, read_trials, s
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.training import Training, TrainingData
 from bench.records.trial import SCALES
+from tests.support.cases import Case, load_cases
 from tests.support.reports import synthetic
-
-IMPOSSIBLE = {
-    "name": ["", "x" * 81, "two\nlines", "--"],
-    "model": [""],
-    "data": [""],
-    "profile": ["a10"],
-    "kind": ["dance"],
-    "recipe": ["mine"],
-    "layout": ["ragged"],
-    "base_precision": ["fp8"],
-    "optimizer": ["sgd"],
-    "max_seq_len": [7, 1_048_577],
-    "micro_batch_size": [0, -8, 4097],
-    "gradient_accumulation_steps": [0, 4097],
-    "lora_rank": [0, 1025],
-    "lora_alpha": [0, 4097],
-    "lora_dropout": [-0.1, 1.0],
-    "lora_targets": [(), ("q_proj", "")],
-    "learning_rate": [0.0, 1.5],
-    "checkpoint_every": [0, 1025, 2],  # the reference has no choice of layers, no host to move them to, and holds none
-    "offload_checkpoints": [True],
-    "held_layers": [1, -1],
-    "matmul": ["mine", "int8"],  # the reference has bf16 only
-    "data_workers": [-1, 65],
-    "world_size": [0, 1025, 2],  # a training is one rank
-    "new_tokens": [0, 65_537],
-    "warmup_steps": [-1, 10_001],
-    "measured_steps": [0, 100_001],
-    "seed": [-1, 2**31],
-    "deadline_sec": [0.5, 604_801.0],
-    "training": [Training(data=TrainingData(files=["d"], weights=[1.0], max_seq_len=64), rows_per_step=8)],
-}
-WRONG_TYPES = {
-    "name": [3],
-    "reason": [None],
-    "suite": [["quick"]],
-    "max_seq_len": [512.0, "512", True],
-    "learning_rate": ["fast", float("nan"), float("inf")],
-    "gradient_checkpointing": [1, "yes"],
-    "offload_checkpoints": [1],
-    "lora_targets": [["q_proj"], "q_proj", (1,)],
-}
 
 SIZES = {
     "hardware": 1,
@@ -66,16 +25,22 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [(key, value) for table in (IMPOSSIBLE, WRONG_TYPES) for key in table for value in table[key]]
-)
-def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_key(make_trial, key, value):
-    with pytest.raises(TrialError, match=rf"^{key}: expected"):
-        make_trial(**{key: value})
+FIELDS = load_cases(__file__, "impossible_trials.yaml")
 
 
-def test_every_field_with_a_range_is_tried_above():
-    assert {field.name for field in dataclasses.fields(Trial)} == {*IMPOSSIBLE, *WRONG_TYPES}
+@pytest.mark.parametrize("case", FIELDS)
+def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_key(make_trial, case: Case):
+    for value in case["input"]:
+        with pytest.raises(TrialError, match=rf"^{case['name']}: expected"):
+            make_trial(**{case["name"]: tuple(value) if isinstance(value, list) else value})
+
+
+def test_every_field_is_tried_and_a_list_is_no_tuple(make_trial):
+    assert {field.name for field in dataclasses.fields(Trial)} == {"training", *(case.id for case in FIELDS)}
+    data = TrainingData(files=["d"], weights=[1.0], max_seq_len=64)
+    for field, value in {"training": Training(data=data, rows_per_step=8), "lora_targets": ["q_proj"]}.items():
+        with pytest.raises(TrialError, match=rf"^{field}: expected"):
+            make_trial(**{field: value})
 
 
 def test_a_trial_comes_back_from_its_file_equal(make_trial, tmp_path: Path):
