@@ -18,18 +18,14 @@ from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import ChecksumMismatch, pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for
-from tests.support.hosts.migration import (
-    CUT_UNDER_SMALL_FILES,
-    BreakingHost,
-    install_host_program,
-    read_tree,
-    transfer_files,
-    write_random_files,
-)
+from tests.support.hosts.migration import install_host_program, read_tree, transfer_files, write_random_files
+
+# Over SSH 2 MiB are in flight, more than these files; test_ssh_faults.py covers larger ones.
+ONLY_LOCAL = pytest.mark.parametrize("local", ["local"], indirect=True)
 
 
-@CUT_UNDER_SMALL_FILES
-def test_a_broken_transfer_resumes_inside_the_file(local: LocalFleet, direction: str) -> None:
+@ONLY_LOCAL
+def test_a_broken_push_resumes_inside_the_file(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     rng = random.Random(1)
     # Names as long as file systems allow.
@@ -37,52 +33,30 @@ def test_a_broken_transfer_resumes_inside_the_file(local: LocalFleet, direction:
     total = sum(map(len, content.values()))
     install_host_program(local)
     breaks = [rng.randrange(total // 4) for _ in range(6)]
-    wire = BreakingHost(host=local.host()).break_after(list(breaks))
+    wire = SendingHost(host=local.host()).through(*(partial(BreakingStream, left=left) for left in breaks))
+    sent = list[tuple[int, int]]()
 
-    result = transfer_files(direction, Agent(wire), source, target)
-    assert wire.after == []
+    result = push(Agent(wire), source, str(target), on_progress=lambda done, of: sent.append((done, of)))
+    assert wire.streams == []
     assert read_tree(target) == content
     assert sorted(result.transferred) == sorted(content)
     # The content of a pipe may have to be sent again after a break: at most 64 KiB each time.
     assert total <= result.byte_count <= total + len(breaks) * 2 * 65_536
-    if direction == "pull":
-        assert result.byte_count == total
+    assert sent[-1][0] == sent[-1][1], "the last stream sends all that is missing"
 
 
-@CUT_UNDER_SMALL_FILES
-def test_a_failed_transfer_is_resumed_by_the_next_one(local: LocalFleet, direction: str) -> None:
+@ONLY_LOCAL
+def test_a_failed_push_is_resumed_by_the_next_one(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     content = write_random_files(source, {"a": 200_000, "b": 2_000_000})
     install_host_program(local)
-    wire = BreakingHost(host=local.host()).break_after([700_000, *[0] * 9])
+    wire = SendingHost(host=local.host()).through(*(partial(BreakingStream, left=left) for left in (700_000, *[0] * 9)))
     with pytest.raises(HostUnreachable):
-        transfer_files(direction, Agent(wire), source, target)
+        push(Agent(wire), source, str(target))
     assert not (target / "b").exists()
-    result = transfer_files(direction, local.agent(), source, target)
+    result = push(local.agent(), source, str(target))
     assert read_tree(target) == content
     assert result.byte_count <= 2_200_000 - 700_000 + 2 * 65_536
-
-
-def test_a_stream_lost_with_exit_0_is_retried_a_limited_number_of_times(local: LocalFleet) -> None:
-    source, target = local.folder / "source", local.folder / "target"
-    content = write_random_files(source, {"a": 1000})
-
-    install_host_program(local)
-    left = [2]
-
-    def drop_last_byte(_: Command, chunk: bytes) -> bytes:
-        left[0] -= 1
-        return chunk[:-1] if left[0] >= 0 else chunk
-
-    with pytest.raises(HostUnreachable, match="list of files"):
-        pull(
-            Agent(CuttableHost(host=local.host(), garble=lambda c, p: b"" if "send" in c.argv else p)),
-            str(source),
-            target,
-        )
-    result = pull(Agent(CuttableHost(host=local.host(), garble=drop_last_byte)), str(source), target, timeout_sec=20.0)
-    assert read_tree(target) == content
-    assert result.byte_count == 1000
 
 
 def test_the_remaining_receiver_of_a_broken_stream_does_not_corrupt_the_next_one(local: LocalFleet) -> None:
@@ -129,6 +103,20 @@ class SendingHost(CuttableHost):
         if "receive" in command.argv and self.streams:
             stdin = self.streams.pop(0)(stdin)
         return super().run(command, stdin=stdin, **rest)
+
+
+class BreakingStream:
+    """A stream that breaks after `left` bytes of content, which follows the list of files."""
+
+    def __init__(self, source: ByteReader, left: int) -> None:
+        self._source, self._left, self._head = source, left, True
+
+    def read(self, size: int, /) -> bytes:
+        chunk = self._source.read(size if self._head else min(size, self._left) or 1)
+        if not self._head and self._left == 0:
+            raise HostUnreachable("the stream broke")
+        self._left, self._head = self._left - (0 if self._head else len(chunk)), False
+        return chunk
 
 
 class ActingStream:

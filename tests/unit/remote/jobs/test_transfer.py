@@ -14,11 +14,13 @@ from types import SimpleNamespace
 import pytest
 
 from remote.agent.jobs.files import VERBS
-from remote.hosts.base import Completed, HostUnreachable
+from remote.agent.shared.wire import encode_line
+from remote.hosts.base import Completed, HostError, HostUnreachable
 from remote.hosts.command import Command
 from remote.jobs import transfer
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
+from tests.support.cases import Case, load_cases
 from tests.support.hosts.migration import read_tree, write_random_files
 
 
@@ -142,3 +144,21 @@ def test_a_file_that_is_deleted_between_two_streams_is_named(tmp_path: Path) -> 
     agent.call_bytes = call_bytes  # type: ignore[method-assign]
     with pytest.raises(transfer.HostError, match="near: b "):
         pull(agent, str(tmp_path / "source"), tmp_path / "target")
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "wrong_answers.yaml"))
+def test_a_wrong_answer_is_refused_and_nothing_is_stored(tmp_path: Path, case: Case) -> None:
+    answer = b"".join(part.encode() if isinstance(part, str) else encode_line(part) for part in case["input"])
+    only = None if "good" in str(case["input"]) else ("a", "unwanted")
+
+    def send(*_: object, on_bytes: Callable[[bytes], None], **__: object) -> None:
+        on_bytes(answer)
+
+    agent = Agent(InProcessHost())
+    agent.call_bytes = send  # type: ignore[method-assign]
+    with pytest.raises(HostError, match="near: ") as caught:
+        pull(agent, "/any", tmp_path / "in" / "target", only=only, exclude=("unwanted",))
+    assert case["expected"] in str(caught.value)
+    assert not isinstance(caught.value, HostUnreachable), "a retry does not help"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".part" and path.name != "a"]
+    assert case["expected"] == "more bytes" or not (tmp_path / "in" / "target" / "a").exists()
