@@ -229,7 +229,7 @@ nodes = Command(
 )
 teardown = Command(
     "teardown",
-    "tasks.cluster.teardown:delete_fleet",
+    "tasks.cluster.deploy:delete_fleet",
     "Delete the objects that `inv deploy` created.\n\nThe namespace and the files on the shared volume are kept.",
     dry_run=switch("print the objects to delete, and change nothing"),
     yes=switch("do not ask for confirmation"),

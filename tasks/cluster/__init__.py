@@ -2,8 +2,7 @@
 
 nodes     nodes that can run a pod, and the findings on the others
 checks    nodes, controllers, permissions, and results that would be lost, before a plan changes the cluster
-deploy    observe, plan, apply, wait
+deploy    observe, plan, apply, wait; delete the objects of a deployment
 wait      waits for pods, and reports why one does not start
-teardown  deletes the objects of a deployment
 status    the pods, their logs, a shell in one
 """
