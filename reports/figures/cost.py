@@ -1,4 +1,4 @@
-"""Figure 07, cost: dollars per 1,000 samples and per million useful tokens, and of a fine-tuning on 1, 2 and 4 GPUs."""
+"""Figure 07, cost: dollars per million useful tokens, and of a fine-tuning on 1, 2 and 4 GPUs."""
 
 from collections.abc import Mapping
 
@@ -41,7 +41,6 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     first_price = cheapest.price
     is_assumed = any(mark.is_hollow for panel in fine_tunings.panels for mark in panel.marks)
     hatched_note = " Hatched bars assume a speed-up that was not measured for that configuration." if is_assumed else ""
-    is_same_price = _is_published_price(first_price, published)
     panels = (
         Panel(
             title=f"Per million useful tokens, at ${first_price.usd_per_gpu_hour:,.2f}",
@@ -49,18 +48,6 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
                 row_chart.dollars_mark(cost.usd_per_million_useful_tokens, tone=row_chart.row_tone(row))
                 for row, cost in priced
             ),
-        ),
-        Panel(
-            title=f"Per 1,000 samples, at ${first_price.usd_per_gpu_hour:,.2f}",
-            marks=tuple(
-                _samples_mark(row, cost, published_by_label.get(row.label) if is_same_price else None)
-                for row, cost in priced
-            ),
-            wide_only=True,
-        ),
-        Panel(
-            title="Minutes per 1,000 samples, 1 GPU",
-            marks=tuple(row_chart.minutes_mark(row) for row, _ in priced),
         ),
     )
     return RowFigure(
@@ -114,18 +101,6 @@ def _title(best: ConfigurationRow, *, is_cheapest: bool) -> str:
         return title
     dollars = formatting.number(fine_tuning.usd.value)
     return f"{title}; {FINE_TUNING_SAMPLES:,} samples cost ${dollars} on {formatting.count(fine_tuning.gpus, 'GPU')}"
-
-
-def _samples_mark(
-    row: ConfigurationRow, cost: Cost, published_training: reference_results.PublishedTraining | None
-) -> Mark:
-    if published_training is None:
-        return row_chart.dollars_mark(cost.usd_per_1000_samples, tone=row_chart.row_tone(row))
-    usd = published_training.usd_per_1000_samples
-    suffix = f"  {PUBLISHED} ${usd:g} published"
-    return row_chart.dollars_mark(
-        cost.usd_per_1000_samples, tone=row_chart.row_tone(row), suffix=suffix, published=(usd,)
-    )
 
 
 def _fine_tuning_group(

@@ -1,6 +1,5 @@
-"""Figure 01, executive summary: the speed of each configuration in useful tokens and samples; its cost or memory."""
+"""Figure 01, executive summary: the speed of each configuration in useful tokens and samples."""
 
-from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.chart import Chart, make_header
 from reports.figures.drawing.layout import Mark, MarkGroup, Panel
@@ -8,7 +7,6 @@ from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
 from reports.read import reference_results
 from reports.read.run import Run
-from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
 
 
@@ -25,30 +23,27 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
         suffix = f"  {PUBLISHED} {', '.join(f'{rate:g}' for rate in rates)} published" if rates else ""
         return row_chart.estimate_mark(row, "elapsed_samples_per_sec", suffix=suffix, published=rates)
 
-    panels = [
+    panels = (
         Panel(
             title="Useful tokens per s, per worker",
             marks=tuple(row_chart.estimate_mark(row, "elapsed_useful_tokens_per_sec") for row in rows),
         ),
         Panel(title="Samples per s, per worker", marks=tuple(samples(row) for row in rows)),
-    ]
-    if summary.price is not None:
-        panels.append(Panel(title="US$ per 1,000 samples", marks=tuple(_cost(row) for row in rows), wide_only=True))
-    else:
-        vram = any(row.peak_vram_bytes is not None for row in rows)
-        title = f"Peak {'GPU' if vram else 'process'} memory, GB"
-        panels.append(Panel(title=title, marks=tuple(_memory(row) for row in rows)))
+    )
     has_published = any(row.label in published_by_label for row in rows)
     source = f"{PUBLISHED} {published.source}" if published is not None and has_published else ""
     baseline_note = f"; grey is {summary.baseline}" if any(row.is_baseline for row in rows) else ""
     published_note = "; hollow diamonds are published results" if source else ""
     return RowFigure(
         header=make_header(
-            summary, text_module.recommendation_text(summary), *row_chart.header_facts(summary, priced=True), source
+            summary,
+            f"{rows[0].label} gives the most useful tokens per second: {panels[0].marks[0].text}",
+            *row_chart.header_facts(summary),
+            source,
         ),
-        groups=(MarkGroup(names=tuple(row.label for row in rows), panels=tuple(panels)),),
+        groups=(MarkGroup(names=tuple(row.label for row in rows), panels=panels),),
         caption=(
-            "Best first. Longer bars in the first two panels are better: rates over the time of all steps, slow ones "
+            "Best first. Longer bars are better: rates over the time of all steps, slow ones "
             "included; black lines are 95 % intervals"
             f"{baseline_note}{published_note}."
         ),
@@ -62,17 +57,3 @@ EXECUTIVE_SUMMARY = Chart(
     command="inv bench --quick",
     gather=gather,
 )
-
-
-def _cost(row: ConfigurationRow) -> Mark:
-    if row.cost is None:
-        return Mark(value=None, text=formatting.UNKNOWN)
-    return row_chart.dollars_mark(row.cost.usd_per_1000_samples, tone=row_chart.row_tone(row))
-
-
-def _memory(row: ConfigurationRow) -> Mark:
-    return Mark(
-        value=None if row.peak_bytes is None else row.peak_bytes / 1e9,
-        text=formatting.gigabytes(row.peak_bytes),
-        tone=row_chart.row_tone(row),
-    )

@@ -47,8 +47,7 @@ class Panel:
     """One quantity over the figure's rows. `kind` is "bars" or "dots"; dots may use a logarithmic axis (`log`).
 
     `reference` is a dashed vertical line through all rows (no change, a capacity), which the title explains. `limits`
-    are the limits of an axis that several panels share. `band` is a range behind the marks. A `wide_only` panel is left
-    out on a narrow sheet.
+    are the limits of an axis that several panels share. `band` is a range behind the marks.
     """
 
     title: str
@@ -58,7 +57,6 @@ class Panel:
     reference: float | None = None
     limits: tuple[float, float] | None = None
     band: tuple[float, float] | None = None
-    wide_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

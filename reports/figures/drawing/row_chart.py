@@ -52,8 +52,8 @@ def row_tone(row: ConfigurationRow) -> str:
     return BASELINE_TONE if row.is_baseline else OTHER_TONE
 
 
-def header_facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
-    """List n, the selection of rows, the basis of the intervals and, if `priced`, the price."""
+def header_facts(summary: Summary) -> tuple[str, ...]:
+    """List n, the selection of rows, and the basis of the intervals."""
     rows = drawn_rows(summary)
     workers = [row.measured.n_workers for row in rows if row.measured]
     steps = formatting.number_range(row.measured.n_steps for row in rows if row.measured)
@@ -64,8 +64,6 @@ def header_facts(summary: Summary, *, priced: bool = False) -> tuple[str, ...]:
     ]
     if subset_note := describe_subset(summary):
         lines.insert(1, subset_note)
-    if priced and summary.price is not None:
-        lines.append(f"{formatting.number(summary.price.usd_per_gpu_hour, 2)} US$ per GPU hour: {summary.price.source}")
     return tuple(lines)
 
 
@@ -167,11 +165,7 @@ class RowFigure:
         return "; ".join(rows) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
-        shown = [
-            MarkGroup(names=group.names, panels=tuple(p for p in group.panels if not (sheet.is_narrow and p.wide_only)))
-            for group in self.groups
-            if group.names
-        ]
+        shown = [group for group in self.groups if group.names]
         panels_below = [len(group.panels) if sheet.is_narrow else 1 for group in shown]
         heights = [
             count * rows_height_in(len(group.names), row_height_in(sheet), sheet)
