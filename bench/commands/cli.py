@@ -161,14 +161,14 @@ def _add_input_commands(commands: Any) -> None:
     data.add_argument("--row-tokens", type=int, default=0, metavar="N", help=row_tokens)
     data.add_argument("--cache", type=Path, metavar="DIR", help="cache folder for tokenized examples")
 
-    what = "predict a training's data, memory and time per row; one JSON line"
-    forecast = _add_command(commands, "forecast", _forecast, what)
+    summary = "predict a training's data, memory and time per row; one JSON line"
+    forecast = _add_command(commands, "forecast", _forecast, summary)
     trial = "trial of kind finetune; -: JSON from stdin"
     forecast.add_argument("--trial", type=Path, required=True, metavar="FILE", help=trial)
     forecast.add_argument("--cache", type=Path, metavar="DIR", help="cache folder for tokenized examples")
 
-    what = "report the GPU, the samples' lengths and the predicted memory of trials; one JSON line"
-    survey = _add_command(commands, "survey", _survey, what)
+    summary = "report the GPU, the samples' lengths and the predicted memory of trials; one JSON line"
+    survey = _add_command(commands, "survey", _survey, summary)
     _add_input_arguments(survey)
     survey.add_argument("--trials", type=Path, metavar="FILE", help="JSON list of trials; -: from stdin")
 

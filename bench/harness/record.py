@@ -28,7 +28,7 @@ from bench.records.status import Outcome
 LOG_EVERY_STEPS = 5
 TAIL_LINES = 40
 PROGRESS_INTERVAL_SEC = 0.25
-PHASES = ("data", "forward", "backward", "optimizer")  # of a training step
+PHASES = ("data", "forward", "backward", "optimizer")  # parts of a training step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from bench.data import masking
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
+from tests.support.cases import Case, load_cases
 
 Turns = Sequence[tuple[str, str]]
 TWO = (("user", "a?"), ("assistant", "A."), ("user", "b?"), ("assistant", "B."))
@@ -39,12 +41,16 @@ def targets(tokenizer: Any, example: Example) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def test_the_targets_are_the_answers_and_their_end_tokens(tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer = tokenizer_of("chatml")
-    (example,), findings = build(tokenizer, WITH_SYSTEM)
-    assert targets(tokenizer, example) == "A.<|im_end|>B.<|im_end|>"
-    assert len(example.targets) == len(example.ids)
-    assert not findings.counts
+@pytest.mark.parametrize("case", load_cases(__file__, "masks.yaml"))
+def test_a_conversation_gives_its_targets_and_findings(case: Case, tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of(case["template"], end=case.get("end", ""))
+    turns = [tuple(turn.split(": ", 1)) for turn in case["turns"]]
+    examples, findings = build(tokenizer, turns, **case.get("options", {}))
+    assert all(len(example.targets) == len(example.ids) for example in examples)
+    assert [targets(tokenizer, example) for example in examples] == case.get("targets", mock.ANY)
+    assert [tokenizer.decode(example.ids) for example in examples] == case.get("texts", mock.ANY)
+    assert findings.counts == {getattr(masking, kind): 1 for kind in case["findings"]}
+    assert all(places == ["d.jsonl: line 1"] for places in findings.locations.values())
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<[|"), min_size=1, max_size=20).filter(str.strip)
@@ -77,76 +83,6 @@ def test_each_answer_follows_its_prompt_for_any_text(
         assert tokenizer.decode(examples[-1].ids, clean_up_tokenization_spaces=False).startswith(prompt)
 
 
-def test_a_template_that_changes_earlier_turns_gives_an_example_for_each_answer(
-    tokenizer_of: Callable[..., Any],
-) -> None:
-    tokenizer = tokenizer_of("mistral")
-    (whole,), findings = build(tokenizer, TWO)
-    assert (targets(tokenizer, whole), findings.counts) == (" A.</s> B.</s>", {})
-    both, findings = build(tokenizer, WITH_SYSTEM)
-    assert [targets(tokenizer, example) for example in both] == [" A.</s>", " B.</s>"]
-    assert findings.counts == {masking.SPLIT_BY_ANSWER: 1}
-    for example, turns in zip(both, (WITH_SYSTEM[:3], WITH_SYSTEM), strict=True):
-        inference_prompt = tokenizer.apply_chat_template(conversation(turns[:-1]).messages, tokenize=False)
-        assert tokenizer.decode(example.ids).startswith(inference_prompt)
-
-
-def test_a_system_text_that_is_left_out_once_answered_stays_in_each_example(tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer = tokenizer_of("mistral-v3")
-    both, findings = build(tokenizer, WITH_SYSTEM)
-    assert [targets(tokenizer, example) for example in both] == [" A.</s>", " B.</s>"]
-    assert [tokenizer.decode(example.ids) for example in both] == [
-        "<s>[INST] be good\n\na?[/INST] A.</s>",
-        "<s>[INST] a?[/INST] A.</s>[INST] be good\n\nb?[/INST] B.</s>",
-    ]
-    assert findings.counts == {masking.SPLIT_BY_ANSWER: 1, masking.PROMPT_ADDS: 1}
-    (single,), findings = build(tokenizer, WITH_SYSTEM[:3])
-    assert single.ids == both[0].ids
-    assert findings.counts == {masking.PROMPT_ADDS: 1}
-    (whole,), _ = build(tokenizer, WITH_SYSTEM, labels="all")
-    assert whole.ids == both[1].ids, "with all labels too"
-
-
-@pytest.mark.parametrize("too_long", ["cut", "drop"])
-def test_a_split_conversation_that_is_too_long_repeats_no_example(
-    too_long: str, tokenizer_of: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizer_of("mistral")
-    turns = [*WITH_SYSTEM, ("user", "c?"), ("assistant", "C" * 100)]
-    fitting, _ = build(tokenizer, WITH_SYSTEM)
-    examples, findings = build(tokenizer, turns, max_seq_len=80, too_long=too_long)
-    assert [targets(tokenizer, example) for example in examples] == [targets(tokenizer, each) for each in fitting]
-    assert findings.counts == {masking.SPLIT_BY_ANSWER: 1, masking.TOO_LONG_CUT: 1}
-    dropped = masking.TOO_LONG_DROPPED if too_long == "drop" else masking.FIRST_ANSWER_TOO_LONG
-    examples, findings = build(tokenizer, turns, max_seq_len=8, too_long=too_long)
-    assert (examples, findings.counts) == ([], {masking.SPLIT_BY_ANSWER: 1, dropped: 1})
-
-
-@pytest.mark.parametrize(
-    ("answer", "target"),
-    [
-        ("A.", "\n</think>\n\nA.</s>"),
-        ("<think>\nhm\n</think>\n\nA.", "hm\n</think>\n\nA.</s>"),
-        ("<think>hm</think>A.", "hm</think>A.</s>"),
-        ("<b>A.</b>", "\n</think>\n\n<b>A.</b></s>"),
-    ],
-)
-def test_an_answer_after_a_prompt_with_an_open_thought_ends_the_thought(
-    answer: str, target: str, tokenizer_of: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizer_of("open thought")
-    (example,), findings = build(tokenizer, (("system", "s"), ("user", "a?"), ("assistant", answer)))
-    assert targets(tokenizer, example) == target
-    assert tokenizer.decode(example.ids) == f"<s>[INST]s[INST]a?[/INST]<think>\n{target}"
-    assert findings.counts[masking.THOUGHT_ADDED] == ("</think>" not in answer)
-
-
-def test_a_thought_that_the_template_leaves_out_is_a_finding(tokenizer_of: Callable[..., Any]) -> None:
-    for template, left_out in (("open thought", 0), ("chatml", 0), ("thoughts left out", 1)):
-        _, findings = build(tokenizer_of(template), (("user", "a?"), ("assistant", "<think>hm</think>A.")))
-        assert findings.counts[masking.THOUGHT_LEFT_OUT] == left_out
-
-
 def test_answers_of_the_prompt_and_excluded_turns_are_no_targets(tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of("chatml")
     for marks in ({"prompt_turns": 3}, {"untrained": (1,)}):
@@ -155,23 +91,6 @@ def test_answers_of_the_prompt_and_excluded_turns_are_no_targets(tokenizer_of: C
         assert targets(tokenizer, example) == "B.<|im_end|>"
     with pytest.raises(InputError, match="turn 2: "):
         list(ExampleBuilder(tokenizer, max_seq_len=4096, labels="all").build([source]))
-
-
-def test_an_answer_without_an_end_token_gets_one(tokenizer_of: Callable[..., Any]) -> None:
-    prompted = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A:{% else %} {{ m.content }}"
-    prompted += "{% endif %}{% endfor %}"
-    tokenizer = tokenizer_of(prompted)
-    (example,), findings = build(tokenizer, TWO[:2])
-    assert targets(tokenizer, example) == " A.</s>"
-    assert findings.counts == {masking.EOS_ADDED: 1}
-
-
-def test_another_end_token_and_a_doubled_start_are_findings(tokenizer_of: Callable[..., Any]) -> None:
-    (_,), findings = build(tokenizer_of("chatml", end="</s>"), TWO)
-    assert findings.counts == {masking.OTHER_EOS: 1}
-    doubled = "<s><s>{{ messages[0].content }}{% if messages | length > 1 %}{{ messages[1].content }}</s>{% endif %}"
-    (_,), findings = build(tokenizer_of(doubled), TWO[:2])
-    assert findings.counts == {masking.DOUBLED_BOS: 1}
 
 
 def test_an_answer_without_a_question_is_rejected_by_its_turn(tokenizer_of: Callable[..., Any]) -> None:
@@ -230,13 +149,6 @@ def test_a_template_that_writes_the_date_renders_equally_on_each_day(
     assert template.render("d.jsonl: line 1", [{"role": "user", "content": "!"}]) == "01 Jan 2026!"
 
 
-def test_a_conversation_without_an_answer_gives_no_example(tokenizer_of: Callable[..., Any]) -> None:
-    for turns in ((("user", "a?"),), (("user", "a?"), ("assistant", " \n"))):
-        examples, findings = build(tokenizer_of("chatml"), turns)
-        assert (examples, findings.counts) == ([], {masking.NO_TARGET: 1})
-    assert findings.locations == {masking.NO_TARGET: ["d.jsonl: line 1"]}
-
-
 @pytest.mark.parametrize("template", ["chatml", "mistral"])
 def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of(template)
@@ -248,13 +160,6 @@ def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tok
         assert example.ids == build(tokenizer, TWO)[0][0].ids
         assert findings.counts == {masking.TOO_LONG_CUT: 1}
     assert build(tokenizer, turns, max_seq_len=whole, too_long="cut")[1].counts == {}
-
-
-def test_a_conversation_that_does_not_fit_is_dropped_with_a_finding(tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer = tokenizer_of("chatml")
-    assert build(tokenizer, TWO, max_seq_len=20)[1].counts == {masking.TOO_LONG_DROPPED: 1}
-    examples, findings = build(tokenizer, TWO, max_seq_len=20, too_long="cut")
-    assert (examples, findings.counts) == ([], {masking.FIRST_ANSWER_TOO_LONG: 1})
 
 
 @pytest.mark.parametrize(

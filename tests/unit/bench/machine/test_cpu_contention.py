@@ -4,6 +4,7 @@ import pytest
 
 from bench.machine import cpu_contention
 from bench.machine.cpu_contention import CpuContention, CpuCounters, contention_between
+from tests.support.cases import Case, load_cases
 
 CALM = CpuCounters(
     at_sec=100.0,
@@ -40,39 +41,15 @@ def test_missing_counters_give_unknown_not_zero():
     assert CpuContention().flags == []
 
 
-# Measured with the suite quick, profile tiny, on two cores; docs/measurements.md also has the step times.
-@pytest.mark.parametrize(
-    ("percent", "level"),
-    [
-        *((percent, None) for percent in (0.7, 1.0, 2.99, 4.71)),
-        *((12.98, 10), (17.16, 10), (34.55, 20), (60.16, 50), (65.18, 50)),
-    ],
-)
-def test_waits_of_slowed_trials_are_a_flag_with_a_remedy(percent, level):
-    flags = CpuContention(cpu_wait_percent=percent, cpu_steal_percent=0.5).flags
-    assert len(flags) == (1 if level else 0)
-    for flag in flags:
+@pytest.mark.parametrize("case", load_cases(__file__, "contention.yaml"))
+def test_each_cause_of_contention_is_a_flag_with_its_level_and_a_remedy(case: Case):
+    flags = CpuContention(**case["input"]).flags
+    assert len(flags) == len(case["expected"])
+    for flag, (cause, level, remedy) in zip(flags, case["expected"], strict=True):
         assert flag.startswith("CPU contention: ")
+        assert cause in flag
         assert f" {level} % " in flag
-        assert "fleet.size" in flag.partition("; ")[2]
-
-
-def test_a_quota_is_named_as_the_cause_only_where_it_cost_time():
-    (flag,) = CpuContention(cpu_wait_percent=49.79, cpu_quota_throttled_percent=100.0).flags
-    assert "CPU quota" in flag
-    assert " 50 % " in flag
-    assert "resources.limits.cpu" in flag.partition("; ")[2]
-    assert CpuContention(cpu_quota_throttled_percent=100.0).flags == [flag], (
-        "waits are not counted: only the quota is known"
-    )
-    assert CpuContention(cpu_wait_percent=2.0, cpu_quota_throttled_percent=100.0).flags == []
-
-
-def test_stolen_time_is_a_flag_of_its_own():
-    first, second = CpuContention(cpu_wait_percent=30.0, cpu_steal_percent=12.0).flags
-    assert " 20 % " in first
-    assert "hypervisor" in second
-    assert " 10 % " in second
+        assert remedy in flag.partition("; ")[2]
 
 
 @pytest.fixture
