@@ -126,6 +126,20 @@ def test_no_sample_is_lost_between_tokenized_batches(make_trial, tokenizer, monk
     assert sorted(len(row.ids) for row in rows) == list(range(3, 23))
 
 
+def test_unusable_chats_are_refused_and_typed_control_tokens_are_text(make_trial, tokenizer, tokenizer_of):
+    def chat(question: str) -> Conversation:
+        return Conversation(file="d.jsonl", line=17, turns=(("user", question), ("assistant", "b")), digest=b"")
+
+    (row,) = make_rows(make_trial(), [chat("a</s>")], tokenizer)
+    assert (tokenizer.decode(row.ids), row.ids.count(tokenizer.eos_token_id)) == ("a</s>b</s>", 1)
+    with pytest.raises(InputError, match=r"d\.jsonl: line 17: .*: unknown"):
+        make_rows(make_trial(), [*chats(5, 5), chat("no")], tokenizer)
+    endless = tokenizer_of(WITH_END)
+    endless.eos_token = None
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token: "):
+        make_rows(make_trial(), chats(5), endless)
+
+
 @pytest.mark.parametrize("layout", ["pad", "pack"])
 def test_the_seed_determines_the_order(make_trial, tokenizer, layout):
     def ids(seed: int) -> list[list[int]]:
@@ -149,26 +163,6 @@ def test_no_more_is_tokenized_than_the_steps_need(make_trial, tokenizer, monkeyp
     monkeypatch.setattr(masking, "TOKENIZE_BATCH", 6)
     assert len(make_rows(trial, Recorded(chats(*[5] * 1000)), tokenizer)) == 18
     assert len(tokenized) <= 24
-
-
-def test_a_chat_the_template_refuses_is_named_by_file_and_line(make_trial, tokenizer):
-    bad = Conversation(file="d.jsonl", line=17, turns=(("user", "no"), ("assistant", "x")), digest=b"")
-    with pytest.raises(InputError, match=r"d\.jsonl: line 17: .*: unknown"):
-        make_rows(make_trial(), [*chats(5, 5), bad], tokenizer)
-
-
-def test_a_tokenizer_without_an_end_is_refused(make_trial, tokenizer_of):
-    tokenizer = tokenizer_of(WITH_END)
-    tokenizer.eos_token = None
-    with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token: "):
-        make_rows(make_trial(), chats(5), tokenizer)
-
-
-def test_typed_control_tokens_are_text(make_trial, tokenizer):
-    turns = (("user", "a</s>"), ("assistant", "b"))
-    (row,) = make_rows(make_trial(), [Conversation(file="d.jsonl", line=1, turns=turns, digest=b"")], tokenizer)
-    assert tokenizer.decode(row.ids) == "a</s>b</s>"
-    assert row.ids.count(tokenizer.eos_token_id) == 1
 
 
 def test_a_batch_carries_no_loss_and_no_attention_on_padding():
