@@ -21,7 +21,7 @@ from bench.records.status import Outcome, ReasonCode
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger
-from remote.fleet.outcome_writer import OutcomeWriter
+from remote.fleet.outcome import OutcomeWriter
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import RetryLimits, RetryPolicy
 from remote.fleet.worker import DOWNLOAD_FOLDER, CommandFactory, FleetState, Worker
@@ -33,7 +33,7 @@ class Fleet:
     """The hosts and open trials of one run.
 
     `make_command` gets (host, trial, attempt, job folder). The trial is in that folder as trial.json; the result is
-    expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.shared_volume`).
+    expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.outcome`).
     `on_event` is called from several threads and must not raise. `trial_ids` limits the fleet to these trials (None:
     all). `checkpoint_sync` transfers a training's checkpoints. `diagnose` says why a lost host does not come back.
     `is_cancel_requested` is polled while the fleet runs, and stops it.

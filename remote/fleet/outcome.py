@@ -1,15 +1,35 @@
-"""A trial's outcome, computed from its job's status and result by a pure function.
+"""A trial's outcome: fetched from its host, judged from its job's status and result, and written once.
 
 An exit code proves nothing; a verified result counts. Without a result, the way the job ended shows whether the trial
 itself failed (it would fail again) or was interrupted from outside (it is retried).
+
+If all workers of a fleet share a volume, attempts write there, so that results outlive their worker: a trial that was
+done when its worker died is not run again, and `inv collect` reads its files through another worker. The job's folder
+stays on the worker's own disk, because locks and heartbeats on a network file system can outlive their owner; its
+output folder is a link to the shared volume. Not covered: the job's log, whose last lines are in the result.
 """
 
+import shutil
 import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from bench.records.atomic_files import write_atomic
+from bench.records.checksummed import ResultError
+from bench.records.paths import NODE_RANK, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import ExitCode, Outcome, ReasonCode
-from remote.jobs.job import JobState, JobStatus
+from remote.fleet.events import EventType, FleetEvent, attempt_event
+from remote.fleet.ledger import Attempt, Ledger
+from remote.fleet.queue import OpenTrial, TrialQueue
+from remote.hosts.base import Host
+from remote.hosts.bundle import inline_command
+from remote.hosts.command import Command
+from remote.jobs.job import Job, JobState, JobStatus
+from remote.jobs.transfer import ChecksumMismatch, pull
 
 _SIGKILL_HINT = "; the kernel does that when the worker's memory is used up"
 # Causes of an attempt without a result, by its exit code. Of any other code, the trial itself is the cause.
@@ -82,3 +102,103 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+OUT_FOLDER = "out"
+TRIAL_FILE = "trial.json"
+PROGRESS_PATH = f"{OUT_FOLDER}/{PROGRESS_FILE}"
+
+
+def fetch_result(
+    job: Job,
+    planned: PlannedTrial,
+    attempt: Attempt,
+    status: JobStatus,
+    *,
+    remote_folders: Sequence[str],
+    download_folder: Path,
+) -> tuple[Outcome, Path | None]:
+    """Return the verdict on an attempt whose job is over, and the local path of its verified result, or None.
+
+    The result is in the first of the host's `remote_folders` that has one. It is downloaded below `download_folder`,
+    whose parent must exist, so that a deleted run folder is not created again. Raises HostError.
+    """
+    local_folder = download_folder / f"{planned.trial_id}.{attempt.number}"
+    for folder in (download_folder, local_folder):
+        folder.mkdir(exist_ok=True)
+    path, result, verification_error = local_folder / RESULT_FILE, None, None
+    for remote_folder in remote_folders:
+        try:
+            pull(job.agent, remote_folder, local_folder, only=(RESULT_FILE,))
+            result = TrialResult.read(path) if path.exists() else None
+        except (ResultError, ChecksumMismatch) as error:
+            verification_error = str(error)
+        if result is not None:
+            break
+    # The verdict on a job that did not end on its own does not depend on its output.
+    log_tail = job.log_tail() if result is None and status.state is JobState.ENDED else []
+    verdict = judge(planned, attempt.number, status, result, log_tail, verification_error)
+    is_its_own = result is not None and is_result_of(result, planned, attempt.number)
+    return verdict, path if is_its_own else None
+
+
+class OutcomeWriter:
+    """The component that ends or requeues the trials of one run. Safe to use from many threads.
+
+    Raises LedgerError and OSError if the run's folder cannot be written.
+    """
+
+    def __init__(
+        self, run_folder: Path, ledger: Ledger, queue: TrialQueue, on_event: Callable[[FleetEvent], None]
+    ) -> None:
+        self._run_folder, self._ledger, self._queue, self._on_event = run_folder, ledger, queue, on_event
+        self._lock = threading.Lock()
+
+    def end_trial(
+        self, planned: PlannedTrial, attempt: Attempt | None, verdict: Outcome, result: Path | None = None
+    ) -> None:
+        """Record the trial's end. The first end counts; later ones are ignored.
+
+        `result` is the attempt's verified result on this machine; its folder is deleted afterwards.
+        """
+        with self._lock:
+            if not self._ledger.is_open(planned.trial_id):
+                return
+            trial_folder = self._run_folder / TRIALS_FOLDER / planned.trial_id
+            if result is not None:
+                trial_folder.mkdir(parents=True, exist_ok=True)
+                write_atomic(trial_folder / RESULT_FILE, result.read_bytes())
+            else:
+                (trial_folder / RESULT_FILE).unlink(missing_ok=True)  # a result from before the trial was reopened
+            number = None if attempt is None else attempt.number
+            self._ledger.record_end(planned.trial_id, verdict, number)
+            if result is not None:
+                shutil.rmtree(result.parent)
+        event = attempt_event(EventType.ENDED, planned, attempt)
+        may_still_run = verdict.cause is not None and verdict.cause.may_still_run
+        self._on_event(replace(event, status=verdict.status, reason=verdict.text, may_still_run=may_still_run))
+        self._queue.notify()
+
+    def requeue(self, trial: OpenTrial, attempt: Attempt, verdict: Outcome) -> None:
+        """Requeue the trial after an attempt without a result, unless the trial has ended by now."""
+        if not self._ledger.is_open(trial.trial_id):
+            return
+        self._ledger.record_retry(trial.trial_id, attempt.number, verdict)
+        self._on_event(replace(attempt_event(EventType.RETRYING, trial.planned, attempt), reason=verdict.text))
+        self._queue.put(trial)
+
+
+def shared_output_folder(shared_folder: str, run_id: str, trial_id: str, attempt: int) -> str:
+    """Return the folder of one attempt's output on the shared volume; each attempt has its own."""
+    return f"{shared_folder}/{run_id}/{trial_id}.{attempt}"
+
+
+def with_shared_output(command: Command, host: Host, output_folder: str, job_folder: str) -> Command:
+    """Return `command` with the output folder of its job linked to `output_folder`, which it must create itself.
+
+    A pod can die, and its replacement may start the same attempt again. If `output_folder` then has a result, nothing
+    is left to do. If not, the first copy may still be running, and the attempt ends with 127, as it does without the
+    volume: the worker's fault, not the trial's.
+    """
+    arguments = (output_folder, f"{job_folder}/{OUT_FOLDER}", RESULT_FILE, NODE_RANK, *command.argv)
+    return replace(command, argv=inline_command(host, "remote.agent.scripts.link_output", *arguments).argv)

@@ -12,12 +12,17 @@ from bench.records.schema import SchemaError, from_json
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.events import EventType, FleetEvent, attempt_event
-from remote.fleet.fetch_result import OUT_FOLDER, PROGRESS_PATH, TRIAL_FILE, fetch_result
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.outcome_writer import OutcomeWriter
+from remote.fleet.outcome import (
+    OUT_FOLDER,
+    PROGRESS_PATH,
+    TRIAL_FILE,
+    OutcomeWriter,
+    fetch_result,
+    shared_output_folder,
+)
 from remote.fleet.queue import OpenTrial, TrialQueue
 from remote.fleet.retry_policy import CredentialsRejected, FleetStopped, RetryPolicy, WorkerBusy, WorkerLost
-from remote.fleet.shared_volume import shared_output_folder
 from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent

@@ -18,7 +18,7 @@ from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors
 from tasks.clients.workers import fleet_hosts, run_adapter_command
 from tasks.errors import ConfirmationRequired, UsageError, escape_controls, translate_errors
-from tasks.fleet.install_adapter import WEIGHTS_FILE
+from tasks.fleet.collect import WEIGHTS_FILE
 from tasks.fleet.run_store import TRAIN, newest_training, open_run
 from tasks.fleet.runner import refuse_busy_workers
 from tasks.settings.load import Settings

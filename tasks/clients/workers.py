@@ -18,9 +18,8 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import grouped_lines
 from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.kubeconfig import Target
-from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.gang_agent import GangAgent
-from remote.fleet.shared_volume import shared_output_folder, with_shared_output
+from remote.fleet.outcome import OUT_FOLDER, TRIAL_FILE, shared_output_folder, with_shared_output
 from remote.fleet.worker import CommandFactory
 from remote.hosts.base import (
     CommandFailed,

@@ -6,10 +6,9 @@ runner             run a plan over the fleet until every trial has ended
 live_display       progress of a fleet on the terminal
 training_progress  progress of a training on the terminal
 pricing            cost settings, and the price of a worker
-collect            fetch the workers' results into the run's folder
-install_adapter    copy a training's adapter and record into the run's folder
+collect            fetch the workers' results, and a training's adapter, into the run's folder
 monitor            `inv monitor`: a live table of the workers' GPUs
 run_store          the run folders on this machine
-k8s_training/      trainings that run as a Kubernetes Job
+k8s_training       trainings that run as a Kubernetes Job: read, cancelled, imported into the ledger
 pending_results    runs whose results are still in the pods
 """

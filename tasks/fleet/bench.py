@@ -23,8 +23,7 @@ from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.fleet import plan, runner
-from tasks.fleet.k8s_training import cancel
-from tasks.fleet.k8s_training.volume_reader import is_k8s_training
+from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.live_display import duration
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
@@ -109,7 +108,7 @@ def cancel_run(context: Context, name: str | None) -> None:
             print(f"run {run.run_id}: nothing to cancel, every trial has ended")
             return
         if is_k8s_training(run):
-            cancel.cancel_training(settings, run, folder, ledger)
+            cancel_training(settings, run, folder, ledger)
             return
         for fleet in runner.make_fleets(settings, run, folder, ledger, run_hosts(settings, run)):
             fleet.stop()

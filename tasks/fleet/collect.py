@@ -4,8 +4,12 @@ The ledger says which attempt of a trial counts. The fleet has already fetched t
 the trial's end; its other files (telemetry, log) are fetched here. If the worker is gone and the workers share a
 volume, another worker sends the files. For a trial without a result, a record of its end is written from the ledger,
 so that the folder has one record for every planned trial.
+
+A training's adapter and record are also copied to results/RUN/adapter/ and training.json; peft loads the adapter's
+folder as it is. It gets its final name only when it is complete and the weights match the record's sha256.
 """
 
+import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,14 +28,15 @@ from bench.records.paths import (
     PROGRESS_FILE,
     RESULT_FILE,
     SUMS_FILE,
+    TRAINING_FILE,
     TRIALS_FOLDER,
 )
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
-from remote.fleet.fetch_result import OUT_FOLDER
+from bench.records.training import TrainingRecord
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
-from remote.fleet.shared_volume import shared_output_folder
+from remote.fleet.outcome import OUT_FOLDER, shared_output_folder
 from remote.hosts.base import Host, HostError, PermissionDenied, collapse_whitespace
 from remote.jobs.agent import Agent
 from remote.jobs.job import LOG_FILE
@@ -41,9 +46,7 @@ from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import console
 from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
-from tasks.fleet.install_adapter import install
-from tasks.fleet.k8s_training.sync_ledger import sync_ledger
-from tasks.fleet.k8s_training.volume_reader import is_k8s_training, open_reader_pod
+from tasks.fleet.k8s_training import is_k8s_training, open_reader_pod, sync_ledger
 from tasks.fleet.pending_results import incomplete_runs
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
@@ -304,3 +307,36 @@ def _report_outcome(run: RunRecord, folder: Path, collected: list[CollectedTrial
         raise SomeTrialsFailed(
             f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended", remedy=advice
         )
+
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+def install(run: RunRecord, folder: Path) -> str | None:
+    """Copy both into the run's folder. Returns a line to print; None if the run has no training record.
+
+    Raises ConfirmationRequired and OSError.
+    """
+    (planned,) = run.planned[:1]
+    trial = folder / TRIALS_FOLDER / planned.trial_id
+    if not (trial / TRAINING_FILE).exists():
+        return None
+    try:
+        record = TrainingRecord.read(trial / TRAINING_FILE)
+    except ResultError as error:
+        remedy = f"remove it, then rerun `inv collect --run={run.run_id}`"
+        raise ConfirmationRequired.from_error(error, remedy=remedy) from error
+    write_atomic(folder / TRAINING_FILE, (trial / TRAINING_FILE).read_bytes())
+    source, target = trial / ADAPTER_FOLDER, folder / ADAPTER_FOLDER
+    if record.adapter_sha256 is None or not source.is_dir():
+        return f"{folder / TRAINING_FILE}: {record.steps_done:,} of {record.steps_planned:,} steps, no adapter"
+    if sha256_of(source / WEIGHTS_FILE) != record.adapter_sha256:
+        raise ConfirmationRequired(
+            f"{source / WEIGHTS_FILE}: its sha256 is not the one in {TRAINING_FILE}", remedy="do not use it"
+        )
+    partial = folder / f".{ADAPTER_FOLDER}.part"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    return f"{target}: the adapter of step {record.adapter_step:,}, sha256 {record.adapter_sha256[:12]}, verified"

@@ -19,15 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.run import RunRecord
-from remote.fleet.fetch_result import PROGRESS_PATH
+from remote.fleet.outcome import PROGRESS_PATH
 from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_path
 from tasks.cli import terminal
 from tasks.clients import workers
 from tasks.errors import RetryableError, escape_controls
-from tasks.fleet.k8s_training import sync_ledger as volume
-from tasks.fleet.k8s_training.volume_reader import is_k8s_training, training_pods
+from tasks.fleet import k8s_training as volume
+from tasks.fleet.k8s_training import is_k8s_training, training_pods
 from tasks.fleet.run_store import open_run
 from tasks.fleet.training_progress import TrainingLines
 from tasks.settings.load import Settings, load

@@ -20,7 +20,7 @@ from remote.hosts.connectors import CONNECTORS
 from remote.jobs.agent import Agent
 from remote.jobs.job import slot_path
 from tasks.clients.workers import pod_hosts
-from tasks.fleet.k8s_training.volume_reader import is_k8s_training
+from tasks.fleet.k8s_training import is_k8s_training
 from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
 

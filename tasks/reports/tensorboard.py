@@ -20,8 +20,8 @@ from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
-from remote.fleet.fetch_result import OUT_FOLDER
 from remote.fleet.ledger import Ledger, LedgerError
+from remote.fleet.outcome import OUT_FOLDER
 from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
@@ -31,8 +31,8 @@ from reports.read.run import ReportError, ReportWriteError
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
-from tasks.fleet.k8s_training import sync_ledger as volume
-from tasks.fleet.k8s_training.volume_reader import is_k8s_training, training_pods
+from tasks.fleet import k8s_training as volume
+from tasks.fleet.k8s_training import is_k8s_training, training_pods
 from tasks.fleet.run_store import is_training, open_run
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path

@@ -1,10 +1,8 @@
 """`inv train` and `inv data.check`: run a fine-tuning, and check its data first.
 
-check        `inv data.check`: have one worker read the data, and print its report
-train        `inv train`: check everything, then start, resume or submit a training
+train        `inv data.check`; `inv train`: check everything, then start, resume or submit a training
 trial_spec   build the training's trial from settings, flags and a trial file
 forecast     predict hours, dollars, memory and communication before the start
-config_diff  settings that changed since the plan: an error, or applied with --changed
 resume       `inv train --resume`: reattach to a training, or restart it from its last checkpoint
 session      follow one training to its end: losses, restarts, fewer workers
 submit_job   `inv train --job`: deploy a training as a Kubernetes Job

@@ -3,17 +3,24 @@
 It continues as planned. Changed settings and changed content of data or model are errors, field by field. With
 --changed they are applied, and the ledger and the training's record list them. A training that has failed is resumed
 unchanged with --retry-failed only.
+
+Settings that changed since the plan are an error, or applied with --changed. Changed content of the data files and the
+model folder is found by the workers.
 """
 
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.records import Trial
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
+from bench.records.training import OTHER_SHAPE, Training, TrainingData
+from bench.records.validation import settings_of
 from remote.fleet.ledger import Entry, Ledger
 from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts
@@ -21,13 +28,118 @@ from tasks.commands import TrainOptions
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
-from tasks.fleet.k8s_training.cancel import is_job_active
-from tasks.fleet.k8s_training.volume_reader import is_k8s_training
+from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
 from tasks.settings.load import Settings
-from tasks.train import config_diff, forecast, submit_job, trial_spec
+from tasks.settings.renamed import translate_recorded
+from tasks.train import forecast, submit_job, trial_spec
 from tasks.train.session import TrainingSession, reachable_workers
 from tasks.train.trial_spec import TRIAL_ID
+
+# Settings without influence on the result: the current value always applies.
+OPERATOR_SETTINGS = {"workers", "max_restarts", "replacement_timeout_sec", "elastic", "budget_usd", "max_hours"}
+DATA_SETTINGS = {setting.name for setting in settings_of(TrainingData).values()} | {
+    *("data", "data_weights", "max_seq_len", "data.path")
+}
+TRIAL_FIELDS = {setting.name: field for field, setting in settings_of(Trial).items()}  # by setting, like the next
+TRAINING_FIELDS = {setting.name: field for field, setting in settings_of(Training).items()}
+FIXED_SETTINGS = {"lora_targets": OTHER_SHAPE} | {
+    setting.name: setting.fixed
+    for record in (Trial, Training)
+    for setting in settings_of(record).values()
+    if setting.fixed is not None
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingChange:
+    """A setting with its planned and its current value."""
+
+    setting: str
+    planned: Any
+    current: Any
+
+    @property
+    def text(self) -> str:
+        """One line for messages and the ledger."""
+        return f"{self.setting}: {self.planned} as planned, {self.current} now"
+
+    @property
+    def key(self) -> str:
+        """The setting's name without the section `train`; other sections stay."""
+        return self.setting.removeprefix("train.")
+
+
+def find_changes(run: RunRecord, settings: Settings) -> list[SettingChange]:
+    """List the settings that differ from the run's plan, in the order of the settings."""
+    planned_settings, current_settings = translate_recorded(run.settings), settings.public()
+    planned_train = planned_settings.get("train", {})
+    names = [name for name in current_settings["train"] if name in planned_train and name not in OPERATOR_SETTINGS]
+    values = [(f"train.{name}", planned_train[name], current_settings["train"][name]) for name in names]
+    sections = [
+        section
+        for section in ("model", "data")
+        if section in planned_settings and (section == "model" or not current_settings["train"]["data"])
+    ]
+    values += [
+        (f"{section}.path", planned_settings[section]["path"], current_settings[section]["path"])
+        for section in sections
+    ]
+    return [
+        SettingChange(setting=name, planned=planned, current=current)
+        for name, planned, current in values
+        if planned != current
+    ]
+
+
+def raise_if_changed(run: RunRecord, changes: Sequence[SettingChange], *, is_allowed: bool) -> None:
+    """Raise UsageError for changes if they are not allowed, and always for settings that cannot change."""
+    if fixed := [change for change in changes if change.key in FIXED_SETTINGS]:
+        reasons = "; ".join(f"{change.text} ({FIXED_SETTINGS[change.key]})" for change in fixed)
+        raise UsageError(f"run {run.run_id}: {reasons}", remedy="restore the planned value, or start a new training")
+    if changes and not is_allowed:
+        texts = "; ".join(change.text for change in changes)
+        raise UsageError(
+            f"run {run.run_id}: {texts}",
+            remedy="restore the planned values, or resume with the current settings: "
+            f"`{resume_command(run)} --changed`",
+        )
+
+
+def apply_changes(
+    trial: Trial, settings: Settings, changes: Sequence[SettingChange], extra_differences: Sequence[str]
+) -> Trial:
+    """Return the trial with the current value of each changed setting.
+
+    `extra_differences` (`model`, `data`) may differ as well. Raises UsageError if the current settings are invalid.
+    """
+    new_trial = trial_spec.make_trial(settings, None, workers=trial.world_size, max_hours=None)
+    if trial.training is None or new_trial.training is None:
+        raise ValueError("only a training has a checkpoint to resume from")
+    keys, trial_fields, training_fields = {change.key for change in changes}, dict[str, Any](), dict[str, Any]()
+    may_differ = {*trial.training.may_differ, *extra_differences}
+    for key in keys:
+        if key in TRIAL_FIELDS:
+            trial_fields[TRIAL_FIELDS[key]] = getattr(new_trial, TRIAL_FIELDS[key])
+            may_differ.add(TRIAL_FIELDS[key])
+        if key in TRAINING_FIELDS:
+            name = TRAINING_FIELDS[key]
+            training_fields[name] = getattr(new_trial.training, name)
+            may_differ.add(f"training.{name}")
+    if keys & DATA_SETTINGS:
+        trial_fields["data"], training_fields["data"] = new_trial.data, new_trial.training.data
+        may_differ.add("data")
+    if "model.path" in keys:
+        trial_fields["model"] = new_trial.model
+    training_fields["may_differ"] = tuple(sorted(may_differ))
+    training_fields["revision"] = trial.training.revision + 1
+    if {"model", "data"} & may_differ:
+        training_fields["input_digests"] = {}
+    with trial_spec.setting_errors():
+        return dataclasses.replace(
+            trial, **trial_fields, training=dataclasses.replace(trial.training, **training_fields)
+        )
+
 
 ALREADY_DONE = "succeeded, nothing to resume"
 
@@ -93,7 +205,7 @@ def _print_state(settings: Settings, run: RunRecord, entry: Entry | None) -> Non
         return
     state = "not started" if entry is None or not entry.attempts else "running" if entry.status is None else "ended"
     end = "" if entry is None or entry.status is None else f" as {entry.status.value}: {entry.reason}"
-    for change in config_diff.diff(run, settings):
+    for change in find_changes(run, settings):
         print(change.text)
     print(f"run {run.run_id}: {state}{end}; nothing was changed")
 
@@ -108,15 +220,15 @@ def _check_unchanged_plan(settings: Settings, session: TrainingSession, options:
         raise UsageError(
             f"fleet.size: {settings.fleet.size}, but the training also runs on {missing_workers[0]}", remedy="raise it"
         )
-    for change in config_diff.diff(run, settings):
+    for change in find_changes(run, settings):
         print(f"{change.text}; the training continues as planned")
 
 
 def _reopen(settings: Settings, session: TrainingSession, options: TrainOptions) -> None:
     """Reopen a stopped training with the current limits, and with other workers, settings or data if requested."""
     run, previous = session.run, session.trial
-    changes = config_diff.diff(run, settings)
-    config_diff.raise_if_changed(run, changes, is_allowed=options.changed)
+    changes = find_changes(run, settings)
+    raise_if_changed(run, changes, is_allowed=options.changed)
     if settings.train.elastic:
         reachable = reachable_workers(session.hosts)
         session.hosts = [*reachable, *(host for host in session.hosts if host not in reachable)]
@@ -128,7 +240,7 @@ def _reopen(settings: Settings, session: TrainingSession, options: TrainOptions)
         )
     trial = dataclasses.replace(previous, world_size=count)
     if changes:
-        trial = config_diff.apply_changes(trial, settings, changes, ())
+        trial = apply_changes(trial, settings, changes, ())
     probe = forecast.probe_workers(settings, hosts[: count if options.changed else 1], trial)
     content_changes = _content_changes(run, trial.model, probe)
     if content_changes and not options.changed:
@@ -141,7 +253,7 @@ def _reopen(settings: Settings, session: TrainingSession, options: TrainOptions)
     if options.changed:
         if not notes:
             raise UsageError(f"train: --changed: nothing has changed since run {run.run_id} was planned")
-        trial = config_diff.apply_changes(trial, settings, changes, [*content_changes])
+        trial = apply_changes(trial, settings, changes, [*content_changes])
         forecast.check_limits(settings, trial, probe)
         predicted = forecast.predict(settings, trial, probe)
         inputs = forecast.run_inputs(trial, probe, predicted)
@@ -211,8 +323,8 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
                 remedy=f"`{job_command} --retry-failed` retries it unchanged from its "
                 "last checkpoint, --changed with the current settings",
             )
-        changes = config_diff.diff(run, settings)
-        config_diff.raise_if_changed(run, changes, is_allowed=options.changed)
+        changes = find_changes(run, settings)
+        raise_if_changed(run, changes, is_allowed=options.changed)
         next_run = _next_turn(settings, run, entry, changes if options.changed else None)
 
         def on_accepted() -> None:
@@ -225,9 +337,7 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
     submit_job.print_submitted(run_id, options)
 
 
-def _next_turn(
-    settings: Settings, run: RunRecord, entry: Entry, changes: Sequence[config_diff.SettingChange] | None
-) -> RunRecord:
+def _next_turn(settings: Settings, run: RunRecord, entry: Entry, changes: Sequence[SettingChange] | None) -> RunRecord:
     """Return the plan of a Job's next turn. `changes` is None without --changed.
 
     With --changed, data and model may differ as well: no worker has checked them, and the pods' log lists differences.
@@ -235,7 +345,7 @@ def _next_turn(
     (planned,), job = run.planned, run.provenance["inputs"]["job"]
     trial = planned.trial
     if changes is not None:
-        trial = config_diff.apply_changes(trial, settings, changes, ("model", "data"))
+        trial = apply_changes(trial, settings, changes, ("model", "data"))
     if trial.training is not None:
         unlimited = dataclasses.replace(trial.training, max_hours=settings.train.max_hours)
         trial = forecast.cap_steps(settings, dataclasses.replace(trial, training=unlimited), "")

@@ -23,8 +23,8 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Attempt, Ledger
+from remote.fleet.outcome import shared_output_folder, with_shared_output
 from remote.fleet.retry_policy import RetryLimits
-from remote.fleet.shared_volume import shared_output_folder, with_shared_output
 from remote.hosts.base import Host
 from remote.hosts.command import Command
 from remote.hosts.pods.host import PodHost

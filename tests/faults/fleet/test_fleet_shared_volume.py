@@ -12,10 +12,9 @@ import pytest
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.events import EventType
-from remote.fleet.fetch_result import TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
-from remote.fleet.shared_volume import shared_output_folder, with_shared_output
+from remote.fleet.outcome import TRIAL_FILE, shared_output_folder, with_shared_output
 from remote.hosts.base import Host
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent

@@ -28,9 +28,9 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from remote.fleet.events import EventType, FleetEvent
-from remote.fleet.fetch_result import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
+from remote.fleet.outcome import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.retry_policy import RetryLimits
 from remote.fleet.worker import CommandFactory
 from remote.hosts.base import Completed, Host, HostUnreachable, RunOptions

@@ -1,9 +1,11 @@
-"""Output of `inv train --resume` that changes nothing, for each end of the ledger."""
+"""`inv train --resume`: its output for each end of the ledger; changed settings are an error or applied."""
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from invoke import Context
@@ -17,6 +19,7 @@ from tasks.commands import TrainOptions
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet.training_progress import TrainingSpend, TrainingView
 from tasks.settings.load import Settings
+from tasks.settings.renamed import RENAMED
 from tasks.train import resume, submit_job, train, trial_spec
 from tasks.train.session import TrainingSession
 from tasks.train.trial_spec import TRIAL_ID
@@ -121,3 +124,82 @@ def write_training(configured: Settings, end: TrialStatus | None, reason: str | 
     if end is not None:
         ledger.record_end(TRIAL_ID, Outcome(end, reason=reason), 1)
     return folder
+
+
+# Changed settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(settings: Callable[..., Settings]) -> RunRecord:
+    """A training with the defaults, as read from its file."""
+    trial = trial_spec.make_trial(settings(), None, workers=2, max_hours=None)
+    plan, public = PlannedTrial(trial_id=TRIAL_ID, trial=trial), json.loads(json.dumps(settings().public()))
+    return synthetic.record(run_id="20260101-000000-train", suite="train", planned=[plan], settings=public)
+
+
+def test_unrequested_changes_are_an_error_with_the_command_that_applies_them(run: RunRecord, settings: Any) -> None:
+    limits = {"max_hours": 1.0, "budget_usd": 9.0, "max_restarts": 99, "elastic": True, "workers": 1}
+    assert resume.find_changes(run, settings(**limits)) == []
+    changes = resume.find_changes(run, settings(schedule="linear", learning_rate=0.001))
+    with pytest.raises(UsageError) as error_info:
+        resume.raise_if_changed(run, changes, is_allowed=False)
+    message = str(error_info.value)
+    assert [change.text in message for change in changes] == [True, True]
+    assert "train.learning_rate: 0.0002 as planned, 0.001 now" in message
+    assert f"`inv train --resume={run.run_id} --changed`" in message
+    resume.raise_if_changed(run, changes, is_allowed=True)
+
+
+@pytest.mark.parametrize("change", [{"lora_rank": 8}, {"lora_alpha": 16}, {"optimizer": "paged_adamw_8bit"}])
+def test_changes_that_no_checkpoint_survives_are_always_an_error_with_the_reason(
+    run: RunRecord, settings: Any, change: dict[str, Any]
+) -> None:
+    ((name, value),) = change.items()
+    text = rf"train\.{name}: .* as planned, {value} now \({re.escape(resume.FIXED_SETTINGS[name])}\)"
+    with pytest.raises(UsageError, match=text):
+        resume.raise_if_changed(run, resume.find_changes(run, settings(**change)), is_allowed=True)
+
+
+def test_requested_changes_are_applied_and_nothing_else(run: RunRecord, settings: Any) -> None:
+    before = run.planned[0].trial
+    now = settings(learning_rate=0.001, schedule="linear", data=["other.jsonl"], max_seq_len=256)
+    changed = resume.apply_changes(before, now, resume.find_changes(run, now), ["model"])
+    assert before.training is not None
+    training = dataclasses.replace(
+        before.training,
+        data=trial_spec.training_data(now),
+        schedule="linear",
+        may_differ=("data", "learning_rate", "max_seq_len", "model", "training.schedule"),
+        revision=1,
+    )
+    expected = {"learning_rate": 0.001, "max_seq_len": 256, "data": "other.jsonl", "training": training}
+    assert changed == dataclasses.replace(before, **expected)
+
+
+@pytest.mark.parametrize(("differences", "are_kept"), [((), True), (("data",), False), (("model",), False)])
+def test_a_confirmed_change_of_an_input_drops_the_planned_digests(
+    run: RunRecord, settings: Any, differences: tuple[str, ...], are_kept: bool
+) -> None:
+    before, digests = run.planned[0].trial, {"data.jsonl": "0" * 64}
+    assert before.training is not None
+    before = dataclasses.replace(before, training=dataclasses.replace(before.training, input_digests=digests))
+    now = settings(learning_rate=0.001)
+    changed = resume.apply_changes(before, now, resume.find_changes(run, now), differences)
+    assert changed.training is not None
+    assert changed.training.input_digests == (digests if are_kept else {})
+
+
+def test_a_plan_with_old_names_of_settings_is_compared_under_todays(run: RunRecord, settings: Any) -> None:
+    old_names = {new[1]: old[1] for old, new in RENAMED.items() if old[0] == new[0] == "train"}
+    train = {old_names.get(name, name): value for name, value in run.settings["train"].items()}
+    old_run = dataclasses.replace(run, settings={**run.settings, "train": {**train, "patience": 3, "wait": 9.0}})
+    (change,) = resume.find_changes(old_run, settings())
+    assert (change.setting, change.planned, change.current) == ("train.early_stopping_patience", 3, 0)
+
+
+def test_every_setting_of_a_training_can_be_changed_or_is_fixed(settings: Any) -> None:
+    every = set(settings().public()["train"]) - resume.OPERATOR_SETTINGS
+    assert every == resume.DATA_SETTINGS - {"data.path"} | {
+        *resume.TRIAL_FIELDS, *resume.TRAINING_FIELDS, "lora_targets",
+    }  # fmt: skip
+    assert set(resume.FIXED_SETTINGS) <= every
