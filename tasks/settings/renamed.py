@@ -112,13 +112,13 @@ def _rename(layer: SettingsLayer, old: Keys, new: Keys) -> SettingsLayer:
 
 def _rename_values(layer: SettingsLayer, keys: Keys, new_values: Mapping[str, str]) -> SettingsLayer:
     values = layer.get(keys)
-    old_values = [value for value in values if value in new_values] if isinstance(values, list) else []
+    old_values = [value for value in values if str(value) in new_values] if isinstance(values, list) else []
     if not old_values:
         return layer
     pairs = ", ".join(f"{value} is now {new_values[value]}" for value in old_values)
     _print_once(f"{layer.where(keys)}: {'.'.join(keys)}: {pairs}; rename it there")
     data = _copy(layer.data)
-    set_value(data, keys, [new_values.get(value, value) for value in values])
+    set_value(data, keys, [new_values.get(str(value), value) for value in values])
     return dataclasses.replace(layer, data=data)
 
 

@@ -164,7 +164,7 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Set
 
 
 def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
-    """Parse a file target its sections and their YAML nodes. Raises UsageError and FileNotFoundError."""
+    """Parse a file to its sections and their YAML node. Raises UsageError and FileNotFoundError."""
     try:
         text = read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8")
     except FileNotFoundError:
@@ -201,14 +201,12 @@ def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
 @functools.lru_cache(maxsize=8)  # a command loads its settings several times, and the shipped file takes 20 ms
 def _parse_yaml_text(text: str) -> tuple[Any, yaml.Node | None]:
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None, None
         if _count(node, {}) > _MAX_FILE_VALUES:
             raise _UnusableError(f": unusable YAML: more than {_MAX_FILE_VALUES:,} values")
-        _refuse_duplicate_keys(node)
-        _refuse_invalid_scalars(node)
         return loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -223,42 +221,30 @@ def _parse_yaml_text(text: str) -> tuple[Any, yaml.Node | None]:
         raise _UnusableError(": unusable YAML: nested too deeply") from error
 
 
-def _refuse_duplicate_keys(node: yaml.Node, parents: Keys = ()) -> None:
-    # YAML forbids equal keys in one section, but the parser silently uses the last.
-    if not isinstance(node, yaml.MappingNode) or len(parents) > 8:
-        return
-    lines: dict[str, int] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        keys, line = (*parents, key.value), key.start_mark.line + 1
-        if key.value in lines and key.value != "<<":
-            raise _UnusableError(f":{line}: {'.'.join(keys)}: given twice, first on line {lines[key.value]}")
-        lines[key.value] = line
-        _refuse_duplicate_keys(value, keys)
+class _Loader(yaml.SafeLoader):
+    """PyYAML's loader that refuses equal keys in a section, and names the line of each unusable value."""
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            if key.value in lines:
+                problem = f"{clip(key.value)} is given twice, first on line {lines[key.value]}"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return node
 
-def _refuse_invalid_scalars(root: yaml.Node) -> None:
-    # For `2025-13-45` and `!!int x` the constructor raises ValueError, IndexError and others, without a line number.
-    pending, seen, constructor = [root], set(), yaml.constructor.SafeConstructor()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:  # an alias may refer to a section that contains it
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            pending.extend(part for pair in node.value for part in pair)
-        elif isinstance(node, yaml.SequenceNode):
-            pending.extend(node.value)
-        else:
-            try:
-                constructor.construct_object(node)
-            except yaml.YAMLError:
-                continue  # it has a line number, and construct_document raises it again
-            except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
-                kind = node.tag.rpartition(":")[2]
-                line = node.start_mark.line + 1
-                raise _UnusableError(f":{line}: not YAML: {clip(node.value)} is not a valid {kind}") from error
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        # For `2025-13-45` and `!!int x` PyYAML raises ValueError, IndexError and others, without a line number.
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+            problem = f"{clip(str(node.value))} is not a valid {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark) from error
 
 
 def _count(node: yaml.Node, known: dict[int, float]) -> float:

@@ -12,7 +12,8 @@ from bench.records.trial import PROFILES, SUITE_NAMES
 from tasks.errors import UsageError
 from tasks.fleet.pricing import pricing
 from tasks.settings.load import SYNONYMS, load
-from tasks.settings.schema import LEAVES, FleetSection, Sections, local_workers
+from tasks.settings.schema import LEAVES, Sections, expected_text, field, local_workers
+from tests.support.cases import Case, load_cases
 
 Make = Callable[..., Context]
 
@@ -136,155 +137,37 @@ def test_files_of_every_kind_are_read_and_foreign_keys_are_ignored(
     assert load(context(file if file.startswith("f.") else None)).fleet.size == size
 
 
-SIZE = "auto, or a whole number from 1 to 1024"
-SECTIONS = ", ".join(Sections.model_fields)
-FLEET = ", ".join(FleetSection.model_fields)
-PATH_NEEDED = "a folder's path"
-TRIALS = "a list of trial ids"
-RATE = "a number above 0, at most 1, or null"
-STEPS = "a whole number from 1 to 100000, or null"
-SOURCE = "text that says where the price is from"
-NAME = "a Kubernetes name (lower-case letters, digits, '-')"
-OVERLAYS = "pods, preemptible, interactive, job-1gpu, job-4gpu, job-4gpu-jobset, job-4gpu-kueue"
-
-MISTAKES = {
-    # wrong type
-    "fleet:\n  size: four\n": f'f.yaml:2: fleet.size: expected {SIZE}, found "four"',
-    'fleet: {size: "4"}': f'f.yaml:1: fleet.size: expected {SIZE}, found "4"',
-    "fleet: {size: 4.0}": f"f.yaml:1: fleet.size: expected {SIZE}, found 4.0",
-    "fleet: {size: true}": f"f.yaml:1: fleet.size: expected {SIZE}, found true",
-    "fleet: {size: null}": f"f.yaml:1: fleet.size: expected {SIZE}, found null",
-    "fleet: {size: [4]}": f"f.yaml:1: fleet.size: expected {SIZE}, found a list",
-    "fleet: {size: {a: 4}}": f"f.yaml:1: fleet.size: expected {SIZE}, found a section",
-    "fleet: {size: 2025-01-31}": f'f.yaml:1: fleet.size: expected {SIZE}, found "2025-01-31"',
-    "fleet: {lost_after_sec: true}": "f.yaml:1: fleet.lost_after_sec: expected a number from 1 to 86400, found true",
-    "fleet: {workspace: 3}": f"f.yaml:1: fleet.workspace: expected {PATH_NEEDED}, or null, found 3",
-    "results: {folder: no}": f"f.yaml:1: results.folder: expected {PATH_NEEDED}, found false",
-    'results: {folder: ""}': f'f.yaml:1: results.folder: expected {PATH_NEEDED}, found ""',
-    "results: {folder: null}": f"f.yaml:1: results.folder: expected {PATH_NEEDED}, found null",
-    'model: {path: "a\\nb"}': f'f.yaml:1: model.path: expected {PATH_NEEDED}, found "a\\nb"',
-    "data: {path: 1}": "f.yaml:1: data.path: expected a file's path, found 1",
-    "bench: {only: baseline}": f'f.yaml:1: bench.only: expected {TRIALS}, found "baseline"',
-    "bench: {only: !!set {a}}": f"f.yaml:1: bench.only: expected {TRIALS}, found a set",
-    "bench:\n  only:\n    - a\n    - 3\n": "f.yaml:2: bench.only[1]: expected text, found 3",
-    "train:\n  data_weights: [1, .inf]\n": "f.yaml:2: train.data_weights[1]: expected a number, found .inf",
-    "train:\n  sample_prompts: ['a', '']\n": (
-        'f.yaml:2: train.sample_prompts[1]: expected text of one line, not blank, found ""'
-    ),
-    # not one of the choices; suites and profiles are those that the bench knows
-    "fleet: {kind: slurm}": 'f.yaml:1: fleet.kind: expected one of local, pods, found "slurm"',
-    "bench: {suite: quik}": f'f.yaml:1: bench.suite: expected one of {", ".join(SUITE_NAMES)}, found "quik"',
-    "bench: {profile: a10}": f'f.yaml:1: bench.profile: expected one of {", ".join(PROFILES)}, found "a10"',
-    "bench: {spread: all}": 'f.yaml:1: bench.spread: expected one of replicate, shard, found "all"',
-    # out of range
-    "fleet: {size: 0}": f"f.yaml:1: fleet.size: expected {SIZE}, found 0",
-    "fleet: {size: 1025}": f"f.yaml:1: fleet.size: expected {SIZE}, found 1025",
-    "fleet: {lost_after_sec: 0.5}": "f.yaml:1: fleet.lost_after_sec: expected a number from 1 to 86400, found 0.5",
-    "fleet: {lost_after_sec: .nan}": "f.yaml:1: fleet.lost_after_sec: expected a number from 1 to 86400, found .nan",
-    "fleet: {lost_after_sec: -.inf}": "f.yaml:1: fleet.lost_after_sec: expected a number from 1 to 86400, found -.inf",
-    "fleet: {max_attempts: 11}": "f.yaml:1: fleet.max_attempts: expected a whole number from 1 to 10, found 11",
-    "fleet:\n  local:\n    threads: 0": "f.yaml:3: fleet.local.threads: expected a whole number from 1 to 256, found 0",
-    "bench: {seed: -1}": "f.yaml:1: bench.seed: expected a whole number from 0 to 2147483647, found -1",
-    "bench: {learning_rate: 0}": f"f.yaml:1: bench.learning_rate: expected {RATE}, found 0",
-    "bench: {measured_steps: 0}": f"f.yaml:1: bench.measured_steps: expected {STEPS}, found 0",
-    "cost: {price_usd_per_gpu_hour: -1, price_source: x}": (
-        "f.yaml:1: cost.price_usd_per_gpu_hour: expected a number above 0, at most 1000, or null, found -1"
-    ),
-    "cost:\n  hosted_usd_per_10000_samples: 10.0\n": f"f.yaml:2: cost.hosted_source: expected {SOURCE}, found null",
-    "cost:\n  price_usd_per_gpu_hour: 2.0\n": f"f.yaml:2: cost.price_source: expected {SOURCE}, found null",
-    # section cluster
-    "cluster:\n  namespace: Qlora_Fleet\n": f'f.yaml:2: cluster.namespace: expected {NAME}, found "Qlora_Fleet"',
-    "cluster:\n  memory: 24 GB\n": 'f.yaml:2: cluster.memory: expected a Kubernetes quantity like 24Gi, found "24 GB"',
-    "cluster:\n  cpu: 0.5\n": "f.yaml:2: cluster.cpu: expected a Kubernetes quantity like 4 or 500m, found 0.5",
-    "cluster:\n  preemptible: 1\n": "f.yaml:2: cluster.preemptible: expected true or false, found 1",
-    "cluster:\n  volume: {handle: 10.0.0.5}\n": (
-        'f.yaml:2: cluster.volume.handle: expected text like SERVER:/EXPORT, or null, found "10.0.0.5"'
-    ),
-    "cluster:\n  provider: aws\n": "f.yaml:2: cluster.provider: expected one of auto, generic, oci, found 'aws'",
-    "cluster:\n  overlay: pod\n": f'f.yaml:2: cluster.overlay: expected one of {OVERLAYS}, found "pod"',
-    # unknown keys
-    "fleet:\n  siez: 3": "f.yaml:2: fleet.siez: unknown setting; did you mean fleet.size?",
-    "fleet: {local: {thread: 3}}": "f.yaml:1: fleet.local.thread: unknown setting; did you mean fleet.local.threads?",
-    "fleet: {colour: 3}": f"f.yaml:1: fleet.colour: unknown setting; fleet has {FLEET}",
-    "fleet: {gpus: 3}": "f.yaml:1: fleet.gpus: unknown setting; did you mean fleet.size?",
-    "fleet: {workers: 3}": "f.yaml:1: fleet.workers: unknown setting; did you mean fleet.size?",
-    "train: {lr: 3}": "f.yaml:1: train.lr: unknown setting; did you mean train.learning_rate?",
-    "train: {steps: 3}": "f.yaml:1: train.steps: unknown setting; did you mean train.max_steps?",
-    "cost: {price: 3}": "f.yaml:1: cost.price: unknown setting; did you mean cost.price_usd_per_gpu_hour?",
-    "fleet: {1: 3}": f"f.yaml:1: fleet.1: unknown setting; fleet has {FLEET}",
-    "# first\nflete: {size: 3}": "f.yaml:2: flete: unknown setting; did you mean fleet?",
-    "threads: 3": "f.yaml:1: threads: unknown setting; did you mean fleet.local.threads?",
-    "root: /x": f"f.yaml:1: root: unknown setting; the project has {SECTIONS}",
-    "docker: {}": f"f.yaml:1: docker: unknown setting; the project has {SECTIONS}",
-    '"a\\e[31mb": 1': f"f.yaml:1: a\\x1b[31mb: unknown setting; the project has {SECTIONS}",
-    "fleet: {size: 3}\nfleet: {size: 4}": "f.yaml:2: fleet: given twice, first on line 1",
-    "fleet:\n  size: 3\n  kind: local\n  size: 4": "f.yaml:4: fleet.size: given twice, first on line 2",
-    # not sections
-    "fleet: 4": f"f.yaml:1: fleet: expected a section with {FLEET}, found 4",
-    "fleet:\n": f"f.yaml:1: fleet: expected a section with {FLEET}, found null",
-    "- fleet": "f.yaml:1: expected sections such as `fleet:`, found a list",
-    "just words": 'f.yaml:1: expected sections such as `fleet:`, found "just words"',
-    "tasks: 3": "f.yaml:1: tasks: expected a section, found 3",
-    "run: {echo: {a: 1}}": "f.yaml:1: run.echo: expected a value, found a section",
-    # not YAML
-    "fleet:\n  size: [1": "f.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'",
-    "fleet:\n\tsize: 4": "f.yaml:2: not YAML: found character '\\t' that cannot start any token",
-    "fleet:\n  size: 4\n kind: local": "f.yaml:3: not YAML: expected <block end>, but found '<block mapping start>'",
-    "a: 1\n---\nb: 2": "f.yaml:2: not YAML: a second document",
-    "fleet:\n  size: *four": "f.yaml:2: not YAML: found undefined alias 'four'",
-    "\n\nfleet: \x07": "f.yaml:3: not YAML: a forbidden character",
-    "fleet:\n  size: 2025-13-45": "f.yaml:2: not YAML: 2025-13-45 is not a valid timestamp",
-    "fleet:\n  size: !!int x": "f.yaml:2: not YAML: x is not a valid int",
-    "fleet:\n  size: !!python/name:os.system x": (
-        "f.yaml:2: not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'"
-    ),
-    "fleet: " + 1000 * "[": "f.yaml: unusable YAML: nested too deeply",
-    "fleet:\n  <<: {size: x}\n": f'f.yaml:2: fleet.size: expected {SIZE}, found "x"',
-    "fleet:\n  yes: 3\n": f"f.yaml:1: fleet.True: unknown setting; fleet has {FLEET}",  # the section's line
-    "fleet: &a {size: *a}": "f.yaml: unusable YAML: more than 10,000 values",
-    "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 50))]): (
-        "f.yaml: unusable YAML: more than 10,000 values"  # two to the power of 50
-    ),
-    "\n".join(["b0: &b0 {x: 1}", *(f"b{n}: &b{n} {{<<: [*b{n - 1}, *b{n - 1}]}}" for n in range(1, 50))]): (
-        "f.yaml: unusable YAML: more than 10,000 values"
-    ),
-}
+BOMBS = [
+    ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 50))],
+    ["b0: &b0 {x: 1}", *(f"b{n}: &b{n} {{<<: [*b{n - 1}, *b{n - 1}]}}" for n in range(1, 50))],
+]
 
 
-@pytest.mark.parametrize("text", MISTAKES, ids=lambda text: text[:40].encode("unicode_escape").decode())
-def test_a_mistake_in_a_file_is_one_line_with_its_place(text: str, context: Make) -> None:
-    assert refusal(context(text=text)) == MISTAKES[text]
+@pytest.mark.parametrize("case", load_cases(__file__, "mistakes.yaml"))
+def test_a_mistake_is_one_line_with_its_place(case: Case, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in case.get("environment", {}).items():
+        monkeypatch.setenv(f"INVOKE_{name}", text)
+    message = refusal(context(text=case.get("text")))
+    assert message.startswith(case["start"])
+    assert message.endswith(case.get("end", ""))
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "message"),
-    [
-        ("FLEET_SIZE", "four", f'fleet.size: expected {SIZE}, found "four"'),
-        ("FLEET_SIZE", "", f'fleet.size: expected {SIZE}, found ""'),
-        ("FLEET_SIZE", "4096", f"fleet.size: expected {SIZE}, found 4096"),
-        ("FLEET_LOST_AFTER_SEC", "nan", "fleet.lost_after_sec: expected a number from 1 to 86400, found .nan"),
-        ("BENCH_SUITE", "fast", f'bench.suite: expected one of {", ".join(SUITE_NAMES)}, found "fast"'),
-        ("BUILD_PORT", "null", 'build.port: expected a whole number from 1 to 65535, or nothing, found "null"'),
-        ("BENCH_ONLY", "baseline", f'bench.only: expected {TRIALS}, found "baseline"; a list needs a file'),
-        ("COST_PRICE_USD_PER_GPU_HOUR", "2", f"cost.price_source: expected {SOURCE}, found null"),
-        (
-            "CLUSTER_SHM",
-            "32Gi",
-            "cluster.shm: expected at most cluster.memory, 24Gi, of which it is a part, found 32Gi",
-        ),
-        ("CLUSTER_PREEMPTIBLE", "perhaps", 'cluster.preemptible: expected true or false, found "perhaps"'),
-        ("FLEET", "4", "a section, not a setting; set its settings one by one, e.g. INVOKE_FLEET_KIND"),
-        ("FLEET_LOCAL", "4", "a section, not a setting; set its settings one by one, e.g. INVOKE_FLEET_LOCAL_FOLDER"),
-        ("FLEET_SIZ", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
-        ("FLET_SIZE", "4", "unknown setting; did you mean INVOKE_FLEET_SIZE?"),
-        ("COST_VALUE_ADDED_TAX", "4", "unknown setting; `invoke.yaml` lists all settings"),
-    ],
-)
-def test_a_mistake_in_the_environment_is_one_line_with_the_variable(
-    variable: str, text: str, message: str, context: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"INVOKE_{variable}", text)
-    assert refusal(context()) == f"environment INVOKE_{variable}: {message}"
+@pytest.mark.parametrize("lines", [*BOMBS, ["fleet: " + 1000 * "["]], ids=["sequences", "merges", "depth"])
+def test_a_file_that_grows_beyond_bounds_is_refused(lines: list[str], context: Make) -> None:
+    assert refusal(context(text="\n".join(lines))).startswith("f.yaml: unusable YAML: ")
+
+
+def test_the_expected_values_of_a_setting_are_described() -> None:
+    expected = {
+        ("fleet", "size"): "auto, or a whole number from 1 to 1024",
+        ("bench", "learning_rate"): "a number above 0, at most 1, or null",
+        ("bench", "suite"): f"one of {', '.join(SUITE_NAMES)}",
+        ("bench", "profile"): f"one of {', '.join(PROFILES)}",
+        ("results", "folder"): "a folder's path",
+        ("cluster", "preemptible"): "true or false",
+        ("image", "nvcc"): "true or false",
+    }
+    assert {keys: expected_text(field(keys)) for keys in expected} == expected
 
 
 @pytest.mark.parametrize("text", ["2e-4", "2E-04", "0.2e-3", "'2e-4'"])
@@ -342,7 +225,7 @@ def test_a_section_misspelt_in_the_users_own_file_is_refused(project: Path, cont
 def test_a_file_outside_the_working_folder_is_named_in_full(tmp_path: Path, context: Make) -> None:
     elsewhere = tmp_path / "my settings.yaml"
     elsewhere.write_text("fleet: {size: x}")
-    assert refusal(context(str(elsewhere))) == f'{elsewhere}:1: fleet.size: expected {SIZE}, found "x"'
+    assert refusal(context(str(elsewhere))).startswith(f"{elsewhere}:1: fleet.size: ")
 
 
 def test_files_that_cannot_be_read_are_named(project: Path, context: Make) -> None:
