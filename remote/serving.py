@@ -9,7 +9,6 @@ import http.client
 import json
 import re
 import ssl
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from bench.records.status import Failure
+from remote.agent.shared.responses import read_response
 from remote.hosts.base import Host, HostError, collapse_whitespace, is_loopback
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
@@ -25,7 +25,6 @@ MAX_RESPONSE_BYTES, MAX_ERROR_BYTES = 8 << 20, 500
 REQUEST_TIMEOUT_SEC = 300.0
 PORT_IN_POD = 8000  # as in manifests/overlays/serve
 _EXEC_MARGIN_SEC = 30.0
-_CHUNK_BYTES = 1 << 16
 
 
 class BadServer(Failure):
@@ -69,16 +68,10 @@ def connect(url: str, key: Secret | None) -> "ServerClient":
 
     def fetch(path: str, data: bytes | None) -> ServerResponse:
         request = urllib.request.Request(f"{base}{path}", data=data, headers=headers)  # noqa: S310 - http(s), checked
-        until, content = time.monotonic() + REQUEST_TIMEOUT_SEC, bytearray()
         try:
             with opener.open(request, timeout=REQUEST_TIMEOUT_SEC) as response:
-                while len(content) <= MAX_RESPONSE_BYTES and (piece := response.read1(_CHUNK_BYTES)):
-                    content += piece
-                    if time.monotonic() > until:
-                        raise TimeoutError(f"no complete response within {REQUEST_TIMEOUT_SEC:.0f} s")
-                if response.length and len(content) <= MAX_RESPONSE_BYTES:  # `length`: bytes not received
-                    raise ConnectionResetError(f"the response ended {response.length} bytes early")
-                return ServerResponse(status=response.status, reason=response.reason, content=bytes(content))
+                content = read_response(response, max_bytes=MAX_RESPONSE_BYTES, timeout_sec=REQUEST_TIMEOUT_SEC)
+                return ServerResponse(status=response.status, reason=response.reason, content=content)
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise _connection_error(f"{base}{path}", error) from error
 

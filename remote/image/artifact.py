@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.records.atomic_files import sha256_of
 from remote.agent.shared.errors import VmAgentError, with_retries
-from remote.agent.shared.registry.api import MANIFEST_TYPE, Registry, digest_of
-from remote.agent.shared.registry.referrers import EMPTY_CONTENT, EMPTY_TYPE, TITLE_ANNOTATION, descriptor
+from remote.agent.shared.referrers import EMPTY_CONTENT, EMPTY_TYPE, TITLE_ANNOTATION, descriptor
+from remote.agent.shared.registry_api import MANIFEST_TYPE, Registry, digest_of
 from remote.image.references import Reference
 
 FILE_TYPE = "application/octet-stream"

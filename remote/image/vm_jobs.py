@@ -58,7 +58,7 @@ class Outcome:
 
 def create_agent(host: Host) -> Agent:
     """Create the agent of the build VM; its program contains the modules that jobs run there."""
-    return Agent(host, load_program(HOST_AGENT, _VM_AGENT, "remote.agent.shared", "remote.agent.shared.registry"))
+    return Agent(host, load_program(HOST_AGENT, _VM_AGENT, "remote.agent.shared"))
 
 
 def slot_path(agent: Agent) -> str:
@@ -111,7 +111,7 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
 
 
 def query_registry(agent: Agent, request: Mapping[str, Any], *, timeout_sec: float) -> Mapping[str, Any]:
-    """Run `remote.agent.build_vm.registry_query` on the VM, without a job, a slot or files.
+    """Run `remote.agent.build_vm.__main__` on the VM, without a job, a slot or files.
 
     The request may contain a secret, which goes over standard input. Raises JobFailed, and like `Agent`.
     """

@@ -13,7 +13,7 @@ from invoke.context import Context
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.scratch_folders import scratch_folder
 from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.registry.api import Registry
+from remote.agent.shared.registry_api import Registry
 from remote.image import artifact
 from remote.image.registry import push_record_json
 from remote.providers import PROVIDERS

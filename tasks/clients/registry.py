@@ -54,7 +54,7 @@ def query(
     parameters: Mapping[str, Any],
     timeout_sec: float = QUERY_TIMEOUT_SEC,
 ) -> Mapping[str, Any]:
-    """Query the registry by `remote.agent.build_vm.registry_query` on the VM.
+    """Query the registry by `remote.agent.build_vm.__main__` on the VM.
 
     Raises HostError, and JobFailed for an error of the registry.
     """

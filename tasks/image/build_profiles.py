@@ -11,7 +11,7 @@ from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
 from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.registry.api import Registry
+from remote.agent.shared.registry_api import Registry
 from remote.image.plan import BuildProfile
 from remote.image.references import InvalidReference, pull_reference
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, file_errors

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
-from remote.agent.shared.registry.api import json_object, json_objects, size_of
+from remote.agent.shared.registry_api import json_object, json_objects, size_of
 from remote.hosts.base import Completed, Host
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Secret

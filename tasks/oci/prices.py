@@ -6,18 +6,20 @@ The list is queried by part number, without a login. Reports use US dollars; pri
 import datetime
 import http.client
 import json
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from invoke.context import Context
 
+from remote.agent.shared.errors import with_retries
+from remote.agent.shared.responses import read_response
 from reports.summary import prices
 from reports.summary.prices import PriceError, PriceTable
 from tasks.cli.terminal import confirm
@@ -27,8 +29,8 @@ from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
 
 PRICE_LIST_URL = "https://apexapps.oracle.com/pls/apex/cetools/api/v1/products/"
-TIMEOUT_SEC, ATTEMPTS, RETRY_PAUSE_SEC = 30.0, 4, 2.0
-_MAX_BYTES, _CHUNK_BYTES = 8 << 20, 1 << 16
+TIMEOUT_SEC, RETRY_PAUSE_SEC = 30.0, 2.0
+_MAX_BYTES = 8 << 20
 GPU_HOUR_PART, STORAGE_PART, PERFORMANCE_PART = "B95909", "B91961", "B91962"
 # Other parts, with their keys in the table. The price of traffic depends on the region that it leaves.
 OTHER_PARTS = {
@@ -133,35 +135,35 @@ def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
 
 
 def _download(url: str) -> bytes:
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_SEC) as response:  # noqa: S310 - PRICE_LIST_URL
-                if urllib.parse.urlsplit(response.url).scheme != urllib.parse.urlsplit(url).scheme:
-                    raise ValueError(f"{response.url} uses another protocol")
-                content, deadline = bytearray(), time.monotonic() + TIMEOUT_SEC
-                while len(content) < _MAX_BYTES and (chunk := response.read1(_CHUNK_BYTES)):
-                    content += chunk
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"no complete response within {TIMEOUT_SEC:.0f} s")
-                if response.length and len(content) < _MAX_BYTES:  # `length` is what is missing
-                    raise http.client.IncompleteRead(bytes(content))
-            return bytes(content)
-        except urllib.error.HTTPError as error:
-            reason = f"{error.code} {error.reason}"
-            if error.code != 429 and error.code < 500:
-                raise UsageError(
-                    f"the price list at {PRICE_LIST_URL} answers {reason}", remedy="prices are unchanged"
-                ) from error
-        except (http.client.InvalidURL, ValueError, OverflowError) as error:  # from a redirect
+    return with_retries(
+        partial(_download_once, url), RETRY_PAUSE_SEC, is_transient=lambda error: isinstance(error, RetryableError)
+    )
+
+
+def _download_once(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SEC) as response:  # noqa: S310 - PRICE_LIST_URL
+            if urllib.parse.urlsplit(response.url).scheme != urllib.parse.urlsplit(url).scheme:
+                raise ValueError(f"{response.url} uses another protocol")
+            return read_response(response, max_bytes=_MAX_BYTES, timeout_sec=TIMEOUT_SEC)
+    except urllib.error.HTTPError as error:
+        reason = f"{error.code} {error.reason}"
+        if error.code != 429 and error.code < 500:
             raise UsageError(
-                f"the price list at {PRICE_LIST_URL} redirects to an invalid URL: {error}",
-                remedy="is a proxy intercepting the connection? prices are unchanged",
+                f"the price list at {PRICE_LIST_URL} answers {reason}", remedy="prices are unchanged"
             ) from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = str(getattr(error, "reason", None) or error) or type(error).__name__
-        if attempt < ATTEMPTS:
-            time.sleep(RETRY_PAUSE_SEC * 2 ** (attempt - 1))
-    raise RetryableError(
+        raise _unavailable_error(reason) from error
+    except (http.client.InvalidURL, ValueError, OverflowError) as error:  # from a redirect
+        raise UsageError(
+            f"the price list at {PRICE_LIST_URL} redirects to an invalid URL: {error}",
+            remedy="is a proxy intercepting the connection? prices are unchanged",
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _unavailable_error(str(getattr(error, "reason", None) or error) or type(error).__name__) from error
+
+
+def _unavailable_error(reason: str) -> RetryableError:
+    return RetryableError(
         f"the price list at {PRICE_LIST_URL} does not answer: {reason}", remedy="check network and proxy, then retry"
     )
 

@@ -8,5 +8,4 @@ hf_hub: requests to the model hub through its own client
 job: runs one of the verbs, with log, progress and outcome
 model_sources: sources of a model: hub, cache, upload
 push: pushes an image and verifies what the registry has
-registry_query: one request about a registry, answered with one JSON line
 """

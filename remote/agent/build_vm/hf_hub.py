@@ -70,32 +70,35 @@ def download_file(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def classify_error(request: dict[str, Any], error: Exception) -> tuple[str, str]:
-    """Return the error's kind (as in `remote.agent.shared.errors.VmAgentError`), and a message with the remedy."""
+def classify_error(request: dict[str, Any], error: Exception) -> dict[str, str]:
+    """Return the fields of `remote.agent.shared.errors.VmAgentError`: kind, message, remedy."""
     names = {kind.__name__ for kind in type(error).__mro__}
     model, endpoint = request["model"], request["endpoint"] or "https://huggingface.co"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "full", f"{request['folder']}: no space left on its disk"
+        return _failure("full", f"{request['folder']}: no space left on its disk")
     if "GatedRepoError" in names or (status in (401, 403) and request["token"] and "Repository" not in str(names)):
-        page = f"{endpoint}/{model}"
         cause = "this token may not read it" if request["token"] else "it needs a token"
-        remedy = f"accept its terms at {page}, and set hub.token_file to a file with a token of that account"
-        return "unauthorized", f"{model} is gated: {cause}; {remedy}"
-    if "RevisionNotFoundError" in names:
-        return "usage", f"{model} has no revision {request['revision']!r}; choose a commit, tag or branch"
-    if "RepositoryNotFoundError" in names or status in (401, 403):
-        hint = "check its name and the token's rights" if request["token"] else "set hub.token_file if it is private"
-        return "usage", f"{model}: not found on the hub at {endpoint}; {hint}"
-    if isinstance(error, MemoryError):
-        return (
-            "refused",
-            f"{model}: the response of the hub at {endpoint} exceeds {LIST_MEMORY_BYTES >> 20} MiB of memory",
+        remedy = (
+            f"accept its terms at {endpoint}/{model}, and set hub.token_file to a file with a token of that account"
         )
+        return _failure("unauthorized", f"{model} is gated: {cause}", remedy)
+    if "RevisionNotFoundError" in names:
+        return _failure("usage", f"{model} has no revision {request['revision']!r}", "choose a commit, tag or branch")
+    if "RepositoryNotFoundError" in names or status in (401, 403):
+        remedy = "check its name and the token's rights" if request["token"] else "set hub.token_file if it is private"
+        return _failure("usage", f"{model}: not found on the hub at {endpoint}", remedy)
+    hub = f"{model}: the hub at {endpoint}"
+    if isinstance(error, MemoryError):
+        return _failure("refused", f"{hub}: its response exceeds {LIST_MEMORY_BYTES >> 20} MiB of memory")
     message = " ".join(str(error).split())[:300] or type(error).__name__
     if names & TRANSIENT or status == 429 or (status or 0) >= 500 or "Consistency check failed" in message:
-        return "transient", f"{model}: the hub at {endpoint}: {message}"
-    return "failed", f"{model}: the hub at {endpoint}: {type(error).__name__}: {message}"
+        return _failure("transient", f"{hub}: {message}")
+    return _failure("failed", f"{hub}: {type(error).__name__}: {message}")
+
+
+def _failure(kind: str, problem: str, remedy: str = "") -> dict[str, str]:
+    return {"kind": kind, "message": problem, "remedy": remedy}
 
 
 def main() -> int:
@@ -109,8 +112,7 @@ def main() -> int:
         try:
             answer = {"ok": True, **{"list": list_files, "fetch": download_file}[request["verb"]](request)}
         except Exception as error:  # noqa: BLE001 - the client's errors have many base classes
-            kind, message = classify_error(request, error)
-            answer = {"ok": False, "kind": kind, "message": message}
+            answer = {"ok": False, **classify_error(request, error)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     return 0

@@ -22,7 +22,7 @@ from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError, with_retries
 from remote.agent.shared.files import CHUNK_BYTES
 from remote.agent.shared.model_files import UPLOAD_FOLDER, Entry, find_snapshot, resolve_inside, snapshot_files
-from remote.agent.shared.registry.api import is_loopback_http
+from remote.agent.shared.registry_api import is_loopback_http
 
 _TOKEN_TIMEOUT_SEC, _MAX_TOKEN_BYTES = 120.0, 1 << 16
 _FIRST_WAIT_SEC = 1.0
@@ -119,7 +119,7 @@ class HubSource:
                 )
             answer: dict[str, Any] = json.loads(reply)
             if not answer["ok"]:
-                raise VmAgentError(answer["kind"], answer["message"])
+                raise VmAgentError(answer["kind"], answer["message"], remedy=answer["remedy"])
         except BaseException:
             client.kill()
             client.wait()
@@ -184,8 +184,8 @@ class UploadedSource:
             (self._folder / entry["path"]).replace(folder / entry["path"])
         except FileNotFoundError as error:
             # Second attempt: the uploaded file was complete but had another digest than the cache says.
-            message = f"{entry['path']}: its digest differs from the one in the laptop's cache; choose another source"
-            raise VmAgentError("refused", message) from error
+            problem = f"{entry['path']}: its digest differs from the one in the laptop's cache"
+            raise VmAgentError("refused", problem, remedy="choose another source") from error
 
 
 class ProgressReporter:

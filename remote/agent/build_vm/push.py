@@ -7,13 +7,12 @@ registry is therefore queried before each retry and at the end.
 from __future__ import annotations
 
 import shutil
-import time
 from typing import Any
 
 from remote.agent.build_vm.client import classify_failure, query, run_logged, run_push
 from remote.agent.build_vm.job import JobLog
-from remote.agent.shared.errors import MAX_ATTEMPTS, VmAgentError, with_retries
-from remote.agent.shared.registry.api import Registry, push_forbidden_message, read_login, size_of
+from remote.agent.shared.errors import VmAgentError, with_retries
+from remote.agent.shared.registry_api import FULL_REGISTRY_REMEDY, Registry, push_forbidden_message, read_login, size_of
 
 FIRST_WAIT_SEC = 2.0
 
@@ -76,8 +75,9 @@ def push_until_confirmed(
     tag: str,
     image_id: str,
 ) -> tuple[str, dict[str, Any]]:
-    """Push until the registry has the image; retry transient failures, MAX_ATTEMPTS in total."""
-    for attempt in range(1, MAX_ATTEMPTS + 1):
+    """Push until the registry has the image; retry transient failures."""
+
+    def push_once() -> tuple[str, dict[str, Any]]:
         code, lines = run_push(job_log, [*docker, "push", reference], environment, registry.host)
         failure = classify_failure(lines, code) if code != 0 else None
         if failure is not None and failure.kind == "unauthorized":
@@ -88,21 +88,18 @@ def push_until_confirmed(
             raise VmAgentError(
                 "forbidden", push_forbidden_message(registry.host, registry.user, registry.path, str(failure))
             )
+        if failure is not None and failure.kind == "full":
+            raise VmAgentError("full", failure.problem, remedy=FULL_REGISTRY_REMEDY)
         pushed = manifest_with_retries(job_log, registry, tag)
-        if is_same_image(pushed, image_id):
+        if pushed is not None and is_same_image(pushed, image_id):
             if failure is not None:
                 job_log.add(f"the client failed ({failure}), but the registry has all of it", "push")
-            assert pushed is not None  # noqa: S101 - for the type checker
             return pushed
-        if failure is None:
-            raise VmAgentError(
-                "refused", f"{reference} is now another image: another user moved the tag during this push"
-            )
-        if failure.kind != "transient" or attempt == MAX_ATTEMPTS:
-            raise failure
-        job_log.add(f"attempt {attempt} of {MAX_ATTEMPTS}: {failure}; retrying", "push")
-        time.sleep(FIRST_WAIT_SEC * 2 ** (attempt - 1))
-    raise AssertionError("unreachable")
+        raise failure or VmAgentError(
+            "refused", f"{reference} is now another image: another user moved the tag during this push"
+        )
+
+    return with_retries(push_once, FIRST_WAIT_SEC, job_log.add)
 
 
 def is_same_image(pushed: tuple[str, dict[str, Any]] | None, image_id: str) -> bool:

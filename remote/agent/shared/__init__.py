@@ -4,7 +4,9 @@ disk: safe paths, durable writes, JSON files
 errors: failures by kind, and their retries
 files: names, partial files and digests of a transfer
 model_files: which files of a model are fetched, and where a cache has them
-registry: HTTP client of a registry
+referrers: documents and signatures that are attached to an image in its registry
+registry_api: HTTP client of a registry: manifests and blobs
+responses: bounded reading of HTTP responses
 secure_dir: creates and checks folders that only this user can change
 wire: lines of an answer, input of a known length, exit codes
 """

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,26 +198,38 @@ def test_an_invalid_revision_is_refused(revision: str) -> None:
         Fetch(model="org/name", folder="/x", revision=revision)
 
 
-def test_each_error_of_the_hub_has_its_kind() -> None:
+BUSY = Exception("busy")
+BUSY.response = SimpleNamespace(status_code=503)  # type: ignore[attr-defined]
+
+
+def hub_error(name: str) -> Exception:
+    return type(name, (Exception,), {})("text of the hub")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "remedy"),
+    [
+        (hub_error("GatedRepoError"), "unauthorized", "hub.token_file"),
+        (hub_error("RevisionNotFoundError"), "usage", "commit, tag or branch"),
+        (hub_error("RepositoryNotFoundError"), "usage", "hub.token_file"),
+        (hub_error("ConnectError"), "transient", ""),
+        (OSError(28, "No space left on device"), "full", ""),
+        (ValueError("odd"), "failed", ""),
+        (BUSY, "transient", ""),
+    ],
+)
+def test_each_error_of_the_hub_has_its_kind_and_its_remedy_apart(error: Exception, kind: str, remedy: str) -> None:
     request = {"model": "org/name", "endpoint": None, "token": None, "revision": "v1", "folder": "/f"}
-    errors = pytest.importorskip("huggingface_hub.errors")
-    response = type("Response", (), {"status_code": 503, "headers": {}, "request": None})()
-    classes = {
-        name: type(name, (Exception,), {}) for name in ("GatedRepoError", "RevisionNotFoundError", "ConnectError")
-    }
-    assert classify_error(request, classes["GatedRepoError"]())[0] == "unauthorized"
-    assert classify_error(request, classes["RevisionNotFoundError"]())[0] == "usage"
-    assert classify_error(request, classes["ConnectError"]("refused"))[0] == "transient"
-    assert classify_error(request, OSError(28, "No space left on device"))[0] == "full"
-    assert classify_error(request, ValueError("odd"))[0] == "failed"
-    busy = Exception("busy")
-    busy.response = response  # type: ignore[attr-defined]
-    assert classify_error(request, busy)[0] == "transient"
-    assert issubclass(errors.GatedRepoError, Exception)
-    assert {errors.RevisionNotFoundError.__name__, errors.RepositoryNotFoundError.__name__} == {
-        "RevisionNotFoundError",
-        "RepositoryNotFoundError",
-    }
+    failure = classify_error(request, error)
+    assert failure["kind"] == kind
+    assert remedy in failure["remedy"]
+    assert bool(remedy) is bool(failure["remedy"])
+    assert not remedy or remedy not in failure["message"]
+
+
+@pytest.mark.parametrize("name", ["GatedRepoError", "RevisionNotFoundError", "RepositoryNotFoundError"])
+def test_the_hubs_client_has_the_errors_that_are_told_apart(name: str) -> None:
+    assert issubclass(getattr(pytest.importorskip("huggingface_hub.errors"), name), Exception)
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])

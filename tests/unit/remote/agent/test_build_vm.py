@@ -19,43 +19,15 @@ from remote.agent.build_vm.job import JobLog
 from remote.agent.build_vm.push import is_same_image
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.secure_dir import ForeignOwner
+from tests.support.cases import Case, load_cases
 from tests.support.machines.failures import raises_agent_error
 
-KINDS = {
-    "full": [
-        "write /var/lib/docker/tmp/x: no space left on device",
-        "failed to copy files: userspace copy failed: write /models/x: no space left on device",
-        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
-        "mkdir /var/lib/docker/overlay2/x: disk quota exceeded",
-    ],
-    "unauthorized": [
-        "unauthorized: authentication required",
-        "denied: requested access to the resource is denied",
-        "no basic auth credentials",
-    ],
-    "transient": [
-        'Put "https://fra.ocir.io/v2/x": read tcp 10.0.0.1:1->10.0.0.2:443: read: connection reset by peer',
-        "received unexpected HTTP status: 503 Service Unavailable",
-        "received unexpected HTTP status: 502 Bad Gateway",
-        "blob upload unknown to registry",
-        'Get "https://fra.ocir.io/v2/": net/http: TLS handshake timeout',
-        'Head "https://fra.ocir.io/v2/x": dial tcp 10.0.0.2:443: connect: connection refused',
-        "unexpected EOF",
-        'Patch "https://x": write: broken pipe',
-    ],
-    "failed": [
-        "executor failed running [/bin/sh -eu -c python selfcheck.py]: exit code: 1",
-        "ERROR: Hashes are required in --require-hashes mode",
-        "invalid reference format",
-    ],
-}
 
-
-@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind, lines in KINDS.items() for line in lines])
-def test_the_clients_last_lines_determine_the_kind_of_failure(kind: str, line: str) -> None:
-    failure = classify_failure(["#1 [base 1/2] FROM x", "#2 0.5 working", line], 1)
-    assert failure.kind == kind
-    assert line in str(failure)
+@pytest.mark.parametrize("case", load_cases(__file__, "client_failures.yaml"))
+def test_the_clients_last_lines_determine_the_kind_of_failure(case: Case) -> None:
+    failure = classify_failure(["#1 [base 1/2] FROM x", "#2 0.5 working", *case["input"].splitlines()], 1)
+    assert failure.kind == case["expected"]["kind"]
+    assert str(failure) == case["expected"].get("message", case["input"])
 
 
 def test_a_full_disk_is_found_above_the_clients_last_lines() -> None:
@@ -209,23 +181,6 @@ def test_a_context_that_is_a_link_is_refused_and_its_target_is_kept(
     with pytest.raises(ForeignOwner, match=rf"^{tmp_path}/context: .*link"):
         build.assemble(job_log, job)
     assert (outside / "thesis.tex").read_text() == "content"
-
-
-STEP_FAILED = """\
-#9 [prod 5/9] RUN apt-get install --yes nosuchpackage
-#9 0.312 Reading package lists...
-#9 0.845 E: Unable to locate package nosuchpackage
-#9 ERROR: process "/bin/sh -eu -c apt-get install --yes nosuchpackage" did not complete successfully: exit code: 100
-------
- > [prod 5/9] RUN apt-get install --yes nosuchpackage:
-------
-executor failed running [/bin/sh -eu -c apt-get install --yes nosuchpackage]: exit code: 100"""
-
-
-def test_a_failed_step_is_reported_by_its_last_output_line_and_not_by_its_command() -> None:
-    failed = classify_failure(STEP_FAILED.splitlines(), 1)
-    assert str(failed) == "E: Unable to locate package nosuchpackage (step [prod 5/9], exit code: 100)"
-    assert failed.kind == "failed"
 
 
 def test_a_truncated_weight_file_is_reported_with_tarfiles_message(

@@ -13,9 +13,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from remote.agent.build_vm import registry_query as registry_main
-from remote.agent.shared.registry import referrers
-from remote.agent.shared.registry.api import INDEX_TYPE, MANIFEST_TYPE, Registry
+from remote.agent.build_vm import __main__ as registry_main
+from remote.agent.shared import referrers
+from remote.agent.shared.registry_api import INDEX_TYPE, MANIFEST_TYPE, Registry
 from remote.hosts.command import Secret
 from remote.image import bom, signature
 from remote.image.signature import InvalidKey, NeedsPassPhrase

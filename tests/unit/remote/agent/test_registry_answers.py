@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from remote.agent.shared.registry import api as registries
-from remote.agent.shared.registry.api import Registry
+from remote.agent.shared import registry_api as registries
+from remote.agent.shared.registry_api import Registry
+from tests.support.cases import Case, load_cases
 from tests.support.machines.failures import raises_agent_error
 from tests.support.machines.http_stubs import StubHandler, StubServer
 from tests.support.machines.registry_proxy import (
@@ -25,7 +26,6 @@ from tests.support.machines.registry_proxy import (
     Redirect,
     RegistryProxy,
     Stall,
-    Switch,
 )
 
 LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
@@ -136,37 +136,29 @@ def test_a_manifest_with_a_changed_byte_is_refused_by_its_digest(proxy: Registry
         registry(proxy).manifest(DIGEST)
 
 
-def page(body: bytes) -> FixedResponse:
-    return FixedResponse(status=200, body=body)
-
-
-NOT_A_MANIFEST = r".* ns/repo; .*registry\.image"
-
-
-@pytest.mark.parametrize(("answer", "kind", "pattern"), [
-    (Redirect(to="http://other.example:8099"), "refused",
-     "http://other.example:8099/v2/ns/repo/manifests/1.0, .*https"),
-    (page(b"<html>please log in to our network</html>"), "usage", f"web page{NOT_A_MANIFEST}"),
-    (page(b"[]"), "usage", f"2 bytes{NOT_A_MANIFEST}"),
-    (page(b"{}"), "usage", f"2 bytes{NOT_A_MANIFEST}"),
-    (page(b"[" * 100_000), "usage", f"100000 bytes{NOT_A_MANIFEST}"),
-    (page(b""), "usage", f"0 bytes{NOT_A_MANIFEST}"),
-    (FixedResponse(status=401), "unauthorized", "ns/me .*ns/repo: 401"),
-    (FixedResponse(status=403), "forbidden",
-     r"ns/me may not read ns/repo: 403 Forbidden; .*registry\.user; create the repository"),
-    (FixedResponse(status=200, headers={"X": "x" * 70_000}), "transient", "LineTooLong: got more than 65536 bytes"),
-    (FixedResponse(status=500), "transient", "500"),
-    (FixedResponse(status=507), "full", "ns/repo: 507"),
-    (FixedResponse(status=307, headers={"Location": "https://a:99999/x"}), "refused", "URL: 'https://a:99999/x'"),
-    (FixedResponse(status=307, headers={"Location": "https://a:port/x"}), "refused", "URL: 'https://a:port/x'"),
-    (FixedResponse(status=307, headers={"Location": "https://[::1/x"}), "refused", r"URL: 'https://\[::1/x'"),
-    (FixedResponse(status=400), "failed", "400"),
-])  # fmt: skip
+@pytest.mark.parametrize("case", load_cases(__file__, "registry_answers.yaml"))
 def test_a_response_that_is_not_a_manifest_is_reported_with_registry_and_remedy(
-    proxy: RegistryProxy, answer: Switch, kind: str, pattern: str
+    proxy: RegistryProxy, case: Case
 ) -> None:
-    proxy.arm(answer)
-    with raises_agent_error(kind, f"^{re.escape(proxy.host)}.* {pattern}"):
+    answer, expected = case["input"], case["expected"]
+    if "redirect" in answer:
+        proxy.arm(Redirect(to=answer["redirect"]))
+    else:
+        proxy.arm(FixedResponse(**{**answer, "body": answer.get("body", "").encode()}))
+    with raises_agent_error(expected["kind"], f"^{re.escape(proxy.host)}.* {expected['says']}"):
+        registry(proxy).manifest("1.0")
+
+
+@pytest.mark.parametrize(
+    ("response", "kind"),
+    [
+        (FixedResponse(status=200, body=b"[" * 100_000), "usage"),
+        (FixedResponse(status=200, headers={"X": "x" * 70_000}), "transient"),
+    ],
+)
+def test_a_response_at_a_parsers_limit_is_an_error(proxy: RegistryProxy, response: FixedResponse, kind: str) -> None:
+    proxy.arm(response)
+    with raises_agent_error(kind, f"^{re.escape(proxy.host)}"):
         registry(proxy).manifest("1.0")
 
 

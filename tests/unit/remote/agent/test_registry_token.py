@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remote.agent.shared.registry.api import Registry
+from remote.agent.shared.registry_api import Registry
 from tests.support.machines.failures import raises_agent_error
 from tests.support.machines.http_stubs import StubHandler, StubServer
 

@@ -18,7 +18,7 @@ from remote.jobs.agent import HOST_AGENT, HOST_AGENT_MODULES
 from tests.support.hosts.local_fleet import LocalFleet
 
 ROOT = Path(__file__).parents[4]
-PROGRAM = (HOST_AGENT, "remote.agent.build_vm", "remote.agent.shared", "remote.agent.shared.registry")
+PROGRAM = (HOST_AGENT, "remote.agent.build_vm", "remote.agent.shared")
 DELIVERED = (*PROGRAM, "remote.agent.scripts")
 MODULES = sorted(
     f"{package}.{file.name.removesuffix('.py')}"

@@ -195,6 +195,5 @@ def test_prices_come_over_tls_and_in_time(
     monkeypatch.setattr(prices, "PRICE_LIST_URL", "https://list.example/")
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: EndlessResponse(url))
     monkeypatch.setattr(prices, "TIMEOUT_SEC", 0.01)
-    monkeypatch.setattr(prices, "ATTEMPTS", 1)
     with pytest.raises(error, match=expected):
         prices.fetch_price(prices.GPU_HOUR_PART, "USD")

@@ -13,7 +13,6 @@ import http.client
 import json
 import re
 import ssl
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.responses import read_response
 
 REQUEST_TIMEOUT_SEC = 60.0  # for one response, including its body
 MAX_MANIFEST_BYTES = 4 << 20  # limit of registries (distribution-spec, "Pushing Manifests")
@@ -41,8 +41,8 @@ STATUS_FULL = 507
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 # Registries whose token service has another host name; registry.token_hosts adds more.
 TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
+FULL_REGISTRY_REMEDY = "delete unused images there, or have its quota raised"
 CREATE_REPOSITORY_HINT = "create the repository if the registry requires it"
-_CHUNK_BYTES = 1 << 16
 _RESPONSE_ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)  # from a request, or its parsing
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
@@ -266,7 +266,6 @@ class Registry:
         self, url: str, headers: dict[str, str], method: str, data: bytes | Path | None, max_bytes: int
     ) -> _Response:
         """Send `data` (bytes, or a file's content) and read the response."""
-        content = bytearray()
         data = b"" if method == "POST" else data
         if isinstance(data, Path):
             headers = {**headers, "Content-Length": str(data.stat().st_size)}
@@ -275,21 +274,13 @@ class Registry:
                 body: Any = stack.enter_context(data.open("rb")) if isinstance(data, Path) else data
                 request = urllib.request.Request(url, data=body, headers=headers, method=method)  # noqa: S310 - https, or this machine
                 response = stack.enter_context(self.opener.open(request, timeout=REQUEST_TIMEOUT_SEC))
-                until = time.monotonic() + REQUEST_TIMEOUT_SEC
-                while chunk := response.read1(_CHUNK_BYTES):
-                    content += chunk
-                    if len(content) > max_bytes:
-                        raise VmAgentError(
-                            "refused", f"{_hostname(url)}: the response to {url} exceeds {max_bytes >> 20} MiB"
-                        )
-                    if time.monotonic() > until:
-                        raise TimeoutError(f"the response was not complete after {REQUEST_TIMEOUT_SEC:.0f} s")
-                if getattr(response, "length", None):  # read1 does not report a truncated response
-                    raise ConnectionResetError(f"the response ended {response.length} bytes early")
+                content = read_response(response, max_bytes=max_bytes, timeout_sec=REQUEST_TIMEOUT_SEC)
         except urllib.error.HTTPError as error:
             error.close()  # releases the connection
             raise
-        return _Response(response.headers, bytes(content))
+        if len(content) > max_bytes:
+            raise VmAgentError("refused", f"{_hostname(url)}: the response to {url} exceeds {max_bytes >> 20} MiB")
+        return _Response(response.headers, content)
 
     def _fetch_token(self, challenge: str) -> str:
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
@@ -341,7 +332,11 @@ class Registry:
                 "forbidden", push_forbidden_message(self.host, self.user, self.path, _status_line(error))
             )
         if error.code == STATUS_FULL:
-            return VmAgentError("full", f"{self.host} has no space left for {self.path}: {_status_line(error)}")
+            return VmAgentError(
+                "full",
+                f"{self.host} has no space left for {self.path}: {_status_line(error)}",
+                remedy=FULL_REGISTRY_REMEDY,
+            )
         kind = "transient" if error.code in TRANSIENT_STATUSES else "failed"
         return VmAgentError(kind, f"{self.host} returned {_status_line(error)} for {self.path}")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.registry.api import INDEX_TYPE, MANIFEST_TYPE, Registry, digest_of, json_object, json_objects
+from remote.agent.shared.registry_api import INDEX_TYPE, MANIFEST_TYPE, Registry, digest_of, json_object, json_objects
 
 EMPTY_TYPE, EMPTY_CONTENT = "application/vnd.oci.empty.v1+json", b"{}"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
