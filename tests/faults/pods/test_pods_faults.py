@@ -3,9 +3,7 @@
 Real kubectl against the tests' own cluster. Whole runs are in test_pods_runs.py.
 """
 
-import io
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,14 @@ import pytest
 
 from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.pods.errors import Forbidden, Misconfigured
+from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.host import PodHost
-from remote.hosts.pods.pod_index import PodGone, PodIndex
-from remote.jobs.agent import Agent, HostRefused
-from remote.jobs.job import HostBusy, Job, JobSpec, JobState
+from remote.jobs.agent import Agent
+from remote.jobs.job import Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
 from tests.support.kubernetes.faults import ENDINGS
-from tests.support.pods import EVICTION_SCALE, SELECTOR, PodFleet, fixtures, running_pod_fleet
+from tests.support.pods import EVICTION_SCALE, PodFleet, fixtures
 
 PODS = 3
 shared_fleet, pods = fixtures(PODS, toleration_scale=EVICTION_SCALE)
@@ -62,14 +59,6 @@ def test_a_command_that_leaves_megabytes_unread_ends_with_its_own_code(pods: Pod
     assert run(host, "head", "-c", "5", stdin=b"hello" * (4 << 20)).stdout == b"hello"
 
 
-def test_megabytes_of_input_and_output_arrive_complete(pods: PodFleet) -> None:
-    content = os.urandom(20 << 20)
-    host = pods.pod_hosts()[0]
-    assert run(host, "cat", stdin=io.BytesIO(content)).stdout == content
-    run(host, "sh", "-c", "exec >&- 2>&-; cat > /scratch/copy", stdin=content)
-    assert run(host, "cat", "/scratch/copy").stdout == content
-
-
 def test_a_killed_kubectl_leaves_nothing_running_in_the_pod(pods: PodFleet) -> None:
     host = pods.pod_hosts()[0]
     with pytest.raises(HostUnreachable, match="worker-1"):
@@ -94,47 +83,7 @@ def test_a_role_without_a_right_is_refused_and_the_right_is_named(
         run(pods.pod_hosts()[0], "true")
 
 
-def test_expired_credentials_are_refused_with_a_remedy(pods: PodFleet) -> None:
-    pods.cluster.faults.expire_credentials()
-    with pytest.raises(Misconfigured, match="kubeconfig"):
-        run(pods.pod_hosts()[0], "true")
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "expected"),
-    [
-        ({"context": "production"}, Misconfigured, "cluster.context"),
-        ({"kubeconfig": "/no/kubeconfig"}, Misconfigured, "cluster.kubeconfig"),
-        ({"namespace": "elsewhere"}, PodGone, "app=bench in namespace elsewhere"),
-    ],
-)
-def test_a_missing_context_or_kubeconfig_or_a_namespace_without_workers_is_named(
-    pods: PodFleet, change: dict[str, str], kind: type[Exception], expected: str
-) -> None:
-    kubectl = replace(pods.pods.kubectl, **change)
-    host = replace(pods.pod_hosts()[0], pods=PodIndex(kubectl, SELECTOR))
-    with pytest.raises(kind, match=expected):
-        run(host, "true")
-
-
 # --- jobs and files ---------------------------------------------------------------------------------------------------
-
-
-def test_only_one_of_several_operators_gets_a_pods_slot(pods: PodFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remote.jobs.agent.CLAIM_SEC", 0.5)
-    spec = JobSpec(command=Command(argv=("sleep", "300")), deadline_sec=300.0)
-    slot, host = "/scratch/slot", pods.pod_hosts()[0]
-
-    def operator(number: int) -> str:
-        try:
-            return Job(Agent(host), f"/scratch/race/{number}", slot=slot).start(spec).state.value
-        except HostBusy:
-            return "busy"
-
-    with ThreadPoolExecutor(4) as pool:
-        states = sorted(pool.map(operator, range(4)))
-    assert states == ["busy", "busy", "busy", "running"]
-    run(host, "pkill", "-KILL", "sleep")
 
 
 def test_files_arrive_complete_over_streams_that_break_inside_them(pods: PodFleet, tmp_path: Path) -> None:
@@ -150,16 +99,6 @@ def test_files_arrive_complete_over_streams_that_break_inside_them(pods: PodFlee
     assert (tmp_path / "back" / "big").read_bytes() == content
     assert result.byte_count == len(content), "received bytes were requested again"
     assert pods.cluster.faults.strike_counts()["execs"] == 3
-
-
-def test_a_full_disk_in_the_pod_is_named(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    if pytestconfig.getoption("kubeconfig"):
-        pytest.skip("a disk of one MiB needs the tests' own cluster, and --kubeconfig names another")
-    with running_pod_fleet(tmp_path, 1, pytestconfig, disk_bytes=1 << 20) as pods:
-        (tmp_path / "there").mkdir()
-        (tmp_path / "there" / "big").write_bytes(bytes(3 << 20))
-        with pytest.raises(HostRefused, match=r"/scratch/\S+: No space left on device"):
-            push(Agent(pods.pod_hosts()[0]), tmp_path / "there", "/scratch/files")
 
 
 def test_a_job_continues_while_the_api_server_is_down(pods: PodFleet) -> None:

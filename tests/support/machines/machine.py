@@ -15,7 +15,6 @@ Not covered: another kernel, another clock, a failing disk.
 
 import contextlib
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -251,11 +250,6 @@ class Link:
             while self.other.run("iptables", "-w", "-D", *rule, check=False).returncode == 0:
                 pass
         self._is_cut = False
-
-    def sent_bytes(self) -> int:
-        """Return the kernel's count of bytes that the first machine has sent, including headers."""
-        output = self.one.run("ip", "-s", "-j", "link", "show", self.card).stdout
-        return int(json.loads(output)[0]["stats64"]["tx"]["bytes"])
 
     def _ends(self) -> tuple[tuple[Machine, str, str], tuple[Machine, str, str]]:
         return (self.one, self.card, self.address), (self.other, self.other_card, self.other_address)

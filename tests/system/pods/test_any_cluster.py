@@ -3,9 +3,7 @@
 On a real cluster the pod's image is `--cluster-image`, which needs sh, cat, sha256sum and sleep.
 """
 
-import hashlib
 import json
-import random
 from typing import Any
 
 import pytest
@@ -41,40 +39,6 @@ def pod(kube: AnyCluster, namespace: str, pytestconfig: pytest.Config) -> tuple[
     ready = kube.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/worker", "--timeout=100s")
     assert ready.returncode == 0, ready.stderr.decode()
     return ("exec", "-n", namespace, "worker", "-i", "--")
-
-
-def test_exec_returns_both_streams_and_the_exit_code(kube: AnyCluster, pod: tuple[str, ...]) -> None:
-    completed = kube.kubectl(*pod, "sh", "-c", "echo out; echo err >&2; exit 7")
-    assert (completed.returncode, completed.stdout) == (7, b"out\n")
-    assert completed.stderr.startswith(b"err\n")
-
-
-def test_exec_sends_megabytes_of_input_completely(kube: AnyCluster, pod: tuple[str, ...]) -> None:
-    sent = random.Random(4).randbytes(3_000_000)
-    completed = kube.kubectl(*pod, "sh", "-c", "cat > /tmp/f; sha256sum < /tmp/f", stdin=sent)
-    assert completed.stdout.split()[0].decode() == hashlib.sha256(sent).hexdigest()
-
-
-def test_exec_into_a_pod_that_is_deleted_ends_with_137(kube: AnyCluster, namespace: str, pod: tuple[str, ...]) -> None:
-    running = kube.start_kubectl(*pod, "sh", "-c", "echo started; sleep 300")
-    assert running.stdout is not None
-    assert running.stdout.readline() == b"started\n"
-    assert kube.kubectl("delete", "pod", "-n", namespace, "worker", "--now").returncode == 0
-    running.communicate(timeout=100)
-    assert running.returncode == 137
-
-
-def test_a_configuration_applied_twice_is_unchanged(kube: AnyCluster, namespace: str) -> None:
-    manifest = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "c", "namespace": namespace},
-        "data": {"a": "1"},
-    }
-    body = json.dumps(manifest).encode()
-    assert kube.kubectl("apply", "-f", "-", stdin=body).stdout == b"configmap/c created\n"
-    assert kube.kubectl("apply", "-f", "-", stdin=body).stdout == b"configmap/c unchanged\n"
-    assert kube.kubectl("diff", "-f", "-", stdin=body).returncode == 0
 
 
 def test_a_changed_field_of_a_server_side_apply_is_in_the_diff_and_a_dropped_one_is_removed(
