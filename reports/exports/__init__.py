@@ -1,10 +1,45 @@
-"""Export of a run to TensorBoard, MLflow, Weights & Biases, optimum-benchmark and MLPerf.
+"""Export of a run to TensorBoard, MLflow, Weights & Biases, optimum-benchmark and MLPerf, by name, below its report.
 
 log_model: a run's trials or training in the common model of these tools: settings, curves, final values
-write: the formats by name, and `export`, the entry point
-tensorboard: event files, appended to while the run continues
-mlflow: a file store
-mlperf: `:::MLLOG` lines
-optimum: optimum-benchmark's benchmark.json
-offline_wandb: offline runs for `wandb sync`
+trackers: files of TensorBoard, MLflow and Weights & Biases
+benchmarks: files of optimum-benchmark and MLPerf
 """
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from reports.exports import benchmarks, trackers
+from reports.exports.log_model import LoggedRun, read_logged_runs
+from reports.read.run import ReportError, ReportWriteError, make_report_folder
+
+FORMATS: dict[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
+    trackers.TENSORBOARD: trackers.write_tensorboard,
+    trackers.MLFLOW: trackers.write_mlflow,
+    trackers.WANDB: trackers.write_wandb,
+    benchmarks.OPTIMUM: benchmarks.write_optimum,
+    benchmarks.MLPERF: benchmarks.write_mlperf,
+}
+_PACKAGES = (trackers.TENSORBOARD, trackers.WANDB)  # formats that the package of the same name writes
+
+
+def check_packages(formats: Iterable[str]) -> None:
+    """Raise ReportError if a format's package is not installed."""
+    missing = [name for name in formats if name in _PACKAGES and find_spec(name) is None]
+    if missing:
+        names = " ".join(missing)
+        raise ReportError(f"{names} is not installed; its files need it", remedy=f"`pip install {names}`, then retry")
+
+
+def export(run_folder: Path, formats: Sequence[str], partial_steps: Path | None = None) -> tuple[Path, ...]:
+    """Write a run in these formats and return each one's folder. `partial_steps` as in `read_logged_runs`.
+
+    Raises ReportError; ReportWriteError if the files cannot be written.
+    """
+    if not formats:
+        return ()
+    runs, report_folder = read_logged_runs(run_folder, partial_steps), make_report_folder(run_folder)
+    try:
+        return tuple(FORMATS[name](report_folder, runs) for name in formats)
+    except OSError as error:
+        raise ReportWriteError(error.filename or report_folder, error) from error

@@ -14,7 +14,7 @@ from bench.records.paths import REPORT_FOLDER
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.comparison.comparability import NAMES
-from reports.exports.write import FORMATS, export, usable_formats
+from reports.exports import FORMATS, check_packages, export
 from reports.output import build as building
 from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
@@ -47,7 +47,8 @@ def write_report(
     if allowed and against is None:
         raise UsageError("report: --allow: there is no run to compare with", remedy="pass it with --against")
     selected_formats = parse_names("--format", formats, tuple(FORMATS))
-    usable, format_error = usable_formats(selected_formats)
+    with translate_errors(UsageError, ReportError):
+        check_packages(selected_formats)
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
     if is_training(folder):
@@ -55,24 +56,16 @@ def write_report(
             raise UsageError(
                 "report: --follow: a training's page is built after its end", remedy="until then use `inv monitor`"
             )
-        _report_training(folder, usable, other)
-        _raise_format_error(format_error)
+        _report_training(folder, selected_formats, other)
         return
     build_report = partial(build, folder, pricing=pricing(settings), against=other, allow=allowed)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         summary = _follow_run(folder, build_report) if follow else build_report()
-        exported = export(folder, usable)
+        exported = export(folder, selected_formats)
     print_summary(summary)
     _print_paths(exported)
-    _raise_format_error(format_error)
     if summary.exit_code != 0:
         raise SomeTrialsFailed(_describe_failures(summary))
-
-
-def _raise_format_error(error: ReportError | None) -> None:
-    """Raise UsageError for a format that could not be written, after everything else was."""
-    if error is not None:
-        raise UsageError.from_error(error)
 
 
 def _print_paths(exported: Iterable[Path]) -> None:

@@ -1,6 +1,6 @@
 """`inv tensorboard`: run TensorBoard on a run, also on a running one.
 
-The event files are written locally from fetched results (`reports.exports.tensorboard`); TensorBoard reloads them
+The event files are written locally from fetched results (`reports.exports.trackers`); TensorBoard reloads them
 every few seconds. It listens only on the loopback address.
 """
 
@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 
 from invoke.context import Context
@@ -25,8 +24,8 @@ from remote.fleet.outcome import OUT_FOLDER
 from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull
-from reports.exports import tensorboard
-from reports.exports.write import export
+from reports.exports import check_packages, export
+from reports.exports.trackers import TENSORBOARD
 from reports.read.run import ReportError, ReportWriteError
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import run_hosts
@@ -115,7 +114,7 @@ class LiveEvents:
         path = None if self._partial_steps is None else self._partial_steps.path
         versions = [_file_version(self._folder / LEDGER_FILE), path, None if path is None else _file_version(path)]
         if versions != self._exported:
-            export(self._folder, [tensorboard.FOLDER], path)
+            export(self._folder, [TENSORBOARD], path)
             self._exported = versions
         return is_running
 
@@ -128,27 +127,24 @@ class LiveEvents:
 def serve_run(context: Context, name: str | None, *, port: int, once: bool) -> None:
     settings = load(context)
     run, folder = open_run(settings, name)
+    with translate_errors(UsageError, ReportError):
+        check_packages([TENSORBOARD])
     if not once:
-        _check_tensorboard(port)
+        _check_port(port)
     live = LiveEvents(folder, PartialSteps(settings, run, folder) if is_training(folder) else None)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         is_running = live.update()
         if live.error is not None:
             print(f"! {live.error}; showing the local results")
-        events_folder = folder / "report" / tensorboard.FOLDER
+        events_folder = folder / "report" / TENSORBOARD
         if once:
             print(display_path(events_folder))
             return
         _serve(events_folder, port, run.run_id, live, is_running=is_running)
 
 
-def _check_tensorboard(port: int) -> None:
-    """Check that TensorBoard is installed and its port is free. Raises UsageError."""
-    if find_spec("tensorboard") is None:
-        raise UsageError(
-            "tensorboard is not installed",
-            remedy="`pip install tensorboard`, then retry, or write only its files with --once",
-        )
+def _check_port(port: int) -> None:
+    """Raise UsageError if the port is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from invoke import Context
 
-from reports.exports import write
+from reports import exports
 from reports.output import build as building
 from reports.training import page
 from tasks.errors import RetryableError, UsageError
@@ -56,20 +56,19 @@ def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypat
     with monkeypatch.context() as full:
         full.setattr(page, "write_atomic", full_disk)
         assert DISK_FULL in retryable_error(context())
-    monkeypatch.setattr(write, "FORMATS", {**write.FORMATS, "mlperf": full_disk})
+    monkeypatch.setitem(exports.FORMATS, "mlperf", full_disk)
     assert DISK_FULL in retryable_error(context(), ["mlperf"])
 
 
-@pytest.mark.usefixtures("without_figures")
-def test_a_format_without_its_package_does_not_keep_the_others_from_being_written(
+def test_a_format_without_its_package_is_refused_before_anything_is_written(
     folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synthetic.exact_run(folder)
-    monkeypatch.setattr("reports.exports.write.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match="pip install wandb"):
-        report.write_report(context(), "r", follow=False, against=None, formats=["tensorboard,wandb"])
-    assert (folder / "report" / "index.html").is_file()
-    assert (folder / "report" / "tensorboard").is_dir()
+    monkeypatch.setattr(exports, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="pip install wandb") as refused:
+        report.write_report(context(), "r", follow=False, against=None, formats=["mlflow,wandb"])
+    assert refused.value.exit_code == 2
+    assert not (folder / "report").exists()
 
 
 def test_allow_needs_a_run_to_compare_with_and_a_known_condition(folder: Path, context: MakeContext) -> None:

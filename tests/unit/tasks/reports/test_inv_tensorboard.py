@@ -16,6 +16,7 @@ from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import HostError
 from remote.hosts.connectors import CONNECTORS
+from reports.exports.log_model import read_logged_runs
 from tasks.commands import tensorboard
 from tasks.errors import TaskFailed, UsageError
 from tasks.fleet import k8s_training as volume
@@ -34,7 +35,8 @@ def results(tmp_path, monkeypatch):
         fleet=SimpleNamespace(kind="local"),
     )
     monkeypatch.setattr(live, "load", lambda _: settings)
-    monkeypatch.setattr(live, "find_spec", lambda _: object())
+    monkeypatch.setattr("reports.exports.find_spec", lambda _: object())
+    monkeypatch.setattr(live, "export", write_step_counts)
     monkeypatch.setattr(live, "POLL_INTERVAL_SEC", 0.0)
     monkeypatch.chdir(tmp_path)
     return settings.results_folder
@@ -84,6 +86,15 @@ class TensorBoard:
 
     def wait(self, _timeout=None):
         pass
+
+
+def write_step_counts(folder, formats, partial_steps):
+    """Write what `count_steps` reads instead of events, so that these tests need no TensorBoard."""
+    assert formats == ["tensorboard"]
+    for run in read_logged_runs(folder, partial_steps):
+        path = folder / "report" / "tensorboard" / run.name / "events"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"train/loss " * sum(point.phase == "train" for point in run.points))
 
 
 def count_steps(folder):
@@ -182,7 +193,7 @@ def test_a_benchmark_s_trials_are_shown_as_they_arrive(results, monkeypatch):
 
 @pytest.mark.usefixtures("training")
 def test_without_tensorboard_one_line_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(live, "find_spec", lambda _: None)
+    monkeypatch.setattr("reports.exports.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"; `pip install tensorboard`"):
         tensorboard(Context())
 
