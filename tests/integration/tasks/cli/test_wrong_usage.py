@@ -6,59 +6,17 @@ from collections.abc import Callable
 import pytest
 
 import tasks
+from tests.support.cases import Case, load_cases
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
-EMPTY = "expected a value"
 
 
-@pytest.mark.parametrize(
-    ("argv", "prefix", "token"),
-    [
-        (("benhc",), "benhc: ", "bench?"),
-        (("--help", "benhc"), "benhc: ", "bench?"),
-        (("--qick",), "--qick: ", "`inv --help`"),
-        (("bench", "--quik"), "bench: --quik: ", "--quick?"),
-        (("bench", "-q"), "bench: -q: ", "--quick?"),
-        # Invoke's flags for commands that it runs itself. No task uses them, so `--dry` would run the real task.
-        (("bench", "--dry"), "bench: --dry: ", "--dry-run?"),
-        (("bench", "--quick=yes"), "bench: --quick: ", "'yes'"),
-        (("collect", "bench", "--dry-run=no", "report"), "bench: --dry-run: ", "'no'"),
-        (("help", "benhc"), "benhc: ", "bench?"),
-        (("-R", "bench"), "-R: ", "`inv --help`"),
-        (("--list-depth", "x", "--list"), "--list-depth: ", "'x'"),
-        (("--list-format=xml", "--list"), "--list-format: ", "flat, nested, json"),
-        (("--list", "tenanzy"), "--list tenanzy: ", "tenancy?"),
-        (("--search-root=/", "bench"), "no tasks.py ", "`cd "),
-        (("model.demo", "xyzzy"), "xyzzy: ", "`inv --list`"),
-        (("compare", "A"), "compare: ", "SECOND; `inv --help compare`"),
-        (("bench", "--suite"), "bench: --suite: ", EMPTY),
-        (("bench", "--only", "baseline", "--only", "runs"), "bench: --only: ", "twice"),
-        (("bench", "--resume=collect"), "--resume=collect: ", "`--resume collect`"),
-        (("bench", "--suite=huge"), "bench: --suite: ", "quick, "),
-        (("bench", "--workers=2.5"), "bench: --workers: ", "a whole number from 1, found '2.5'"),
-        (("image.size", "--mbps=fast"), "image.size: --mbps: ", "'fast'"),
-        (("image.size", "--allocatable-gb=0"), "image.size: --allocatable-gb: ", "'0'"),
-        (("vm.engine", "--size-gb=nan"), "vm.engine: --size-gb: ", "100000, found 'nan'"),
-        (("tune", "--memory-gib=2048"), "tune: --memory-gib: ", "1024, found '2048'"),
-        (("compare", "a", "b", "--tolerance=all"), "compare: --tolerance: ", "100"),
-        (("compare", "a", "b", "--allow=gpu", "--allow=colour"), "--allow colour: ", "profile, gpu, "),
-        # An empty value is usually an unset variable. It never means the default.
-        (("bench", "--resume="), "bench: --resume: ", EMPTY),
-        (("bench", "--resume", "", "collect"), "bench: --resume: ", EMPTY),
-        (("report", "--run="), "report: --run: ", EMPTY),
-        (("report", "--run", " "), "report: --run: ", EMPTY),
-        (("compare", "", "x"), "compare: first: ", EMPTY),
-        (("compare", "x", "y", "--allow=gpu", "--allow="), "compare: --allow: ", EMPTY),
-        (("model.fetch", "--cache="), "model.fetch: --cache: ", EMPTY),
-        (("--config=", "report"), "inv: --config: ", EMPTY),
-        (("collect", "report", "--against="), "report: --against: ", EMPTY),
-    ],
-)
-def test_wrong_usage_is_one_line_and_exit_code_2(inv: Inv, argv: tuple[str, ...], prefix: str, token: str) -> None:
-    completed = inv(*argv)
+@pytest.mark.parametrize("case", load_cases(__file__, "wrong_usage.yaml"))
+def test_wrong_usage_is_one_line_and_exit_code_2(inv: Inv, case: Case) -> None:
+    completed = inv(*case["argv"])
     assert (completed.returncode, completed.stdout) == (2, "")
-    assert completed.stderr.startswith(prefix)
-    assert token in completed.stderr
+    assert completed.stderr.startswith(case["start"])
+    assert case["token"] in completed.stderr
     assert completed.stderr.count("\n") == 1
 
 

@@ -13,13 +13,6 @@ from tasks.cli.parser import PatchedParser
 from tasks.errors import UsageError
 
 OLD_FLAGS = [(task, old, new) for task, flags in RENAMED_FLAGS.items() for old, new in flags.items()]
-# Every flag that a release before this table had, and that no command has any more.
-PUBLISHED = {
-    "build --anew",  # vocabulary: an old flag
-    *("adapter.merge --anyway", "bench --trials", "data.check --page", "deploy --replace"),
-    *("deploy --take-over", "push --stale", "report --watch", "tenancy.nodes --grow", "tenancy.nodes --shrink"),
-    "train --trial",
-}
 CONTEXTS = {context.name: context for context in ns.to_contexts()}
 
 
@@ -37,13 +30,6 @@ def parse(*argv: str) -> list[dict[str, Any]]:
 def words(task: str, flag: str, new: str) -> tuple[str, ...]:
     """A flag with a value, if it takes one."""
     return (flag, "7") if CONTEXTS[task].flags[new].takes_value else (flag,)
-
-
-def test_the_table_is_whole_and_names_flags_that_exist() -> None:
-    assert {f"{task} {old}" for task, old, _ in OLD_FLAGS} == PUBLISHED
-    for task, old, new in OLD_FLAGS:
-        assert new in CONTEXTS[task].flags
-        assert old not in CONTEXTS[task].flags
 
 
 @pytest.mark.parametrize(("task", "old", "new"), OLD_FLAGS)
@@ -82,14 +68,6 @@ def test_each_task_of_a_chain_has_its_own_old_flags(capsys: pytest.CaptureFixtur
     assert lines == ["build: --anew is now --force", "push: --stale is now --force"]  # vocabulary: an old flag
     with pytest.raises(ParseError, match="--stale: no such flag"):
         parse("build", "--stale")
-
-
-@pytest.mark.parametrize(("task", "old", "new"), OLD_FLAGS)
-def test_the_help_omits_old_flags(task: str, old: str, new: str) -> None:
-    parse(task, *words(task, old, new))
-    shown = {flag.partition("=")[0].partition("[")[0] for flag, _ in CONTEXTS[task].help_tuples()}
-    assert new in shown
-    assert old not in shown
 
 
 @pytest.mark.parametrize("command", ["build", "push"])

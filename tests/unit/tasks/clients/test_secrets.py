@@ -42,42 +42,33 @@ def test_no_password_is_a_usage_error_with_an_example(
         password(tmp_path)
 
 
-def test_a_password_file_comes_before_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("content", [b"token", b"token\n", b"token\r\n"])
+def test_a_password_file_comes_before_standard_input(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("another\n"))
-    (tmp_path / "token").touch(mode=0o600)
-    (tmp_path / "token").write_text("token\n")
+    private_file(tmp_path / "token", content)
     assert password(tmp_path, "token") == "token"
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "problem"),
-    [
-        ("token\n", 0o640, "chmod 600"),
-        (" \n", 0o600, "empty"),
-        (None, 0o600, "No such file or directory"),
-    ],
-)
-def test_an_unusable_password_file_is_named(text: str | None, mode: int, problem: str, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "token").write_text(text)
-        (tmp_path / "token").chmod(mode)
-    with pytest.raises(UsageError, match=r"^registry\.password_file: .*token: ") as refused:
-        password(tmp_path, "token")
-    assert problem in str(refused.value)
+def private_file(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
+        (lambda path: (path.write_text("token"), path.chmod(0o640)), "chmod 600"),
+        (lambda path: private_file(path, b" \n"), "empty"),
+        (lambda path: path, "No such file or directory"),
         (lambda path: os.mkfifo(path, 0o600), "pipe"),
         (lambda path: path.mkdir(mode=0o700), "folder"),
         (lambda path: path.symlink_to("/dev/zero"), "device"),
-        (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "1,048,576 bytes"),
+        (lambda path: private_file(path, b"a" * (1 << 20 | 1)), "1,048,576 bytes"),
     ],
 )
-def test_a_password_file_whose_reading_may_never_end_is_refused(
-    make: Callable[[Path], object], problem: str, tmp_path: Path
-) -> None:
+def test_an_unusable_password_file_is_named(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
     make(tmp_path / "token")
     with pytest.raises(UsageError, match=rf"^registry\.password_file: .*token: .*{problem}"):
         password(tmp_path, "token")
@@ -104,16 +95,9 @@ def write_all(write_end: int, content: bytes) -> None:
         file.write(content)
 
 
-def test_a_password_file_of_another_system_has_the_same_password(tmp_path: Path) -> None:
-    (tmp_path / "token").touch(mode=0o600)
-    (tmp_path / "token").write_bytes(b"token\r\n")
-    assert password(tmp_path, "token") == "token"
-
-
 @pytest.mark.parametrize("text", ["# of the server\nhidden\n", "hidden\x1b\n", "hidden \u0456\n"])
 def test_what_goes_into_a_header_is_one_line_and_not_shown(text: str, tmp_path: Path) -> None:
-    (tmp_path / "key").touch(mode=0o600)
-    (tmp_path / "key").write_text(text)
+    private_file(tmp_path / "key", text.encode())
     with pytest.raises(UsageError, match=r"--key-file: .*key: ") as refused:
         read_secret(Settings(root=tmp_path), "--key-file", "key", in_header=True)
     assert "hidden" not in str(refused.value)
@@ -139,18 +123,12 @@ def test_a_token_for_the_hub_is_not_sent_over_plain_http(endpoint: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "token_file"),
-    [
-        (None, "token"),
-        ("https://hub.example", "token"),
-        ("http://127.0.0.1:8080", "token"),
-        ("http://localhost:8080", "token"),
-        ("http://[::1]:8080", "token"),
-        ("http://hub.example", None),
-    ],
+    "endpoint",
+    [None, "https://hub.example", "http://127.0.0.1:8080", "http://localhost:8080", "http://[::1]:8080"],
 )
-def test_another_hub_is_taken(endpoint: str | None, token_file: str | None, tmp_path: Path) -> None:
-    check_hub_endpoint(Settings(root=tmp_path, hub=HubSection(endpoint=endpoint, token_file=token_file)))
+def test_another_hub_is_taken(endpoint: str | None, tmp_path: Path) -> None:
+    check_hub_endpoint(Settings(root=tmp_path, hub=HubSection(endpoint=endpoint, token_file="token")))
+    check_hub_endpoint(Settings(root=tmp_path, hub=HubSection(endpoint="http://hub.example", token_file=None)))
 
 
 def test_a_model_is_not_fetched_over_plain_http_with_a_token(context: Callable[..., Context]) -> None:

@@ -35,20 +35,6 @@ def refusal(context: Context) -> str:
     return message
 
 
-@pytest.mark.parametrize("source", ["file", "environment"])
-def test_an_old_name_is_accepted_with_one_line_that_names_the_new_one(
-    source: str, context: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if source == "file":
-        text, user, where = "cluster:\n  registry_user: ns/me-in-a-file\n", "ns/me-in-a-file", "f.yaml:2"
-    else:
-        monkeypatch.setenv("INVOKE_CLUSTER_REGISTRY_USER", "ns/me")
-        text, user, where = None, "ns/me", "environment INVOKE_CLUSTER_REGISTRY_USER"
-    for _ in range(2):  # a command loads its settings more than once
-        assert load(context(text=text)).registry.user == user
-    assert capsys.readouterr().err == f"{where}: cluster.registry_user is now registry.user; rename it there\n"
-
-
 OLD_SETTINGS = {
     "cluster.fss.capacity": "300Gi",
     "cluster.fss.volume_handle": "ocid1.filesystem:10.0.0.5:/export",

@@ -175,12 +175,6 @@ def test_a_number_with_an_exponent_is_a_number_although_yaml_reads_text(text: st
     assert load(context(text=f"bench: {{learning_rate: {text}}}")).bench.learning_rate == 2e-4
 
 
-@pytest.mark.parametrize("text", ["1e9999", "1e-9999", "-1e0", "e5", "1e"])
-def test_an_exponent_that_leads_out_of_the_range_is_refused(text: str, context: Make) -> None:
-    message = refusal(context(text=f"bench: {{learning_rate: {text}}}"))
-    assert message.startswith("f.yaml:1: bench.learning_rate: expected a number above 0, at most 1")
-
-
 def test_a_leading_tilde_is_the_home_folder_in_every_path(project: Path, context: Make) -> None:
     home = project.parent / "home"
     settings = load(context(text="results: {folder: ~/r}\nfleet: {workspace: ~/w}\ncost: {prices: ~/p.yaml}"))
