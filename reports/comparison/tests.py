@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from bench.records import student
 from bench.records.result import Measurement, TrialResult
 from bench.records.status import TrialStatus
 from bench.records.workloads import Workload
 from reports.read import measurements
 from reports.read.run import Run
-from reports.statistics import per_config, student
+from reports.statistics import per_config
 from reports.statistics.per_config import Mean, Sample
 from reports.statistics.per_process import ENERGY, ProcessSteps, describe, joules_per_1000_useful_tokens
 

@@ -4,5 +4,4 @@ types: dataclasses of the results
 per_process: one process's steps: median, noise, outliers, drift, energy
 pooling: differences between processes, pooled over all configurations of a run
 per_config: estimates from several processes, without the workers' own speeds; ratios of two configurations
-student: Student's t and the F distribution
 """

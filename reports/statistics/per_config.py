@@ -33,7 +33,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.statistics import pooling, student
+from bench.records import student
+from reports.statistics import pooling
 from reports.statistics.per_process import CONFIDENCE, ProcessSteps, describe, half_width
 from reports.statistics.pooling import Spread
 from reports.statistics.types import Estimate, MeasuredRate, Noise, Over, Process, QualityFlag, Ratio

@@ -21,8 +21,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.records import student
 from bench.records.result import TrialResult
-from reports.statistics import student
 from reports.statistics.types import Process
 
 Floats = NDArray[np.float64]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.statistics import student
+from bench.records import student
 
 Floats = NDArray[np.float64]
 NOISIER_LEVEL = 0.01  # significance level over all configurations

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
+from bench.records.student import quantile
 from reports.figures.drawing import style
 from reports.figures.drawing.style import ACCENT_TONE, DEEP_TONE, INK
-from reports.statistics.student import quantile
 
 ALLOWED_PERCENT = 0.15
 

@@ -4,6 +4,7 @@ The base image and the stack are small stand-ins, so the seconds are those of an
 """
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,15 +35,22 @@ def _build_vm() -> Iterator[BuildVm]:
 
 
 def _unchanged(build_vm: BuildVm) -> list[Figure]:
-    logins, sent = build_vm.network.vm_sshd.logins(), build_vm.network.cable.sent_bytes()
+    logins, sent = build_vm.network.vm_sshd.logins(), _sent_bytes(build_vm)
     took = [seconds(lambda: build_vm.inv("build")) for _ in range(UNCHANGED)]
     per_build = (build_vm.network.vm_sshd.logins() - logins) / UNCHANGED
-    wire = (build_vm.network.cable.sent_bytes() - sent) / UNCHANGED
+    wire = (_sent_bytes(build_vm) - sent) / UNCHANGED
     return [
         Figure(name="inv build, unchanged", value=spread(summarize(took), "s"), goal="5 s"),
         Figure(name="... SSH connections of one build", value=f"{per_build:g}", goal="1"),
         Figure(name="... bytes on the wire, SSH included", value=f"{wire / 1000:.1f} kB"),
     ]
+
+
+def _sent_bytes(build_vm: BuildVm) -> int:
+    """Return the kernel's count of bytes that the laptop has sent to the VM, including headers."""
+    cable = build_vm.network.cable
+    output = cable.one.run("ip", "-s", "-j", "link", "show", cable.card).stdout
+    return int(json.loads(output)[0]["stats64"]["tx"]["bytes"])
 
 
 def _edits(build_vm: BuildVm) -> list[Figure]:

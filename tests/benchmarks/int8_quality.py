@@ -21,8 +21,8 @@ from typing import Any
 from bench import torch_stack
 from bench.qlora.recipes import int8
 from bench.qlora.step import choose_placement
+from bench.records.student import quantile
 from bench.records.trial import MATMULS
-from reports.statistics.student import quantile
 from tests.benchmarks import Figure, a_trial, print_figures
 from tests.benchmarks.fast_equal import REFERENCE, Equality
 

@@ -10,16 +10,16 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
-from statistics import NormalDist
 from typing import Any
 
 from bench.data.collate import padding_token
 from bench.data.masking import encode_prompt
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
+from bench.records import student
 from bench.records.training import Evaluation
-from bench.workloads.finetune.steps import RankGroup
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet
+from bench.workloads.ranks.process import RankGroup
 
 
 def example_losses(
@@ -94,26 +94,7 @@ def ratio(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float | 
     if n < 2:
         return middle, None
     spread = math.fsum((each - middle * count) ** 2 for each, count in zip(sums, counts, strict=True))
-    return middle, students_t(n - 1) * math.sqrt(spread * n / (n - 1)) / total
-
-
-def students_t(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t.
-
-    Exact for 1 and 2 degrees of freedom; from 3 on the Cornish-Fisher expansion, within 0.2 %.
-    """
-    if freedom == 1:
-        return 12.7062
-    if freedom == 2:
-        return 4.3027
-    z = NormalDist().inv_cdf(0.975)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
+    return middle, student.quantile(0.95, n - 1) * math.sqrt(spread * n / (n - 1)) / total
 
 
 def encode_prompts(

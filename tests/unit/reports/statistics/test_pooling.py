@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reports.statistics import student
+from bench.records import student
 from reports.statistics.pooling import (
     PRIOR_VARIANCE,
     Spread,

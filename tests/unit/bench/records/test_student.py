@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.statistics import student
+from bench.records import student
 
 
 @pytest.mark.parametrize(
