@@ -8,6 +8,7 @@ import importlib
 import inspect
 import logging
 import os
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,33 @@ class Stack:
         known = inspect.signature(decoder.forward).parameters
         cache_position = {"cache_position": positions} if "cache_position" in known else {}
         return {"position_ids": positions.unsqueeze(0), **cache_position}
+
+
+class DeviceClock:
+    """Time stamps: CUDA events on the current stream, which do not wait for the device, or the host's clock."""
+
+    def __init__(self, torch: Any, *, is_cuda: bool) -> None:
+        self._torch, self._is_cuda = torch, is_cuda
+
+    def stamp(self) -> Any:
+        """Return the time at which the device has finished everything queued so far."""
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the seconds between two stamps; waits for the device to reach `end`."""
+        if not self._is_cuda:
+            return float(end - start)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000.0
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished all queued work."""
+        if self._is_cuda:
+            self._torch.cuda.synchronize()
 
 
 def set_environment() -> None:

@@ -34,7 +34,7 @@ from bench.qlora.step import Placement, choose_placement
 from bench.records import Trial
 from bench.records.training import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
-from bench.workloads.finetune.steps import RankGroup
+from bench.workloads.ranks.process import RankGroup
 
 PROGRESS_SEC = 10.0
 LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64

@@ -5,8 +5,10 @@ fine-tuning (`bench.workloads.finetune`) has the same model, loss and optimizer,
 """
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from bench.data.collate import Batch
@@ -206,6 +208,24 @@ class TrainingStep:
         self.clear_gradients()
         clock.end("optimizer")
         return total
+
+    def run_timed(self, batches: Iterator[Batch], accumulation: int) -> tuple[float, Any, list[Batch]]:
+        """Run a step over the next `accumulation` batches; return its seconds, the mean loss and these batches.
+
+        The device is synchronised before and after; waiting for a batch is part of the step.
+        """
+        used: list[Batch] = []
+
+        def take_batches() -> Iterator[Batch]:
+            for batch in islice(batches, accumulation):
+                used.append(batch)
+                yield batch
+
+        self.synchronize()
+        start = time.perf_counter()
+        total = self(take_batches(), accumulation)
+        self.synchronize()
+        return time.perf_counter() - start, total, used
 
     def forward_backward(self, inputs: dict[str, Any], share: float) -> Any:
         """Add the gradient of `share` times the micro-batch's mean loss to every `grad`; return the mean loss.

@@ -10,12 +10,12 @@ Not covered: sampling, sequences of different lengths, ends before the last toke
 """
 
 import importlib
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from bench.qlora.step import Placement
-from bench.torch_stack import Stack
+from bench.torch_stack import DeviceClock, Stack
 
 # Attention kernels with a mask need aligned rows.
 LENGTH_MULTIPLE = 8
@@ -32,33 +32,6 @@ class Generated:
     tokens: Any
     time_to_first_token_sec: float
     decode_sec: float | None
-
-
-class TokenTimestamps:
-    """Time stamps of the device's own clock: recording one does not wait for the device."""
-
-    def __init__(self, stack: Stack, placement: Placement) -> None:
-        self._torch, self._is_cuda = stack.torch, placement.is_cuda
-        self._stamps: list[Any] = []
-        if self._is_cuda:
-            self._torch.cuda.synchronize()
-
-    def record(self) -> None:
-        """Record the time at which the device has finished everything queued so far."""
-        if self._is_cuda:
-            event = self._torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._stamps.append(event)
-        else:
-            self._stamps.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        """Return each time stamp in seconds since the first. Waits for the device."""
-        first = self._stamps[0]
-        if self._is_cuda:
-            self._torch.cuda.synchronize()
-            return [first.elapsed_time(stamp) / 1000.0 for stamp in self._stamps]
-        return [stamp - first for stamp in self._stamps]
 
 
 def prepare_model(stack: Stack, model: Any) -> None:
@@ -82,15 +55,17 @@ class DefaultPath:
         self._attention_mask = stack.torch.ones_like(prompts)
 
     def generate(self) -> Generated:
-        timestamps = TokenTimestamps(self._stack, self._placement)
-        timestamps.record()
+        clock = DeviceClock(self._stack.torch, is_cuda=self._placement.is_cuda)
+        clock.synchronize()
+        stamps = [clock.stamp()]
+        criterion = self._make_criterion(lambda: stamps.append(clock.stamp()))
         ids = self._model.generate(
             self._prompts,
             attention_mask=self._attention_mask,
             max_new_tokens=self._new_tokens,
-            stopping_criteria=self._stack.transformers.StoppingCriteriaList([self._timestamp_criterion(timestamps)]),
+            stopping_criteria=self._stack.transformers.StoppingCriteriaList([criterion]),
         )
-        seconds = timestamps.seconds()
+        seconds = [clock.seconds(stamps[0], stamp) for stamp in stamps]
         tokens = ids[:, self._prompts.shape[1] :]
         if tokens.shape[1] != self._new_tokens or len(seconds) != self._new_tokens + 1:
             raise RuntimeError(f"generate returned {tokens.shape[1]} tokens in {len(seconds) - 1} steps")
@@ -100,14 +75,14 @@ class DefaultPath:
             decode_sec=seconds[-1] - seconds[1] if self._new_tokens > 1 else None,
         )
 
-    def _timestamp_criterion(self, timestamps: TokenTimestamps) -> Any:
-        """Make a stopping criterion that records the time after every token and never stops."""
+    def _make_criterion(self, on_token: Callable[[], None]) -> Any:
+        """Make a stopping criterion that calls `on_token` after every token and never stops."""
         never_stop = self._stack.torch.zeros(
             len(self._prompts), dtype=self._stack.torch.bool, device=self._prompts.device
         )
 
         def criterion(_ids: Any, _scores: Any, **_more: Any) -> Any:
-            timestamps.record()
+            on_token()
             return never_stop
 
         return criterion
@@ -166,19 +141,20 @@ class FastPath:
     def generate(self) -> Generated:
         with self._stack.torch.no_grad():
             self._reset()
-            timestamps = TokenTimestamps(self._stack, self._placement)
-            timestamps.record()
+            clock = DeviceClock(self._stack.torch, is_cuda=self._placement.is_cuda)
+            clock.synchronize()
+            start = clock.stamp()
             self._prefill()
-            timestamps.record()
+            first = clock.stamp()
             for _ in range(self._new_tokens - 1):
                 self.step()
-            timestamps.record()
-            _, first, last = timestamps.seconds()
-        start = self._prompts.shape[1]
+            last = clock.stamp()
+            seconds = clock.seconds(first, last)
+        prompt_tokens = self._prompts.shape[1]
         return Generated(
-            tokens=self._ids[:, start : start + self._new_tokens].clone(),
-            time_to_first_token_sec=first,
-            decode_sec=last - first if self._new_tokens > 1 else None,
+            tokens=self._ids[:, prompt_tokens : prompt_tokens + self._new_tokens].clone(),
+            time_to_first_token_sec=clock.seconds(start, first),
+            decode_sec=seconds if self._new_tokens > 1 else None,
         )
 
     def _reset(self) -> None:

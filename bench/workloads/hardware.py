@@ -32,6 +32,7 @@ from bench.harness.termination import StopSignals, is_out_of_memory
 from bench.machine import gpu_specs, page_cache
 from bench.qlora.step import TorchSession, open_session
 from bench.records.bootstrap import Interval, summarize
+from bench.torch_stack import DeviceClock
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "int8", "fp8")
 # The lowest compute capability with hardware matrix products of the type.
@@ -132,30 +133,20 @@ def sample_sec(session: TorchSession, call: Callable[[], object], budget_sec: fl
     A sample consists of as many calls as take 2 ms, so that the device always has queued work and the clock's
     resolution suffices.
     """
-    timer = _cuda_timer if session.placement.is_cuda else _cpu_timer
-    timer(session, call, 1)  # the first call also chooses and loads kernels
-    estimate = timer(session, call, WARMUP_CALLS) / WARMUP_CALLS
+    _timed_sec(session, call, 1)  # the first call also chooses and loads kernels
+    estimate = _timed_sec(session, call, WARMUP_CALLS) / WARMUP_CALLS
     calls = max(1, math.ceil(SAMPLE_SEC / estimate))
     samples = min(MAX_SAMPLES, max(MIN_SAMPLES, int(budget_sec / (calls * estimate))))
-    return [timer(session, call, calls) / calls for _ in range(samples)]
+    return [_timed_sec(session, call, calls) / calls for _ in range(samples)]
 
 
-def _cuda_timer(session: TorchSession, call: Callable[[], object], calls: int) -> float:
-    cuda = session.modules.torch.cuda
-    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-    start.record()
+def _timed_sec(session: TorchSession, call: Callable[[], object], calls: int) -> float:
+    """Measure the seconds of `calls` calls."""
+    clock = DeviceClock(session.modules.torch, is_cuda=session.placement.is_cuda)
+    start = clock.stamp()
     for _ in range(calls):
         call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1000.0
-
-
-def _cpu_timer(_session: TorchSession, call: Callable[[], object], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return time.perf_counter() - start
+    return clock.seconds(start, clock.stamp())
 
 
 def _check_supported(session: TorchSession, dtype: str) -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from bench import torch_stack
@@ -84,26 +83,17 @@ def profiled_steps(
     modules, placement = session.modules, session.placement
     tokenizer = load_tokenizer(Path(trial.model))
     rows = make_rows(trial, inputs[2], tokenizer)
-    base = load_base(modules, trial, placement)
+    base, accumulation = load_base(modules, trial, placement), trial.gradient_accumulation_steps
     step = recipes.build(trial.recipe, modules, trial, placement, base)
     batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
-    times = [_timed_step(step, batches, trial) for _ in range(trial.warmup_steps + trial.measured_steps)]
+    times = [step.run_timed(batches, accumulation)[0] for _ in range(trial.warmup_steps + trial.measured_steps)]
     more_batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
 
     def run_more() -> None:
         for _ in range(RECORDED_STEPS):
-            _timed_step(step, more_batches, trial)
+            step.run_timed(more_batches, accumulation)
 
     return ProfiledSteps(recipe=step.recipe, seconds=times[trial.warmup_steps :], run_more=run_more)
-
-
-def _timed_step(step: TrainingStep, batches: Iterator[Batch], trial: Trial) -> float:
-    """Run one step and return its seconds."""
-    step.synchronize()
-    start = time.perf_counter()
-    step(islice(batches, trial.gradient_accumulation_steps), trial.gradient_accumulation_steps)
-    step.synchronize()
-    return time.perf_counter() - start
 
 
 def _add_prediction(record: Record) -> None:
@@ -150,19 +140,7 @@ def _add_phases(record: Record, phases: list[dict[str, float]]) -> None:
 
 
 def _run_step(record: Record, step: TrainingStep, batches: Iterator[Batch], steps: Steps, stops: StopSignals) -> None:
-    accumulation = record.trial.gradient_accumulation_steps
-    used: list[Batch] = []
-
-    def take_batches() -> Iterator[Batch]:
-        for batch in islice(batches, accumulation):
-            used.append(batch)
-            yield batch
-
-    step.synchronize()
-    start = time.perf_counter()
-    total = step(take_batches(), accumulation)
-    step.synchronize()
-    seconds = time.perf_counter() - start
+    seconds, total, used = step.run_timed(batches, record.trial.gradient_accumulation_steps)
     # Everything below is outside the timed region.
     stops.check()
     loss = float(total)

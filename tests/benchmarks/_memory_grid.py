@@ -51,12 +51,9 @@ def measure(trial: Trial) -> dict[str, Any]:
     seconds, useful, tokens = [], 0, 0
     try:
         for number, batch in enumerate(make_batches(modules, trial, rows, tokenizer, pin_memory=True)):
-            step.synchronize()
-            start = time.perf_counter()
-            step(iter([batch]), 1)
-            step.synchronize()
+            taken, _, _ = step.run_timed(iter([batch]), 1)
             if number >= trial.warmup_steps:
-                seconds.append(time.perf_counter() - start)
+                seconds.append(taken)
                 useful, tokens = useful + batch.useful_tokens, tokens + batch.tokens
     except torch.cuda.OutOfMemoryError as error:
         return point | {"peak_bytes": None, "reason": str(error)[:200]}

@@ -226,11 +226,7 @@ class Bench:
 
         def timed(batch: Batch) -> float:
             nonlocal loss
-            step.synchronize()
-            start = time.perf_counter()
-            total = step(iter([batch]), 1)
-            step.synchronize()
-            seconds = time.perf_counter() - start
+            seconds, total, _ = step.run_timed(iter([batch]), 1)
             loss = float(total)
             return seconds
 

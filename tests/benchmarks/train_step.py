@@ -41,7 +41,7 @@ from bench.records.training import Training, TrainingData
 from bench.records.validation import ALL_LINEAR
 from bench.workloads.finetune import resume, training_set
 from bench.workloads.finetune import trainer as trainer_module
-from bench.workloads.finetune.steps import RankGroup
+from bench.workloads.ranks.process import RankGroup
 from tests.benchmarks import Figure, a_trial, demo_inputs, print_figures, spread
 
 BLOCKS = 6

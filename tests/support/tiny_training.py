@@ -16,7 +16,7 @@ from bench.records import Trial
 from bench.records.training import Training, TrainingData
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume, training_set
 from bench.workloads.finetune import trainer as trainer_module
-from bench.workloads.finetune.steps import RankGroup
+from bench.workloads.ranks.process import RankGroup
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

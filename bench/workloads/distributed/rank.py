@@ -16,20 +16,19 @@ import hashlib
 import itertools
 import math
 import sys
-import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from bench import torch_stack
-from bench.data.collate import Batch, make_batches, make_rows
+from bench.data.collate import make_batches, make_rows
 from bench.data.readers import read_data
 from bench.data.tokenizer import load_tokenizer
 from bench.harness import termination
 from bench.harness.record import peak_rss_bytes
 from bench.qlora.step import make_optimizer
-from bench.workloads.ranks.process import COLLECTIVE_MARGIN_SEC, RankProcess, RanksDiffer, main, peak_vram_bytes
+from bench.torch_stack import DeviceClock
+from bench.workloads.ranks.process import RankProcess, main, peak_vram_bytes
 
 HOOKED_STEPS = {"gpu": 10, "tiny": 3}
 REDUCE_MIB = {"gpu": (1.0, 16.0, 64.0, 256.0), "tiny": (0.25, 4.0)}
@@ -60,19 +59,19 @@ class BucketClock:
     holds the bytes of each of the step's buckets.
     """
 
-    def __init__(self, torch: Any, world_size: int, *, on_cuda: bool) -> None:
-        self._torch, self._on_cuda = torch, on_cuda
+    def __init__(self, torch: Any, world_size: int, *, is_cuda: bool) -> None:
+        self._clock = DeviceClock(torch, is_cuda=is_cuda)
         self._marks: list[tuple[Any, Any]] = []
         self._origin: Any = None
         self.buckets: list[int] = []
 
         def hook(_state: Any, bucket: Any) -> Any:
-            start = self._mark()
+            start = self._clock.stamp()
             buffer = bucket.buffer().div_(world_size)
             self.buckets.append(buffer.numel() * buffer.element_size())
 
             def reduced(future: Any) -> Any:
-                self._marks.append((start, self._mark()))
+                self._marks.append((start, self._clock.stamp()))
                 return future.value()[0]
 
             return torch.distributed.all_reduce(buffer, async_op=True).get_future().then(reduced)
@@ -83,21 +82,12 @@ class BucketClock:
     def begin(self) -> None:
         """Begin a step: drop the last step's time stamps."""
         self._marks, self.buckets = [], []
-        self._origin = self._mark()
+        self._origin = self._clock.stamp()
 
     def spans(self) -> list[tuple[float, float]]:
         """Return each bucket's start and end in seconds since the step began. The step must be over."""
-        if not self._on_cuda:
-            return [(start - self._origin, end - self._origin) for start, end in self._marks]
-        since = self._origin.elapsed_time
-        return [(since(start) / 1000.0, since(end) / 1000.0) for start, end in self._marks]
-
-    def _mark(self) -> Any:
-        if not self._on_cuda:
-            return time.perf_counter()
-        event = self._torch.cuda.Event(enable_timing=True)
-        event.record()  # on the current stream, which in `reduced` waits for the all-reduce
-        return event
+        seconds = self._clock.seconds
+        return [(seconds(self._origin, start), seconds(self._origin, end)) for start, end in self._marks]
 
 
 class DistributedRank(RankProcess):
@@ -109,12 +99,12 @@ class DistributedRank(RankProcess):
             self.modules = torch_stack.load()
             self.torch = self.modules.torch
             self.select_device()
-            self._init_process_group()
+            self.group = self.init_process_group(self.step_sec)
         with self.phase("data"):
             self._open_data()
         with self.phase("load"):
             self._load_model()
-            self.all_gather([0.0])  # ranks load at different speeds: wait here instead of inside a step
+            self.group.barrier()  # ranks load at different speeds: wait here instead of inside a step
         trial = self.trial
         with self.phase("warmup"):
             for number in range(1, trial.warmup_steps + 1):
@@ -136,19 +126,9 @@ class DistributedRank(RankProcess):
             self._report_peaks()
             if self.world_size > 1:
                 self._measure_all_reduce()
-        # gloo's threads end with the process (see `exit_now`): destroying its groups once aborted a rank whose peer
-        # had just exited ("terminate called without an active exception"), after all measurements.
-        if self.backend != "gloo":
-            self.modules.torch.distributed.destroy_process_group()
+        self.destroy_process_group()
 
     # Setup ----------------------------------------------------------------------------------------------------
-
-    def _init_process_group(self) -> None:
-        distributed = self.torch.distributed
-        limit = timedelta(seconds=self.step_sec + COLLECTIVE_MARGIN_SEC)
-        distributed.init_process_group(self.backend, timeout=limit)
-        # Times and losses are exchanged over the CPU, separate from the measured traffic, as is the wait for loading.
-        self.cpu_group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.trial.deadline_sec))
 
     def _open_data(self) -> None:
         trial, (_, conversations) = self.trial, read_data(Path(self.trial.data))
@@ -190,25 +170,15 @@ class DistributedRank(RankProcess):
     def _run_step(self, kind: str, number: int, *, block: int = 0, spans: Any = None) -> None:
         """Run one step, timed from when every rank is ready; report every rank's row in one line."""
         step = self.unsynced_step if kind.startswith("off") else self.synced_step
-        used: list[Batch] = []
-
-        def take_batches() -> Iterator[Batch]:
-            for batch in itertools.islice(self.batches, self.trial.gradient_accumulation_steps):
-                used.append(batch)
-                yield batch
-
         step.synchronize()
         self.heartbeat.update(self.heartbeat.phase, number, waiting=True)
-        self.torch.distributed.barrier(group=self.cpu_group)
+        self.group.barrier()
         self.heartbeat.update(self.heartbeat.phase, number)
-        start = time.perf_counter()
-        total = step(take_batches(), self.trial.gradient_accumulation_steps)
-        step.synchronize()
-        seconds = time.perf_counter() - start
+        seconds, total, used = step.run_timed(self.batches, self.trial.gradient_accumulation_steps)
         self.heartbeat.update(self.heartbeat.phase, number, waiting=True)
         communication = math.nan if spans is None else covered_sec(spans())
         counts = [sum(b.samples for b in used), sum(b.tokens for b in used), sum(b.useful_tokens for b in used)]
-        table = self.all_gather([seconds, float(total), *counts, communication])
+        table = self.group.gather_objects([seconds, float(total), *map(float, counts), communication])
         self.report(step={"kind": kind, "block": block, "table": table})
         for rank, row in enumerate(table):
             if not math.isfinite(row[1]):
@@ -227,7 +197,7 @@ class DistributedRank(RankProcess):
 
     def _time_buckets(self) -> None:
         """Run steps that time each bucket, after the measured steps: DDP's own exchange has no clock."""
-        clock = BucketClock(self.torch, self.world_size, on_cuda=self.placement.is_cuda)
+        clock = BucketClock(self.torch, self.world_size, is_cuda=self.placement.is_cuda)
         self.ddp.register_comm_hook(None, clock.hook)
         for number in range(1, HOOKED_STEPS[self.trial.profile] + 1):
             clock.begin()
@@ -236,25 +206,12 @@ class DistributedRank(RankProcess):
 
     # Between ranks ----------------------------------------------------------------------------------------------------
 
-    def all_gather(self, row: list[float]) -> list[list[float]]:
-        """Return every rank's row, in order; waits for all ranks, on the CPU."""
-        mine = self.torch.tensor(row, dtype=self.torch.float64)
-        rows = [self.torch.empty_like(mine) for _ in range(self.world_size)]
-        self.torch.distributed.all_gather(rows, mine, group=self.cpu_group)
-        return [list(map(float, other)) for other in rows]
-
     def _compare_weights(self) -> None:
         digest = hashlib.sha256()
         for parameter in self.trained:
             digest.update(parameter.detach().cpu().contiguous().view(self.torch.uint8).numpy().tobytes())
-        all_digests = [bytes(map(int, row)).hex() for row in self.all_gather(list(map(float, digest.digest())))]
-        for rank, other in enumerate(all_digests):
-            if other != all_digests[0]:
-                raise RanksDiffer(
-                    f"after the same steps, rank {rank} has different weights from rank 0: {other[:12]} instead of "
-                    f"{all_digests[0][:12]}"
-                )
-        self.report(fingerprint={"lora_weights_sha256": all_digests[0]})
+        self.group.check_equal(digest.hexdigest(), "weights")
+        self.report(fingerprint={"lora_weights_sha256": digest.hexdigest()})
 
     def _measure_all_reduce(self) -> None:
         """Measure all-reduces of random float32 data at several sizes; report the slowest rank's seconds of each."""
@@ -267,27 +224,19 @@ class DistributedRank(RankProcess):
             buffers = [self.torch.randn(size // 4, device=self.placement.device).mul_(1e-18) for _ in range(count)]
             repeats = REDUCE_WARMUP + REDUCE_REPEATS[profile]
             mine = [self._timed_reduce(buffers[number % count]) for number in range(repeats)]
-            slowest = [max(times) for times in zip(*self.all_gather(mine), strict=True)]
+            slowest = [max(times) for times in zip(*self.group.gather_objects(mine), strict=True)]
             self.report(all_reduce={"bytes": size // 4 * 4, "sec": slowest[REDUCE_WARMUP:]})
 
     def _timed_reduce(self, buffer: Any) -> float:
-        torch = self.torch
-        if not self.placement.is_cuda:
-            torch.distributed.barrier(group=self.cpu_group)
-            start = time.perf_counter()
-            torch.distributed.all_reduce(buffer)
-            return time.perf_counter() - start
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        torch.distributed.barrier(group=self.cpu_group)
-        begin.record()
-        torch.distributed.all_reduce(buffer)  # the current stream, and so the second event, waits for it
-        end.record()
-        torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) / 1000.0
+        clock = DeviceClock(self.torch, is_cuda=self.placement.is_cuda)
+        clock.synchronize()
+        self.group.barrier()
+        begin = clock.stamp()
+        self.torch.distributed.all_reduce(buffer)  # the current stream, and so the second stamp, waits for it
+        return clock.seconds(begin, clock.stamp())
 
     def _report_peaks(self) -> None:
-        rows = self.all_gather([float(peak_vram_bytes() or 0), float(peak_rss_bytes())])
+        rows = self.group.gather_objects([float(peak_vram_bytes() or 0), float(peak_rss_bytes())])
         self.report(peaks={"vram_bytes": [row[0] for row in rows], "rss_bytes": [row[1] for row in rows]})
 
 

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from bench.records.paths import ADAPTER_FOLDER
 from bench.workloads.finetune import resume, training_set
 from bench.workloads.finetune.checkpoint import ADAPTER
 from bench.workloads.finetune.finetune import STOP_FILE, RankSpec
-from bench.workloads.finetune.steps import RankGroup
-from bench.workloads.ranks.process import COLLECTIVE_MARGIN_SEC, RankProcess, main, peak_vram_bytes
+from bench.workloads.ranks.process import RankGroup, RankProcess, main, peak_vram_bytes
 
 
 class FinetuneRank(RankProcess):
@@ -64,7 +62,7 @@ class FinetuneRank(RankProcess):
             # This import loads torch, which must happen after the stack's settings.
             self.trainer_module = importlib.import_module("bench.workloads.finetune.trainer")
             self.select_device()
-            self.group = self._init_process_group()
+            self.group = self._connect()
         with self.phase("data"):
             tokenizer = load_tokenizer(Path(trial.model))
             data, _ = training_set.load(trial, lambda: tokenizer, Path(self.spec.examples))
@@ -81,18 +79,12 @@ class FinetuneRank(RankProcess):
                 stop = trainer.run()
             with self.phase("finish"):
                 self._finish(trainer, stop)
-        if self.backend != "gloo" and not self.group.is_single:  # see bench.workloads.distributed.rank
-            self.modules.torch.distributed.destroy_process_group()
+        self.destroy_process_group()
 
-    def _init_process_group(self) -> RankGroup:
-        torch = self.modules.torch
+    def _connect(self) -> RankGroup:
         if self.world_size == 1:
-            return RankGroup(torch)
-        rows = -(-self.training.rows_per_step // self.world_size)
-        limit = timedelta(seconds=self.step_sec * rows + COLLECTIVE_MARGIN_SEC)
-        torch.distributed.init_process_group(self.backend, timeout=limit)
-        cpu_group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.trial.deadline_sec))
-        return RankGroup(torch, self.rank, self.world_size, cpu_group)
+            return RankGroup(self.modules.torch)
+        return self.init_process_group(self.step_sec * -(-self.training.rows_per_step // self.world_size))
 
     def _check_same_inputs(self, data_sha256: str) -> None:
         """Raise InputError if the ranks' or the parent's examples or models differ."""

@@ -14,7 +14,6 @@ Not covered: parameters of several dtypes.
 
 import hashlib
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,55 +21,10 @@ from typing import Any
 from bench.data.collate import Batch
 from bench.qlora.step import TrainingStep
 from bench.records.training import Training
+from bench.torch_stack import DeviceClock
+from bench.workloads.ranks.process import RankGroup
 
 BUCKET_BYTES = 8 << 20
-
-
-class RankGroup:
-    """The collectives of a rank: gradients over the backend, everything else over the CPU (`cpu_group`)."""
-
-    def __init__(self, torch: Any, rank: int = 0, world_size: int = 1, cpu_group: Any = None) -> None:
-        self.torch, self.rank, self.world_size, self._cpu_group = torch, rank, world_size, cpu_group
-
-    @property
-    def is_single(self) -> bool:
-        return self.world_size == 1
-
-    def all_reduce_async(self, tensor: Any) -> Any:
-        """Start summing `tensor` over all ranks, in place; call `wait()` on the result. None for a single rank."""
-        return None if self.is_single else self.torch.distributed.all_reduce(tensor, async_op=True)
-
-    def all_reduce_(self, tensor: Any) -> Any:
-        """Sum a CPU `tensor` over all ranks, in place."""
-        if not self.is_single:
-            self.torch.distributed.all_reduce(tensor, group=self._cpu_group)
-        return tensor
-
-    def gather_objects(self, mine: Any) -> list[Any]:
-        """Return every rank's object, in order."""
-        if self.is_single:
-            return [mine]
-        gathered: list[Any] = [None] * self.world_size
-        self.torch.distributed.all_gather_object(gathered, mine, group=self._cpu_group)
-        return gathered
-
-    def broadcast_object(self, value: Any) -> Any:
-        """Return rank 0's object on every rank."""
-        if self.is_single:
-            return value
-        box = [value]
-        self.torch.distributed.broadcast_object_list(box, src=0, group=self._cpu_group)
-        return box[0]
-
-    def broadcast_(self, tensor: Any) -> None:
-        """Copy a CPU `tensor` from rank 0 to all ranks, in place."""
-        if not self.is_single:
-            self.torch.distributed.broadcast(tensor, src=0, group=self._cpu_group)
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if not self.is_single:
-            self.torch.distributed.barrier(group=self._cpu_group)
 
 
 class GradientBucket:
@@ -121,8 +75,8 @@ class Gradients:
         self.buckets = [
             GradientBucket(torch, part, dtype) for part in _split_into_buckets(list(reversed(parameters)), bucket_bytes)
         ]
-        self._is_cuda = bool(self.buckets[0].flat.is_cuda)
-        self._stamps: tuple[Any, Any] = (0.0, 0.0)
+        self._clock = DeviceClock(torch, is_cuda=bool(self.buckets[0].flat.is_cuda))
+        self._stamps: tuple[Any, Any] | None = None
         if not group.is_single:
             for bucket in self.buckets:
                 for parameter in bucket.parameters:
@@ -148,17 +102,16 @@ class Gradients:
         """Send the remaining buckets and `scalars`; wait for all sums."""
         self._send(flush=True)
         work = self._group.all_reduce_async(scalars)
-        start = self._stamp()
+        start = self._clock.stamp()
         for bucket in self.buckets:
             bucket.receive()
         if work is not None:
             work.wait()
-        self._stamps = start, self._stamp()
+        self._stamps = start, self._clock.stamp()
 
     def waited_sec(self) -> float:
-        """Return how long the last `finish` waited for the other ranks; on CUDA the device must have completed it."""
-        start, end = self._stamps
-        return float(start.elapsed_time(end)) / 1e3 if self._is_cuda else end - start
+        """Return how long the last `finish` waited for the other ranks."""
+        return 0.0 if self._stamps is None else self._clock.seconds(*self._stamps)
 
     def norm(self) -> Any:
         """Compute the norm of all gradients together, a scalar on the device."""
@@ -181,13 +134,6 @@ class Gradients:
         while self._next < len(self.buckets) and (flush or not self.buckets[self._next].missing):
             self.buckets[self._next].send(self._group)
             self._next += 1
-
-    def _stamp(self) -> Any:
-        if not self._is_cuda:
-            return time.perf_counter()
-        event = self._torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 def _split_into_buckets(parameters: list[Any], max_bytes: int) -> list[list[Any]]:

@@ -24,9 +24,9 @@ from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.checkpoint_manager import CheckpointManager, Weights, load_checkpoint, write_adapter
 from bench.workloads.finetune.resume import Identity, Journal, ResumePoint, check_free_space
-from bench.workloads.finetune.steps import GlobalStep, Gradients, RankGroup, StepRow, learning_rate_factor
+from bench.workloads.finetune.steps import GlobalStep, Gradients, StepRow, learning_rate_factor
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
-from bench.workloads.ranks.process import RanksDiffer
+from bench.workloads.ranks.process import RankGroup
 
 __all__ = ["TrainContext", "Trainer", "deterministic", "write_adapter"]
 ZERO_STEPS = 3
@@ -369,9 +369,7 @@ class Trainer:
 
     def _compare_ranks(self) -> None:
         digest = hashlib.sha256(self.weights.to_flat().numpy().tobytes()).hexdigest()
-        for rank, other in enumerate(self.group.gather_objects(digest)):
-            if other != digest:
-                raise RanksDiffer(f"rank {rank} has a different adapter from rank {self.group.rank}")
+        self.group.check_equal(digest, "the adapter")
 
     def communication_percent(self) -> float | None:
         """Return the share of the steps' time spent waiting for other ranks, of the rank that waits least."""

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,59 @@ COLLECTIVE_MARGIN_SEC = 10.0  # collectives time out this much later than the pa
 
 class RanksDiffer(RuntimeError):
     """Error for ranks whose weights differ although they should be equal."""
+
+
+class RankGroup:
+    """The collectives of a rank: gradients over the backend, everything else over the CPU (`cpu_group`)."""
+
+    def __init__(self, torch: Any, rank: int = 0, world_size: int = 1, cpu_group: Any = None) -> None:
+        self.torch, self.rank, self.world_size, self._cpu_group = torch, rank, world_size, cpu_group
+
+    @property
+    def is_single(self) -> bool:
+        return self.world_size == 1
+
+    def all_reduce_async(self, tensor: Any) -> Any:
+        """Start summing `tensor` over all ranks, in place; call `wait()` on the result. None for a single rank."""
+        return None if self.is_single else self.torch.distributed.all_reduce(tensor, async_op=True)
+
+    def all_reduce_(self, tensor: Any) -> Any:
+        """Sum a CPU `tensor` over all ranks, in place."""
+        if not self.is_single:
+            self.torch.distributed.all_reduce(tensor, group=self._cpu_group)
+        return tensor
+
+    def gather_objects(self, mine: Any) -> list[Any]:
+        """Return every rank's object, in order."""
+        if self.is_single:
+            return [mine]
+        gathered: list[Any] = [None] * self.world_size
+        self.torch.distributed.all_gather_object(gathered, mine, group=self._cpu_group)
+        return gathered
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return rank 0's object on every rank."""
+        if self.is_single:
+            return value
+        box = [value]
+        self.torch.distributed.broadcast_object_list(box, src=0, group=self._cpu_group)
+        return box[0]
+
+    def broadcast_(self, tensor: Any) -> None:
+        """Copy a CPU `tensor` from rank 0 to all ranks, in place."""
+        if not self.is_single:
+            self.torch.distributed.broadcast(tensor, src=0, group=self._cpu_group)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if not self.is_single:
+            self.torch.distributed.barrier(group=self._cpu_group)
+
+    def check_equal(self, digest: str, name: str) -> None:
+        """Raise RanksDiffer if another rank has another digest of `name`."""
+        for rank, other in enumerate(self.gather_objects(digest)):
+            if other != digest:
+                raise RanksDiffer(f"rank {rank} has {name} {other[:12]}, rank {self.rank} has {digest[:12]}")
 
 
 class Heartbeat:
@@ -116,6 +170,20 @@ class RankProcess:
         dtype = str(self.placement.compute_dtype).removeprefix("torch.")
         facts = {**fingerprint.device_facts(self.modules.torch), "compute_dtype": dtype, "backend": self.backend}
         self.report(fingerprint=facts)
+
+    def init_process_group(self, step_sec: float) -> RankGroup:
+        """Connect the ranks: over the backend, where a collective may take `step_sec`, and over the CPU."""
+        distributed = self.modules.torch.distributed
+        distributed.init_process_group(self.backend, timeout=timedelta(seconds=step_sec + COLLECTIVE_MARGIN_SEC))
+        # What is exchanged over the CPU is apart from the measured traffic, as is the wait for loading.
+        cpu_group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.trial.deadline_sec))
+        return RankGroup(self.modules.torch, self.rank, self.world_size, cpu_group)
+
+    def destroy_process_group(self) -> None:
+        # gloo's threads end with the process (see `exit_now`): destroying its groups once aborted a rank whose peer
+        # had just exited ("terminate called without an active exception"), after all measurements.
+        if self.backend != "gloo" and self.modules.torch.distributed.is_initialized():
+            self.modules.torch.distributed.destroy_process_group()
 
     def build_step(self) -> Any:
         """Load the trial's model and build the recipe's step over it."""

@@ -84,11 +84,11 @@ def test_a_sample_has_enough_calls_for_the_clock_and_slow_calls_have_the_fewest_
         call_counts.append(calls)
         return calls * 1e-4
 
-    monkeypatch.setattr(hardware, "_cpu_timer", timer)
+    monkeypatch.setattr(hardware, "_timed_sec", timer)
     samples = hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02)
     assert call_counts == [1, 3] + [20] * 10
     assert samples == pytest.approx([1e-4] * 10)
-    monkeypatch.setattr(hardware, "_cpu_timer", lambda _session, _call, calls: calls * 3.0)
+    monkeypatch.setattr(hardware, "_timed_sec", lambda _session, _call, calls: calls * 3.0)
     assert hardware.sample_sec(on_cpu, lambda: None, budget_sec=0.02) == [3.0] * hardware.MIN_SAMPLES
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.workloads.finetune.steps import GlobalStep, Gradients, RankGroup, StepRow, row_seed
+from bench.workloads.finetune.steps import GlobalStep, Gradients, StepRow, row_seed
 from bench.workloads.finetune.training_set import RowCollator, count_targets
+from bench.workloads.ranks.process import RankGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 MAX_LENGTH = 48  # length of the longest of these examples

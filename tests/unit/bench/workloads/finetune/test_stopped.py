@@ -16,10 +16,10 @@ from bench.records.paths import PROGRESS_FILE
 from bench.records.status import Outcome, ReasonCode
 from bench.workloads.finetune import finetune, training_set
 from bench.workloads.finetune.rank import FinetuneRank
-from bench.workloads.finetune.steps import RankGroup
 from bench.workloads.ranks import launcher
 from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
+from bench.workloads.ranks.process import RankGroup
 from bench.workloads.ranks.torchrun import RankKilled, RankLimits, RankSample, RankStopped, Torchrun
 from tests.support import tiny_training
 from tests.support.faults import full_disk
