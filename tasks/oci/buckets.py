@@ -29,7 +29,7 @@ from tasks.settings.load import Settings
 with require_sdk():
     from oci.object_storage import ObjectStorageClient
 
-    from tasks.oci.clients import Json, TenancyApi, connect, get_namespace
+    from tasks.oci.clients import TenancyApi, connect, get_namespace
 
 PART_BYTES = 64 << 20
 ADDRESS_FORMAT = "oci://BUCKET@NAMESPACE/PREFIX"
@@ -61,7 +61,7 @@ class OciBucket:
             )
             for item in self._api.check_type(operation, page.get("objects"), list):
                 sizes[self._api.text_field(operation, self._api.check_type(operation, item, dict), "name")] = (
-                    self._api.parse(operation, _size, item)
+                    self._api.parse(operation, lambda fields: int(fields.get("size") or 0), item)
                 )
             next_start = str(page.get("nextStartWith") or "")
             if not next_start:
@@ -96,7 +96,7 @@ class OciBucket:
         operation = self._operation(f"sending {name}")
         upload_id = self._unfinished_upload(name) or self._create_upload(name)
         parts = self._api.list_all(operation, self._client.list_multipart_upload_parts, *self._address, name, upload_id)
-        uploaded = {self._api.parse(operation, _part_number, part): part for part in parts}
+        uploaded = {self._api.parse(operation, lambda fields: int(fields["partNumber"]), part): part for part in parts}
         tags: list[dict[str, object]] = []
         for number, content in enumerate(read_parts(path), start=1):
             md5, uploaded_part = _base64(_md5(content)), uploaded.pop(number, {})
@@ -133,14 +133,6 @@ class OciBucket:
 
     def _operation(self, action: str, permission: str = "manage objects") -> Operation:
         return Operation(action=action, permission=permission)
-
-
-def _size(item: Json) -> int:
-    return int(item.get("size") or 0)
-
-
-def _part_number(part: Json) -> int:
-    return int(part["partNumber"])
 
 
 def read_parts(path: Path) -> Iterator[bytes]:

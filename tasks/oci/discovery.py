@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from oci import regions
 from oci.artifacts import ArtifactsClient
@@ -12,11 +12,14 @@ from oci.file_storage import FileStorageClient
 from oci.identity import IdentityClient
 from oci.limits import LimitsClient
 
+from tasks.errors import UsageError
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import Json, TenancyApi, require_text
+from tasks.oci.credentials import check_ocid, ocid_type
 
 GPU_LIMIT = "gpu-a10-count"  # counts GPUs of the shapes VM.GPU.A10.* and BM.GPU.A10.4
 DEFAULT_REPOSITORY = "qlora-fleet"
+Choice = TypeVar("Choice", "NodePoolInfo", "ClusterInfo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,26 @@ class TenancySurvey:
         return registry_host(self.region)
 
 
+def choose_one(items: Sequence[Choice], name: str | None, label: str, flag: str, kind: str) -> Choice:
+    """Return the item with this name or OCID, or the only one. Raises UsageError with the existing ones.
+
+    `label` names the items in messages, `flag` the command and flag for their OCID, `kind` the OCID's resource type.
+    """
+    if name is not None and ocid_type(name):
+        check_ocid(flag, name, kind)
+    matching = [item for item in items if name is None or name in (item.name, item.id)]
+    if len(matching) == 1:
+        return matching[0]
+    known = ", ".join(f"{item.name} ({item.id})" for item in matching or items)
+    if not matching:
+        remedy = f"existing ones: {known}" if known else "set tenancy.compartment to another compartment"
+        raise UsageError(f"no {label}{f' {name}' if name else ''} in this compartment", remedy=remedy)
+    task, _, option = flag.partition(": ")
+    raise UsageError(
+        f"{len(matching)} {label}s{f' named {name}' if name else ''}: {known}", remedy=f"type: inv {task} {option} OCID"
+    )
+
+
 def registry_host(region: str) -> str:
     """Return the region's registry, fra.ocir.io for eu-frankfurt-1."""
     key = next((key for key, name in regions.REGIONS_SHORT_NAMES.items() if name == region), None)
@@ -150,17 +173,11 @@ def list_gpu_limits(api: TenancyApi) -> tuple[GpuLimit, ...]:
             availability = api.get_object(
                 operation, client.get_resource_availability, *arguments, availability_domain=domain
             )
-            used = api.parse(operation, _parse_used, availability)
-            limits.append(GpuLimit(domain=domain, maximum=api.parse(operation, _parse_limit, value), used=used))
+            used = api.parse(operation, lambda item: int(item.get("used") or 0), availability)
+            limits.append(
+                GpuLimit(domain=domain, maximum=api.parse(operation, lambda item: int(item["value"]), value), used=used)
+            )
     return tuple(limits)
-
-
-def _parse_limit(value: Json) -> int:
-    return int(value["value"])
-
-
-def _parse_used(availability: Json) -> int:
-    return int(availability.get("used") or 0)
 
 
 def list_clusters(api: TenancyApi, compartment: str) -> tuple[ClusterInfo, ...]:
@@ -231,7 +248,7 @@ def list_exports(api: TenancyApi, compartment: str) -> tuple[Export, ...]:
             if target.get("lifecycleState") != "ACTIVE" or not target.get("privateIpIds"):
                 continue
             address_operation = Operation(action="reading a mount target's address", permission="use private-ips")
-            ip_id = api.parse(operation, _first_private_ip, target)
+            ip_id = api.parse(operation, lambda item: require_text(item["privateIpIds"][0]), target)
             export_set_id = api.text_field(operation, target, "exportSetId")
             private_ip = api.get_object(address_operation, network.get_private_ip, ip_id)
             address = api.text_field(address_operation, private_ip, "ipAddress")
@@ -241,7 +258,3 @@ def list_exports(api: TenancyApi, compartment: str) -> tuple[Export, ...]:
                 file_system = api.text_field(operation, export, "fileSystemId")
                 exports.append(Export(mount_target=name, address=address, path=path, file_system=file_system))
     return tuple(exports)
-
-
-def _first_private_ip(target: Json) -> str:
-    return require_text(target["privateIpIds"][0])

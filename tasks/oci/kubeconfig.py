@@ -22,8 +22,7 @@ from remote.hosts.local import expand_user
 from tasks.errors import UsageError, file_errors
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
-from tasks.oci.credentials import check_ocid, ocid_type
-from tasks.oci.discovery import ClusterInfo, list_clusters
+from tasks.oci.discovery import ClusterInfo, choose_one, list_clusters
 from tasks.oci.user_config import back_up, write_private
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
@@ -42,7 +41,7 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
     old = read_kubeconfig(path)  # fails before the first request
     api = connect(settings)
     compartment, _ = resolve_compartment(settings, api)
-    target = choose_cluster(list_clusters(api, compartment), cluster)
+    target = choose_one(list_clusters(api, compartment), cluster, "cluster", "tenancy.kubeconfig: --cluster", "cluster")
     endpoint_type = endpoint or ("public" if target.public_endpoint else "private")
     if not (target.public_endpoint if endpoint_type == "public" else target.private_endpoint):
         raise UsageError(
@@ -77,21 +76,6 @@ def _target_path(settings: Settings, file: str | None) -> Path:
         return settings.resolve_path(settings.cluster.kubeconfig)
     first = next(filter(None, os.environ.get("KUBECONFIG", "").split(os.pathsep)), "~/.kube/config")
     return expand_user(first)
-
-
-def choose_cluster(clusters: Sequence[ClusterInfo], name: str | None) -> ClusterInfo:
-    """Find the cluster with this name or OCID, or the only one. Raises UsageError listing the existing clusters."""
-    if name is not None and ocid_type(name):
-        check_ocid("tenancy.kubeconfig: --cluster", name, "cluster")
-    matching = [cluster for cluster in clusters if name is None or name in (cluster.name, cluster.id)]
-    if len(matching) == 1:
-        return matching[0]
-    known = ", ".join(f"{cluster.name} ({cluster.id})" for cluster in matching or clusters)
-    if not matching:
-        remedy = f"existing ones: {known}" if known else "set tenancy.compartment to another compartment"
-        raise UsageError(f"no cluster{f' {name}' if name else ''} in this compartment", remedy=remedy)
-    problem = "several clusters" if name is None else f"{len(matching)} clusters named {name}"
-    raise UsageError(f"{problem}: {known}", remedy="type: inv tenancy.kubeconfig --cluster OCID")
 
 
 def _fetch_kubeconfig(api: TenancyApi, cluster: ClusterInfo, endpoint_type: str) -> Kubeconfig:

@@ -21,8 +21,7 @@ from tasks.fleet.pending_results import foreign_active_jobs, pending_runs
 from tasks.fleet.pricing import price_of
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
-from tasks.oci.credentials import check_ocid, ocid_type
-from tasks.oci.discovery import NodePoolInfo, list_gpu_limits, list_node_pools, parse_node_pool
+from tasks.oci.discovery import NodePoolInfo, choose_one, list_gpu_limits, list_node_pools, parse_node_pool
 from tasks.settings.load import Settings, load
 
 POLL_INTERVAL_SEC = 5.0
@@ -45,7 +44,9 @@ def resize(
         return
     client = api.client(ContainerEngineClient)
     operation = Operation(action="reading the node pool", permission="read cluster-node-pools")
-    current = api.call(operation, client.get_node_pool, choose_pool(pools, name).id)
+    current = api.call(
+        operation, client.get_node_pool, choose_one(pools, name, "GPU pool", "tenancy.nodes: --pool", "nodepool").id
+    )
     pool = api.parse(operation, parse_node_pool, api.check_type(operation, current.data, dict))
     etag = current.headers.get("etag")
     size = 0 if change == "all" else pool.size + int(change)
@@ -89,20 +90,6 @@ def _parse_change(add: str | None, remove: str | bool | None) -> int | str | Non
     if not str(text).isdecimal() or not 1 <= int(text) <= MAX_NODES:
         raise UsageError(f"tenancy.nodes: {flag}: expected a whole number from 1 to {MAX_NODES}, found {text!r}")
     return sign * int(text)
-
-
-def choose_pool(pools: Sequence[NodePoolInfo], name: str | None) -> NodePoolInfo:
-    """Find the pool with this name or OCID, or the only one. Raises UsageError listing the existing pools."""
-    if name is not None and ocid_type(name):
-        check_ocid("tenancy.nodes: --pool", name, "nodepool")
-    matching = [pool for pool in pools if name is None or name in (pool.name, pool.id)]
-    if len(matching) == 1:
-        return matching[0]
-    known = ", ".join(f"{pool.name} ({pool.shape}, {pool.id})" for pool in matching or pools)
-    if not matching:
-        remedy = f"existing ones: {known}" if known else "set tenancy.compartment to another compartment"
-        raise UsageError(f"no GPU pool{f' {name}' if name else ''} in this compartment", remedy=remedy)
-    raise UsageError(f"several GPU pools: {known}", remedy="choose one with --pool OCID")
 
 
 def gpus_per_node(shape: str) -> int:
