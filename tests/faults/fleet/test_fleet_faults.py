@@ -13,11 +13,8 @@ import pytest
 from bench.records.result import TrialResult
 from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import LedgerError
-from remote.fleet.retry_policy import RetryLimits
-from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
-from remote.jobs.job import JobState
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import QUICK_LIMITS, CuttableHost, LocalFleet, wait_for
 
@@ -39,14 +36,6 @@ def test_a_busy_worker_does_not_keep_trials_from_an_idle_one(local: LocalFleet) 
     assert ended[-1] == "slow-0"
     assert len({local.winner(f"fine-{number}")[1] for number in range(1, 6)} | {local.winner("slow-0")[1]}) == 2
     assert all(local.winner(f"fine-{number}")[1] != local.winner("slow-0")[1] for number in range(1, 6))
-
-
-def test_replicate_runs_every_trial_on_every_worker_once(local: LocalFleet) -> None:
-    local.plan("fine 1", "fine 2", workers=3, replicate=True)
-    local.fleet(local.hosts(3)).run()
-    assert set(local.statuses().values()) == {"SUCCEEDED"}
-    started = sorted(line.split()[1] + "@" + line.split()[3] for line in local.bench_log_lines("started"))
-    assert started == [f"fine-{number}.worker-{worker}@worker-{worker}" for number in (1, 2) for worker in (1, 2, 3)]
 
 
 def test_progress_is_read_from_the_trials_file(local: LocalFleet) -> None:
@@ -111,13 +100,6 @@ def test_only_transient_failures_are_retried(
     assert len(local.bench_log_lines("started")) == attempts
     reason = local.reasons()[name]
     assert reason is None if token is None else token in (reason or "")
-
-
-def test_a_trial_is_started_at_most_max_attempts_times(local: LocalFleet) -> None:
-    local.plan("killed", workers=2)
-    local.fleet(local.hosts(2), limits=replace(QUICK_LIMITS, max_attempts=4)).run()
-    assert local.statuses() == {"killed": "LOST"}
-    assert len(local.bench_log_lines("started")) == 4
 
 
 def test_a_trial_that_ignores_its_deadline_is_stopped_from_outside(local: LocalFleet) -> None:
@@ -235,14 +217,6 @@ def test_a_broken_host_does_not_fail_the_queued_trials(local: LocalFleet, broken
     assert {line.split()[3] for line in local.bench_log_lines("started")} == {"worker-2"}
 
 
-def test_without_a_working_worker_every_trial_is_lost_with_a_reason(local: LocalFleet) -> None:
-    local.plan("fine 1", "fine 2", workers=1)
-    broken_host = LocalHost(name="worker-1", workdir=local.host().workdir, python=("/no/such/python",))
-    local.fleet([broken_host], limits=replace(QUICK_LIMITS, lost_after_sec=0.1, reconnect_timeout_sec=0.1)).run()
-    assert set(local.statuses().values()) == {"LOST"}
-    assert all(local.reasons().values())
-
-
 def test_a_job_with_a_killed_supervisor_is_retried(local: LocalFleet) -> None:
     local.plan("slow", workers=1)
     with local.running(local.fleet(local.hosts(1))):
@@ -258,25 +232,6 @@ def test_a_job_with_a_killed_supervisor_is_retried(local: LocalFleet) -> None:
 # --- the operator's own machine ---------------------------------------------------------------------------------------
 
 
-def test_two_runs_on_one_host_take_turns(local: LocalFleet) -> None:
-    """Another run's job holds the slot for a while: the trial waits, and nothing is lost."""
-    local.plan("fine", workers=1)
-    other = local.start_other_job()
-    busy = local.folder / "busy"
-
-    def mark_start(command: Command) -> None:
-        if "start" in command.argv:
-            busy.touch()
-
-    with local.running(
-        local.fleet([CuttableHost(host=local.host(), before=mark_start)], limits=RetryLimits(poll_sec=0.05))
-    ):
-        wait_for(busy.exists, "the trial's attempt to start")
-        assert other.cancel(grace_sec=1.0).state is JobState.ENDED
-    assert local.statuses() == {"fine": "SUCCEEDED"}
-    assert local.winner("fine")[0] == 1
-
-
 def test_a_deleted_results_folder_ends_the_run_and_the_job_continues(local: LocalFleet) -> None:
     local.plan("slow", workers=1)
     with pytest.raises((OSError, LedgerError)), local.running(local.fleet(local.hosts(1))):  # noqa: PT012 - one run
@@ -289,17 +244,3 @@ def test_a_deleted_results_folder_ends_the_run_and_the_job_continues(local: Loca
     local.fleet(local.hosts(1)).run()
     assert local.statuses() == {"slow": "SUCCEEDED"}
     assert len(local.bench_log_lines("started")) == 1
-
-
-def test_a_short_interruption_is_not_reported_as_a_loss(local: LocalFleet) -> None:
-    local.plan("fine", workers=1)
-    failures = iter([True, True])
-
-    def fail_twice(_: Command) -> None:
-        if next(failures, False):
-            raise HostUnreachable("worker-1: connection refused")
-
-    wire = CuttableHost(host=local.host(), before=fail_twice)
-    local.fleet([wire], limits=replace(QUICK_LIMITS, lost_after_sec=30.0)).run()
-    assert local.statuses() == {"fine": "SUCCEEDED"}
-    assert local.events_of(EventType.WORKER_LOST) == []

@@ -7,7 +7,6 @@ Everything is real, except that trainings compute nothing with the fixture `hold
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -93,21 +92,6 @@ def test_a_new_run_does_not_start_while_an_abandoned_one_is_running(project, hol
 
 
 @pytest.mark.usefixtures("hold_file")
-def test_a_trial_killed_while_measuring_is_tried_once_more(project) -> None:
-    run = project.start("bench", "--quick", "--only=baseline", INVOKE_FLEET_SIZE="1", INVOKE_BENCH_MEASURED_STEPS="200")
-    project.wait_until(
-        lambda: [progress for progress in project.progress() if progress["phase"] == "measure"], "measuring"
-    )
-    (pid,) = project.trainers()
-    os.kill(pid, signal.SIGKILL)
-    retried = project.wait_until(lambda: project.events("retried"), "the attempt to be given up")
-    assert "SIGKILL" in retried[0]["reason"]
-    assert "measure" in retried[0]["reason"]
-    project.wait_until(lambda: len(project.events("started")) == 2, "the second attempt")
-    project.interrupt(run)
-
-
-@pytest.mark.usefixtures("hold_file")
 def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     long = {"INVOKE_FLEET_SIZE": "1", "INVOKE_BENCH_MEASURED_STEPS": "2000", "INVOKE_BENCH_DEADLINE_SEC": "4"}
     project.inv("bench", "--quick", "--only=optimized", "collect", "report", code=1, **long)
@@ -185,64 +169,12 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(project) -> None:
     assert "no-checkpointing" in planned.stdout
 
 
-def break_input(project, tmp_path: Path, fault: str) -> dict[str, str]:
-    """Break one input in one way; returns the environment that points `inv` at it."""
-    model, data = tmp_path / "model", tmp_path / "data.jsonl"
-    shutil.copytree(project.environment["INVOKE_MODEL_PATH"], model)
-    (model / "SHA256SUMS").unlink(missing_ok=True)
-    lines = Path(project.environment["INVOKE_DATA_PATH"]).read_text().splitlines()[:40]
-    if fault == "model missing":
-        shutil.rmtree(model)
-    elif fault == "model truncated":
-        os.truncate(model / "model.safetensors", (model / "model.safetensors").stat().st_size - 7)
-    elif fault == "model with a pickle":
-        (model / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    elif fault == "wrong config":
-        config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    elif fault == "data line 17 not JSON":
-        lines[16] = '{"messages": ['
-    elif fault == "data empty":
-        lines = []
-    elif fault == "data without a usable pair":
-        lines = ['{"messages": [{"role": "user", "content": "?"}]}']
-    data.write_text("".join(line + "\n" for line in lines))
-    environment = {"INVOKE_MODEL_PATH": str(model), "INVOKE_DATA_PATH": str(data)}
-    if fault == "workers in a file":
-        environment["INVOKE_FLEET_LOCAL_FOLDER"] = str(data / "below")
-    return environment
-
-
-@pytest.mark.parametrize(
-    ("fault", "token"),
-    [
-        ("model missing", "inv model.demo"),
-        ("model truncated", "model.safetensors"),
-        ("model with a pickle", "pytorch_model.bin"),
-        ("wrong config", "config.json"),
-        ("data line 17 not JSON", "17"),
-        ("data empty", "data.jsonl"),
-        ("data without a usable pair", "data.jsonl"),
-        ("workers in a file", "fleet.local.folder"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line_before_anything_starts(
-    project, tmp_path: Path, fault: str, token: str
-) -> None:
-    assert token in project.inv_error("bench", "--quick", **break_input(project, tmp_path, fault))
-    assert not (project.folder / "results").exists()
-
-
 @pytest.mark.parametrize(
     ("argv", "token"),
     [
         (("bench", "--only", "optimised"), "optimized"),
-        (("bench", "--only", " , "), "no trial was chosen"),
-        (("bench", "--quick", "--full"), "exclude each other"),
         (("bench", "--full", "--suite", "all"), "--full and --suite exclude each other"),
         (("bench", "--suite", "hardwear"), "expected one of hardware, loading, quick, full"),
-        (("bench", "--resume", "--suite=all"), "leave out"),
-        (("bench", "--spread", "wide"), "replicate or shard"),
         (("bench", "--resume"), "there is no run yet"),
         (("bench", "--resume=../elsewhere"), "not a path"),
         (("collect", "--run", "20200101-000000-quick"), "'20200101-000000-quick'"),
@@ -251,6 +183,21 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(
 )
 def test_bad_usage_is_refused_in_one_line(project, argv: tuple[str, ...], token: str) -> None:
     assert token in project.inv_error(*argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "token"),
+    [
+        ("INVOKE_MODEL_PATH", "none", "inv model.demo"),
+        ("INVOKE_DATA_PATH", "bad.jsonl", "line 2"),
+        ("INVOKE_FLEET_LOCAL_FOLDER", "bad.jsonl/below", "fleet.local.folder"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_before_anything_starts(project, name: str, value: str, token: str) -> None:
+    first, *_ = Path(project.environment["INVOKE_DATA_PATH"]).read_text().splitlines()
+    (project.folder / "bad.jsonl").write_text(first + '\n{"messages": [\n')
+    assert token in project.inv_error("bench", "--quick", **{name: value})
+    assert not (project.folder / "results").exists()
 
 
 def test_a_read_only_results_folder_is_an_error_before_anything_starts(project) -> None:

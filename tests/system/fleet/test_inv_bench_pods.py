@@ -61,16 +61,6 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
 
 
 @only_thorough
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_a_distributed_trial_has_a_rank_in_each_pod(pods, ranks: int) -> None:
-    """Ranks of a training meet in two pods in every run of the suite: tests/system/train/test_inv_train_pods.py."""
-    pods.inv("bench", "--suite=distributed", f"--only=ddp-{ranks}", INVOKE_FLEET_SIZE="4")
-    assert pods.statuses() == {f"ddp-{ranks}": "SUCCEEDED"}
-    assert {event["worker"] for event in pods.events("started")} == {"worker-0"}
-    assert_each_rank_measured(pods, ranks)
-
-
-@only_thorough
 def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, cluster: Cluster) -> None:
     running = pods.start(
         *("bench", "--suite=distributed", "--only=ddp-2"),

@@ -5,24 +5,17 @@ the sum of the step numbers, so a repeated or missing step is visible. Not cover
 """
 
 import json
-import os
-import random
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from bench.records import choose, suite
 from bench.records.run import RunRecord
-from bench.records.training import TrainingRecord
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.pods import skewed_clock
-from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 30
@@ -235,93 +228,14 @@ def test_data_replaced_before_the_first_checkpoint_is_not_trained_on(project, ho
     assert collected_adapter(project) == SUM_OF_STEPS
 
 
-@only_thorough
-@pytest.mark.usefixtures("hold_file")
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_every_step_counts_once_when_killed_at_random_times(project, seed: int) -> None:
-    """Kill it in many ways. Real killed ranks are covered by test_finetune_ranks.py and test_real_model.py."""
-    rng, steps = random.Random(seed), 600
-    project.environment["INVOKE_TRAIN_MAX_STEPS"] = str(steps)
-    operator = project.start("train")
-
-    def trial() -> int:
-        find_pids = lambda: [pid for pid, argv in project.trainers().items() if "supervisor" not in " ".join(argv)]  # noqa: E731
-        return min(project.wait_until(find_pids, "its process"))
-
-    def supervisor() -> int:
-        return int(Path(f"/proc/{trial()}/stat").read_text().rpartition(")")[2].split()[1])
-
-    def followed_anew() -> None:
-        nonlocal operator
-        project.kill(operator)
-        operator = project.start("train", "--resume")
-
-    kills = [
-        followed_anew,
-        lambda: os.kill(trial(), signal.SIGKILL),
-        lambda: os.kill(trial(), signal.SIGTERM),
-        lambda: os.kill(supervisor(), signal.SIGKILL),
-    ] * 2
-    rng.shuffle(kills)
-    for kill in kills:
-        before = checkpoints(project)
-        project.wait_until(lambda before=before: checkpoints(project)[-1:] > before[-1:], "it to go on")
-        time.sleep(rng.uniform(0.0, 1.0))
-        kill()
-    project.wait_for_exit(operator, timeout_sec=300)
-    assert [event["end"] for event in project.events("ended")] == ["SUCCEEDED"]
-    assert len(project.events("started")) == 7
-    assert collected_adapter(project) == f"{steps * (steps + 1) // 2}\n"
-
-
-@only_thorough
-@pytest.mark.usefixtures("forked_trials")
-def test_data_that_changes_at_random_times_is_not_trained_on(project) -> None:
-    """Run real steps. The file differs when a killed training restarts, and is then restored."""
-    data = project.folder / "mine.jsonl"
-    content = Path(project.environment["INVOKE_DATA_PATH"]).read_bytes()
-    data.write_bytes(content)
-    real = {"max_steps": 40, "max_seq_len": 64, "micro_batch_size": 1, "rows_per_step": 1, "checkpoint_sec": 0.0}
-    (project.folder / "real.json").write_text(json.dumps({"train": {"data": [str(data)], **real}}))
-    project.options = ("-f", "real.json")
-    project.environment["INVOKE_FLEET_SIZE"] = "1"
-    project.inv("train")
-    undisturbed = TrainingRecord.read(project.run_folder() / "training.json")
-    for seed in range(1, 6):
-        rng = random.Random(seed)
-        step, offset = rng.randrange(1, 30), rng.randrange(len(content) // 4, len(content) // 2)
-        truncated, without_start = content[:offset], content[content.index(b"\n", offset) + 1 :]
-        operator = project.start("train")
-        project.wait_until(
-            lambda step=step: any((progress.get("step") or 0) >= step for progress in project.progress()),
-            f"step {step}",
-        )
-        data.write_bytes(rng.choice((truncated, without_start)))
-        project.kill_trainers()
-        # A truncated line is bad input; a file of other lines is rejected because the plan has its digest.
-        _, err = project.wait_for_exit(operator, code=2 if data.read_bytes() == truncated else 4, timeout_sec=120)
-        assert len(project.events("started")) == 2, err
-        assert "mine.jsonl: " in err
-        data.write_bytes(content)
-        project.inv("train", "--resume")
-        record = TrainingRecord.read(project.run_folder() / "training.json")
-        assert (record.adapter_sha256, record.steps.loss) == (undisturbed.adapter_sha256, undisturbed.steps.loss)
-        assert record.restarts
-
-
 def test_bad_input_is_refused_in_one_line_and_nothing_starts(project, hold_file: Path) -> None:
-    few, trial = project.folder / "few.jsonl", project.folder / "best.json"
+    few = project.folder / "few.jsonl"
     few.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "c", "completion": "d"}\n')
-    elsewhere = choose(suite("quick", "tiny", "elsewhere", "data"), ("optimized",))[0]
-    trial.write_text(elsewhere.to_text())
     cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
-        (("--workers", "3"), {}, "train: --workers: 3 workers, but the fleet has 2"),
-        (("--trial-file", "best.json"), {}, "is for the model elsewhere"),
         ((), {"INVOKE_TRAIN_MAX_HOURS": "soon"}, "train.max_hours: expected a number above 0"),
         ((), {"INVOKE_TRAIN_MAX_SEQ_LEN": "100000"}, "max_seq_len: 100000 is more than the"),
         ((), {"INVOKE_DATA_PATH": str(few)}, "no example is held out for validation; raise train.validation_fraction"),
         ((), {"INVOKE_DATA_PATH": "/dev/zero"}, "not a regular file"),
-        ((), {"INVOKE_MODEL_PATH": str(project.folder)}, "config.json"),
         (("--resume",), {}, "there is no run yet"),
     ]
     for flags, environment, message in cases:

@@ -67,23 +67,9 @@ def test_a_killed_search_is_resumed_and_its_answer_can_be_run(project, hold_file
         (("tune", "--memory-gib=much"), "--memory-gib: expected a number above 0, at most 1024, found 'much'"),
         (("tune", "--resume=none"), "there is no search yet"),
         (("tune", "--resume", "--memory-gib=3"), "leave out --memory-gib"),
-        (("bench", "--trial-file=none.json"), "none.json: cannot be read: No such file or directory"),
-        (("bench", "--trial-file=none.json", "--quick"), "--quick and --trial-file exclude each other"),
         (("tune", "--memory-gib=0.001"), "tune.memory_gib: 0.001 GiB is below the smallest configuration, "),
     ],
 )
 def test_bad_usage_is_refused_in_one_line(project, argv, token) -> None:
     assert token in project.inv_error(*argv)
     assert not (project.folder / "results").exists()
-
-
-def test_a_search_is_not_resumed_on_other_data(project, hold_file: Path, tmp_path: Path) -> None:
-    hold_file.touch()
-    running = project.start("tune", **SMALL)
-    project.wait_until(lambda: project.events("started"), "a trial")
-    project.interrupt(running, timeout_sec=120)
-    other = tmp_path / "other.jsonl"
-    lines = Path(project.environment["INVOKE_DATA_PATH"]).read_text().splitlines()
-    other.write_text("\n".join(lines[:200]) + "\n")
-    message = project.inv_error("tune", "--resume", code=4, INVOKE_DATA_PATH=str(other), **SMALL)
-    assert "the data (sha256) was" in message

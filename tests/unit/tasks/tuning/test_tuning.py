@@ -478,3 +478,13 @@ def test_the_error_for_a_missing_search_lists_the_known_ones(tmp_path):
     with pytest.raises(UsageError, match=first.tune_id):
         search_state.find(tmp_path, "another")
     assert first.tune_id != search_state.find(tmp_path, None).tune_id == second.tune_id, "of one second"
+
+
+@pytest.mark.parametrize(
+    "change", [{"gpu": {"name": "NVIDIA H200"}}, {"gpu": None}, {"model": {"sha256": "x"}}, {"data": {"sha256": "x"}}]
+)
+def test_a_search_is_resumed_on_the_same_gpu_model_and_data_only(change):
+    observed = {"gpu": {"name": "NVIDIA A10"}, "model": {"sha256": "m"}, "data": {"sha256": "d"}}
+    tune.check_same_inputs(make_record(), observed)
+    with pytest.raises(ConfirmationRequired, match="`inv tune`"):
+        tune.check_same_inputs(make_record(), observed | change)
