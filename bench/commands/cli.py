@@ -18,10 +18,9 @@ from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.machine.preflight import require_gpus_for
 from bench.records import Trial, TrialError, choose, read_trials, schema, suite
-from bench.records.atomic_files import read_regular
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
 from bench.records.training import TrainingData
-from bench.records.trial import MAX_BYTES, SCALES, SUITE_NAMES, old_names_text, rename_old_fields
+from bench.records.trial import SCALES, SUITE_NAMES, old_names_text, read_text, rename_old_fields
 from bench.records.workloads import names_with
 
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -375,12 +374,7 @@ def _print_json(document: object) -> int:
 
 def _read_text(path: Path) -> str:
     """Read a file's text, or standard input for "-"."""
-    if str(path) == "-":
-        return sys.stdin.read()
-    try:
-        return read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrialError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
+    return sys.stdin.read() if str(path) == "-" else read_text(path)
 
 
 def _read_trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:

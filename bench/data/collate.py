@@ -94,7 +94,7 @@ def make_batches(
     """Yield all micro-batches of the trial in order, from a DataLoader with `data_workers` processes."""
     padding = padding_token(tokenizer)
     loader = stack.torch.utils.data.DataLoader(
-        _RepeatedRows(rows, rows_needed(trial)),
+        [rows[index % len(rows)] for index in range(rows_needed(trial))],
         batch_size=rows_per_batch(trial),
         num_workers=trial.data_workers,
         collate_fn=_collate_function(trial, padding),
@@ -103,21 +103,6 @@ def make_batches(
     )
     for tensors, (samples, tokens, useful_tokens) in loader:
         yield Batch(**tensors, samples=samples, tokens=tokens, useful_tokens=useful_tokens)
-
-
-class _RepeatedRows:
-    """Dataset of `length` rows that repeats `rows`. Picklable, for loader processes that are spawned."""
-
-    def __init__(self, rows: list[Row], length: int) -> None:
-        self.rows, self.length = rows, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Row:
-        if index >= self.length:
-            raise IndexError(index)
-        return self.rows[index % len(self.rows)]
 
 
 class _PaddedCollate:

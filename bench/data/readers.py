@@ -9,18 +9,16 @@ most `MAX_LINE_BYTES` of a line are held in memory.
 import codecs
 import hashlib
 import json
-import os
-import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as quoted
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from bench.data.formats import FORMATS, KNOWN_TURN_KEYS, check_keys, check_turn, is_trained, system_turn
 from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.records import schema
+from bench.records.atomic_files import open_regular
 from bench.records.training import MAX_SKIPPED_SHARE
 
 MAX_LINE_BYTES = 16 << 20
@@ -98,18 +96,17 @@ def read(path: Path, bad_line_policy: str | None = "refuse") -> DataFile:
     name, digest, size, kind = str(path), hashlib.sha256(), 0, ""
     conversations: list[Conversation] = []
     bad_lines = BadLines(source=name, policy=bad_line_policy)
-    with _open_regular(path) as file:
-        for number, line in _read_lines(path, file):
-            digest.update(line)
-            size += len(line)
-            if not line.strip():
-                continue
-            try:
-                kind, conversation = _parse_line(name, number, line, kind)
-            except InputError as error:
-                bad_lines.add(error)
-            else:
-                conversations.append(conversation)
+    for number, line in _read_lines(path):
+        digest.update(line)
+        size += len(line)
+        if not line.strip():
+            continue
+        try:
+            kind, conversation = _parse_line(name, number, line, kind)
+        except InputError as error:
+            bad_lines.add(error)
+        else:
+            conversations.append(conversation)
     bad_lines.check(len(conversations) + bad_lines.count)
     if not conversations:
         raise InputError(f"{path}: empty", remedy="name a file with one JSON chat per line")
@@ -181,54 +178,29 @@ def _digest(location: str, turns: Sequence[tuple[str, str]]) -> bytes:
 def sha256_of(path: Path) -> str:
     """Hash a data file like `read`, without parsing its lines. Raises InputError."""
     digest = hashlib.sha256()
-    with _open_regular(path) as file:
-        for _, line in _read_lines(path, file):
-            digest.update(line)
+    for _, line in _read_lines(path):
+        digest.update(line)
     return digest.hexdigest()
 
 
-def _open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. O_NONBLOCK, because opening a FIFO without a writer would block."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read: {error.strerror}", remedy="check its path in the settings"
-        ) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise InputError(f"{path}: not a regular file", remedy="name a file with one JSON object per line")
-    return os.fdopen(descriptor, "rb")
-
-
-def _read_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise InputError(
-                    f"{path}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB", remedy="split or remove it"
-                )
-            yield number, line
+        with open_regular(path) as file:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise InputError(
+                        f"{path}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB", remedy="split or remove it"
+                    )
+                yield number, line
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read: {error.strerror}", remedy="check the disk, or copy the file again"
+            f"{path}: cannot be read: {error.strerror}", remedy="name a regular file with one JSON object per line"
         ) from error
 
 
-class _DuplicateKey(Exception):
-    """A JSON object has a key twice; the argument is the key."""
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise _DuplicateKey(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
-    return document
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
+DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
 
 
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:
@@ -236,10 +208,8 @@ def _parse_object(location: str, line: bytes) -> dict[str, Any]:
         document = DECODER.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{location}: not UTF-8 text") from error
-    except _DuplicateKey as error:
-        raise InputError(
-            f"{location}: {shorten(error.args[0])}: occurs twice in one object", remedy="remove one of them"
-        ) from error
+    except schema.SchemaError as error:
+        raise InputError(f"{location}: {error}", remedy="remove one of them") from error
     except (ValueError, RecursionError) as error:
         if line.startswith(codecs.BOM_UTF8):
             raise InputError(

@@ -83,7 +83,23 @@ class Log:
         return list(self._tail)
 
 
-class ProgressFile:
+class _LiveFile:
+    """File that shows a running trial. A write that fails is logged once and does not end the trial."""
+
+    def __init__(self, path: Path, log: Log) -> None:
+        self.path, self._log, self._has_failed = path, log, False
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._has_failed:
+                self._log(f"{self.path}: cannot be written: {error.strerror}; continuing without it")
+            self._has_failed = True
+
+
+class ProgressFile(_LiveFile):
     """Writer of progress.json, at most every 0.25 s unless the phase changed.
 
     The file is renamed into place, so a reader never sees a part of it. No fsync: the file is useless after a crash,
@@ -91,27 +107,21 @@ class ProgressFile:
     """
 
     def __init__(self, folder: Path, log: Log) -> None:
-        self._path = folder / PROGRESS_FILE
+        super().__init__(folder / PROGRESS_FILE, log)
         self._part = folder / f".{PROGRESS_FILE}.part"
-        self._log = log
         self._last: tuple[float, str] | None = None
-        self._has_failed = False
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
         if self._last is not None and self._last[1] == progress.phase and now - self._last[0] < PROGRESS_INTERVAL_SEC:
             return
         self._last = (now, progress.phase)
-        try:
+        with self._writing():
             self._part.write_text(json.dumps(schema.to_json(progress)) + "\n", encoding="utf-8")
-            os.replace(self._part, self._path)
-        except OSError as error:
-            if not self._has_failed:
-                self._log(f"{self._path}: cannot be written: {error.strerror}; continuing without it")
-            self._has_failed = True
+            os.replace(self._part, self.path)
 
 
-class StepsFile:
+class StepsFile(_LiveFile):
     """Writer of steps.jsonl: appends each step of a training and each held-out loss at once.
 
     The file is opened for each write, so that a line is visible at once. No fsync: training.json repeats all of it.
@@ -119,20 +129,14 @@ class StepsFile:
 
     def __init__(self, folder: Path, log: Log) -> None:
         """Remove an earlier file."""
-        self._path, self._log = folder / STEPS_FILE, log
-        self._has_failed = False
+        super().__init__(folder / STEPS_FILE, log)
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
     def __call__(self, *lines: Mapping[str, Any]) -> None:
-        if self._has_failed:
-            return
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
+        if not self._has_failed:
+            with self._writing(), self.path.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{json.dumps(line)}\n" for line in lines))
-        except OSError as error:
-            self._has_failed = True
-            self._log(f"{self._path}: cannot be written: {error.strerror}; continuing without it")
 
 
 class Record:

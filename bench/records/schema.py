@@ -31,7 +31,7 @@ def parse(content: bytes) -> Any:
     if content.count(b",") + content.count(b"[") + content.count(b"{") > MAX_VALUES:
         raise SchemaError(f"it has more than {MAX_VALUES:,} values")
     try:
-        return json.loads(content, parse_constant=_reject_constant, object_pairs_hook=_object_from_pairs)
+        return json.loads(content, parse_constant=_reject_constant, object_pairs_hook=object_from_pairs)
     except RecursionError as error:
         raise SchemaError("not usable JSON: its values are nested too deep") from error
 
@@ -40,7 +40,8 @@ def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a parsed object. Raises SchemaError for a key that appears twice."""
     result = dict(pairs)
     if len(result) != len(pairs):  # two readers could use different values
         (name, _), *_ = (pair for number, pair in enumerate(pairs) if pair[0] in dict(pairs[:number]))

@@ -188,15 +188,19 @@ class Trial:
     @classmethod
     def read(cls, path: Path) -> Trial:
         """Read one trial from a JSON file. Raises TrialError with the file's path and the place in it."""
-        try:
-            text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
-        except OSError as error:
-            raise TrialError(f"{path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise TrialError(f"{path}: not UTF-8 text", remedy="a trial file is JSON") from error
-        document = parse_json(text, str(path))
+        document = parse_json(read_text(path), str(path))
         _print_old_names(document, str(path))
         return cls.from_json(document, str(path))
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a trial file or of a file of settings. Raises TrialError."""
+    try:
+        return read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
+    except OSError as error:
+        raise TrialError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TrialError(f"{path}: not UTF-8 text", remedy="the file is JSON") from error
 
 
 def rename_old_fields(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -10,7 +10,6 @@ from bench.data.collate import (
     IGNORE_INDEX,
     Unpacked,
     _PaddedCollate,
-    _RepeatedRows,
     make_rows,
     rows_needed,
 )
@@ -174,8 +173,3 @@ def test_a_batch_carries_no_loss_and_no_attention_on_padding():
     # A text token equal to the padding token, e.g. if the end of a sequence is used as padding, keeps its loss.
     assert tensors["labels"].tolist() == [[5, 6, 7, IGNORE_INDEX], [9, 1, IGNORE_INDEX, IGNORE_INDEX]]
     assert counts == (3, 8, 5)
-
-
-def test_rows_are_repeated_up_to_the_length():
-    rows = [Row(ids=[number], samples=1) for number in range(3)]
-    assert [row.ids for row in _RepeatedRows(rows, 7)] == [[0], [1], [2], [0], [1], [2], [0]]
