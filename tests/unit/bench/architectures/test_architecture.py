@@ -17,6 +17,7 @@ from bench.architectures.architecture import (
     register,
 )
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
+from tests.support.cases import load_cases
 from tests.support.paths import ROOT
 
 CONFIG = {
@@ -80,38 +81,12 @@ def test_another_model_type_is_refused_with_the_registered_ones(model_type):
         find({"model_type": model_type})
 
 
-@pytest.mark.parametrize(
-    ("changes", "shapes"),
-    [
-        ({}, {"q_proj": (32, 32), "k_proj": (32, 16), "o_proj": (32, 32), "up_proj": (32, 48), "down_proj": (48, 32)}),
-        ({"head_dim": 16}, {"q_proj": (32, 64), "v_proj": (32, 32), "o_proj": (64, 32)}),
-        ({"num_key_value_heads": None}, {"k_proj": (32, 32)}),
-        ({"model_type": "mistral", "num_key_value_heads": None}, {"k_proj": (32, 32)}),
-    ],
-)
-def test_the_linear_layers_have_the_shapes_of_the_config(changes, shapes):
-    config = CONFIG | changes
-    assert find(config).shapes(config).items() >= shapes.items()
-
-
-def without(*keys: str) -> dict[str, Any]:
-    return {key: value for key, value in CONFIG.items() if key not in keys}
-
-
-@pytest.mark.parametrize(
-    ("config", "window", "key_heads"),
-    [
-        (CONFIG | {"sliding_window": 8}, None, 2),  # Llama has none
-        (CONFIG | {"model_type": "mistral", "sliding_window": 8}, 8, 2),
-        (CONFIG | {"model_type": "mistral", "sliding_window": None}, None, 2),
-        (CONFIG | {"model_type": "mistral"}, 4096, 2),
-        (without("num_key_value_heads"), None, 4),
-        (without("num_key_value_heads") | {"model_type": "mistral", "num_attention_heads": 16}, 4096, 8),
-    ],
-)
-def test_missing_and_unread_keys_are_taken_as_by_the_model(config, window, key_heads):
-    geometry = find(config).geometry(config)
-    assert (geometry.window, geometry.key_heads) == (window, key_heads)
+@pytest.mark.parametrize("case", load_cases(__file__, "geometry.yaml"))
+def test_sizes_are_read_from_the_config(case):
+    config = {key: value for key, value in (CONFIG | case["input"]).items() if value != "missing"}
+    geometry, shapes = find(config).geometry(config), find(config).shapes(config)
+    found = vars(geometry) | {name: list(shape) for name, shape in shapes.items()}
+    assert found.items() >= case["expected"].items()
 
 
 @pytest.mark.parametrize("key", [key for key in CONFIG if key not in ("model_type", "num_key_value_heads")])
@@ -123,27 +98,10 @@ def test_an_invalid_size_is_refused_by_its_key(key, value):
         find(CONFIG).geometry(CONFIG | {key: value})
 
 
-@pytest.mark.parametrize(
-    ("changes", "features"),
-    [
-        ({}, set()),
-        ({"attention_bias": True}, {Feature.QKV_BIAS, Feature.OTHER_BIAS}),
-        ({"mlp_bias": True}, {Feature.OTHER_BIAS}),
-        ({"model_type": "mistral", "attention_bias": True, "mlp_bias": True}, {Feature.SLIDING_WINDOW}),
-        ({"model_type": "mistral", "sliding_window": None}, set()),
-        ({"hidden_act": "gelu_pytorch_tanh"}, {Feature.GEGLU}),
-        ({"hidden_act": "relu2"}, {Feature.OTHER_ACTIVATION}),
-        ({"attention_dropout": 0.1}, {Feature.ATTENTION_DROPOUT}),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {Feature.SCALED_ROTATION}),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, set()),
-        ({"rope_scaling": "hostile"}, set()),
-        ({"attn_logit_softcapping": 50.0}, {Feature.SOFTCAP}),
-        ({"tie_word_embeddings": True}, {Feature.TIED_HEAD}),
-    ],
-)
-def test_features_are_read_from_the_config(changes, features):
-    config = CONFIG | changes
-    assert find(config).features(config).keys() == features
+@pytest.mark.parametrize("case", load_cases(__file__, "features.yaml"))
+def test_features_are_read_from_the_config(case):
+    config = CONFIG | case["input"]
+    assert [feature.name for feature in find(config).features(config)] == case["expected"]
 
 
 @pytest.mark.parametrize(

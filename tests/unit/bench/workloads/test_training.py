@@ -17,6 +17,7 @@ from bench.predict import memory
 from bench.records import Trial, TrialError
 from bench.records.status import ReasonCode
 from bench.workloads import training
+from tests.support.cases import load_cases
 from tests.support.faults import OutOfMemoryError
 
 # Phases of a step -----------------------------------------------------------------------------------------------------
@@ -172,34 +173,9 @@ def test_the_failed_allocation_is_parsed_from_the_allocators_message(message, si
     assert termination.requested_bytes(message) == size
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"micro_batch_size": 8}, {"micro_batch_size": 4, "gradient_accumulation_steps": 2}),
-        (
-            {"micro_batch_size": 8, "gradient_accumulation_steps": 3},
-            {"micro_batch_size": 4, "gradient_accumulation_steps": 6},
-        ),
-        ({"recipe": "fast", "held_layers": 3, "micro_batch_size": 8}, {"held_layers": 0}),
-        ({"micro_batch_size": 9}, {"micro_batch_size": 3, "gradient_accumulation_steps": 3}),
-        ({"micro_batch_size": 7}, {"micro_batch_size": 1, "gradient_accumulation_steps": 7}),
-        ({"micro_batch_size": 2, "gradient_accumulation_steps": 4096}, {"micro_batch_size": 1}),
-        ({"micro_batch_size": 1, "gradient_checkpointing": False}, {"gradient_checkpointing": True}),
-        ({"micro_batch_size": 1, "max_seq_len": 2048}, {"max_seq_len": 1024}),
-        ({"micro_batch_size": 1, "max_seq_len": 64, "base_precision": "bf16"}, {"base_precision": "nf4"}),
-        ({"micro_batch_size": 1, "max_seq_len": 64}, None),
-        ({"kind": "inference", "micro_batch_size": 32}, {"micro_batch_size": 16}),
-        (
-            {"kind": "inference", "micro_batch_size": 1, "gradient_checkpointing": False, "max_seq_len": 512},
-            {"max_seq_len": 256},
-        ),
-        ({"kind": "loading", "base_precision": "bf16"}, {"base_precision": "nf4"}),
-        ({"kind": "loading"}, None),
-        ({"kind": "hardware"}, None),
-    ],
-)
-def test_the_least_harmful_change_is_suggested_first(make_trial, fields, expected):
-    assert termination.suggest_changes(make_trial(**fields), "warmup") == expected
+@pytest.mark.parametrize("case", load_cases(__file__, "out_of_memory.yaml"))
+def test_the_least_harmful_change_is_suggested_first(make_trial, case):
+    assert termination.suggest_changes(make_trial(**case["input"]), "warmup") == case["expected"]
 
 
 def test_following_the_suggestions_ends_when_nothing_can_be_reduced(make_trial):
@@ -274,25 +250,9 @@ def test_an_old_field_or_value_is_accepted_with_one_line(make_trial, capsys, set
         apply_overrides(make_trial(recipe="fast"), [setting, "matmul=int8"])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ("max_seq_len", "--set max_seq_len: expected key=value, e.g. --set max_seq_len=256"),
-        ("batch=4", "--set batch: unknown field; the fields are name, "),
-        ("max_seq_len=short", "--set max_seq_len: expected a whole number, found 'short'"),
-        ("max_seq_len=2.5", "--set max_seq_len: expected a whole number, found '2.5'"),
-        ("max_seq_len=4", "--set max_seq_len: expected 8 to 1048576, found 4"),
-        ("learning_rate=fast", "--set learning_rate: expected a number, found 'fast'"),
-        ("learning_rate=nan", "--set learning_rate: expected above 0, at most 1, found nan"),
-        ("gradient_checkpointing=maybe", "--set gradient_checkpointing: expected true or false, found 'maybe'"),
-        ("lora_targets=q_proj,", "--set lora_targets: expected at least one name of a linear layer"),
-        ("optimizer=sgd", "--set optimizer: expected one of paged_adamw_8bit, adamw_torch, found 'sgd'"),
-        ("recipe=", "--set recipe: expected one of "),
-        ("seed=1 seed=2", "--set seed: given twice"),
-    ],
-)
-def test_an_invalid_setting_is_rejected_in_one_line(make_trial, settings, message):
+@pytest.mark.parametrize("case", load_cases(__file__, "invalid_settings.yaml"))
+def test_an_invalid_setting_is_rejected_in_one_line(make_trial, case):
     with pytest.raises(TrialError) as caught:
-        apply_overrides(make_trial(), settings.split())
-    assert str(caught.value).startswith(message)
+        apply_overrides(make_trial(), case["input"].split())
+    assert str(caught.value).startswith(case["expected"])
     assert "\n" not in str(caught.value)
