@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import PlannedTrial
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.outcome import shared_output_folder, with_shared_output
@@ -338,22 +338,3 @@ def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder:
 def is_fake_cluster(pods: PodIndex) -> bool:
     """Return whether these are pods of the fake cluster, which can use this machine's files and programs."""
     return pods.kubectl.namespace == "default"
-
-
-def operate(folder: Path, kubeconfig: Path, namespace: str, label: str) -> None:
-    """Run the fleet in `folder` to its end, as an operator in a separate process that tests can kill."""
-    record, ledger = RunRecord.read(folder / "run" / "run.json"), Ledger(folder / "run" / LEDGER_FILE)
-    shared = f"{SHARED}/{label}"
-    Fleet(
-        hosts=hosts_of(pods_of(kubeconfig, namespace), len(record.workers), label),
-        run=record,
-        run_folder=folder / "run",
-        ledger=ledger,
-        make_command=partial(launch, shared),
-        limits=LIMITS,
-        shared_folder=shared,
-    ).run()
-
-
-if __name__ == "__main__":
-    operate(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -5,10 +5,6 @@ nodes. test_pods_outage.py has the faults that last half a minute.
 """
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,12 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench.records.paths import LEDGER_FILE
 from remote.fleet.events import EventType
-from remote.fleet.ledger import Ledger
 from remote.fleet.retry_policy import LoginTimeout
 from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
-from tests.support.paths import ROOT
 from tests.support.pods import (
     EVICTION_SCALE,
     LIMITS,
@@ -274,22 +267,3 @@ def test_a_silent_node_gives_its_trial_to_another_pod_and_the_first_result_count
     assert pods.statuses() == {"slow": "SUCCEEDED"}
     assert pods.winner("slow")[0] == 2
     assert [line.split()[2] for line in pods.bench_log_lines("succeeded")] == ["2"]
-
-
-def test_a_new_operator_process_finds_running_and_ended_trials(pods: PodFleet) -> None:
-    pods.plan("slow a", "success-then-lingers b", workers=2)
-    argv = [sys.executable, "-B", "-m", "tests.support.pods", str(pods.folder), str(pods.cluster.kubeconfig)]
-    argv += [pods.namespace, pods.label]
-    with subprocess.Popen(argv, cwd=ROOT, start_new_session=True) as operator:
-        try:
-            wait_for(
-                lambda: pods.bench_log_lines("started", "slow-a") and pods.bench_log_lines("succeeded"),
-                "one runs and one is done",
-            )
-        finally:
-            os.killpg(operator.pid, signal.SIGKILL)
-    assert [entry.status for entry in Ledger(pods.run_folder / LEDGER_FILE).entries.values()] == [None, None]
-    pods.release_slow_trials()
-    pods.pod_fleet(hosts=with_short_silence(pods.pod_hosts())[:2]).run()
-    assert set(pods.statuses().values()) == {"SUCCEEDED"}
-    assert len(pods.bench_log_lines("started")) == 2
