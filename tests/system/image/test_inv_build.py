@@ -173,20 +173,12 @@ def test_a_failed_step_is_reported_by_its_last_output_line_and_its_log_is_copied
     assert "nosuchpackage" in log.read_text()
 
 
-def test_a_missing_model_is_reported_with_the_command_that_fetches_it(build_vm: BuildVm) -> None:
-    refused = build_vm.inv_refused(*build_vm.model_flags("org/Missing"), "build")
-    assert "org--Missing: " in refused
-    assert "inv model.fetch" in refused
-
-
 REFUSED: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "no client": ((), {"IMAGE_CLIENT": "/nowhere/docker"}, "/nowhere/docker: not found; "),
     "no engine": ((), {"IMAGE_ENGINE": "unix:///nowhere.sock"}, "unix:///nowhere.sock; "),
     "not in the docker group": ((), {}, "sudo usermod -aG docker $USER"),
-    "no folder": (("--tmpdir", "/nowhere/fss"), {}, "--tmpdir /nowhere/fss: no such folder"),
     "a relative folder": (("--tmpdir", "fss"), {}, "expected an absolute path"),
     "a folder of others": (("--tmpdir", "/opt"), {}, "sudo chown $USER /opt"),
-    "a folder in memory": (("--tmpdir", "/mnt/memory"), {}, "--tmpdir /mnt/memory: is on tmpfs"),
     "no folder, and an image that is up to date": (("--dry-run", "--tmpdir", "/nowhere"), {}, "--tmpdir /nowhere: "),
     "a small disk": (("--tmpdir", "/mnt/small"), {}, "/mnt/small: 0.0 GB free"),
 }
@@ -197,8 +189,6 @@ def test_a_vm_that_cannot_build_is_refused_with_a_remedy(build_vm: BuildVm, faul
     arguments, settings, line = REFUSED[fault]
     if fault == "not in the docker group":
         build_vm.set_docker_group()
-    if fault == "a folder in memory":
-        build_vm.vm.run("install", "--directory", f"--owner={USER}", "/mnt/memory")
     if fault == "a small disk":
         build_vm.vm.mount_small_disk("/mnt/small", megabytes=40, owner=USER)
     if "up to date" in fault:

@@ -30,7 +30,7 @@ from tests.support.machines.build_vm import (
     BuildVm,
 )
 from tests.support.machines.network import USER
-from tests.support.machines.registry_proxy import Change, Cut, Endless, FixedResponse, Redirect, Switch
+from tests.support.machines.registry_proxy import Change, Cut, FixedResponse, Redirect, Switch
 
 REPOSITORY = f"{REGISTRY}/{NAMESPACE}/qlora-fleet"
 IMAGE = "qlora-fleet:tiny"
@@ -79,25 +79,12 @@ def test_no_message_about_a_plain_registry_names_a_cloud(build_vm: BuildVm) -> N
     assert [output for output in outputs if CLOUD_WORDS.search(output)] == []
 
 
-BAD_NAMES = {
-    "no image": ({"REGISTRY_IMAGE": ""}, "registry.image: not set"),
-    "no region key": ({"REGISTRY_IMAGE": "frankfurt.ocir.io/ns/repo:1"}, "'frankfurt' is not a region key"),
-    "no namespace": ({"REGISTRY_IMAGE": "fra.ocir.io/repo:1"}, "fra.ocir.io/NAMESPACE/REPOSITORY:TAG"),
-    "upper case": ({"REGISTRY_IMAGE": "fra.ocir.io/ns/Repo:1"}, ": 'Repo': "),
-    "user of no tenancy": (
-        {"REGISTRY_USER": "build@example.com"},
-        "registry.user: 'build@example.com' ",
-    ),
-    "user of another": ({"REGISTRY_USER": "other/build@example.com"}, f"the tenancy's namespace, {NAMESPACE}/"),
-    "password for all": ({"REGISTRY_PASSWORD_FILE": "/etc/passwd"}, "type: chmod 600"),
-}
-
-
-@pytest.mark.parametrize("mistake", BAD_NAMES)
-def test_an_invalid_name_is_refused_before_any_request(build_vm: BuildVm, mistake: str) -> None:
-    settings, line = BAD_NAMES[mistake]
+def test_an_invalid_setting_is_refused_before_any_request(build_vm: BuildVm) -> None:
     before = build_vm.registry_log()
-    assert line in build_vm.inv_refused("push", **settings)
+    assert "'frankfurt' is not a region key" in build_vm.inv_refused(
+        "push", REGISTRY_IMAGE="frankfurt.ocir.io/ns/repo:1"
+    )
+    assert "type: chmod 600" in build_vm.inv_refused("push", REGISTRY_PASSWORD_FILE="/etc/passwd")
     assert build_vm.registry_log() == before
 
 
@@ -298,16 +285,9 @@ HOSTILE: dict[str, tuple[Switch, dict[str, str], int, str]] = {
         Redirect(to="http://10.79.0.1:8099"), {"path": "/manifests/"}, 4,
         f"{PROXY} redirects to http://10.79.0.1:8099/v2/{NAMESPACE}/qlora-fleet/manifests/hostile",
     ),
-    "an endless response": (Endless(), {"path": "/manifests/"}, 4, "4 MiB"),
-    "a web page": (
-        FixedResponse(status=200, body=b"<html>"), {"path": "/manifests/"}, 2, f"{PROXY} returned a web page",
-    ),
     "no right to push": (
         FixedResponse(status=403), {"method": "POST"}, 2,
         f"{PROXY}: user {REGISTRY_USER} may not push to {NAMESPACE}/qlora-fleet: 403 Forbidden; ",
-    ),
-    "a login that is always refused": (
-        FixedResponse(status=401), {"path": "/manifests/"}, 2, f"{PROXY} refused user {REGISTRY_USER} for",
     ),
 }  # fmt: skip
 

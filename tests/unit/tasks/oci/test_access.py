@@ -1,5 +1,6 @@
 """The real SDK against a fake that verifies each signature: its requests, and the translation of its errors."""
 
+import datetime
 import functools
 import re
 import sys
@@ -16,12 +17,13 @@ from oci.identity import IdentityClient
 
 from tasks.doctor.checks import oci as doctor
 from tasks.doctor.context import CheckContext
-from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.faults import passed
-from tasks.oci import clients, commands
+from tasks.oci import api_errors, clients, commands
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import connect, get_namespace, resolve_compartment
 from tasks.settings.load import Settings, load
+from tests.support.cases import Case, load_cases
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, FakeTenancy, ocid
 from tests.support.machines.http_stubs import StubHandler, StubServer
 
@@ -67,26 +69,30 @@ def test_a_temporary_failure_is_retried(
     assert tenancy.count_requests("/clusters") == times + 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "expected"),
-    [
-        ((429, "TooManyRequests"), RetryableError, "listing clusters: 429 TooManyRequests"),
-        ((500, "InternalServerError"), RetryableError, "listing clusters: 500 InternalServerError"),
-        ((403, "NotAuthorized"), UsageError, "Allow group GROUP to read clusters in tenancy"),
-        ((404, "NotAuthorizedOrNotFound"), UsageError, "Allow group GROUP to read clusters in tenancy"),
-        ((409, "IncorrectState"), ConfirmationRequired, "listing clusters: 409 IncorrectState"),
-        ((400, "LimitExceeded"), UsageError, "Limits, Quotas and Usage"),
-        ((400, "QuotaExceeded"), UsageError, "Limits, Quotas and Usage"),
-        ((400, "InvalidParameter"), UsageError, "400 InvalidParameter: refused (request REQUEST/7)"),
-    ],
-)
-def test_an_error_of_the_api_is_one_line_with_what_to_do(
-    tenancy: FakeTenancy, settings: Make, fault: tuple[int, str], kind: type[TaskFailed], expected: str
-) -> None:
-    tenancy.fail("/clusters", *fault)
-    with pytest.raises(kind, match=re.escape(expected)) as raised:
+@pytest.mark.parametrize("case", load_cases(__file__, "api_errors.yaml"))
+def test_an_error_of_the_api_is_one_line_with_what_to_do(case: Case) -> None:
+    answer = case["input"]
+    is_instance = answer.get("is_instance", False)
+    error = api_errors.to_task_error(
+        OPERATION,
+        api_errors.Caller(credentials="profile DEFAULT", region="eu-frankfurt-1", is_instance=is_instance),
+        status=answer["status"],
+        code=answer.get("code"),
+        message=answer.get("message", "refused"),
+        headers={"date": answer["date"]} if "date" in answer else {},
+        request_id="REQUEST/7",
+        now=datetime.datetime(2026, 11, 24, 12, tzinfo=datetime.UTC),
+    )
+    assert type(error).__name__ == case["kind"]
+    assert str(error).startswith(f"listing clusters: {answer['status']}")
+    assert case["says"] in str(error)
+    assert "REQUEST/7" in str(error)
+
+
+def test_an_error_of_the_service_has_its_request_id(tenancy: FakeTenancy, settings: Make) -> None:
+    tenancy.fail("/clusters", 409, "IncorrectState")
+    with pytest.raises(ConfirmationRequired, match=r"409 IncorrectState: .*REQUEST/7"):
         listed(settings())
-    assert "REQUEST/7" in str(raised.value)
 
 
 def test_a_proxy_s_page_is_rejected(tenancy: FakeTenancy, settings: Make) -> None:
@@ -129,10 +135,9 @@ def test_a_key_that_is_no_longer_uploaded_is_reported(tenancy: FakeTenancy, sett
     assert tenancy.count_requests("GET /n") == 1  # a rejected key is not retried
 
 
-@pytest.mark.parametrize(("skew_sec", "expected"), [(1020.0, "17 min behind"), (-600.0, "10 min ahead")])
-def test_a_wrong_clock_is_reported(tenancy: FakeTenancy, settings: Make, skew_sec: float, expected: str) -> None:
-    tenancy.skew_sec = skew_sec
-    with pytest.raises(UsageError, match=f"{expected}.*timedatectl"):
+def test_a_wrong_clock_is_reported(tenancy: FakeTenancy, settings: Make) -> None:
+    tenancy.skew_sec = 1020.0
+    with pytest.raises(UsageError, match=r"17 min behind.*timedatectl"):
         get_namespace(connect(settings()))
 
 

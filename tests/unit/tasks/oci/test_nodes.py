@@ -184,20 +184,21 @@ ODD_POOLS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("odd", ODD_POOLS)
-def test_a_malformed_pool_is_one_line(tenancy: FakeTenancy, context: Make, odd: dict[str, Any]) -> None:
-    tenancy.resources.collections["/nodePools"][0] |= odd
-    with pytest.raises(RetryableError, match=r"^listing node pools: "):
-        resize(context(), **flags())
+def test_a_malformed_pool_is_not_parsed(tenancy: FakeTenancy, odd: dict[str, Any]) -> None:
+    pool = tenancy.resources.collections["/nodePools"][0]
+    assert parse_node_pool(pool).size == 2
+    with pytest.raises((ValueError, TypeError, AttributeError, OverflowError)):
+        parse_node_pool(pool | odd)
 
 
-@pytest.mark.parametrize("odd", ODD_POOLS)
-def test_a_pool_that_is_malformed_when_read_again_is_not_changed(
-    tenancy: FakeTenancy, context: Make, odd: dict[str, Any]
-) -> None:
-    path = f"/nodePools/{ocid('nodepool', 'pool')}"
+def test_a_malformed_pool_is_one_line_and_is_not_changed(tenancy: FakeTenancy, context: Make) -> None:
+    path, odd = f"/nodePools/{ocid('nodepool', 'pool')}", {"nodes": 2}
     tenancy.resources.objects[path] = {**tenancy.resources.objects[path], **odd}
     with pytest.raises(RetryableError, match=r"^reading the node pool: "):
         resize(context(), **flags(add="1"))
+    tenancy.resources.collections["/nodePools"][0] |= odd
+    with pytest.raises(RetryableError, match=r"^listing node pools: "):
+        resize(context(), **flags())
     assert tenancy.count_requests("^PUT") == 0
 
 

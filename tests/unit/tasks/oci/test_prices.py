@@ -1,6 +1,7 @@
 """`inv tenancy.prices`: parsing of Oracle's public list, the differences shown, and the table written."""
 
 import datetime
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from invoke import Context
 from reports.summary import prices as table
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci import prices
-from tasks.oci.prices import update_prices
+from tasks.oci.prices import parse_price, update_prices
 from tests.support.machines.fake_tenancy import FakeTenancy, price
 from tests.support.machines.http_stubs import StubHandler, StubServer
 
@@ -106,20 +107,18 @@ def test_prices_in_another_currency_are_shown_and_not_written(project: Path, con
         ),
     ],
 )
-def test_a_response_without_a_valid_price_is_refused(
-    price_list: FakeTenancy, project: Path, context: Make, change: dict[str, object], expected: str
-) -> None:
-    price_list.resources.collections["/prices"][0] |= change
-    with pytest.raises(UsageError) as raised:
-        update_prices(context(), "USD", yes=True)
-    assert expected in str(raised.value)
-    assert not (project / "prices.yaml").exists()
+def test_a_response_without_a_valid_price_is_refused(change: dict[str, object], expected: str) -> None:
+    item = price("B95909", "GPU Per Hour", 2.5)
+    assert parse_price(json.dumps({"items": [item]}).encode(), "B95909", "USD").amount == 2.5
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        parse_price(json.dumps({"items": [item | change]}).encode(), "B95909", "USD")
 
 
-def test_a_list_that_is_a_web_page_is_refused(price_list: FakeTenancy, context: Make) -> None:
+def test_a_list_that_is_a_web_page_is_refused(price_list: FakeTenancy, project: Path, context: Make) -> None:
     price_list.fail("/pls/apex", 200, html=True)
     with pytest.raises(UsageError, match="JSON: '<html>"):
         update_prices(context(), "USD", yes=True)
+    assert not (project / "prices.yaml").exists()
 
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"status": 200, "truncated": True}])
