@@ -28,27 +28,11 @@ COMMAND_TIMEOUT_SEC = 10.0
 DIGEST_VARIABLES = {"image_digest": "QLORA_FLEET_IMAGE_DIGEST", "lock_digest": "QLORA_FLEET_LOCK_DIGEST"}
 # Variables that change speed or precision and hold no secret.
 VARIABLES = (
-    "BNB_CUDA_VERSION",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "CUDA_VISIBLE_DEVICES",
-    "MKL_NUM_THREADS",
-    "NCCL_ALGO",
-    "NCCL_IB_DISABLE",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_PROTO",
-    "NCCL_SHM_DISABLE",
-    "NVIDIA_DRIVER_CAPABILITIES",
-    "NVIDIA_TF32_OVERRIDE",
-    "NVIDIA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    *("BNB_CUDA_VERSION", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"),
+    *("CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_IB_DISABLE"),
+    *("NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_PROTO", "NCCL_SHM_DISABLE", "NVIDIA_DRIVER_CAPABILITIES"),
+    *("NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
 )
 # Column names of nvidia-smi and of the record. All exist in the oldest driver that torch 2.1 supports: one unknown name
 # makes nvidia-smi fail.
@@ -86,7 +70,7 @@ def host_facts() -> dict[str, Any]:
         "cpu_model": _cpu_line("model name") or platform.processor() or None,
         "cpu_logical_cores": os.cpu_count(),
         "cpu_allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "memory_total_bytes": _memory_bytes(),
+        "memory_total_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average_1min_at_start": round(os.getloadavg()[0], 2),
     }
 
@@ -116,7 +100,7 @@ def device_facts(torch: Any) -> dict[str, Any]:
         "gpu_name": None if gpu is None else gpu.name,
         "gpu_compute_capability": None if gpu is None else f"{gpu.major}.{gpu.minor}",
         "gpu_memory_bytes": None if gpu is None else gpu.total_memory,
-        "gpu_driver": None if gpu is None else _driver_version(),
+        "gpu_driver": None if gpu is None else next((entry["driver"] for entry in query_gpus()), None),
     }
 
 
@@ -126,9 +110,12 @@ def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
     It takes 0.2 s, before anything is measured, so that a trial that dies has one too.
     """
     path = folder / ENVIRONMENT_FILE
-    document = {"kind": "environment", "schema_version": 1, **fingerprint, **environment_facts()}
-    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+    _write(path, {"kind": "environment", "schema_version": 1, **fingerprint, **environment_facts()})
     return path
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def add_imported(folder: Path, imported: Sequence[str] | None = None) -> None:
@@ -140,8 +127,7 @@ def add_imported(folder: Path, imported: Sequence[str] | None = None) -> None:
     if not path.exists():
         return
     document = json.loads(path.read_text(encoding="utf-8"))
-    document["imported"] = sorted(imported_packages() if imported is None else imported)
-    write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+    _write(path, {**document, "imported": sorted(imported_packages() if imported is None else imported)})
 
 
 def imported_packages() -> list[str]:
@@ -260,18 +246,6 @@ def _cpu_line(name: str) -> str | None:
         return None
     match = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
     return match[1] if match else None
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None
-
-
-def _driver_version() -> str | None:
-    output = _command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-    return output.splitlines()[0].strip() if output else None
 
 
 def _command_output(*argv: str) -> str | None:

@@ -136,25 +136,14 @@ class Gpu:
             return None
 
 
-def open_library() -> Any | None:
-    """Return the initialized library; None if it is not installed or has no working driver."""
-    try:
-        library = importlib.import_module("pynvml")
-        library.nvmlInit()
-    except ImportError:
-        return None
-    except library.NVMLError:
-        return None
-    return library
-
-
 def select_gpus(library: Any, visible_devices: str | None) -> list[Gpu]:
     """Return the GPUs that CUDA will see, in its order. `visible_devices` is CUDA_VISIBLE_DEVICES, None if unset.
 
     As in CUDA, the first entry that names no GPU ends the list. Numbers follow the order on the bus, which is CUDA's
     order with CUDA_DEVICE_ORDER=PCI_BUS_ID (set by `number_gpus_by_bus`).
     """
-    all_gpus = [Gpu(library, library.nvmlDeviceGetHandleByIndex(index), index) for index in range(_count(library))]
+    count = int(library.nvmlDeviceGetCount())
+    all_gpus = [Gpu(library, library.nvmlDeviceGetHandleByIndex(index), index) for index in range(count)]
     if visible_devices is None:
         return all_gpus
     selected: list[Gpu] = []
@@ -172,9 +161,16 @@ def select_gpus(library: Any, visible_devices: str | None) -> list[Gpu]:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA will see in this environment; empty without the library."""
-    library = open_library()
-    return [] if library is None else select_gpus(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    """Return the GPUs that CUDA will see in this environment; empty without the library or a working driver."""
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError:
+        return []
+    try:
+        library.nvmlInit()
+        return select_gpus(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except library.NVMLError:
+        return []
 
 
 def current_sample() -> dict[str, Any]:
@@ -196,13 +192,6 @@ def has_device_file() -> bool:
 def number_gpus_by_bus() -> None:
     """Make CUDA number GPUs like the library, by PCI bus. Call it before torch is imported."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-
-
-def _count(library: Any) -> int:
-    try:
-        return int(library.nvmlDeviceGetCount())
-    except library.NVMLError:
-        return 0
 
 
 def _text(value: Any) -> str | None:
