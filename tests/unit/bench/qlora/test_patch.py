@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench import torch_stack
 from bench.data.collate import Batch
 from bench.kernels.loss import IGNORED
 from bench.qlora import recipes
@@ -20,6 +19,7 @@ from bench.qlora.patch import UnsupportedBatch, UnsupportedModel, patch
 from bench.qlora.step import Placement, load_base
 from bench.records.validation import ALL_LINEAR
 from tests.support.paths import ROOT
+from tests.support.random_adapters import with_random_b
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,33 +29,6 @@ pytestmark = [
 CPU = Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
 VOCABULARY, LENGTH = 96, 24
 LOSS_ERROR, GRADIENT_ERROR = 1e-6, 2e-5  # relative, in float32
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "sliding_window": None,
-}
-
-
-@pytest.fixture(scope="module")
-def folder_of(modules: torch_stack.Stack, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    folders: dict[str, Path] = {}
-
-    def make(model_type: str, **changes: Any) -> Path:
-        key = f"{model_type}{changes}"
-        if key not in folders:
-            config = modules.transformers.AutoConfig.for_model(model_type, **(SIZES | changes))
-            torch.manual_seed(1)
-            folders[key] = tmp_path_factory.mktemp("model")
-            modules.transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folders[key])
-        return folders[key]
-
-    return make
 
 
 @pytest.fixture
@@ -71,16 +44,6 @@ def make_model(modules, folder_of, make_trial) -> Callable[..., Any]:
         return with_random_b(modules.peft.get_peft_model(base, modules.peft.LoraConfig(**lora)).train())
 
     return make
-
-
-def with_random_b(model: Any) -> Any:
-    """Randomize B: at the start of training it is 0, so A has no gradient to compare."""
-    generator = torch.Generator().manual_seed(5)
-    for name, each in sorted((name.removeprefix("peft_model."), each) for name, each in model.named_parameters()):
-        if "lora_B" in name:
-            with torch.no_grad():
-                each.copy_(0.1 * torch.randn(each.shape, generator=generator))
-    return model
 
 
 def padded(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -23,6 +23,7 @@ from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
 from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR
+from tests.support.random_adapters import with_random_b
 
 # `torch_stack.load` filters this warning for the process; pytest resets the filter for every test.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
@@ -57,37 +58,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model_of(modules: torch_stack.Stack, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folders: dict[str, Path] = {}
-
-    def make(name: str) -> Path:
-        if name not in folders:
-            fields = {
-                "hidden_size": 64,
-                "intermediate_size": 192,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "vocab_size": VOCABULARY,
-                "max_position_embeddings": 512,
-                "tie_word_embeddings": False,
-                "sliding_window": None,
-            }
-            config = modules.transformers.AutoConfig.for_model(**(fields | MODELS[name]))
-            torch.manual_seed(1)
-            folders[name] = tmp_path_factory.mktemp("models") / name.replace(" ", "-")
-            modules.transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folders[name])
-        return folders[name]
-
-    return make
-
-
 @pytest.fixture
-def build(modules, model_of, make_trial) -> Callable[..., tuple[TrainingStep, Trial]]:
+def build(modules, folder_of, make_trial) -> Callable[..., tuple[TrainingStep, Trial]]:
     def make(recipe: str, model: str = "mistral", **changes: Any) -> tuple[TrainingStep, Trial]:
         fields = {"max_seq_len": 24, "micro_batch_size": 3, "lora_dropout": 0.0, "learning_rate": 4e-3, "lora_rank": 4}
-        trial = make_trial(**(fields | {"recipe": recipe, "model": str(model_of(model))} | changes))
+        trial = make_trial(**(fields | {"recipe": recipe, "model": str(folder_of(**MODELS[model]))} | changes))
         base = load_base(modules, trial, CPU)
         return recipes.build(recipe, modules, trial, CPU, base), trial
 
@@ -109,17 +84,9 @@ def padded(*texts: list[int]) -> list[Row]:
     return [Row(ids=text, samples=1) for text in texts]
 
 
-def with_random_b(step: TrainingStep) -> TrainingStep:
-    """Randomize B: at the start of training it is 0, so A has no gradient to compare."""
-    generator = torch.Generator().manual_seed(5)
-    for name, each in sorted((name.removeprefix("peft_model."), each) for name, each in step.model.named_parameters()):
-        if "lora_B" in name:
-            with torch.no_grad():
-                each.copy_(0.1 * torch.randn(each.shape, generator=generator))
-    return step
-
-
 def loss_and_gradients(step: TrainingStep, batch: Batch) -> LossAndGradients:
+    """Compute them with a random B."""
+    with_random_b(step.model)
     inputs = {name: tensor for name in step._inputs if (tensor := getattr(batch, name)) is not None}
     loss = step.model(**inputs).loss
     loss.backward()
@@ -138,7 +105,7 @@ def run_recipes(
         step, trial = build(recipe, **options)
         assert step.recipe == recipe
         rows = pack_whole_samples(texts, 24, 72, 1) if trial.layout == "varlen" else padded(*texts)
-        results.append(loss_and_gradients(with_random_b(step), batches(modules, trial, rows)[0]))
+        results.append(loss_and_gradients(step, batches(modules, trial, rows)[0]))
     return results
 
 
@@ -188,8 +155,8 @@ def test_int8_matmul_has_nearly_the_references_gradients(modules, build, monkeyp
     options = {"lora_targets": targets}
     step, trial = build("fast", matmul=matmul, held_layers=1, **options)
     batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
-    loss, gradients = loss_and_gradients(with_random_b(step), batch)
-    exact_loss, exact = loss_and_gradients(with_random_b(build("fast", **options)[0]), batch)
+    loss, gradients = loss_and_gradients(step, batch)
+    exact_loss, exact = loss_and_gradients(build("fast", **options)[0], batch)
     assert step.notes == (f"matmul {matmul}",)
     with torch.no_grad():  # evaluated in 16 bits
         assert float(step.model.eval()(batch.input_ids, batch.labels).loss) == pytest.approx(exact_loss, rel=1e-6)
@@ -222,8 +189,6 @@ def test_an_unsupported_device_or_shape_for_int8_matmul_is_named(monkeypatch, ca
 @pytest.mark.parametrize("model", ["llama", "length-dependent rope"])
 def test_batches_of_changing_lengths_have_the_references_gradients(modules, build, model):
     (step, trial), (reference, _) = build("fast", model, layout="varlen"), build("reference", model)
-    with_random_b(step)
-    with_random_b(reference)
     short, long = (
         batches(modules, dataclasses.replace(trial, layout="pad", max_seq_len=length), padded(*samples(length, 9, 5)))
         for length in (9, 24)
@@ -248,10 +213,9 @@ def test_ranks_and_lengths_of_any_size(modules, build, rank, length):
 def test_packed_samples_have_the_loss_and_gradients_of_separate_samples(modules, build, recipe):
     texts = samples(5, 24, 1, 9, 2, 17, seed=3)
     step, trial = build(recipe, layout="varlen", lora_targets=ALL_LINEAR)
-    with_random_b(step)
     loss, gradients = loss_and_gradients(step, batches(modules, trial, pack_whole_samples(texts, 24, 72, 1))[0])
     single, _ = build("reference", micro_batch_size=1, lora_targets=ALL_LINEAR)
-    with_random_b(single)
+    with_random_b(single.model)
     total, sums, counted = 0.0, dict.fromkeys(gradients, 0.0), sum(len(text) - 1 for text in texts)
     for text in texts:
         if len(text) == 1:
@@ -270,8 +234,8 @@ def test_a_sample_longer_than_the_pack_is_truncated_as_with_padding(modules, bui
     (packed, trial), (plain, trial_padded) = build("fast", layout="varlen"), build("fast")
     row = pack_whole_samples(texts, trial.max_seq_len, 72, 1)
     cut = padded(*(text[:24] for text in texts))
-    packed_result = loss_and_gradients(with_random_b(packed), batches(modules, trial, row)[0])
-    padded_result = loss_and_gradients(with_random_b(plain), batches(modules, trial_padded, cut)[0])
+    packed_result = loss_and_gradients(packed, batches(modules, trial, row)[0])
+    padded_result = loss_and_gradients(plain, batches(modules, trial_padded, cut)[0])
     assert packed_result[0] == pytest.approx(padded_result[0], rel=1e-6)
     assert max_relative_error(packed_result[1], padded_result[1]) < 2e-5
 
@@ -287,7 +251,7 @@ def test_saving_recomputing_offloading_and_holding_are_bit_identical(modules, bu
     results = []
     for choice in choices:
         step, trial = build("fast", lora_dropout=0.2, lora_targets=ALL_LINEAR, **choice)
-        results.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*samples(24, 9, 17)))[0]))
+        results.append(loss_and_gradients(step, batches(modules, trial, padded(*samples(24, 9, 17)))[0]))
     for loss, gradients in results[1:]:
         assert loss == results[0][0]
         assert all(torch.equal(each, results[0][1][name]) for name, each in gradients.items())
@@ -333,8 +297,8 @@ def test_dropout_is_off_in_evaluation(modules, build):
     (step, trial), (plain, _) = build("fast", lora_dropout=0.5), build("fast", lora_dropout=0.0)
     batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
     inputs = {"input_ids": batch.input_ids, "labels": batch.labels}
-    expected = float(with_random_b(plain).model(**inputs).loss.detach())
-    assert float(with_random_b(step).model(**inputs).loss.detach()) != expected
+    expected = float(with_random_b(plain.model)(**inputs).loss.detach())
+    assert float(with_random_b(step.model)(**inputs).loss.detach()) != expected
     assert float(step.model.eval()(**inputs).loss.detach()) == expected
 
 
