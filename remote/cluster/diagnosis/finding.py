@@ -1,9 +1,13 @@
-"""Finding: one problem with its subject, reason and remedy. Formats findings as lines."""
+"""Finding: one problem with its subject, reason and remedy; rules for messages of Kubernetes; findings as lines."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple, Self
+
+import yaml
 
 from bench.records.status import join_remedy
 
@@ -41,16 +45,24 @@ class Diagnosis:
 
 
 class Rule(NamedTuple):
-    """A pattern in a message of Kubernetes, its cause and the remedy."""
+    """A pattern in a message of Kubernetes, and its meaning; the {names} in `remedy` are those of `Provider.texts`."""
 
     pattern: str
     cause: str
     remedy: str
+    problem: str = ""
+    may_pass: bool = False
 
 
-def first_match(rules: Sequence[Rule], text: str) -> Rule | None:
-    """Return the first rule whose pattern occurs in the text."""
-    return next((rule for rule in rules if re.search(rule.pattern, text)), None)
+@cache
+def _rules() -> dict[str, list[Rule]]:
+    document = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
+    return {topic: [Rule(**fields) for fields in rules] for topic, rules in document.items()}
+
+
+def first_match(topic: str, text: str) -> Rule | None:
+    """Return the first rule of a topic of rules.yaml whose pattern occurs in the text."""
+    return next((rule for rule in _rules()[topic] if re.search(rule.pattern, text)), None)
 
 
 def group(findings: Iterable[Diagnosis]) -> list[Diagnosis]:

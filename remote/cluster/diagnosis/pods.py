@@ -1,20 +1,34 @@
 """Causes and remedies of pods, Jobs and claims that are not ready, from the API's objects and events. Pure.
 
-The patterns match messages of Kubernetes, recorded from a 1.34 cluster with containerd, and those of older versions. A
-message that no rule matches becomes the reason of a finding.
+The patterns in rules.yaml match messages of Kubernetes, recorded from a 1.34 cluster with containerd, and those of
+older versions. A message that no rule matches becomes the reason of a finding.
 
 Not covered: a process killed for memory in a pod whose first process survives; the pod's status does not show it.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from remote.cluster.diagnosis.finding import DEFAULT_PATIENCE_SEC, SHORT_PATIENCE_SEC, Diagnosis, Rule, first_match
-from remote.cluster.diagnosis.image_pull import PULL_REASONS, explain_pull
 from remote.cluster.labels import ADAPTER_CONTAINER, RUN_ANNOTATION, SERVE, SERVED_RUN_ANNOTATION, Object
 from remote.hosts.base import collapse_whitespace
 from remote.hosts.pods.errors import object_errors
-from remote.providers import GENERIC, Provider
+from remote.providers import GENERIC, Provider, registry_provider
+
+PULL_REASONS = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+)
+
+# Causes that another pull secret fixes. The kubelet retries after its back-off, which doubles up to 300 s.
+LOGIN_CAUSES = ("unauthorized", "forbidden", "wrong-login", "secret-missing")
+MAX_BACK_OFF_SEC = 330.0
 
 _NODE_COUNT_AND_PROBLEM = re.compile(
     r"(\d+) (Insufficient [^\s,]*[^\s,.]|node\(s\) [^,]*?|Too many pods[^,]*?)(?=,|\. |\.$|$)"
@@ -22,17 +36,7 @@ _NODE_COUNT_AND_PROBLEM = re.compile(
 _GPU = "nvidia.com/gpu"
 _PATIENCE_SEC = 60.0
 _SETTINGS = {"cpu": "cluster.cpu", "memory": "cluster.memory", "ephemeral-storage": "cluster.scratch"}
-_RULES = (
-    Rule("affinity/selector", "instance-type", "see the nodes' types (`inv nodes`), then set cluster.instance_type"),
-    Rule("untolerated taint", "taint", "remove the taint, or use other nodes: `inv nodes`"),
-    Rule("anti-affinity", "one-per-node", "every node has its one pod: lower fleet.size, or add nodes"),
-    Rule("unschedulable", "cordoned", "run `kubectl uncordon` for them"),
-    Rule("volume node affinity", "volume-elsewhere", "the volume is bound to another zone: use nodes there"),
-    Rule("unbound immediate", "claim-unbound", "see `inv status` for why the claim is not bound"),
-    Rule("persistentvolumeclaim .*not found", "claim-missing", "create it: `inv deploy`"),
-    Rule("max volume count", "volume-count", "use nodes with fewer volumes"),
-)
-_UNKNOWN_RULE = Rule("", "unschedulable", "see `inv nodes`")
+_UNSCHEDULABLE = Rule("", "unschedulable", "see `inv nodes`")
 
 
 def explain_scheduling(message: str, provider: Provider = GENERIC) -> list[Diagnosis]:
@@ -50,7 +54,7 @@ def explain_scheduling(message: str, provider: Provider = GENERIC) -> list[Diagn
     )
     explanations = [_explain(count, problem, provider) for count, problem in parts]
     if not explanations:  # a problem of the pod, on every node
-        rule = first_match(_RULES, head) or _UNKNOWN_RULE
+        rule = first_match("scheduling", head) or _UNSCHEDULABLE
         explanations = [(rule.cause, head or "the scheduler has not found a node yet", rule.remedy)]
     return [Diagnosis(*explanation, _PATIENCE_SEC) for explanation in explanations]
 
@@ -66,7 +70,7 @@ def _explain(count: int, problem: str, provider: Provider) -> tuple[str, str, st
             return "no-gpu", f"no {resource} on {nodes}", "check that its device plugin is installed: `inv nodes`"
         remedy = f"lower {_SETTINGS[resource]}, or free the nodes" if resource in _SETTINGS else "free the nodes"
         return f"no-{resource}", f"not enough {resource} on {nodes}", remedy
-    rule = first_match(_RULES, problem) or _UNKNOWN_RULE
+    rule = first_match("scheduling", problem) or _UNSCHEDULABLE
     return rule.cause, f"{nodes}: {problem.removeprefix('node(s) ')}", rule.remedy
 
 
@@ -127,16 +131,64 @@ def _container_findings(
         reason, message = waiting.get("reason", ""), waiting.get("message", "")
         if reason in PULL_REASONS:
             messages = [message, *(event.get("message", "") for event in reversed(events))]
-            cause, explanation, remedy, may_pass = explain_pull(reason, messages, pod["spec"], provider)
-            return [Diagnosis(cause, explanation, remedy, DEFAULT_PATIENCE_SEC if may_pass else SHORT_PATIENCE_SEC)]
+            return [_explain_pull(reason, messages, pod["spec"], provider)]
         if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
-            rule = first_match(_CONFIG_RULES, message) or Rule("", "container-config", "see `kubectl describe pod`")
+            rule = first_match("container", message) or Rule("", "container-config", "see `kubectl describe pod`")
             return [Diagnosis(rule.cause, f"{reason}: {message}", rule.remedy, SHORT_PATIENCE_SEC)]
         if reason != "CrashLoopBackOff":
             return []  # ContainerCreating, PodInitializing: the events have the cause
     if terminated and (waiting or state.get("terminated")) and terminated.get("exitCode") != 0:
         return [_crash(pod["metadata"]["name"], container, terminated, events)]
     return []
+
+
+def _explain_pull(reason: str, messages: Sequence[str], pod_spec: Object, provider: Provider) -> Diagnosis:
+    """Explain a container that waits with `reason`, one of `PULL_REASONS`.
+
+    `messages`: the container's own, then those of the pod's events, newest first. `provider`: that of the nodes.
+
+    Some causes are indistinguishable: a registry with Basic authentication answers 401 to a wrong password, to a
+    missing secret and to no secret. With token authentication a wrong user or password fails at the token, and a
+    missing or foreign secret at the manifest.
+    """
+    image = next((container["image"] for container in pod_spec.get("containers", [])), "the image")
+    network = {"registry-network": provider.texts["registry-network"]}
+    texts = {**registry_provider(image.partition("/")[0]).texts, **network}
+    permanent = partial(Diagnosis, patience_sec=SHORT_PATIENCE_SEC)
+    if reason == "InvalidImageName":
+        message = next((m for m in messages if "couldn't parse" in m or "invalid reference" in m), messages[0])
+        return permanent("invalid-name", f"{image}: {message.rsplit(': ', 1)[-1]}", "fix cluster.image")
+    if reason == "ErrImageNeverPull":
+        remedy = "set imagePullPolicy to IfNotPresent, as in the shipped manifests/"
+        return permanent("never-pull", f"{image} is not on the node, and the pod forbids pulling", remedy)
+    text = "\n".join(message for message in messages if _is_about_pull(message))
+    rule = first_match("pull", text)
+    if rule is None:
+        last = next((collapse_whitespace(message) for message in messages if message), reason)
+        return Diagnosis("pull", f"{image}: {last}", "see `kubectl describe pod`")
+    if rule.cause in ("unauthorized", "forbidden"):
+        missing = next((m for m in messages if "Unable to retrieve some image pull secrets" in m), None)
+        if missing is not None:
+            name = ", ".join(re.findall(r"secrets \(([^)]*)\)", missing)) or "named in the pod"
+            advice = f"create {name}: `inv deploy` with the {texts['password']} on standard input"
+            return permanent("secret-missing", f"{image}: there is no pull secret {name}", advice)
+        if not pod_spec.get("imagePullSecrets"):
+            advice = "set cluster.pull_secret and registry.user, then `inv deploy`"
+            return permanent("no-secret", f"{image}: {rule.problem}; the pod names no pull secret", advice)
+    is_digest = rule.cause == "not-found" and "@sha256:" in image
+    problem = "the registry has no image of this digest" if is_digest else rule.problem
+    match = re.search(rule.pattern, text)
+    names = match.groupdict().get("names") if match else None
+    return Diagnosis(
+        rule.cause,
+        f"{image}: {problem}" + (f" ({names})" if names else ""),
+        rule.remedy.format_map(texts),
+        DEFAULT_PATIENCE_SEC if rule.may_pass else SHORT_PATIENCE_SEC,
+    )
+
+
+def _is_about_pull(message: str) -> bool:
+    return any(sign in message for sign in ("pull", "resolve reference", "authorize", "layer", "copy"))
 
 
 _REPLACED = "a replacement starts on a free node: `inv nodes`"
@@ -152,14 +204,6 @@ def _ended_by_cluster(status: Object) -> Diagnosis:
     reason, message = status["reason"], collapse_whitespace(status.get("message", "")).rstrip(".")
     cause, remedy = _POD_END_REASONS.get(reason, ("ended", _REPLACED))
     return Diagnosis(cause, f"{reason}: {message}" if message else reason, remedy, None)
-
-
-_CONFIG_RULES = (
-    Rule("image will run as root", "runs-as-root", "build the image with `USER 1000`; image/Dockerfile does"),
-    Rule('configmap "[^"]+" not found', "configmap-missing", "create it: `inv deploy`"),
-    Rule('secret "[^"]+" not found', "secret-missing", "create it; the pull secret: `inv deploy`"),
-    Rule("couldn't find key", "key-missing", "add the key to that ConfigMap or Secret"),
-)
 
 
 def _crash(pod: str, container: Object, terminated: Object, events: Sequence[Object]) -> Diagnosis:
@@ -188,30 +232,11 @@ def _crash(pod: str, container: Object, terminated: Object, events: Sequence[Obj
     return Diagnosis(cause, f"{subject}{reason}", remedy, SHORT_PATIENCE_SEC)
 
 
-_MOUNT_RULES = (
-    Rule(
-        "not found in the list of registered CSI drivers",
-        "csi-driver-missing",
-        "{volume-driver}",
-    ),
-    Rule("waiting for external-attacher", "csi-driver-missing", "install that CSI driver in this cluster"),
-    Rule('secret "[^"]+" not found', "secret-missing", "create that Secret"),
-    Rule('configmap "[^"]+" not found', "configmap-missing", "create it: `inv deploy`"),
-    Rule("references non-existent config key", "key-missing", "add the key to that ConfigMap"),
-    Rule("hostPath type check failed", "hostpath", "Pod Security refuses hostPath volumes; use the claim"),
-    Rule(
-        r"mount failed|mount\.nfs|[Cc]onnection timed out|DeadlineExceeded|access denied",
-        "nfs",
-        "{volume-mount}",
-    ),
-)
-
-
 def _mount_findings(events: Sequence[Object], provider: Provider) -> list[Diagnosis]:
     for event in reversed(events):
         message = collapse_whitespace(event.get("message", ""))
         if event.get("reason") in ("FailedMount", "FailedAttachVolume"):
-            rule = first_match(_MOUNT_RULES, message) or Rule("", "mount", "see `kubectl describe pod`")
+            rule = first_match("mount", message) or Rule("", "mount", "see `kubectl describe pod`")
             return [Diagnosis(rule.cause, message, rule.remedy.format_map(provider.texts))]
         if event.get("reason") == "FailedCreatePodSandBox":
             part = "network plugin" if re.search(r"network for sandbox|cni|CNI", message) else "container runtime"
@@ -235,19 +260,6 @@ def _readiness_findings(pod: Object, events: Sequence[Object]) -> list[Diagnosis
     return []
 
 
-_REFUSAL_RULES = (
-    Rule(
-        r"must specify [^;]*limits\.cpu",
-        "quota-limit",
-        "the namespace's quota counts limits: set cluster.cpu_limit, then `inv deploy`",
-    ),
-    Rule("exceeded quota", "quota", "free some of the quota, or ask for more: `kubectl describe resourcequota`"),
-    Rule("violates PodSecurity", "pod-security", "use manifests/ as shipped, or relax the namespace's rules"),
-    Rule("serviceaccount .* not found", "service-account", "create it: `inv deploy`"),
-    Rule("no PriorityClass", "priority-class", "create that PriorityClass, or remove it from the manifest"),
-    Rule("RuntimeClass .* not found", "runtime-class", "create that RuntimeClass, or remove it from the manifest"),
-    Rule("is forbidden", "forbidden", "the cluster's admission control rejects the pods; its message has the reason"),
-)
 _JOB_FAILURES = {
     "BackoffLimitExceeded": "its pods failed more often than it allows",
     "FailedIndexes": "some of its indexes failed",
@@ -287,8 +299,8 @@ def _job_findings(job: Object, events: Sequence[Object]) -> list[Diagnosis]:
     if not messages or status.get("active", 0) >= spec.get("parallelism", 1):
         return []  # the refused pods exist now
     # The newest message that a rule matches: refusals are repeated after growing pauses, with varying messages.
-    message = next((message for message in messages if first_match(_REFUSAL_RULES, message)), messages[0])
-    rule = first_match(_REFUSAL_RULES, message)
+    message = next((message for message in messages if first_match("job", message)), messages[0])
+    rule = first_match("job", message)
     if rule is None:
         return [Diagnosis("refused", message, "see `kubectl describe job`")]
     patience_sec = 2 * SHORT_PATIENCE_SEC if rule.cause in ("quota", "service-account") else SHORT_PATIENCE_SEC
@@ -304,19 +316,6 @@ def _serve_command(job: Object) -> str:
     return "inv serve" + (" --merged" if is_merged else "") + ("" if run is None else f" --run={run}")
 
 
-_CLAIM_RULES = (
-    Rule(r'storageclass\S* "[^"]+" not found', "class-missing", "use an existing storage class"),
-    Rule(
-        "external provisioner",
-        "provisioner-silent",
-        "the provisioner does not answer: check that the CSI driver is installed",
-    ),
-    Rule("no persistent volumes available", "no-volume", "create it: set cluster.volume.handle, then `inv deploy`"),
-    Rule("waiting for first consumer", "first-consumer", "wait: it binds when a pod that uses it is scheduled"),
-    Rule(r"already bound to a different claim|volume \"[^\"]+\" already bound", "volume-taken", "release that volume"),
-)
-
-
 def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Diagnosis]:
     """Find why a volume claim is not bound."""
     phase, subject = claim.get("status", {}).get("phase"), f"claim {claim['metadata']['name']}"
@@ -324,7 +323,7 @@ def diagnose_claim(claim: Object, events: Iterable[Object]) -> list[Diagnosis]:
         return []
     for event in reversed(events_of(claim, events)):
         message = collapse_whitespace(event.get("message", ""))
-        if (rule := first_match(_CLAIM_RULES, message)) is not None:
+        if (rule := first_match("claim", message)) is not None:
             patience_sec = None if rule.cause == "first-consumer" else 60.0
             return [Diagnosis(rule.cause, message, rule.remedy, patience_sec, subject)]
     if phase == "Lost":
