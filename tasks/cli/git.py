@@ -1,7 +1,9 @@
 """Output of git commands about the project."""
 
-import subprocess
 from pathlib import Path
+
+from remote.hosts.base import HostError
+from remote.hosts.process import CannotStart, run_program
 
 _TIMEOUT_SEC = 20.0
 
@@ -10,15 +12,7 @@ def run_git(root: Path, *arguments: str) -> str | None:
     """Return the stripped output of a git command, or None without git, without a repository, or after a timeout."""
     argv = ("git", "-C", str(root), *arguments)
     try:
-        completed = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_SEC,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
+        completed = run_program(argv, label="git", timeout_sec=_TIMEOUT_SEC)
+    except (CannotStart, HostError):
         return None
-    return completed.stdout.strip()
+    return completed.stdout.decode(errors="replace").strip() if completed.exit_code == 0 else None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from invoke.context import Context
 from bench.records.atomic_files import write_atomic
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.registry_api import Registry
+from remote.hosts.base import CommandTimedOut
+from remote.hosts.process import run_program
 from remote.image.plan import BuildProfile
 from remote.image.references import InvalidReference, pull_reference
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, file_errors
@@ -98,15 +99,14 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool) -> None:
             f"{name}.in",
         )
         try:
-            completed = subprocess.run(
-                argv, cwd=folder, capture_output=True, text=True, timeout=LOCK_TIMEOUT_SEC, check=False
-            )
-        except subprocess.TimeoutExpired as error:
+            completed = run_program(argv, label=f"image.lock: {name}", folder=str(folder), timeout_sec=LOCK_TIMEOUT_SEC)
+        except CommandTimedOut as error:
             raise RetryableError(
                 f"image.lock: {name}: not done after {LOCK_TIMEOUT_SEC:.0f} s", remedy="rerun `inv image.lock`"
             ) from error
-        if completed.returncode != 0:
-            raise TaskFailed(f"image.lock: {name}: {' '.join(completed.stderr.split()[-60:]) or argv}")
+        if completed.exit_code != 0:
+            last = " ".join(completed.stderr.decode(errors="replace").split()[-60:])
+            raise TaskFailed(f"image.lock: {name}: {last or argv}")
         text = (folder / f"{name}.txt").read_text(encoding="utf-8")
         packages = re.findall(r"^[a-z0-9]", text, re.MULTILINE)
         print(f"image/locks/{name}.txt: {len(packages)} packages, {text.count('--hash=')} hashes")

@@ -6,7 +6,6 @@ reads them from there. `inv push` signs the image with the key of image.sign_key
 
 import json
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,9 +18,10 @@ from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
 from remote.agent.shared.registry_api import json_object, json_objects, size_of
-from remote.hosts.base import Completed, Host
+from remote.hosts.base import CommandTimedOut, Completed, Host
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Secret
+from remote.hosts.process import run_program
 from remote.image import bom, docker_client, engine, signature
 from remote.image.bom import SbomComponent, Subject
 from remote.image.references import Reference
@@ -165,17 +165,15 @@ def audit(lock: Path, folder: Path) -> list[str]:
     flags = ("--requirement", str(lock), "--require-hashes", "--disable-pip", "--format", "json")
     argv = (program, *flags, "--progress-spinner", "off")
     try:
-        completed = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=AUDIT_TIMEOUT_SEC, check=False
-        )
+        completed = run_program(argv, label=PROGRAM, timeout_sec=AUDIT_TIMEOUT_SEC)
         packages = json.loads(completed.stdout)["dependencies"]
         lines = _summarise(packages)
-    except subprocess.TimeoutExpired:
+    except CommandTimedOut:
         return [f"vulnerabilities: {PROGRAM} was not done after {AUDIT_TIMEOUT_SEC:.0f} s; {OFFLINE_HINT}"]
     except (ValueError, KeyError, TypeError, AttributeError):
-        last = " ".join(completed.stderr.split()[-20:]) or "no output"
-        return [f"vulnerabilities: not known: {PROGRAM} exited with {completed.returncode}: {last}; {OFFLINE_HINT}"]
-    write_atomic(folder / REPORT_FILE, completed.stdout.encode())
+        last = " ".join(completed.stderr.decode(errors="replace").split()[-20:]) or "no output"
+        return [f"vulnerabilities: not known: {PROGRAM} exited with {completed.exit_code}: {last}; {OFFLINE_HINT}"]
+    write_atomic(folder / REPORT_FILE, completed.stdout)
     return lines
 
 
