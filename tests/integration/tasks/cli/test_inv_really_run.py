@@ -78,53 +78,30 @@ def test_the_installed_program_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "prefix", "token"),
+    ("file", "text", "prefix"),
     [
-        ("f.yaml", "fleet: {size: x}", "f.yaml:1: fleet.size: ", 'from 1 to 1024, found "x"'),
-        ("f.yaml", "fleet: [", "f.yaml:1: ", "<stream end>"),
-        ("f.yaml", "[1]", "f.yaml:1: ", "`fleet:`"),
-        ("f.yaml", "run: 3", "f.yaml:1: run: ", "3"),
-        ("f.yaml", "fleet: {size: !!int x}", "f.yaml:1: ", "x"),
-        ("f.yaml", None, "f.yaml: ", "INVOKE_RUNTIME_CONFIG"),
-        ("invoke.yaml", "fleet: [", "invoke.yaml:1: ", "<stream end>"),
-        ("invoke.yaml", "[1]", "invoke.yaml:1: ", "`fleet:`"),
-        ("invoke.yaml", None, "invoke.yaml: ", "`git checkout invoke.yaml`"),
+        ("f.yaml", "fleet: {size: x}", "f.yaml:1: fleet.size: "),
+        ("f.yaml", "run: 3", "f.yaml:1: run: "),
+        ("f.yaml", None, "f.yaml: "),
+        ("invoke.yaml", "fleet: [", "invoke.yaml:1: "),
+        ("invoke.yaml", None, "invoke.yaml: "),
+        # Invoke reads this one before the project is known.
+        ("../home/.invoke.yaml", "fleet:\n\tsize: 3\n", "~/.invoke.yaml:2: "),
+        ("../home/.invoke.yaml", "hello", "~/.invoke.yaml:1: "),
+        ("../home/.invoke.yaml", "run: 3", "~/.invoke.yaml:1: run: "),
+        ("../home/.invoke.yaml", "a: &a {b: *a}", "~/.invoke.yaml: "),
+        ("../home/.invoke.yaml", "a: b\n" * 100_000, "~/.invoke.yaml: "),
     ],
 )
 def test_bad_settings_are_one_line_and_exit_2(
-    file: str, text: str | None, prefix: str, token: str, project: Path, inv: Inv
+    file: str, text: str | None, prefix: str, project: Path, inv: Inv
 ) -> None:
     (project / file).unlink(missing_ok=True)
     if text is not None:
         (project / file).write_text(text)
-    completed = inv(*(["-f", "f.yaml"] if file == "f.yaml" else []), "model.demo")
+    completed = inv(*{"f.yaml": ["-f", file, "model.demo"], "invoke.yaml": ["model.demo"]}.get(file, ["--list"]))
     assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
     assert completed.stderr.startswith(prefix)
-    assert token in completed.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "prefix", "token"),
-    [
-        ("fleet:\n\tsize: 3\n", ".invoke.yaml:2: ", "'\\t'"),
-        ("[a, b]", ".invoke.yaml:1: ", "`fleet:`"),
-        ("hello", ".invoke.yaml:1: ", '"hello"'),
-        ("a: 1\n---\nb: 2\n", ".invoke.yaml:2: ", "second document"),
-        ("run: 3", ".invoke.yaml:1: run: ", "3"),
-        ("fleet: 3", ".invoke.yaml:1: fleet: ", "kind, size, "),
-        ("a: &a {b: *a}", ".invoke.yaml: ", "10,000"),
-        ("a: b\n" * 100_000, ".invoke.yaml: ", "131,072 bytes"),
-    ],
-)
-def test_an_invalid_file_in_the_users_home_is_explained(
-    text: str, prefix: str, token: str, project: Path, inv: Inv
-) -> None:
-    """Check the file that Invoke reads before the project is known."""
-    (project.parent / "home" / ".invoke.yaml").write_text(text)
-    completed = inv("--list")
-    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
-    assert completed.stderr.startswith(f"~/{prefix}")
-    assert token in completed.stderr
 
 
 def test_a_settings_path_that_is_not_a_file_is_not_read(project: Path, inv: Inv) -> None:
@@ -164,20 +141,20 @@ def test_a_variable_only_invoke_cannot_use_is_one_line_too(project: Path, chain:
     assert "INVOKE_FLEET_LOST_AFTER_SEC" in completed.stderr
 
 
-def test_after_failed_trials_the_chain_continues_and_exits_with_1(chain: Inv) -> None:
-    completed = chain("fails-some", "prints")
-    assert (completed.returncode, completed.stdout, completed.stderr) == (1, "printed\n", "2 of 8 trials failed\n")
-
-
-def test_any_other_failure_stops_the_chain_at_once(chain: Inv) -> None:
-    completed = chain("fails-some", "refuses", "prints")
-    assert (completed.returncode, completed.stdout) == (4, "")
-    assert completed.stderr == "2 of 8 trials failed\nnot safe:\\nsecond line\n"
-
-
-def test_a_task_named_twice_runs_once(chain: Inv) -> None:
-    assert chain("prints", "prints").stdout == "printed\n"
-    assert chain("--no-dedupe", "prints", "prints").stdout == "printed\nprinted\n"
+@pytest.mark.parametrize(
+    ("tasks", "code", "stdout", "stderr"),
+    [
+        (("fails-some", "prints"), 1, "printed\n", "2 of 8 trials failed\n"),
+        (("fails-some", "refuses", "prints"), 4, "", "2 of 8 trials failed\nnot safe:\\nsecond line\n"),
+        (("prints", "prints"), 0, "printed\n", ""),
+        (("--no-dedupe", "prints", "prints"), 0, "printed\nprinted\n", ""),
+    ],
+)
+def test_a_chain_stops_at_a_failure_but_that_of_some_trials(
+    tasks: tuple[str, ...], code: int, stdout: str, stderr: str, chain: Inv
+) -> None:
+    completed = chain(*tasks)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (code, stdout, stderr)
 
 
 @pytest.mark.usefixtures("chain")

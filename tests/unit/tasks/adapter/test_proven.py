@@ -18,46 +18,35 @@ from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, adapter_check, fo
 
 
 @pytest.mark.parametrize(
-    ("moved", "half", "is_named"),
+    ("change", "half", "is_named", "hidden"),
     [
-        (0.0500, 0.01, True),
-        (-0.050, 0.01, True),  # a lower loss is another model, too
-        (0.0500, 0.06, False),  # within the interval
-        (0.0010, 0.0001, False),  # beyond it, and less than bf16's own rounding
+        (0.05, 0.01, True, None),
+        (-0.05, 0.01, True, None),  # a lower loss is another model, too
+        (0.05, 0.06, False, "0.11"),  # within the interval
+        (0.001, 0.0001, False, None),  # beyond it, and less than bf16's own rounding
+        (-0.22, 0.9, False, "1.12"),  # three examples
+        (0.001, 0.01, False, None),
     ],
 )
-def test_a_difference_beyond_its_interval_is_named(moved: float, half: float, is_named: bool) -> None:
-    assert has_other_loss(form("bf16", moved, half)) is is_named
-    assert not has_other_loss(form("trained"))
-    assert format_change(form("bf16", 0.05, 0.01)) == "+0.0500 (+0.0400 to +0.0600)"
-
-
-@pytest.mark.parametrize(
-    ("change", "half", "shows"),
-    [
-        (-0.22, 0.9, "1.12"),  # three examples
-        (0.001, 0.05, "0.05"),
-        (0.001, 0.01, None),
-        (0.05, 0.01, None),  # shown to differ, which has its own message
-        (None, None, None),  # the trained form
-    ],
-)
-def test_a_check_that_could_miss_a_large_change_says_so(
-    change: float | None, half: float | None, shows: str | None, trained: TrainedAdapter
+def test_a_change_is_named_or_what_could_be_hidden(
+    change: float, half: float, is_named: bool, hidden: str | None, trained: TrainedAdapter
 ) -> None:
-    measured = form("trained") if change is None else form("merged-bf16", change, half)
+    measured = form("merged-bf16", change, half)
     check = adapter_check(measured)
+    assert has_other_loss(measured) is is_named
     warning = hidden_change_warning(check, measured)
-    assert (warning is not None) == (shows is not None)
-    if shows is not None:
-        assert shows in str(warning)
-        assert "train.validation_fraction" in str(warning)
-        assert "train.validation\\_fraction" in render_card(trained, check)
+    assert (warning is None) == (hidden is None)
+    assert (hidden or "") in (warning or "")
+    assert ("train.validation\\_fraction" in render_card(trained, check)) == (hidden is not None)
 
 
-def test_one_example_has_no_interval_and_shows_nothing() -> None:
+def test_the_trained_form_has_no_change_and_one_example_no_interval() -> None:
+    trained_form = form("trained")
+    assert not has_other_loss(trained_form)
+    assert hidden_change_warning(adapter_check(), trained_form) is None
     single = dataclasses.replace(form("merged-bf16", 0.001, 0.01), change_low=None, change_high=None)
     assert "train.validation_fraction" in str(hidden_change_warning(adapter_check(single), single))
+    assert format_change(form("bf16", 0.05, 0.01)) == "+0.0500 (+0.0400 to +0.0600)"
 
 
 def test_a_merge_that_changes_the_loss_is_refused_and_the_other_base_is_offered(trained: TrainedAdapter) -> None:

@@ -15,6 +15,7 @@ from tasks.adapter.serve import NF4Check, require_nf4
 from tasks.clients.pod_check import pod_manifest
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
+from tests.support.cases import Case, load_cases
 
 PLUGIN, BITSANDBYTES = "vllm-bnb-plugin", "bitsandbytes"
 
@@ -27,26 +28,10 @@ def software(vllm: str | None, *others: str) -> ServerSoftware:
     )
 
 
-@pytest.mark.parametrize(
-    ("installed", "missing"),
-    [
-        (software("0.32.0"), (PLUGIN, BITSANDBYTES)),
-        (software("0.32.0", BITSANDBYTES), (PLUGIN,)),
-        (software("0.32.0", PLUGIN), (BITSANDBYTES,)),
-        (software("0.32.0+cu130", PLUGIN, BITSANDBYTES), ()),
-        (software("0.28.0", BITSANDBYTES), (PLUGIN,)),
-        (software("0.27.2rc0", BITSANDBYTES), (PLUGIN,)),
-        (software("0.27.1", BITSANDBYTES), ()),
-        (software("0.27.1.post1"), (BITSANDBYTES,)),
-        (software("0.8.5", BITSANDBYTES), ()),
-        (software("dev", BITSANDBYTES), None),
-        (software(None, BITSANDBYTES), None),
-    ],
-)
-def test_what_is_missing_for_nf4_follows_from_the_release(
-    installed: ServerSoftware, missing: tuple[str, ...] | None
-) -> None:
-    assert installed.missing_for_nf4 == missing
+@pytest.mark.parametrize("case", load_cases(__file__, "server_software.yaml"))
+def test_what_is_missing_for_nf4_follows_from_the_release(case: Case) -> None:
+    missing = software(case["vllm"], *case["installed"]).missing_for_nf4
+    assert missing == (None if case["missing"] is None else tuple(case["missing"]))
 
 
 @pytest.mark.parametrize(
