@@ -91,24 +91,13 @@ A10 = (
 
 def test_a_gpu_is_described_with_units_and_as_numbers():
     (gpu,) = fingerprint.parse_gpus(A10 + "\n")
-    assert gpu == {
-        "index": 0,
-        "name": "NVIDIA A10",
-        "uuid": "GPU-9f1c6d1e-0000-4c1e-8d0a-7d7d5f6a1b2c",
-        "driver": "580.95.05",
-        "vbios": "94.02.5C.00.0B",
-        "memory_total_mib": 23028,
-        "clock_max_sm_mhz": 1695,
-        "clock_max_memory_mhz": 6251,
-        "clock_sm_at_start_mhz": 210,
-        "clock_memory_at_start_mhz": 405,
-        "power_cap_watts": 150,
-        "power_cap_default_watts": 150,
-        "ecc": "Enabled",
-        "persistence_mode": "Enabled",
-        "pcie_generation_max": 4,
-        "pcie_lanes_max": 16,
-    }
+    uuid = "GPU-9f1c6d1e-0000-4c1e-8d0a-7d7d5f6a1b2c"
+    texts = {"name": "NVIDIA A10", "uuid": uuid, "driver": "580.95.05", "vbios": "94.02.5C.00.0B"}
+    clocks = {"clock_max_sm_mhz": 1695, "clock_max_memory_mhz": 6251}
+    clocks |= {"clock_sm_at_start_mhz": 210, "clock_memory_at_start_mhz": 405}
+    power = {"power_cap_watts": 150, "power_cap_default_watts": 150}
+    modes = {"ecc": "Enabled", "persistence_mode": "Enabled", "pcie_generation_max": 4, "pcie_lanes_max": 16}
+    assert gpu == {"index": 0, "memory_total_mib": 23028, **texts, **clocks, **power, **modes}
 
 
 @pytest.mark.parametrize("cell", ["[N/A]", "N/A", "[Unknown Error]", "Pending", ""])

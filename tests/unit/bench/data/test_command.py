@@ -43,9 +43,7 @@ def test_the_report_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "document", "message"),
     [
-        ((), {"labels": "none"}, "labels: .* assistant, all, found 'none'"),
         ((), {"files": ["/nowhere"]}, "/nowhere: .*No such file"),
-        ((), {"max_seq_len": "long"}, "max_seq_len: .* found text"),
         ((), {"unknown": 1}, "unknown: unknown field; .* files, weights"),
         (("--row-tokens", "50"), {}, "--row-tokens: 50 .* max_seq_len, 100"),
     ],
