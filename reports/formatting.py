@@ -110,6 +110,29 @@ def size(amount: float) -> str:
     return f"{number(amount, 0)} B"
 
 
+def dollars(amount: float | None) -> str:
+    """Format US dollars: `$1,234.50`; below one dollar `$0.1234`, because a trial costs cents."""
+    return UNKNOWN if amount is None else f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """Format `12.4 s`, `20 min 24 s`, `3 h 48 min`."""
+    if seconds < 100:
+        return f"{number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes} min {rest} s"
+    hours, rest = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {rest} min"
+
+
+def clock(seconds: float) -> str:
+    """Format a running time as 0:42, 12:05 or 3:07:09."""
+    total = max(0, round(seconds)) if math.isfinite(seconds) else 0
+    hours, rest = divmod(total, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
 def count(amount: int, singular: str, plural: str | None = None) -> str:
     """Format `1 worker`, `4 workers`; pass `plural` if it is not `singular` and an s: `4 workers were`."""
     return f"{amount:,} {singular if amount == 1 else plural or singular + 's'}"

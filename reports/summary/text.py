@@ -326,7 +326,7 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
         numbers.append(Tile(name="Per million useful tokens", value=_dollars(amount), detail=_price(row.cost.price)))
         tuning = next(iter(row.cost.fine_tunings), None)
         if tuning is not None:
-            detail = f"in {duration(tuning.training_sec.value)} on {formatting.count(tuning.gpus, 'GPU')}"
+            detail = f"in {formatting.duration(tuning.training_sec.value)} on {formatting.count(tuning.gpus, 'GPU')}"
             numbers.append(Tile(name="10,000 samples", value=_dollars(tuning.usd), detail=detail))
     else:
         where = "GPU" if row.peak_vram_bytes is not None else "process"
@@ -343,7 +343,7 @@ def costs(summary: Summary) -> Costs | None:
         CostLine(
             name=formatting.count(plan.gpus, "GPU"),
             detail=plan.scaling.source,
-            time=tables.Cell(value=duration(plan.training_sec.value), details=_interval_details(plan)),
+            time=tables.Cell(value=formatting.duration(plan.training_sec.value), details=_interval_details(plan)),
             amounts=tuple(_amount(cost.fine_tunings[number]) for cost in row.costs),
         )
         for number, plan in enumerate(row.costs[0].fine_tunings)
@@ -377,7 +377,8 @@ def billed_time(summary: Summary) -> BilledTime | None:
     if used is None:
         return None
     sentence = (
-        f"{formatting.count(used.workers, 'worker was', 'workers were')} held for {duration(used.held_sec)} in total; "
+        f"{formatting.count(used.workers, 'worker was', 'workers were')} held for "
+        f"{formatting.duration(used.held_sec)} in total; "
         f"{formatting.number(used.useful_percent, 0)} % of it in measured steps. "
         f"Not measured: {formatting.join_with_and(list(used.unknown))}."
     )
@@ -386,19 +387,8 @@ def billed_time(summary: Summary) -> BilledTime | None:
     ]
     parts = [("measured steps", used.useful_sec), *phases, ("between trials", used.idle_sec)]
     return BilledTime(
-        sentence=sentence, parts=tuple((name, duration(seconds)) for name, seconds in parts if seconds > 0)
+        sentence=sentence, parts=tuple((name, formatting.duration(seconds)) for name, seconds in parts if seconds > 0)
     )
-
-
-def duration(seconds: float) -> str:
-    """Format `12.4 s`, `20 min 24 s`, `3 h 48 min`."""
-    if seconds < 100:
-        return f"{formatting.number(seconds)} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 100:
-        return f"{minutes} min {rest} s"
-    hours, rest = divmod(round(seconds / 60), 60)
-    return f"{hours:,} h {rest} min"
 
 
 def _detail(rate: Estimate | Ratio, decimals: int, verdict: str = "") -> str:
@@ -420,7 +410,7 @@ def _price_name(price: Price) -> str:
 
 def _interval_details(plan: FineTuning) -> tuple[str, ...]:
     low, high = plan.training_sec.low, plan.training_sec.high
-    return () if low is None or high is None else (f"{duration(low)} to {duration(high)}",)
+    return () if low is None or high is None else (f"{formatting.duration(low)} to {formatting.duration(high)}",)
 
 
 def _amount(plan: FineTuning) -> tables.Cell:

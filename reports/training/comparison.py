@@ -156,7 +156,7 @@ def _lines(runs: Sequence[TrainingReport], checks: Sequence[AdapterCheck]) -> li
         "held-out loss": [f"{check.forms[0].loss:.4f}" for check in checks],
         "steps": [f"{run.record.steps_done:,}" for run in runs],
         "useful tokens": [f"{sum(run.record.steps.tokens):,}" for run in runs],
-        "dollars": ["unknown" if run.price is None else summary.dollars(run.worker_hours * run.price) for run in runs],
+        "dollars": [formatting.dollars(None if run.price is None else run.worker_hours * run.price) for run in runs],
     }
     if math.isfinite(reached):
         rows[f"until a held-out loss of {reached:.4f}"] = [_spent_text(spent_until(run, reached)) for run in runs]
@@ -167,4 +167,4 @@ def _spent_text(amount: tuple[float, float | None] | None) -> str:
     if amount is None:
         return "not reached"
     hours, usd = amount
-    return f"{formatting.number(hours)} hours" + ("" if usd is None else f", {summary.dollars(usd)}")
+    return f"{formatting.number(hours)} hours" + ("" if usd is None else f", {formatting.dollars(usd)}")

@@ -110,7 +110,7 @@ def headline(training: TrainingReport) -> str:
     if not training.has_succeeded or first is None or last is None or first.step == last.step:
         return outcome(training)
     interval = f" {formatting.span(last.low, last.high, 2)}".rstrip()
-    money = None if training.price is None else dollars(training.worker_hours * training.price)
+    money = None if training.price is None else formatting.dollars(training.worker_hours * training.price)
     spans = training.attempts
     duration = _time(attempts.total_sec(spans, time.time()) if spans else sum(record.steps.step_time_sec))
     paid = f"for {money} in {duration}" if money else f"in {duration}"
@@ -124,7 +124,7 @@ def _predicted(training: TrainingReport) -> str:
     """Describe the predicted cost of the steps, else their predicted time; "" without a prediction."""
     usd, seconds = training.forecast.get("usd"), training.forecast.get("seconds")
     if usd is not None:
-        return f"; predicted {dollars(usd)} for the steps"
+        return f"; predicted {formatting.dollars(usd)} for the steps"
     return "" if seconds is None else f"; predicted {_time(seconds)} for the steps"
 
 
@@ -162,8 +162,10 @@ def tiles(training: TrainingReport) -> list[tuple[str, str, str]]:
         interval = "" if last.low is None or last.high is None else f"{last.low:.4f} to {last.high:.4f}"
         rows.append(("held-out loss", f"{last.loss:.4f}", interval))
     if training.price is not None:
-        predicted = dollars(training.forecast.get("usd"))
-        rows.append(("cost", dollars(training.worker_hours * training.price), f"predicted {predicted} for the steps"))
+        predicted = formatting.dollars(training.forecast.get("usd"))
+        rows.append(
+            ("cost", formatting.dollars(training.worker_hours * training.price), f"predicted {predicted} for the steps")
+        )
     seconds = sum(record.steps.step_time_sec)
     predicted_sec = training.forecast.get("seconds")
     predicted = "unknown" if predicted_sec is None else _time(predicted_sec)
@@ -239,7 +241,7 @@ def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]
     return [
         ("steps", formatting.number(plan.get("steps"), 0), f"{record.steps_done:,}"),
         ("time of the steps", "unknown" if seconds is None else _hours(seconds), _hours(steps_sec)),
-        ("dollars for the steps", dollars(usd), dollars(steps_usd)),
+        ("dollars for the steps", formatting.dollars(usd), formatting.dollars(steps_usd)),
         ("peak GPU memory", _gib(peak), _gib(record.peak_vram_bytes)),
         ("communication", _percent(communication), _percent(record.communication_measured_percent)),
     ]
@@ -268,8 +270,8 @@ def _loss(evaluation: Evaluation, lowest: Evaluation | None) -> str:
 def _cost(training: TrainingReport) -> str:
     if training.price is None:
         return "unknown: these workers have no known price"
-    price = training.forecast.get("price") or dollars(training.price)
-    return f"{dollars(training.worker_hours * training.price)} at {price}"
+    price = training.forecast.get("price") or formatting.dollars(training.price)
+    return f"{formatting.dollars(training.worker_hours * training.price)} at {price}"
 
 
 def _restarts(restarts: Sequence[AttemptSpan]) -> str:
@@ -278,7 +280,7 @@ def _restarts(restarts: Sequence[AttemptSpan]) -> str:
     known = [restart.lost_sec for restart in restarts if restart.lost_sec is not None]
     usd = [restart.usd for restart in restarts if restart.usd is not None]
     cost = f", {formatting.number(sum(known))} s since their checkpoints" if known else ""
-    paid = f", {dollars(sum(usd))}" if usd else ""
+    paid = f", {formatting.dollars(sum(usd))}" if usd else ""
     unknown = len(restarts) - len(known)
     return f"{len(restarts)}{cost}{paid}{f'; the cost of {unknown} is unknown' if unknown else ''}"
 
@@ -299,11 +301,6 @@ def _time(seconds: float) -> str:
     if seconds < 100.0:
         return f"{seconds:.0f} s"
     return f"{seconds / 60.0:.0f} min" if seconds < 6000.0 else f"{seconds / 3600.0:.1f} hours"
-
-
-def dollars(amount: float | None) -> str:
-    """Format US dollars: `$12.34`, below one dollar `$0.1234`."""
-    return "unknown" if amount is None else f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
 
 
 def _gib(count: int | None) -> str:

@@ -24,7 +24,6 @@ from tasks.commands import BenchOptions
 from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.fleet import plan, runner
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
-from tasks.fleet.live_display import duration
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
@@ -157,13 +156,13 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
             *([trial.kind] if is_mixed else []),
             size_text(trial),
             steps_text(trial),
-            "-" if expected is None else duration(expected),
+            "-" if expected is None else formatting.clock(expected),
             Text(escape_controls(trial.reason)),
         )
     console().print(rows)
     print(f"on {', '.join(run.workers)}")
     total = expected_total_sec(run, expected_by_trial)
-    expected_time = "unknown (some trials have never run here)" if total is None else f"about {duration(total)}"
+    expected_time = "unknown (some trials have never run here)" if total is None else f"about {formatting.clock(total)}"
     print(f"expected time: {expected_time}; nothing was changed")
 
 

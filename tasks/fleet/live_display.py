@@ -85,7 +85,7 @@ class View:
         self._print(self.summary())
 
     def _with_time(self, *parts: Text | str) -> Text:
-        return Text.assemble((f"[{duration(self._clock() - self._started)}]", "dim"), " ", *parts)
+        return Text.assemble((f"[{formatting.clock(self._clock() - self._started)}]", "dim"), " ", *parts)
 
     def _escaped(self, text: str, style: str = "") -> Text:
         encoding = self._console.encoding
@@ -238,7 +238,7 @@ class FleetView(View):
         if end is TrialStatus.SUCCEEDED and rate is not None:
             parts.append(f"{number(rate)} samples/s")
         if row.trial_id is not None and not (row.is_attached and row.progress is None):
-            parts.append(f"in {duration(self._clock() - row.since)}")
+            parts.append(f"in {formatting.clock(self._clock() - row.since)}")
         if event.reason and end is not TrialStatus.SUCCEEDED:
             parts.append(event.reason)
         line = self._event_line(row, ", ".join(parts), style, event)
@@ -256,13 +256,15 @@ class FleetView(View):
         failed = len(ends) - ends.count(TrialStatus.SUCCEEDED) - cancelled
         parts = [self._run_id, f"{len(ends)}/{len(self._planned)} trials ended"]
         parts += [f"{count} {label}" for count, label in ((failed, "failed"), (cancelled, "cancelled")) if count]
-        parts.append(duration(self._clock() - self._started))
+        parts.append(formatting.clock(self._clock() - self._started))
         remaining = self._remaining_sec()
         if remaining is not None and len(ends) < len(self._planned):
-            parts.append(f"about {duration(remaining)} left")
+            parts.append(f"about {formatting.clock(remaining)} left")
         header = self._escaped((" · " if self._is_unicode() else " | ").join(parts), "bold red" if failed else "bold")
         if self._price is not None:
-            cost = f"cost so far {dollars(self._cost_usd())}, at {dollars(self._price)} per GPU hour"
+            cost = (
+                f"cost so far {formatting.dollars(self._cost_usd())}, at {formatting.dollars(self._price)} per GPU hour"
+            )
             header = Text("\n").join([header, self._escaped(cost)])
         return header
 
@@ -298,11 +300,15 @@ class FleetView(View):
         if row.progress is not None:
             cells[3] = self._bar(row.progress.step, row.progress.steps)
             cells[4] = number(row.progress.samples_per_sec)
-        cells[5] = duration(elapsed)
+        cells[5] = formatting.clock(elapsed)
         if expected is not None:
             # If late, show by how much: a constant zero would look like a hang.
-            cells[6] = duration(expected - elapsed) if elapsed <= expected else f"+{duration(elapsed - expected)}"
-        return [*cells, dollars(elapsed / 3600 * self._price)] if self._price is not None else cells
+            cells[6] = (
+                formatting.clock(expected - elapsed)
+                if elapsed <= expected
+                else f"+{formatting.clock(elapsed - expected)}"
+            )
+        return [*cells, formatting.dollars(elapsed / 3600 * self._price)] if self._price is not None else cells
 
     def _bar(self, step: int, steps: int) -> str:
         filled_char, empty_char = ("━", "╌") if self._is_unicode() else ("#", ".")
@@ -351,20 +357,8 @@ class FleetView(View):
         return self._console.encoding.startswith("utf")
 
 
-def duration(seconds: float) -> str:
-    """Format seconds as 0:42, 12:05 or 3:07:09."""
-    total = max(0, round(seconds)) if math.isfinite(seconds) else 0
-    hours, remainder = divmod(total, 3600)
-    return f"{hours}:{remainder // 60:02}:{remainder % 60:02}" if hours else f"{remainder // 60}:{remainder % 60:02}"
-
-
 def number(value: float | None) -> str:
     """Format a rate with three significant digits, or a dash if it is unknown."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def dollars(value: float) -> str:
-    """Format US dollars; amounts below one dollar keep four decimals, because a trial costs cents."""
-    return f"${value:.2f}" if value >= 1 else f"${value:.4f}"

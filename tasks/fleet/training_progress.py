@@ -24,7 +24,7 @@ from reports.read import attempts
 from reports.read.attempts import AttemptSpan
 from reports.summary.cost import Price
 from tasks.errors import escape_controls
-from tasks.fleet.live_display import PLAIN_INTERVAL_SEC, View, dollars, duration, number
+from tasks.fleet.live_display import PLAIN_INTERVAL_SEC, View, number
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
@@ -61,9 +61,9 @@ def progress_parts(progress: Progress | None, spend: TrainingSpend, remaining_se
         if progress.useful_tokens_per_sec is not None:
             phrases.append(f"{number(progress.useful_tokens_per_sec)} tokens/s")
     if remaining_sec is not None:
-        phrases.append(f"about {duration(remaining_sec)} left")
+        phrases.append(f"about {formatting.clock(remaining_sec)} left")
     if spend.usd is not None:
-        phrases.append(f"{dollars(spend.usd)} so far")
+        phrases.append(f"{formatting.dollars(spend.usd)} so far")
     phrases.append(formatting.count(spend.restarts, "restart"))
     return phrases
 
