@@ -34,8 +34,8 @@ from tasks.adapter.serve import KEY_SECRET
 from tasks.cluster.nodes import pod_requirements
 from tasks.settings.load import Settings
 from tasks.settings.schema import ClusterSection
-from tests.support.kubernetes.admission.podsecurity import violations
 from tests.support.paths import ROOT
+from tests.support.pod_security import violations
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
@@ -176,7 +176,7 @@ def test_a_misspelt_field_is_an_error() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_pods_keep_the_rules_of_a_restricted_namespace(name: str) -> None:
-    assert violations("restricted", pod_spec(name)) == []
+    assert violations(pod_spec(name)) == []
 
 
 def changed_at(*path: str | int, **changes: Any) -> Callable[[Any], None]:
@@ -209,7 +209,7 @@ WEAKENED = {
 def test_a_weakened_pod_is_refused(weaken: Callable[[Any], None], word: str) -> None:
     spec = pod_spec("pods")
     weaken(spec)
-    assert any(word in rule for rule in violations("restricted", spec)), violations("restricted", spec)
+    assert any(word in rule for rule in violations(spec)), violations(spec)
 
 
 @pytest.mark.parametrize("name", FLEET)

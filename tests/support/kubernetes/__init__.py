@@ -4,9 +4,9 @@
         cluster.kubectl("apply", "-k", "manifests/overlays/pods")
         cluster.faults.exec("close-1000-without-status", nth=3, after_stdout_bytes=4096)
 
-Its responses, events and stream endings have the text and the order of recordings of Kubernetes 1.34 (data/ has the
-parts in use); test_conformance.py compares them. `python -m tests.support.kubernetes` is the server; it dies with the
-process that started it, and every pod with it.
+Its responses, events and stream endings that the product reads have the text of recordings of Kubernetes 1.34. It is
+frozen: it exists for faults that no real cluster offers; what a real one shows is tested with `--kubeconfig`. `python -m
+tests.support.kubernetes` is the server; it dies with the process that started it, and every pod with it.
 
 Limits; tests on this cluster cannot show anything about them:
 - Linux and root only. Pods share the machine's network (their addresses are 127.x.y.z, so two pods cannot listen on
@@ -23,9 +23,8 @@ Limits; tests on this cluster cannot show anything about them:
   replacement exists; so a deleted namespace with such a Job never disappears.
 - Controllers: Jobs, scheduler, taint eviction, claims, quotas, namespaces. None for Deployments, StatefulSets, JobSets,
   CRDs, preemption, garbage collection beyond owners, disruption budgets.
-- Validation: the schemas (unknown fields, types, quantities), names, mounts, GPU requests, immutable fields. Not:
-  enums, ranges, most rules that span fields. `kubectl get` shows only names and ages, `kubectl explain` finds nothing;
-  Protobuf bodies only for reviews.
+- Validation: none but the immutable fields of a Job; the golden tests validate the manifests. No Pod Security. Patches
+  merge no lists. `kubectl get` prints no columns of a kind, `kubectl explain` finds nothing.
 - A lost node, a silent server and a silent node are states of this process; no network is cut.
 """
 

@@ -57,9 +57,17 @@ class Kubectl:
         return done.stdout.decode()
 
     def apply(self, *objects: Json) -> None:
-        """Apply objects in order, client side. Raises AssertionError if it fails."""
+        """Apply objects in order. Raises AssertionError if it fails."""
         listed = {"apiVersion": "v1", "kind": "List", "items": objects}
-        self.output("apply", "-f", "-", stdin=json.dumps(listed).encode())
+        self.output(
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--field-manager=tests",
+            "-f",
+            "-",
+            stdin=json.dumps(listed).encode(),
+        )
 
     def objects(self, key: str, namespace: str = "") -> list[Json]:
         """Return all objects of a kind (`pods`, `jobs.batch`); an empty namespace means all."""

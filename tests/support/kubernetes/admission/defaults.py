@@ -1,11 +1,9 @@
 """Default fields that a real API server stores in objects; without them every apply reports `configured`."""
 
-import base64
 import random
 from typing import Any
 
 from tests.support.kubernetes.api.answers import Json
-from tests.support.kubernetes.store.store import suffix
 
 # Go omits these fields if they are false: the API drops them, they have no owner, and leaving them out changes nothing.
 _FALSE_IS_ABSENT = {"services": ("publishNotReadyAddresses",), "pods": ("hostIPC", "hostNetwork", "hostPID")}
@@ -60,9 +58,6 @@ def pod_spec(spec: Json) -> None:
 def pod(obj: Json) -> None:
     spec = obj["spec"]
     pod_spec(spec)
-    _set(spec, enableServiceLinks=True, preemptionPolicy="PreemptLowerPriority", priority=0)
-    _set(spec, serviceAccountName="default")
-    _set(spec, serviceAccount=spec["serviceAccountName"])
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         if limits := container["resources"].get("limits"):
             container["resources"]["requests"] = {**limits, **container["resources"].get("requests", {})}
@@ -71,25 +66,7 @@ def pod(obj: Json) -> None:
         covered = any(t.get("key") in (None, key) and t.get("effect") in (None, "", "NoExecute") for t in tolerations)
         if not covered:
             tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
-    if spec.get("automountServiceAccountToken", True):
-        _token_volume(spec)
     obj.setdefault("status", {"phase": "Pending"})
-
-
-def _token_volume(spec: Json) -> None:
-    if any(volume["name"].startswith("kube-api-access-") for volume in spec.get("volumes", [])):
-        return
-    name = f"kube-api-access-{suffix()}"
-    where = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}, "path": "namespace"}
-    sources = [
-        {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
-        {"configMap": {"items": [{"key": "ca.crt", "path": "ca.crt"}], "name": "kube-root-ca.crt"}},
-        {"downwardAPI": {"items": [where]}},
-    ]
-    spec.setdefault("volumes", []).append({"name": name, "projected": {"defaultMode": 420, "sources": sources}})
-    mount = {"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "name": name, "readOnly": True}
-    for container in [*spec.get("initContainers", []), *spec["containers"]]:
-        container.setdefault("volumeMounts", []).append(mount)
 
 
 def job(obj: Json) -> None:
@@ -138,14 +115,6 @@ def volume(obj: Json) -> None:
     obj.setdefault("status", {"phase": "Available"})
 
 
-def secret(obj: Json) -> None:
-    plain = obj.pop("stringData", {})
-    if plain:
-        made = {name: base64.b64encode(value.encode()).decode() for name, value in plain.items()}
-        obj["data"] = {**obj.get("data", {}), **made}
-    obj.setdefault("type", "Opaque")
-
-
 _BY_KEY = {
     "pods": pod,
     "jobs.batch": job,
@@ -153,7 +122,6 @@ _BY_KEY = {
     "namespaces": namespace,
     "persistentvolumeclaims": claim,
     "persistentvolumes": volume,
-    "secrets": secret,
 }
 
 

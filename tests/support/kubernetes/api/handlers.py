@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from tests.support.kubernetes.admission.admission import warnings_for
 from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_request, details
 from tests.support.kubernetes.api.exec import Session, pick_container
 from tests.support.kubernetes.api.logs import serve_log
@@ -68,22 +67,15 @@ class Api:
         holds = object_filter(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         if request.query.get("watch") in ("true", "1"):
             return await self._watch(request, at, holds, as_table)
-        found_all = [obj for obj in self.store.list(key, at.namespace) if holds(obj)]
-        start = int(request.query.get("continue") or 0)
-        limit = int(request.query.get("limit") or 0) or len(found_all) + 1
-        page, left = found_all[start : start + limit], len(found_all) - start - limit
-        more = {"continue": str(start + limit), "remainingItemCount": left} if left > 0 else {}
-        version = str(self.store.version)
+        page, version = [obj for obj in self.store.list(key, at.namespace) if holds(obj)], str(self.store.version)
         if as_table:
-            made = table(page, version, whole=whole)
-            made["metadata"] |= more
-            return web.json_response(made)
+            return web.json_response(table(page, version, whole=whole))
         resource = at.resource
         return web.json_response(
             {
                 "kind": f"{resource.kind}List",
                 "apiVersion": resource.api_version,
-                "metadata": {"resourceVersion": version, **more},
+                "metadata": {"resourceVersion": version},
                 "items": [{k: v for k, v in obj.items() if k not in ("kind", "apiVersion")} for obj in page],
             }
         )
@@ -133,11 +125,7 @@ class Api:
         if at.resource.key == "pods" and at.subresource == "eviction":
             return self._evict(at, body)
         written = self.writer.write(request.method, at, body, dict(request.query), request.content_type)
-        warnings = [*written.warnings, *warnings_for(self.store, at.resource, written.obj)]
-        answer = web.json_response(self._typed(at.resource, written.obj), status=201 if written.created else 200)
-        for warning in warnings:
-            answer.headers.add("Warning", f"299 - {json.dumps(warning)}")
-        return answer
+        return web.json_response(self._typed(at.resource, written.obj), status=201 if written.created else 200)
 
     def _evict(self, at: Target, body: Any) -> web.StreamResponse:
         options = body.get("deleteOptions") or {} if isinstance(body, dict) else {}
@@ -169,28 +157,15 @@ class Api:
     def _delete(self, request: web.Request, at: Target, options: Json) -> web.StreamResponse:
         if "gracePeriodSeconds" in request.query:
             options = {**options, "gracePeriodSeconds": int(request.query["gracePeriodSeconds"])}
-        if at.name:
-            stored = self.store.get(at.resource.key, at.namespace, at.name)
-            if request.query.get("dryRun") == "All" or options.get("dryRun") == ["All"]:
-                return web.json_response(self._typed(at.resource, stored))
-            gone = self.delete(at.resource.key, at.namespace, at.name, options)
-            if at.resource.key in _STATUS_AFTER_DELETE:
-                about = details(at.resource.key, at.name, uid=gone["metadata"]["uid"])
-                return web.json_response({**SUCCESS, "details": about})
-            return web.json_response(self._typed(at.resource, gone))
-        holds = object_filter(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
-        for obj in self.store.list(at.resource.key, at.namespace):
-            if holds(obj):
-                metadata = obj["metadata"]
-                self.delete(at.resource.key, metadata.get("namespace", ""), metadata["name"], options)
-        return web.json_response(SUCCESS)
+        gone = self.delete(at.resource.key, at.namespace, at.name, options)
+        if at.resource.key in _STATUS_AFTER_DELETE:
+            about = details(at.resource.key, at.name, uid=gone["metadata"]["uid"])
+            return web.json_response({**SUCCESS, "details": about})
+        return web.json_response(self._typed(at.resource, gone))
 
     def delete(self, key: str, namespace: str, name: str, options: Json) -> Json:
         """Delete an object and its dependents; pods with their grace period."""
         obj = self.store.get(key, namespace, name)
-        wanted_uid = (options.get("preconditions") or {}).get("uid")
-        if wanted_uid not in (None, obj["metadata"]["uid"]):
-            raise Refusal(409, "Conflict", f"the UID in the precondition ({wanted_uid}) does not match")
         if key == "pods":
             return self._delete_pod(obj, options)
         if key == "namespaces":

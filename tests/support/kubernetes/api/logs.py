@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -46,16 +45,8 @@ async def serve_log(request: web.Request, kubelet: Kubelet, pod: Json, name: str
     start = 0
     if "tailLines" in query:
         start = max(0, len(log.lines) - int(query["tailLines"]))
-    if "sinceSeconds" in query:
-        since = (datetime.now(UTC) - timedelta(seconds=int(query["sinceSeconds"]))).strftime("%Y-%m-%dT%H:%M:%S")
-        start = max(start, sum(stamp < since for stamp, _ in log.lines))
-    stamped = query.get("timestamps") == "true"
-
-    def shown(line: tuple[str, bytes]) -> bytes:
-        return (line[0].encode() + b" " if stamped else b"") + line[1]
-
     if query.get("follow") != "true":
-        return web.Response(body=b"".join(map(shown, log.lines[start:])), content_type="text/plain")
+        return web.Response(body=b"".join(line for _, line in log.lines[start:]), content_type="text/plain")
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
     cut = asyncio.Event()
@@ -66,7 +57,7 @@ async def serve_log(request: web.Request, kubelet: Kubelet, pod: Json, name: str
 
     async def send() -> None:
         async for line in log.follow(start):
-            await response.write(shown(line))
+            await response.write(line[1])
 
     ends.add(end)
     tasks = [asyncio.create_task(send()), asyncio.create_task(cut.wait()), asyncio.create_task(_until_gone(request))]

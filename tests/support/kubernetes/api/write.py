@@ -1,15 +1,13 @@
-"""POST, PUT and PATCH: decode strictly, merge, add defaults, admit, store; a dry run omits the last step."""
+"""POST and PATCH: merge, add defaults, admit, store; a dry run omits the last step."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.kubernetes.admission.admission import admit, check_change, validate
+from tests.support.kubernetes.admission.admission import admit, check_change
 from tests.support.kubernetes.admission.defaults import fill
 from tests.support.kubernetes.api.answers import Json, Refusal, already_exists, bad_request, deep_copy, not_found, stale
-from tests.support.kubernetes.store import merge
 from tests.support.kubernetes.store.apply import apply, track_update
-from tests.support.kubernetes.store.resources import Resource, Target
-from tests.support.kubernetes.store.schema import check_strict, schema_of, unknown_fields
+from tests.support.kubernetes.store.resources import Target
 from tests.support.kubernetes.store.store import Store
 
 APPLY = "application/apply-patch+yaml"
@@ -28,7 +26,19 @@ _SERVER_OWNED = (
 class Written:
     obj: Json
     created: bool
-    warnings: tuple[str, ...] = ()
+
+
+def merge_patch(live: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7386)."""
+    if not isinstance(patch, dict):
+        return deep_copy(patch)
+    made = dict(live) if isinstance(live, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = merge_patch(made.get(name), value)
+    return made
 
 
 class Writer:
@@ -44,23 +54,7 @@ class Writer:
             return self._patch(at, body, content_type, query, manager, dry)
         if not isinstance(body, dict):
             raise bad_request("the body of the request is not an object")
-        warnings = self._check_fields(at.resource, body, query)
-        if method == "POST":
-            return Written(obj=self._create(at, body, manager, dry), created=True, warnings=warnings)
-        if at.subresource == "status":
-            live = self._store.get(at.resource.key, at.namespace, at.name)
-            made = {**deep_copy(live), "status": body.get("status", {})}
-            return Written(obj=self._store_update(at, live, made, dry), created=False)
-        return Written(obj=self._replace(at, body, manager, dry), created=False, warnings=warnings)
-
-    @staticmethod
-    def _check_fields(resource: Resource, body: Json, query: dict[str, str]) -> tuple[str, ...]:
-        how = query.get("fieldValidation", "Warn")
-        if how == "Strict":
-            check_strict(resource, body)
-            return ()
-        unknown = unknown_fields(resource, body)
-        return tuple(f'unknown field "{path}"' for path in unknown) if how == "Warn" else ()
+        return Written(obj=self._create(at, body, manager, dry), created=True)
 
     def _create(self, at: Target, body: Json, manager: str, dry: bool) -> Json:
         key = at.resource.key
@@ -81,7 +75,6 @@ class Writer:
         return self._store_new(at, made, dry)
 
     def _store_new(self, at: Target, made: Json, dry: bool) -> Json:
-        validate(at.resource, made)
         fill(at.resource.key, made)
         admit(self._store, at.resource, made)
         if dry:
@@ -89,22 +82,11 @@ class Writer:
             return made
         return self._store.create(at.resource.key, at.namespace, made)
 
-    def _replace(self, at: Target, body: Json, manager: str, dry: bool) -> Json:
-        live = self._store.get(at.resource.key, at.namespace, at.name)
-        made = deep_copy(body)
-        self._check_version(at, live, made)
-        if "status" in live:
-            made["status"] = live["status"]
-        made.setdefault("metadata", {})
-        made["metadata"].setdefault("managedFields", live["metadata"].get("managedFields", []))
-        return self._update(at, live, made, manager, dry)
-
     def _update(self, at: Target, live: Json, made: Json, manager: str, dry: bool, *, track: bool = True) -> Json:
         for name in _SERVER_OWNED:
             if name in live["metadata"]:
                 made["metadata"][name] = live["metadata"][name]
         fill(at.resource.key, made)
-        validate(at.resource, made)
         check_change(at.resource, live, made)
         if track:
             track_update(at.resource, live, made, manager)
@@ -127,30 +109,17 @@ class Writer:
             return self._apply(at, live, body, query, manager, dry)
         if live is None:
             raise not_found(at.resource.key, at.name)
-        track = True
-        if content_type == "application/json-patch+json":
-            made = merge.json_patch(live, body)
-            track = not any(step["path"].startswith("/metadata/managedFields") for step in body)
-        elif content_type == "application/merge-patch+json":
-            made = merge.merge_patch(live, body)
-        elif content_type == "application/strategic-merge-patch+json":
-            made = merge.strategic(live, body, schema_of(at.resource))
-        else:
+        if content_type not in ("application/merge-patch+json", "application/strategic-merge-patch+json"):
             raise Refusal(415, "UnsupportedMediaType", f"the patch format {content_type} is not supported")
+        made = merge_patch(live, body)  # the strategic patches of cordon, taint and drain merge no list
         self._check_version(at, live, made)
-        if at.subresource == "status":
-            return Written(
-                obj=self._store_update(at, live, {**live, "status": made.get("status", {})}, dry), created=False
-            )
-        warnings = self._check_fields(at.resource, made, query)
-        return Written(obj=self._update(at, live, made, manager, dry, track=track), created=False, warnings=warnings)
+        return Written(obj=self._update(at, live, made, manager, dry), created=False)
 
     def _apply(
         self, at: Target, live: Json | None, config: Any, query: dict[str, str], manager: str, dry: bool
     ) -> Written:
         if not isinstance(config, dict):
             raise bad_request("the applied configuration is not an object")
-        unknown_fields(at.resource, config)  # rejects values of a wrong type
         if live is not None and config.get("metadata", {}).get("uid") not in (None, live["metadata"]["uid"]):
             raise stale(at.resource.key, at.name)
         made = apply(at.resource, live, config, manager, force=query.get("force") == "true")

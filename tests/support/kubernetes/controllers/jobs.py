@@ -1,6 +1,6 @@
 """Job controller: a pod per index, replacements, limits, conditions.
 
-Not covered: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob/FailIndex on exit codes, successPolicy, TTL,
+Not covered: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob on exit codes, successPolicy, TTL,
 the back-off delay between retries (a replacement is created immediately).
 """
 
@@ -87,13 +87,10 @@ class JobController:
         self._events.record("jobs.batch", job, reason, message, by="job-controller", kind=kind)
 
     def _sync(self, job: Json) -> None:
-        spec, status = job["spec"], deep_copy(job.get("status", {}))
+        status = deep_copy(job.get("status", {}))
         if true_conditions(job) & {"Complete", "Failed"}:
             return
         pods = self._pods(job)
-        if spec.get("suspend"):
-            self._suspend(job, pods, status)
-            return
         status.setdefault("startTime", now())
         status.setdefault("uncountedTerminatedPods", {})
         done, failed = parse_indexes(status.get("completedIndexes", "")), parse_indexes(status.get("failedIndexes", ""))
@@ -119,18 +116,6 @@ class JobController:
     def _write(self, job: Json, status: Json) -> None:
         metadata = job["metadata"]
         self._store.edit("jobs.batch", metadata["namespace"], metadata["name"], lambda j: j.update(status=status))
-
-    def _suspend(self, job: Json, pods: list[Json], status: Json) -> None:
-        for pod in pods:
-            if _phase(pod) in ("Pending", "Running"):
-                self._delete(job, pod)
-        conditions = status.setdefault("conditions", [])
-        if not any(c["type"] == "Suspended" for c in conditions):
-            self._record(job, "Suspended", "Job suspended")
-            conditions.append(_condition("Suspended", "JobSuspended", "Job suspended"))
-            status.setdefault("uncountedTerminatedPods", {})
-            self._set_counts(status, [], 0)
-            self._write(job, status)
 
     def _count(self, job: Json, pods: list[Json], status: Json, done: set[int], failed: set[int]) -> tuple[str, ...]:
         """Count each finished pod once in the status; return the verdict of a failure policy that applies, or ()."""
@@ -169,7 +154,7 @@ class JobController:
                 status["failed"] = status.get("failed", 0) + 1
                 return "Failed", "PodFailurePolicy", _policy_message(pod)
             if action != "Ignore":
-                self._fail(job, status, index, failed, at_once=action == "FailIndex")
+                self._fail(job, status, index, failed)
         if indexed:
             status["completedIndexes"] = format_indexes(done)
             if not status["completedIndexes"]:
@@ -178,12 +163,12 @@ class JobController:
                 status["failedIndexes"] = format_indexes(failed)
         return ()
 
-    def _fail(self, job: Json, status: Json, index: int, failed: set[int], *, at_once: bool = False) -> None:
+    def _fail(self, job: Json, status: Json, index: int, failed: set[int]) -> None:
         failures = self._failures.setdefault(job["metadata"]["uid"], {})
         status["failed"] = status.get("failed", 0) + 1
         failures[index] = failures.get(index, 0) + 1
         per_index = job["spec"].get("backoffLimitPerIndex")
-        if per_index is not None and (failures[index] > per_index or at_once):
+        if per_index is not None and failures[index] > per_index:
             failed.add(index)
 
     @staticmethod
@@ -206,9 +191,6 @@ class JobController:
             return "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         wanted = spec.get("completions")
         if spec.get("completionMode") == "Indexed":
-            if len(failed) > spec.get("maxFailedIndexes", 2**31):
-                message = "Job has exceeded the specified maximal number of failed indexes"
-                return "Failed", "MaxFailedIndexesExceeded", message
             if len(done | failed) >= wanted:
                 return ("Failed", "FailedIndexes", "Job has failed indexes") if failed else _complete()
             return ()

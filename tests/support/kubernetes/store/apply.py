@@ -5,23 +5,11 @@ from typing import Any
 from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy
 from tests.support.kubernetes.store.ownership import Path, format_path, from_fields, key_of, owned, remove, to_fields
 from tests.support.kubernetes.store.resources import Resource
-from tests.support.kubernetes.store.schema import child, items, list_keys, schema_of, unknown_fields
+from tests.support.kubernetes.store.schema import child, items, list_keys, schema_of
 from tests.support.kubernetes.store.store import now
 
 _Managers = dict[tuple[str, str], set[Path]]
 """(manager, operation) to the paths that it owns."""
-
-
-def check_declared(resource: Resource, obj: Json) -> None:
-    """Check for undeclared fields. Raises Refusal (500, as in the real server) that names only the shallowest."""
-    unknown = unknown_fields(resource, obj)
-    if unknown:
-        metadata = obj.get("metadata", {})
-        where = f"{metadata['namespace']}/{metadata['name']}" if "namespace" in metadata else f"/{metadata['name']}"
-        api = f"{resource.group}/{resource.version}, Kind={resource.kind}"
-        field = min(unknown, key=lambda path: path.count("."))
-        message = f"failed to create typed patch object ({where}; {api}): .{field}: field not declared in schema"
-        raise Refusal(500, "", message)
 
 
 def managers_of(obj: Json) -> _Managers:
@@ -81,7 +69,6 @@ def _merge(live: Any, config: Any, schema: Json) -> Any:
 
 def apply(resource: Resource, live: Json | None, config: Json, manager: str, *, force: bool) -> Json:
     """Return the object after `manager` applies `config`. Raises Refusal (409) on conflicts, unless forced."""
-    check_declared(resource, config)
     schema = schema_of(resource)
     wanted = owned(config, schema)
     if live is None:
