@@ -4,11 +4,10 @@ artifact: files in a registry as an OCI artifact, in ORAS's layout
 bom: bills of materials and build provenance, in standard formats
 context: the files of the build context
 docker_client: reads images and runs check containers through the docker SDK
-engine: the container engine, its data-root and the VM's disks
+engine: the container engine, its data-root and login, and the VM's disks
 model_fetch: fetches models to the VM
 plan: computes a build from what was observed
-references: validates names of registries, images and users
-registry: login, and the record of a push
+references: validates names of registries, images and users; the record of a push
 signature: a signature with the user's own key, in cosign's format
 vm_info: system, processor, Python and user of the VM
 vm_jobs: long work on the VM as one detached job

@@ -1,4 +1,4 @@
-"""The container engine on the build VM: its state, whether it has BuildKit, its data-root and its free disk space.
+"""The container engine on the build VM: its state, BuildKit, data-root, free disk space, and its login to a registry.
 
 The client's TMPDIR has no effect on a build. BuildKit keeps context, layers and cache below the engine's data-root, and
 save, load and pull unpack in DOCKER_TMPDIR of the engine's own environment. Both folders are looked up with their file
@@ -6,17 +6,29 @@ systems.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from remote.agent.shared.errors import engine_access_error
-from remote.hosts.base import Completed, Host, HostError, parse_json, read_json
+from remote.hosts.base import (
+    Completed,
+    Host,
+    HostError,
+    HostUnreachable,
+    LoginRefused,
+    check,
+    parse_json,
+    read_json,
+)
 from remote.hosts.bundle import inline_command
-from remote.hosts.command import Command
+from remote.hosts.command import Command, Secret
+from remote.providers import registry_provider
 
-_TIMEOUT_SEC = 60.0
+LOGIN_FOLDER_PREFIX = "qlora-fleet-login-"
+_TIMEOUT_SEC, _LOGIN_TIMEOUT_SEC = 60.0, 120.0
 _MIN_BUILDKIT_VERSION = (18, 9)
 
 
@@ -165,3 +177,41 @@ def _query(host: Host, client: Client, *arguments: str) -> Any:
 def _version_numbers(version: str) -> tuple[int, ...]:
     parts = version.split("+")[0].split("-")[0].split(".")
     return tuple(int(part) for part in parts if part.isdigit())
+
+
+def log_in(host: Host, client: Client, registry: str, user: str, password: Secret) -> str:
+    """Log the engine's client in, with a separate configuration folder. Returns that folder on the host.
+
+    The caller removes the folder. Folders left by killed logins are removed first. The password goes over standard
+    input. Raises LoginRefused, HostUnreachable if the registry did not respond, EngineError, and like `Host.run`.
+    """
+    make = inline_command(host, "remote.agent.scripts.login", LOGIN_FOLDER_PREFIX)
+    folder = check(host, make, host.run(make, timeout_sec=_LOGIN_TIMEOUT_SEC)).stdout.decode().strip()
+    login = Command(
+        argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),
+        environment=client.environment,
+        secrets=(password,),
+    )
+    try:
+        completed = host.run(login, stdin=password.reveal().encode(), timeout_sec=_LOGIN_TIMEOUT_SEC)
+        if completed.exit_code == 0:
+            return folder
+        stderr = completed.stderr.decode(errors="replace")
+        if completed.exit_code == 127 or engine_access_error(stderr) is not None:
+            raise to_engine_error(host, client, login, completed)
+        complaint = login.tail(stderr, lines=1)
+        if re.search(r"unauthorized|incorrect username|denied|\b401\b", complaint, re.IGNORECASE):
+            remedy = registry_provider(registry).texts["registry-login"]
+            raise LoginRefused(f"{registry} refused user {user}: {complaint}", remedy=remedy)
+        raise HostUnreachable(f"{host.name}: login to {registry} failed: {complaint}")
+    except BaseException:
+        remove_login(host, folder)
+        raise
+
+
+def remove_login(host: Host, folder: str) -> None:
+    """Remove the folder of a login. Raises like `Host.run`."""
+    if LOGIN_FOLDER_PREFIX not in folder:
+        raise HostError(f"{folder} is not a login folder")
+    command = Command(argv=("rm", "-rf", "--", folder))
+    check(host, command, host.run(command, timeout_sec=_LOGIN_TIMEOUT_SEC))

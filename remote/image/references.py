@@ -1,8 +1,9 @@
-"""Names of registries, images and users, validated before anything is sent.
+"""Names of registries, images and users, validated before anything is sent, and the record of a push.
 
 The syntax is that of the OCI distribution specification; a provider adds the rules of its own registry.
 """
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -92,3 +93,16 @@ def check_user(user: str, repository: str) -> None:
     host, _, path = repository.partition("/")
     if (problem := registry_provider(host).user_problem(user, path)) is not None:
         raise InvalidReference(problem)
+
+
+def push_record_json(reference: Reference, facts: dict[str, object], pushed_at: str) -> str:
+    """Serialise results/image.json: the pushed image and the digest that pods run."""
+    document = {
+        "schema_version": 1,
+        "reference": str(reference),
+        "repository": reference.repository,
+        **{key: facts[key] for key in ("digest", "size_bytes", "compressed_bytes", "labels")},
+        "requires": facts.get("requires"),
+        "pushed_at": pushed_at,
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

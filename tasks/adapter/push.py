@@ -15,7 +15,7 @@ from bench.records.scratch_folders import scratch_folder
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.registry_api import Registry
 from remote.image import artifact
-from remote.image.registry import push_record_json
+from remote.image.references import push_record_json
 from remote.providers import PROVIDERS
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
 from tasks.adapter.merge import render_card

@@ -14,7 +14,7 @@ from typing import Any
 from invoke.context import Context
 
 from remote.hosts.base import Host
-from remote.image import engine, registry, vm_info, vm_jobs
+from remote.image import engine, vm_info, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, inspect
@@ -72,7 +72,7 @@ def _build_until_current(
                 vm_jobs.start(job, {**request, "login": login}, deadline_sec=settings.image.deadline_sec)
             except HostBusy:
                 if login is not None:
-                    registry.remove_login(agent.host, login)
+                    engine.remove_login(agent.host, login)
                 continue
             force = False
             outcome = jobs.follow(settings, job)
@@ -210,7 +210,7 @@ def _login(settings: Settings, agent: Agent, retry_command: str) -> str | None:
     if not any(name.startswith(f"{reference.host}/") for name in names):
         return None
     secret = registry_password(settings, user, reference.host, retry_command)
-    return registry.log_in(agent.host, engine_client(settings), reference.host, user, secret)
+    return engine.log_in(agent.host, engine_client(settings), reference.host, user, secret)
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:

@@ -18,11 +18,10 @@ from invoke.context import Context
 from bench.records.atomic_files import write_atomic
 from remote.hosts.base import Host, HostError
 from remote.hosts.command import Secret
-from remote.image import registry, vm_jobs
+from remote.image import engine, vm_jobs
 from remote.image.context import ContextError
 from remote.image.plan import outdated_parts
-from remote.image.references import Reference
-from remote.image.registry import push_record_json
+from remote.image.references import Reference, push_record_json
 from remote.image.vm_jobs import Outcome
 from remote.jobs.agent import Agent
 from remote.jobs.job import HostBusy
@@ -136,18 +135,18 @@ def _push(
     host, user = request["host"], request["user"]
     secret = password()
     for login in range(1, MAX_LOGINS + 1):
-        folder = registry.log_in(agent.host, engine_client(settings), host, user, secret)
+        folder = engine.log_in(agent.host, engine_client(settings), host, user, secret)
         job = vm_jobs.new_job(agent, "push", f"{request['path']}-{request['tag']}", request)
         try:
             vm_jobs.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
         except HostBusy as busy:
-            registry.remove_login(agent.host, folder)
+            engine.remove_login(agent.host, folder)
             raise RetryableError.from_error(busy, remedy=f"when that has ended, `{retry_command}`") from busy
         try:
             return jobs.follow(settings, job)
         except vm_jobs.JobFailed as failure:
             with contextlib.suppress(HostError):  # a job that was killed has not logged out
-                registry.remove_login(agent.host, folder)
+                engine.remove_login(agent.host, folder)
             if failure.kind != "unauthorized" or login == MAX_LOGINS:
                 raise
             print(f"{host}: no longer logged in ({failure}); logging in again", flush=True)

@@ -10,7 +10,7 @@ import pytest
 from remote.agent.scripts import login
 from remote.hosts.base import Completed, HostError, HostUnreachable, LoginRefused
 from remote.hosts.command import Command, Secret
-from remote.image import registry
+from remote.image import engine
 from remote.image.engine import Client, EngineError, observe
 
 
@@ -45,7 +45,7 @@ def test_each_cause_of_a_failed_login_has_its_error_and_remedy(
 ) -> None:
     vm = Vm(complaint)
     with pytest.raises(error_class, match=token):
-        registry.log_in(vm, Client(), "fra.ocir.io", "ns/me", Secret("token"))
+        engine.log_in(vm, Client(), "fra.ocir.io", "ns/me", Secret("token"))
     assert vm.commands[-1] == ("rm", "-rf", "--", "/dev/shm/qlora-fleet-login-x")
 
 
