@@ -134,7 +134,10 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     else:
         trials, suite_name = plan.read_trials(settings, file, trial_ids), "trials"
     hosts = fleet_hosts(settings)
-    return runner.plan_run(settings, suite_name, trials, hosts, inputs=inspect(settings, hosts, trials)), hosts
+    names, spread, repeats = [host.name for host in hosts], settings.bench.spread, settings.bench.repeats
+    inputs = inspect(settings, hosts, trials)
+    planned = plan.plan_trials(trials, names, spread, repeats, is_over_pods=settings.connector.is_cluster)
+    return runner.new_record(settings, suite_name, planned, names, inputs=inputs), hosts
 
 
 def _print_plan(settings: Settings, run: RunRecord) -> None:

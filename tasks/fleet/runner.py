@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.records import Trial
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
@@ -39,16 +38,6 @@ from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import expected_sec
 from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, resume_command
 from tasks.settings.load import Settings
-
-
-def plan_run(
-    settings: Settings, suite_name: str, trials: Sequence[Trial], hosts: Sequence[Host], *, inputs: Mapping[str, Any]
-) -> RunRecord:
-    """Plan a run of these trials over these hosts, with the configured spread and repeats. Starts nothing."""
-    bench, names = settings.bench, [host.name for host in hosts]
-    is_over_pods = settings.connector.is_cluster
-    planned = plan.plan_trials(trials, names, bench.spread, bench.repeats, is_over_pods=is_over_pods)
-    return new_record(settings, suite_name, planned, names, inputs=inputs)
 
 
 def new_record(

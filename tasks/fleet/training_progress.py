@@ -7,8 +7,7 @@ On a terminal the line is redrawn four times a second; elsewhere a line is print
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from rich.console import Console
@@ -30,27 +29,13 @@ from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingSpend:
-    """Cost of a training so far, over all attempts: US dollars (None if no price is known) and restarts."""
-
-    usd: float | None
-    restarts: int
-
-
-def read_spend(folder: Path, trial_id: str, price: Price | None) -> TrainingSpend:
-    """Compute the cost so far of the training in this run's folder, from its ledger."""
-    return compute_spend(attempts.read(folder, trial_id), price)
-
-
-def compute_spend(attempt_spans: Sequence[AttemptSpan], price: Price | None) -> TrainingSpend:
-    """Compute the cost so far of a training from its attempts."""
-    usd = None if price is None else attempts.worker_sec(attempt_spans, time.time()) / 3600.0 * price.usd_per_gpu_hour
-    return TrainingSpend(usd=usd, restarts=max(0, len(attempt_spans) - 1))
-
-
-def progress_parts(progress: Progress | None, spend: TrainingSpend, remaining_sec: float | None = None) -> list[str]:
-    """Return the parts of a training's progress line."""
+def progress_parts(
+    progress: Progress | None,
+    attempt_spans: Sequence[AttemptSpan],
+    price: Price | None,
+    remaining_sec: float | None = None,
+) -> list[str]:
+    """Return the parts of a training's progress line. Its cost so far is that of all attempts."""
     phrases = []
     if progress is not None:
         steps_text = f"{progress.phase} {progress.step:,}/{progress.steps:,}" if progress.steps else progress.phase
@@ -62,9 +47,10 @@ def progress_parts(progress: Progress | None, spend: TrainingSpend, remaining_se
             phrases.append(f"{number(progress.useful_tokens_per_sec)} tokens/s")
     if remaining_sec is not None:
         phrases.append(f"about {formatting.clock(remaining_sec)} left")
-    if spend.usd is not None:
-        phrases.append(f"{formatting.dollars(spend.usd)} so far")
-    phrases.append(formatting.count(spend.restarts, "restart"))
+    if price is not None:
+        hours = attempts.worker_sec(attempt_spans, time.time()) / 3600.0
+        phrases.append(f"{formatting.dollars(hours * price.usd_per_gpu_hour)} so far")
+    phrases.append(formatting.count(max(0, len(attempt_spans) - 1), "restart"))
     return phrases
 
 
@@ -116,27 +102,28 @@ class TrainingLines:
         device = run.provenance.get("inputs", {}).get("device")
         price = price_of(self._settings, [device] if device else [])
         spans = attempts.read(folder, run.planned[0].trial_id) if attempt_spans is None else attempt_spans
-        phrases = progress_parts(progress, compute_spend(spans, price), pace.remaining_sec)
+        phrases = progress_parts(progress, spans, price, pace.remaining_sec)
         return escape_controls(f"{run_id}: {', '.join(phrases)}")
 
 
 class TrainingView(View):
     """Live display of one training: pass every event to `handle`, from any thread. Use as a context manager.
 
-    `read_spend` returns the training's cost so far.
+    `read_attempts` returns the training's attempts so far. Without a price no cost is shown.
     """
 
     def __init__(
         self,
         *,
         run_id: str,
-        read_spend: Callable[[], TrainingSpend],
+        read_attempts: Callable[[], Sequence[AttemptSpan]],
+        price: Price | None,
         console: Console | None = None,
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(console, plain, clock)
-        self._run_id, self._read_spend = run_id, read_spend
+        self._run_id, self._read_attempts, self._price = run_id, read_attempts, price
         self._progress: Progress | None = None
         self.checkpoint_step: int | None = None  # the newest of all attempts
         self._pace = StepPace(clock)
@@ -161,7 +148,7 @@ class TrainingView(View):
 
     def line(self) -> str:
         phrases = (
-            progress_parts(self._progress, self._read_spend(), self._pace.remaining_sec)
+            progress_parts(self._progress, self._read_attempts(), self._price, self._pace.remaining_sec)
             if self._progress is not None
             else [self._note]
         )

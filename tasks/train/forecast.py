@@ -31,7 +31,7 @@ from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import newest_results, newest_trainings
 from tasks.settings.load import Settings
-from tasks.train.trial_spec import train_limits
+from tasks.settings.schema import TrainSection
 
 COMPARED_FIELDS = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer", "layout", "model"),
@@ -194,15 +194,34 @@ def pin_inputs(trial: Trial, probe: ProbeResult) -> Trial:
     return dataclasses.replace(trial, training=dataclasses.replace(trial.training, input_digests=digests))
 
 
+def limit_hours(train: TrainSection, usd_per_hour: float | None, workers: int) -> tuple[float | None, str]:
+    """Return the smaller of the limits in hours and dollars, in hours of `workers`, and the setting it comes from.
+
+    `usd_per_hour` is the price of one worker. Without limits the hours are None and the setting is train.max_hours.
+    Raises UsageError for a budget without a price.
+    """
+    hours_setting, budget_setting = LIMITS
+    if train.budget_usd is None:
+        return train.max_hours, hours_setting
+    if usd_per_hour is None:
+        raise UsageError(
+            "train.budget_usd: no price is known for these workers",
+            remedy="set cost.price_usd_per_gpu_hour and cost.price_source, or remove the budget",
+        )
+    hours = train.budget_usd / (usd_per_hour * workers)
+    if train.max_hours is not None and train.max_hours <= hours:
+        return train.max_hours, hours_setting
+    return hours, budget_setting
+
+
 def cap_steps(settings: Settings, trial: Trial, device: str) -> Trial:
     """Return the trial limited to the hours that train.max_hours and train.budget_usd allow.
 
     `device` is "" if unknown. Raises UsageError.
     """
     price = price_of(settings, [device] if device else [])
-    hours, limiting_setting = train_limits(settings).hours(
-        None if price is None else price.usd_per_gpu_hour, trial.world_size
-    )
+    usd_per_hour = None if price is None else price.usd_per_gpu_hour
+    hours, limiting_setting = limit_hours(settings.train, usd_per_hour, trial.world_size)
     if trial.training is None:
         return trial
     return dataclasses.replace(

@@ -21,15 +21,16 @@ from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host, HostError
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, slot_path
+from reports.read import attempts
 from reports.summary.cost import Price
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import checkpoint_folder
 from tasks.errors import Interrupted, SomeTrialsFailed, error_class
-from tasks.fleet import runner, training_progress
+from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import resume_command
-from tasks.fleet.training_progress import TrainingSpend, TrainingView
+from tasks.fleet.training_progress import TrainingView
 from tasks.settings.load import Settings
 from tasks.train.trial_spec import TRIAL_ID
 
@@ -60,10 +61,6 @@ class TrainingSession:
     def trial(self) -> Trial:
         return self.run.planned[0].trial
 
-    def read_spend(self) -> TrainingSpend:
-        """Compute the training's cost so far."""
-        return training_progress.read_spend(self.folder, TRIAL_ID, self.price)
-
     def wait(self, *, plain: bool) -> None:
         """Block until the training ends; then print the result, or raise a TaskFailed.
 
@@ -72,7 +69,12 @@ class TrainingSession:
         runner.clear_discarded(self.folder)
         with runner.ledger_errors(self.run.run_id), as_ctrl_c(signal.SIGTERM):
             try:
-                with TrainingView(run_id=self.run.run_id, read_spend=self.read_spend, plain=plain) as view:
+                with TrainingView(
+                    run_id=self.run.run_id,
+                    read_attempts=lambda: attempts.read(self.folder, TRIAL_ID),
+                    price=self.price,
+                    plain=plain,
+                ) as view:
                     self._run_fleets(view)
                     while self._replan_with_reachable(view):
                         self._run_fleets(view)

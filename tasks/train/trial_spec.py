@@ -3,11 +3,10 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from bench.records import Trial, TrialError
-from bench.records.training import LIMITS, Training, TrainingData
+from bench.records.training import Training, TrainingData
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, FieldError, settings_of
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
@@ -31,33 +30,6 @@ FILE_FIELDS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainLimits:
-    """Limits of a training, in hours and in dollars. None means no limit."""
-
-    max_hours: float | None = None
-    budget_usd: float | None = None
-
-    def hours(self, usd_per_hour: float | None, workers: int) -> tuple[float | None, str]:
-        """Return the smaller limit in hours of `workers`, and the setting it comes from.
-
-        `usd_per_hour` is the price of one worker. Without limits the setting is train.max_hours. Raises UsageError for
-        a budget without a price.
-        """
-        hours_setting, budget_setting = LIMITS
-        if self.budget_usd is None:
-            return self.max_hours, hours_setting
-        if usd_per_hour is None:
-            raise UsageError(
-                "train.budget_usd: no price is known for these workers",
-                remedy="set cost.price_usd_per_gpu_hour and cost.price_source, or remove the budget",
-            )
-        hours = self.budget_usd / (usd_per_hour * workers)
-        if self.max_hours is not None and self.max_hours <= hours:
-            return self.max_hours, hours_setting
-        return hours, budget_setting
-
-
 def training_data(settings: Settings) -> TrainingData:
     """Build the data specification from the settings. Raises UsageError, which names the setting."""
     train = settings.train
@@ -72,11 +44,6 @@ def training_data(settings: Settings) -> TrainingData:
             max_seq_len=train.max_seq_len,
             **declared,
         )
-
-
-def train_limits(settings: Settings) -> TrainLimits:
-    """Return the configured limits."""
-    return TrainLimits(max_hours=settings.train.max_hours, budget_usd=settings.train.budget_usd)
 
 
 def worker_count(settings: Settings, flag: int | None) -> int:

@@ -16,6 +16,7 @@ from bench.records.run import PlannedTrial, Progress
 from bench.records.status import TrialStatus
 from remote.fleet.events import EventType, FleetEvent
 from tasks.fleet.live_display import FleetView, number
+from tests.support.cases import Case, load_cases
 
 WORKERS = ("worker-0", "worker-1")
 
@@ -112,71 +113,38 @@ def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
     assert idle.split()[-1] == "-"
 
 
-def test_an_unknown_expectation_is_a_dash_and_promises_nothing() -> None:
-    scene = Scene(expected=None)
-    scene.send(EventType.STARTED)
-    scene.now += 12
-    header, _, row, _ = scene.table()
-    assert "left" not in header
-    assert row.split()[-2:] == ["0:12", "-"]
-
-
-def test_a_late_trial_shows_by_how_much(scene: Scene) -> None:
-    scene.send(EventType.STARTED)
-    scene.now += 75
-    assert scene.table()[2].endswith("1:15 +0:15")
-
-
 def test_failures_are_counted_in_the_header_and_cancelled_trials_apart(scene: Scene) -> None:
     scene.send(EventType.ENDED, status=TrialStatus.OUT_OF_MEMORY, reason="x")
     scene.send(EventType.ENDED, "worker-1", status=TrialStatus.CANCELLED)
     assert scene.table()[0].startswith("20251120-quick · 2/4 trials ended · 1 failed · 1 cancelled · ")
 
 
-def test_a_trial_a_resumed_run_meets_again_keeps_the_time_it_already_took(scene: Scene) -> None:
+def test_the_row_of_a_worker_follows_its_events(scene: Scene) -> None:
+    scene.send(EventType.ATTACHED)
+    scene.send(EventType.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
+    assert scene.table()[2].endswith("0:40 0:20"), "a trial that a resumed run meets again keeps its time"
+    scene.now += 35
+    assert scene.table()[2].endswith("1:15 +0:15"), "it is late"
+    scene.send(EventType.STARTED, attempt=2)
+    assert "baseline (attempt 2)" in scene.table()[2]
+    scene.send(EventType.WORKER_LOST, trial=None, reason="silent for 60 s")
+    assert scene.table()[2].split()[:3] == ["worker-0", "-", "lost"]
+    scene.send(EventType.WORKER_BACK, trial=None)
+    assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "live_lines.yaml"))
+def test_plain_lines(case: Case, scene: Scene) -> None:
     with scene.view:
-        scene.send(EventType.ATTACHED)
-        scene.send(EventType.PROGRESS, progress=Progress(phase="measure", step=9, steps=18, elapsed_sec=40.0))
-        assert scene.table()[2].endswith("0:40 0:20")
-    assert scene.printed_lines()[1] == "[0:00] worker-0 baseline: still running, reattached"
-
-
-def test_a_retry_is_shown_and_its_attempt_counted(scene: Scene) -> None:
-    with scene.view:
-        scene.send(EventType.STARTED)
-        scene.send(EventType.RETRYING, reason="worker-0 did not answer")
-        scene.send(EventType.STARTED, attempt=2)
-        assert "baseline (attempt 2)" in scene.table()[2]
-    assert scene.printed_lines()[1:4] == [
-        "[0:00] worker-0 baseline: started",
-        "[0:00] worker-0 baseline: will be retried: worker-0 did not answer",
-        "[0:00] worker-0 baseline: started (attempt 2)",
-    ]
-
-
-def test_a_lost_worker_is_shown_until_it_is_back(scene: Scene) -> None:
-    with scene.view:
-        scene.send(EventType.STARTED)
-        scene.send(EventType.WORKER_LOST, trial=None, reason="silent for 60 s")
-        scene.send(EventType.WORKER_DIAGNOSED, trial=None, reason="pod bench-0-abc: no such image")
-        assert scene.table()[2].split()[:3] == ["worker-0", "-", "lost"]
-        scene.send(EventType.WORKER_BACK, trial=None)
-        assert scene.table()[2].split()[:3] == ["worker-0", "-", "idle"]
-    assert scene.printed_lines()[2:5] == [
-        "[0:00] worker-0: lost: silent for 60 s",
-        "[0:00] worker-0: still waiting: pod bench-0-abc: no such image",
-        "[0:00] worker-0: back",
-    ]
-
-
-def test_the_leader_of_a_rank_group_is_not_lost_when_it_waits_for_another_worker(scene: Scene) -> None:
-    with scene.view:
-        scene.send(EventType.WORKER_LOST, trial=None, reason="worker-1: no sign of life", member="worker-1")
-        scene.send(EventType.WORKER_LOST, trial=None, reason="worker-0: no sign of life")
-    assert scene.printed_lines()[1:3] == [
-        "[0:00] worker-0: waiting for worker-1: no sign of life",
-        "[0:00] worker-0: lost: no sign of life",
-    ]
+        for event in case["input"]:
+            scene.now += event.pop("after", 0)
+            if "phase" in event:
+                step, rate = event.get("step", 0), event.get("rate")
+                scene.send_progress(step, event["phase"], rate)
+            else:
+                status = {"status": TrialStatus(event.pop("status"))} if "status" in event else {}
+                scene.send(EventType[event.pop("kind")], **event, **status)
+    assert scene.printed_lines()[1:-1] == case["expected"]
 
 
 def test_a_rejected_login_prints_one_line_and_one_more_after_login(scene: Scene) -> None:
@@ -193,46 +161,6 @@ def test_a_rejected_login_prints_one_line_and_one_more_after_login(scene: Scene)
     assert logged_out.startswith("[0:00] worker-0: ")
     assert ": log in again; " in logged_out
     assert logged_in.startswith("[0:00] worker-0: ")
-
-
-@pytest.mark.parametrize(
-    ("began", "end", "reason", "text"),
-    [
-        (EventType.ATTACHED, TrialStatus.SUCCEEDED, None, "done"),  # without a duration, because the start is unknown
-        (EventType.STARTED, TrialStatus.FAILED, "because " * 30 + "END", f"failed, in 0:01, {'because ' * 30}END"),
-        (EventType.STARTED, TrialStatus.FAILED, "a\x1b[2Jb\nc\rd\ud800", "failed, in 0:01, a\\x1b[2Jb\\nc\\rd\\ud800"),
-    ],
-    ids=["reattached", "a long reason", "control characters"],
-)
-def test_an_end_is_one_whole_plain_line_with_what_was_measured(
-    began: EventType, end: TrialStatus, reason: str | None, text: str, scene: Scene
-) -> None:
-    with scene.view:
-        scene.send(began)
-        scene.now += 1
-        scene.send(EventType.ENDED, status=end, reason=reason)
-    assert scene.printed_lines()[2:-1] == [f"[0:01] worker-0 baseline: {text}"]
-
-
-def test_plain_lines_are_few_start_phases_end(scene: Scene) -> None:
-    with scene.view:
-        scene.send(EventType.STARTED)
-        scene.send_progress(0, "load", None)
-        for step in range(1, 19):
-            scene.now += 2
-            scene.send_progress(step, "warmup" if step < 4 else "measure", None if step < 4 else 1.5)
-        scene.send(EventType.ENDED, status=TrialStatus.SUCCEEDED)
-        scene.send(EventType.ENDED, "worker-1", status=TrialStatus.TIMED_OUT, reason="deadline of 300 s passed")
-    assert scene.printed_lines() == [
-        "20251120-quick · 0/4 trials ended · 0:00 · about 2:00 left",
-        "[0:00] worker-0 baseline: started",
-        "[0:00] worker-0 baseline: load",
-        "[0:02] worker-0 baseline: warmup 1/18",
-        "[0:08] worker-0 baseline: measure 4/18, 1.5 samples/s",
-        "[0:36] worker-0 baseline: done, 1.5 samples/s, in 0:36",
-        "[0:36] worker-1 baseline: timed out, deadline of 300 s passed",
-        "20251120-quick · 2/4 trials ended · 1 failed · 0:36 · about 1:00 left",
-    ]
 
 
 def test_a_long_phase_gives_one_plain_sign_of_life_a_minute(scene: Scene) -> None:
@@ -390,19 +318,4 @@ def test_no_event_however_odd_raises(events: list[FleetEvent], encoding: str, pl
 def test_amounts_are_short_and_unknown_ones_are_a_dash() -> None:
     assert [number(value) for value in (None, float("inf"), 0.00123, 1.4567, 49.13, 5820.4)] == [
         *("-", "-", "0.00123", "1.46", "49.1", "5820"),
-    ]
-
-
-def test_cancelled_trials_are_one_line_but_for_one_that_may_still_run(scene: Scene) -> None:
-    cancelled = {"status": TrialStatus.CANCELLED, "reason": "no route to host"}
-    with scene.view:
-        for worker in WORKERS:
-            scene.send(EventType.STARTED, worker)
-            for trial in ("optimized", "baseline"):
-                unconfirmed = worker == "worker-1" and trial == "baseline"
-                scene.send(EventType.ENDED, worker, trial, may_still_run=unconfirmed, **cancelled)
-    assert [line for line in scene.printed_lines() if "cancelled" in line] == [
-        "[0:00] worker-1 baseline: cancelled, in 0:00, no route to host",
-        "[0:00] 4 trials cancelled: 2 started, 2 queued",
-        "20251120-quick · 4/4 trials ended · 4 cancelled · 0:00",
     ]

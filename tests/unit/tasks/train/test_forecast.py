@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from bench.records import Trial, schema
-from bench.records.training import Forecast
 from remote.hosts.local import LocalHost
 from tasks.settings.load import Settings
 from tasks.train import forecast as forecast_module
 from tasks.train import trial_spec
 from tests.support.reports import synthetic, training_run
+from tests.unit.tasks.train import test_check
 from tests.unit.tasks.train.conftest import MakeSettings
-from tests.unit.tasks.train.test_check import REPORT
 
 SLOW, STEPS, ROWS = 0.5, 40, 4  # seconds of one slow step; steps and rows a step of the training
 
@@ -25,11 +24,9 @@ def trial(settings: Callable[..., Settings]) -> Trial:
     return trial_spec.make_trial(settings(max_steps=STEPS, rows_per_step=ROWS), None, workers=1, max_hours=None)
 
 
-def make_probe() -> forecast_module.ProbeResult:
-    forecast = Forecast(
-        model_sha256="0" * 64, gpu=None, gpus=0, gpu_memory_bytes=None, peak_bytes=None, adapter_weights=9, row_sec=None
-    )
-    return forecast_module.ProbeResult(forecast=forecast, data=dataclasses.replace(REPORT, rows=1000))
+def make_probe(**fields: Any) -> forecast_module.ProbeResult:
+    probe = test_check.make_probe(**fields)
+    return dataclasses.replace(probe, data=dataclasses.replace(probe.data, rows=1000))
 
 
 def write_measured_run(settings: Settings, trial: Trial, **changed: Any) -> None:
@@ -44,6 +41,7 @@ def write_measured_run(settings: Settings, trial: Trial, **changed: Any) -> None
 
 def test_hours_are_the_sum_of_all_steps_so_slow_ones_count(settings: Callable[..., Settings], trial: Trial) -> None:
     write_measured_run(settings(), trial, measurements=[])
+    (settings().results_folder / "latest").symlink_to("1-trials")  # which counts once
     predicted = forecast_module.predict(settings(), trial, make_probe())
     assert predicted.seconds is not None
     assert math.isclose(predicted.seconds.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20, rel_tol=1e-6)
@@ -70,10 +68,8 @@ def test_the_trial_and_the_forecast_name_the_limit_that_is_reached_first(setting
 def test_the_steps_are_those_that_the_worker_counted_in_the_order_of_training(
     settings: MakeSettings, trial: Trial
 ) -> None:
-    probe = make_probe()
-    assert forecast_module.predict(settings(), trial, probe).steps == STEPS
-    counted = dataclasses.replace(probe, forecast=dataclasses.replace(probe.forecast, steps=25))
-    assert forecast_module.predict(settings(), trial, counted).steps == 25
+    assert forecast_module.predict(settings(), trial, make_probe()).steps == STEPS
+    assert forecast_module.predict(settings(), trial, make_probe(steps=25)).steps == 25
 
 
 @pytest.mark.parametrize(
@@ -118,10 +114,3 @@ def test_workers_are_probed_without_the_planned_digests(
     host = LocalHost(name="worker-0", workdir=str(settings().results_folder))
     forecast_module.probe_workers(settings(), [host], forecast_module.pin_inputs(trial, probe))
     assert probed == [trial]
-
-
-def test_the_newest_run_counts_once(settings: Callable[..., Settings], trial: Trial) -> None:
-    write_measured_run(settings(), trial)
-    (settings().results_folder / "latest").symlink_to("1-trials")
-    predicted = forecast_module.predict(settings(), trial, make_probe())
-    assert predicted.basis.startswith("from 20 steps ")

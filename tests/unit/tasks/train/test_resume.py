@@ -17,7 +17,7 @@ from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
 from tasks.commands import TrainOptions
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
-from tasks.fleet.training_progress import TrainingSpend, TrainingView
+from tasks.fleet.training_progress import TrainingView
 from tasks.settings.load import Settings
 from tasks.settings.renamed import RENAMED
 from tasks.train import resume, submit_job, train, trial_spec
@@ -90,7 +90,7 @@ def test_a_training_that_ended_early_names_its_last_checkpoint_and_the_command(
     configured = settings()
     folder = write_training(configured, status, "rank 1 is gone")
     run, ledger = RunRecord.read(folder / RUN_FILE), Ledger(folder / LEDGER_FILE)
-    view = TrainingView(run_id=RUN, read_spend=lambda: TrainingSpend(usd=None, restarts=0), plain=True)
+    view = TrainingView(run_id=RUN, read_attempts=list, price=None, plain=True)
     progress = Progress(phase="train", step=17, steps=30, elapsed_sec=1.0, checkpoint_step=15)
     for event in (
         FleetEvent(kind=EventType.PROGRESS, worker="w", progress=progress),

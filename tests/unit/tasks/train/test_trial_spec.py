@@ -15,7 +15,7 @@ from reports.training import page, summary
 from reports.training.summary import TrainingReport
 from tasks.errors import UsageError
 from tasks.settings.load import Settings, load
-from tasks.train import trial_spec
+from tasks.train import forecast, trial_spec
 from tests.support.reports import training_run
 from tests.unit.tasks.train.conftest import MakeSettings
 
@@ -139,14 +139,14 @@ def test_the_error_for_an_invalid_setting_names_it(train: dict[str, Any], messag
         trial_spec.make_trial(settings(**train), None, workers=1, max_hours=None)
 
 
-def test_the_smaller_of_hours_and_budget_is_the_limit() -> None:
-    limits = trial_spec.TrainLimits(max_hours=5.0, budget_usd=12.0)
-    assert limits.hours(2.0, 4) == (1.5, "train.budget_usd")
-    assert limits.hours(0.1, 4) == (5.0, "train.max_hours")
-    assert trial_spec.TrainLimits(budget_usd=12.0).hours(0.1, 4) == (30.0, "train.budget_usd")
-    assert trial_spec.TrainLimits().hours(None, 4) == (None, "train.max_hours")
+def test_the_smaller_of_hours_and_budget_is_the_limit(settings: MakeSettings) -> None:
+    both, hours = {"max_hours": 5.0, "budget_usd": 12.0}, forecast.limit_hours
+    assert hours(settings(**both).train, 2.0, 4) == (1.5, "train.budget_usd")
+    assert hours(settings(**both).train, 0.1, 4) == (5.0, "train.max_hours")
+    assert hours(settings(budget_usd=12.0).train, 0.1, 4) == (30.0, "train.budget_usd")
+    assert hours(settings().train, None, 4) == (None, "train.max_hours")
     with pytest.raises(UsageError, match=r"train\.budget_usd: no price is known"):
-        limits.hours(None, 4)
+        hours(settings(**both).train, None, 4)
 
 
 def test_a_trial_file_gives_the_configuration_and_the_settings_the_rest(settings: MakeSettings, project: Path) -> None:
