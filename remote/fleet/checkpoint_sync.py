@@ -10,6 +10,7 @@ Not covered: steps since the last downloaded checkpoint, if the leader's disk is
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import threading
@@ -22,8 +23,8 @@ from bench.records.atomic_files import sha256_of
 from bench.records.paths import MANIFEST_FILE
 from bench.records.run import PlannedTrial, Progress
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import HostError, read_json
-from remote.hosts.bundle import inline_command
+from remote.hosts.base import HostError, check
+from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import pull, push
 
@@ -148,9 +149,6 @@ def is_complete(folder: Path) -> bool:
 
 def _remote_checkpoints(agent: Agent, folder: str) -> list[str]:
     """List the names of the checkpoints in a folder of the host, which need not exist. Raises HostError."""
-    command = inline_command(agent.host, "remote.agent.scripts.list_folder", folder)
-
-    def select(names: list[str]) -> list[str]:
-        return [name for name in names if CHECKPOINT_NAME.match(name)]
-
-    return read_json(agent.host, command, "the list of its checkpoints", select, timeout_sec=_LIST_TIMEOUT_SEC)
+    command = Command(argv=("sh", "-c", '[ ! -d "$1" ] || ls -A -- "$1"', "sh", folder))
+    completed = check(agent.host, command, agent.host.run(command, timeout_sec=_LIST_TIMEOUT_SEC))
+    return [name for name in os.fsdecode(completed.stdout).splitlines() if CHECKPOINT_NAME.match(name)]

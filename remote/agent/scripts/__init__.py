@@ -9,7 +9,6 @@ install: installs a program of several modules
 inventory: packages and models of an image, run inside it
 link_output: links a job's output folder to a shared volume and becomes its command
 list_attempts: a training's attempts on the shared volume
-list_folder: names in a folder
 login: a configuration folder for the engine client's login, in memory if possible
 request_server: one HTTP request to the server in the same pod
 server_software: versions of vLLM and of what it needs for an NF4 base

@@ -21,7 +21,7 @@ from remote.agent.build_vm.model_sources import CacheSource
 from remote.agent.shared.model_files import find_snapshot, select_files, snapshot_files
 from remote.hosts.local import LocalHost
 from remote.image import vm_jobs
-from remote.image.model_fetch import Fetch, FetchError, find_job, start
+from remote.image.model_fetch import Fetch, FetchError, start
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.hosts.pythons import other_python
 from tests.support.machines.failures import raises_agent_error
@@ -246,7 +246,7 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
     lines: list[vm_jobs.JobLine] = []
 
     def fetch() -> Mapping[str, Any]:
-        assert find_job(agent, request) is None
+        assert vm_jobs.running_job(agent) is None
         return vm_jobs.follow(start(agent, request, deadline_sec=60.0), lines.append, lambda _: None).facts
 
     facts = fetch()

@@ -187,9 +187,10 @@ def test_a_slow_callback_does_not_count_as_silence(host: Host) -> None:
 
     def on_stdout(chunk: bytes) -> None:
         received.append(chunk)
-        time.sleep(0.8 if len(received) == 1 else 0.0)
+        time.sleep(2.5 if len(received) == 1 else 0.0)
 
-    run(host, "sh", "-c", "echo one; sleep 0.1; echo two", on_stdout=on_stdout, idle_timeout_sec=0.6)
+    # The limit also holds until the first output, which a busy machine may delay.
+    run(host, "sh", "-c", "echo one; sleep 0.1; echo two", on_stdout=on_stdout, idle_timeout_sec=2.0)
     assert b"".join(received) == b"one\ntwo\n"
 
 
@@ -249,8 +250,3 @@ def test_a_local_command_ends_with_a_killed_operator_process(tmp_path: Path) -> 
 
 def test_a_ctrl_c_at_the_terminal_is_not_passed_on(host: Host) -> None:
     assert int(run(host, *script("import os; print(os.getsid(0))")).stdout) != os.getsid(0)
-
-
-def test_a_local_host_is_a_host(tmp_path: Path) -> None:
-    host: Host = LocalHost(name="worker-1", workdir=str(tmp_path))
-    assert (host.name, host.workdir, host.python) == ("worker-1", str(tmp_path), (sys.executable,))

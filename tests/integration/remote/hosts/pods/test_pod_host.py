@@ -147,8 +147,8 @@ def test_a_frozen_stream_is_given_up_however_long_the_command_may_take(stand_in:
 
 
 def test_a_command_may_be_silent_for_longer_than_its_stream(stand_in: FakePod) -> None:
-    stand_in.host = dataclasses.replace(stand_in.host, silence_sec=0.8)
-    assert stand_in.run("sh", "-c", "sleep 2; echo done").stdout == b"done\n"
+    stand_in.host = dataclasses.replace(stand_in.host, silence_sec=3.0)  # kubectl and Python start meanwhile
+    assert stand_in.run("sh", "-c", "sleep 4; echo done").stdout == b"done\n"
 
 
 def test_a_kubectl_that_stays_after_the_end_is_killed(stand_in: FakePod) -> None:
