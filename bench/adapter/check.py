@@ -10,6 +10,8 @@
 
 Each example's loss is compared with that of the first form, pair by pair. Plain transformers computes one example at a
 time. The first form's loss must also equal the one that the training recorded.
+
+`answer_conversations` answers with the adapter as it was trained, greedily, one conversation after the other.
 """
 
 import math
@@ -25,7 +27,7 @@ from bench.adapter import lora
 from bench.adapter.merge import shapes_of
 from bench.architectures import find
 from bench.data.inputs import InputError
-from bench.data.masking import Example
+from bench.data.masking import Example, encode_prompt
 from bench.data.model_folder import check_model, read_config
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
@@ -34,6 +36,7 @@ from bench.qlora.step import Placement, choose_placement
 from bench.records import Trial
 from bench.records.training import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
+from bench.workloads.finetune.training_set import training_of
 from bench.workloads.ranks.process import RankGroup
 
 PROGRESS_SEC = 10.0
@@ -260,3 +263,44 @@ def plain_losses(torch: Any, model: Any, examples: Iterable[Any]) -> list[float]
             counted = torch.tensor(list(example.targets[1:]), device=device)
             example_losses.append(float((losses.double() * counted).sum()))
     return example_losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+    """Request to answer conversations, each a list of the user's turns, with at most `most` tokens an answer."""
+
+    trial: Trial
+    adapter: str
+    model_sha256: str | None
+    conversations: list[list[str]]
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatAnswer:
+    """Answers of each conversation, and the number that reached the length limit."""
+
+    answers: list[list[str]]
+    unended: int
+
+
+def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> ChatAnswer:
+    """Answer every turn in order and log each answer at once. Raises InputError and InputRejected."""
+    model, adapter = Path(request.trial.model), Path(request.adapter)
+    lora.check_base(model, adapter, request.model_sha256)
+    modules, tokenizer = torch_stack.load(), load_tokenizer(model)
+    step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
+    special_tokens = training_of(request.trial).data.special_tokens
+    answers: list[list[str]] = []
+    unended = 0
+    for turns in request.conversations:
+        messages: list[dict[str, str]] = []
+        for turn in turns:
+            messages.append({"role": "user", "content": turn})
+            prompt = encode_prompt(tokenizer, "chat", messages, special_tokens, lambda message: log(f"[{message}]"))
+            text, has_ended = evaluate.generate_answer(modules, step, peft_model, tokenizer, prompt, request.most)
+            messages.append({"role": "assistant", "content": text})
+            unended += not has_ended
+            log(text if has_ended else f"{text} [not ended after {request.most} tokens]")
+        answers.append([message["content"] for message in messages if message["role"] == "assistant"])
+    return ChatAnswer(answers=answers, unended=unended)

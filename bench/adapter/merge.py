@@ -30,6 +30,7 @@ from bench.architectures import find
 from bench.data.inputs import InputError
 from bench.data.model_folder import INDEX, check_model, read_config, read_shapes, weight_files
 from bench.data.tokenizer import load_tokenizer
+from bench.machine import page_cache
 from bench.records import schema
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
@@ -43,7 +44,6 @@ OVERHEAD_BYTES = 32 << 20  # tokenizer, index and card
 Shapes = Mapping[str, tuple[int, ...]]
 BYTES_PER_ELEMENT = 2  # bf16
 HEADER_ALIGNMENT = 8
-_READ_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +275,8 @@ def write_tensors(
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-        if sha256_on_disk(part) != digest.hexdigest():
+        page_cache.drop([part])  # read what is on the disk
+        if sha256_of(part) != digest.hexdigest():
             raise ShardMismatch(5, "data read back differs from the data written; check the disk", str(path))
         os.replace(part, path)
     except BaseException:
@@ -291,14 +292,3 @@ def _chunks(shapes: Shapes, get_tensor: Callable[[str], Any], torch: Any) -> Any
         if tuple(tensor.shape) != shape or tensor.dtype != torch.bfloat16:
             raise ValueError(f"{name}: {tuple(tensor.shape)} in {tensor.dtype}, planned {shape} in bf16")
         yield memoryview(tensor.view(torch.uint8).numpy()).cast("B")
-
-
-def sha256_on_disk(path: Path) -> str:
-    """Hash the file as stored on the disk: its cached pages are dropped first, if the system can."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -28,7 +28,7 @@ BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "
 ADAPTER_ACTIONS = {
     "check": ("check", "CheckRequest", "Checker"),
     "merge": ("merge", "MergeRequest", "merge"),
-    "chat": ("chat", "ChatRequest", "answer_conversations"),
+    "chat": ("check", "ChatRequest", "answer_conversations"),
     "ready": ("stage", "StageRequest", "stage_adapter"),
 }
 

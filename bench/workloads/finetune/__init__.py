@@ -1,7 +1,6 @@
 """finetune: the fine-tuning workload, on one or several ranks.
 
-finetune: `measure`, which starts and follows the ranks, and the file that it passes to them
-training_log: rank 0's reports, written to the record, steps.jsonl and training.json
+finetune: `measure`, which starts and follows the ranks, and writes rank 0's reports to the record and training.json
 rank: the program of each rank
 trainer: the training loop, from the newest checkpoint to the end
 training_set: examples, global batches, rows as tensors

@@ -82,3 +82,31 @@ def test_without_held_out_data_nothing_can_be_compared(lab, adapter):
     trial = dataclasses.replace(trial, training=dataclasses.replace(trial.training, data=data))
     with pytest.raises(InputError, match=r"train\.validation_fraction"):
         check.Checker(check.CheckRequest(trial=trial, adapter=str(adapter)), lambda _: None, None)
+
+
+def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, adapter, monkeypatch):
+    trial = lab(lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0).trial
+    prompts, encode_prompt = [], check.encode_prompt
+
+    def spy(tokenizer, location, messages, special_tokens, log):
+        prompts.append([dict(message) for message in messages])
+        return encode_prompt(tokenizer, location, messages, special_tokens, log)
+
+    monkeypatch.setattr(check, "encode_prompt", spy)
+    logged = []
+    request = check.ChatRequest(
+        trial=trial, adapter=str(adapter), model_sha256=None, conversations=[["len?", "why?"], ["len?"]], most=4
+    )
+    result = check.answer_conversations(request, logged.append)
+    assert [[message["role"] for message in messages] for messages in prompts] == [
+        ["user"],
+        ["user", "assistant", "user"],
+        ["user"],
+    ]
+    (first, second), (repeated,) = result.answers
+    assert first == repeated, "greedy, and a new conversation"
+    assert prompts[1][1]["content"] == first
+    assert [line.removesuffix(" [not ended after 4 tokens]") for line in logged] == [first, second, repeated]
+    assert sum("not ended" in line for line in logged) == result.unended
+    with pytest.raises(InputRejected, match="expected 000000000000"):
+        check.answer_conversations(check.ChatRequest(**{**vars(request), "model_sha256": "0" * 64}), logged.append)

@@ -102,7 +102,7 @@ def test_a_shard_that_was_damaged_meanwhile_is_written_again(monkeypatch, merge_
 
 
 def test_a_shard_that_differs_when_read_back_is_an_error(monkeypatch, modules, tmp_path):
-    monkeypatch.setattr(merge, "sha256_on_disk", lambda _path: "0" * 64)
+    monkeypatch.setattr(merge, "sha256_of", lambda _path: "0" * 64)
     ones = modules.torch.ones(2, 3, dtype=modules.torch.bfloat16)
     with pytest.raises(merge.ShardMismatch, match=r"a\.safetensors"):
         merge.write_tensors(tmp_path / "a.safetensors", {"a": (2, 3)}, lambda _: ones, modules.torch)
