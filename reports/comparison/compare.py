@@ -13,11 +13,13 @@ A row over all configurations says whether the run as a whole became faster or s
 Not covered: memory and losses (the report shows them), and causes: compare reports that something changed, not what.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median, median_high
+from typing import Any
 
 from bench.records.status import ExitCode, Failure
 from bench.records.workloads import WORKLOADS
@@ -403,3 +405,36 @@ def _run_side(values: Sequence[Value]) -> RunSide:
         steps_noise_percent=median_high(noises) if noises else None,
         processes_noise_percent=between,
     )
+
+
+def to_json(comparison: Comparison) -> bytes:
+    """Render compare.json, the comparison for programs; reports/README.md documents every field."""
+    document = {
+        "kind": "comparison",
+        "schema_version": 1,
+        "runs": list(comparison.run_ids),
+        "tolerance_percent": 100.0 * comparison.tolerance,
+        "exit_code": comparison.exit_code,
+        "assumed_day_effect_percent": ASSUMED_DAY_EFFECT_PERCENT,
+        "allowed": list(comparison.allowed),
+        "unlike": [
+            {
+                "name": difference.name,
+                "refused": difference in comparison.refused,
+                "values": {run: list(values) for run, values in difference.values},
+            }
+            for difference in comparison.differences
+        ],
+        "only_in": {run_id: list(labels) for run_id, labels in comparison.only_in.items() if labels},
+        "rejected_files": dict(comparison.rejected),
+        "over_all": [_row_json(row) for row in comparison.over_all],
+        "rows": [_row_json(row) for row in comparison.rows],
+    }
+    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _row_json(row: ComparedRow) -> dict[str, Any]:
+    flat = asdict(row)
+    sides = {name: flat.pop(name) for name in ("before", "after")}
+    context = flat.pop("context")
+    return flat | sides | {"context": json.loads(context) if context else {}}

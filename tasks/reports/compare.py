@@ -17,8 +17,7 @@ from rich.text import Text
 from bench.records.atomic_files import write_atomic
 from reports import formatting
 from reports.comparison import compare as comparing
-from reports.comparison.compare import ComparedRow, Comparison
-from reports.comparison.export import to_json
+from reports.comparison.compare import ComparedRow, Comparison, to_json
 from reports.comparison.tests import ENERGY_USE
 from reports.read import measurements
 from reports.read.load import load as load_run

@@ -1,7 +1,4 @@
-"""Hostile folders: every such file is rejected by name, and the rest is reported.
-
-`python -m tests.support.reports.hostile` runs thousands of generated cases with whole reports and figures.
-"""
+"""Hostile folders: every such file is rejected by name, and the rest is reported."""
 
 import os
 import shutil
@@ -35,10 +32,6 @@ def test_a_plan_without_trials_is_refused(folder):
     hostile.rewrite_checksummed(folder / "run.json", lambda document: hostile.set_value(document, ("planned",), []))
     with pytest.raises(ReportError, match=r"run\.json: [^\n]* no trial"):
         load(folder)
-
-
-def test_there_are_many_cases():
-    assert len(CASES) >= 150
 
 
 @pytest.mark.timeout(60)
