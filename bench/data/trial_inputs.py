@@ -15,6 +15,7 @@ from bench.data.inputs import Conversation, DataFacts, InputError, Inputs, Model
 from bench.data.model_folder import check_model
 from bench.data.readers import read_data
 from bench.records import Trial
+from bench.records.trial import FAST_ONLY_FIELDS
 
 FEATURES = frozenset({Feature.SCALED_ROTATION, Feature.SLIDING_WINDOW, Feature.TIED_HEAD})
 MIN_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
@@ -129,21 +130,14 @@ def _unsupported_widths(config: Mapping[str, Any]) -> str | None:
 
 def as_stock(trial: Trial) -> Trial:
     """Return the trial as `stock` computes it: without the options that only `fast` has."""
-    return dataclasses.replace(
-        trial, recipe="stock", checkpoint_every=1, offload_checkpoints=False, held_layers=0, matmul="bf16"
-    )
+    defaults: dict[str, Any] = {name: getattr(Trial, name) for name in FAST_ONLY_FIELDS}
+    return dataclasses.replace(trial, recipe="stock", **defaults)
 
 
 def built_recipe(trial: Trial, reason: str | None) -> str:
     """Return the recipe that is built: the trial's, or `stock (fast is not supported: REASON)`."""
     if reason is None:
         return trial.recipe
-    options = {
-        "checkpoint_every": trial.checkpoint_every > 1,
-        "offload_checkpoints": trial.offload_checkpoints,
-        "held_layers": trial.held_layers > 0,
-        f"matmul {trial.matmul}": trial.matmul != "bf16",
-    }
-    names = [name for name, is_set in options.items() if is_set]
+    names = [f"matmul {trial.matmul}" if name == "matmul" else name for name in trial.fast_only_changes]
     lost = f"; without {', '.join(names)}" if names else ""
     return f"stock (fast is not supported: {reason}{lost})"

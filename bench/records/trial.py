@@ -38,6 +38,7 @@ LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
 MATMULS = ("bf16", "int8_backward", "int8")
 PROFILES = ("gpu", "tiny")
+FAST_ONLY_FIELDS = ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul")
 MAX_BYTES = 16 << 20  # size limit of a file of trials; one trial takes about 1000 bytes
 # Older trial files and records have `products` instead of `matmul`, with these values.
 OLD_MATMUL_FIELD = "products"
@@ -120,7 +121,9 @@ class Trial:
         expect(self.model != "", "model", "the model's folder")
         expect(self.data != "", "data", "the data file")
         expect_one_of(self.kind, tuple(WORKLOADS), "kind")
-        _check_fast_only_fields(self)
+        expected = f"its default with recipe {self.recipe!r}: only 'fast' has a choice here"
+        for name in self.fast_only_changes:
+            expect(self.recipe == "fast", name, expected)
         is_ranked, has_training = self.workload.is_ranked, self.workload.has_training
         expect(self.world_size == 1 or is_ranked, "world_size", f"1 unless kind is {names_with('is_ranked')}")
         expected = f"a value for kind {names_with('has_training')} only"
@@ -133,6 +136,11 @@ class Trial:
     def workload(self) -> Workload:
         """Workload that runs this trial, registered under `kind`."""
         return WORKLOADS[self.kind]
+
+    @property
+    def fast_only_changes(self) -> list[str]:
+        """Fields that only the recipe fast reads and that differ from their defaults."""
+        return [name for name in FAST_ONLY_FIELDS if getattr(self, name) != getattr(Trial, name)]
 
     @property
     def trial_id(self) -> str:
@@ -239,13 +247,6 @@ def parse_json(text: str, where: str) -> object:
         raise TrialError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # a number with thousands of digits; brackets nested too deep
         raise TrialError(f"{where}: not usable JSON: {error}") from error
-
-
-def _check_fast_only_fields(trial: Trial) -> None:
-    """Check that only the recipe fast changes the fields that only it reads."""
-    expected = f"its default with recipe {trial.recipe!r}: only 'fast' has a choice here"
-    for name in ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul"):
-        expect(trial.recipe == "fast" or getattr(trial, name) == getattr(Trial, name), name, expected)
 
 
 def read_trials(text: str, where: str) -> tuple[Trial, ...]:

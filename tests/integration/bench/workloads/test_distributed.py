@@ -181,60 +181,43 @@ def test_a_rank_that_hangs_is_named(monkeypatch, ranks, position, seconds, alive
         ranks.check_progress()
 
 
-@pytest.fixture
-def _connection_lost(ranks) -> None:
-    """Let rank 0 report that its connection was closed."""
-    error = {
-        "rank": 0,
-        "reason_code": "connection_lost",
-        "reason": "RuntimeError: connection closed by peer",
-        "at": 1.0,
-    }
-    (ranks.folder / "error-0.json").write_text(json.dumps(error))
+def write_error(ranks: Torchrun, rank: int, code: str, reason: str, at: float, **peaks: object) -> None:
+    report = {"rank": rank, "reason_code": code, "reason": reason, "at": at} | peaks
+    (ranks.folder / f"error-{rank}.json").write_text(json.dumps(report))
 
 
-@pytest.mark.usefixtures("_connection_lost")
-def test_the_killed_rank_is_named_before_ranks_that_lost_its_connection(ranks):
+@pytest.mark.parametrize(
+    ("file", "content", "raised", "message"),
+    [
+        pytest.param(
+            torchrun.FAILURES_FILE, {"ranks": [(0, 1), (1, -signal.SIGKILL)]}, RankKilled,
+            "rank 1 .* SIGKILL in measure step 3", id="a killed rank",
+        ),
+        pytest.param("failures-1.json", {"stopped": [1]}, RankStopped, "rank 1 ", id="a stopped machine"),
+        pytest.param(
+            "error-1.json", {"rank": 1, "reason_code": "error", "reason": "ValueError: no", "at": 2.0}, RankFailed,
+            "ValueError: no", id="a rank's own error",
+        ),
+        pytest.param(torchrun.FAILURES_FILE, {}, RanksDisconnected, "", id="only connections broke"),
+        pytest.param(
+            torchrun.FAILURES_FILE, {"ranks": [(0, 1), (1, -signal.SIGTERM)]}, RanksDisconnected, "",
+            id="torchrun ended the other",
+        ),
+        pytest.param(
+            torchrun.FAILURES_FILE, {"ranks": [(0, 1), (1, 70)]}, RankFailed, "", id="the other ended with its own code"
+        ),
+    ],
+)  # fmt: skip
+def test_a_failure_is_named_before_the_connections_that_broke_because_of_it(ranks, file, content, raised, message):
+    write_error(ranks, 0, "connection_lost", "RuntimeError: connection closed by peer", 1.0)
     write_heartbeat(ranks, 1, phase="measure", step=3)
     ranks.check_progress()
-    failures = {"ranks": [(0, 1), (1, -signal.SIGKILL)]}
-    (ranks.folder / torchrun.FAILURES_FILE).write_text(json.dumps(failures))
-    error = ranks.failure()
-    assert type(error) is RankKilled
-    assert re.fullmatch("rank 1 .* SIGKILL in measure step 3", str(error))
-
-
-@pytest.mark.usefixtures("_connection_lost")
-def test_a_stopped_machine_is_named_before_the_rank_that_failed_because_of_it(ranks):
-    (ranks.folder / "failures-1.json").write_text(json.dumps({"stopped": [1]}))
-    error = ranks.failure()
-    assert type(error) is RankStopped
-    assert "rank 1 " in str(error)
-
-
-@pytest.mark.usefixtures("_connection_lost")
-def test_a_ranks_own_error_is_named_before_the_connections_that_broke_because_of_it(ranks):
-    report = {"rank": 1, "reason_code": "error", "reason": "ValueError: no", "at": 2.0}
-    (ranks.folder / "error-1.json").write_text(json.dumps(report))
-    error = ranks.failure()
-    assert type(error) is RankFailed
-    assert "ValueError: no" in str(error)
-
-
-@pytest.mark.usefixtures("_connection_lost")
-@pytest.mark.parametrize(
-    ("failures", "raised"),
-    [
-        pytest.param({}, RanksDisconnected, id="only connections broke"),
-        pytest.param({"ranks": [(0, 1), (1, -signal.SIGTERM)]}, RanksDisconnected, id="torchrun ended the other"),
-        pytest.param({"ranks": [(0, 1), (1, 70)]}, RankFailed, id="the other ended with a code of its own"),
-    ],
-)
-def test_broken_connections_without_a_failed_rank_are_lost(ranks, failures, raised):
-    (ranks.folder / torchrun.FAILURES_FILE).write_text(json.dumps(failures))
+    (ranks.folder / file).write_text(json.dumps(content))
     error = ranks.failure()
     assert type(error) is raised
-    assert (termination.classify_error(error).status is TrialStatus.LOST) == (raised is RanksDisconnected)
+    assert re.search(message, str(error))
+    is_lost = termination.classify_error(error).status is TrialStatus.LOST
+    assert is_lost == (raised in (RanksDisconnected, RankStopped))
 
 
 @pytest.mark.parametrize(("local_ranks", "raised"), [(range(2), RankKilled), (range(1), RanksDisconnected)])
@@ -257,8 +240,7 @@ def test_a_step_that_no_rank_ends_is_lost_as_no_rank_is_known_to_have_failed(mon
 )
 def test_the_rank_that_failed_first_is_named_with_its_own_reason(ranks, code, raised):
     for rank, at in ((0, 2.0), (1, 1.0)):
-        report = {"rank": rank, "reason_code": code, "reason": f"the reason of rank {rank}", "at": at}
-        (ranks.folder / f"error-{rank}.json").write_text(json.dumps(report))
+        write_error(ranks, rank, code, f"the reason of rank {rank}", at)
     error = ranks.failure()
     assert type(error) is raised
     assert "the reason of rank 1" in str(error)
@@ -268,15 +250,7 @@ def test_a_rank_out_of_memory_is_named_with_its_peak_and_a_suggestion(ranks, ddp
     message = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.68 GiB "
     message += "of which 1.20 GiB is free."
     for vram, rss, peak in ((21 << 30, 3 << 30, "peak VRAM 21.00 GiB"), (None, 3 << 30, "peak RSS 3.00 GiB")):
-        report = {
-            "rank": 1,
-            "reason_code": "out_of_memory",
-            "reason": message,
-            "at": 1.0,
-            "vram_bytes": vram,
-            "rss_bytes": rss,
-        }
-        (ranks.folder / "error-1.json").write_text(json.dumps(report))
+        write_error(ranks, 1, "out_of_memory", message, 1.0, vram_bytes=vram, rss_bytes=rss)
         error = ranks.failure()
         record = make_record(ddp_trial(micro_batch_size=8))
         record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
