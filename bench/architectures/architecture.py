@@ -120,13 +120,15 @@ class Architecture:
     """A family of models with the same decoder block.
 
     `geometry` and `features` read config.json as transformers' class does, with its defaults; `geometry` raises
-    ConfigError. `features` maps each feature of the model to its description.
+    ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
+    positions for which `features` is complete, None for all.
     """
 
     model_types: tuple[str, ...]
     linear_layers: tuple[LinearLayer, ...]
     geometry: Callable[[Config], Geometry]
     features: Callable[[Config], Mapping[Feature, str]]
+    plain_positions: Callable[[Config], int | None] = lambda _: None
 
     def __post_init__(self) -> None:
         title = f"architecture {', '.join(map(str, self.model_types)) or '(no name)'}"
@@ -156,8 +158,14 @@ class Architecture:
         geometry = self.geometry(config)
         return {layer.name: layer.shape(geometry) for layer in self.linear_layers}
 
-    def unsupported_feature(self, config: Config, supported: Container[Feature]) -> str | None:
-        """Return the description of the first feature that is not in `supported`; None if all are."""
+    def unsupported_feature(self, config: Config, supported: Container[Feature], positions: int) -> str | None:
+        """Return the description of the first feature that is not in `supported`, for sequences of that many positions.
+
+        None if all are.
+        """
+        plain = self.plain_positions(config)
+        if plain is not None and positions > plain:
+            return f"queries scaled from position {plain} on"
         descriptions = (text for feature, text in self.features(config).items() if feature not in supported)
         return next(descriptions, None)
 

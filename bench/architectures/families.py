@@ -1,6 +1,14 @@
 """The registered architectures: one declaration for each family of models."""
 
-from bench.architectures.architecture import Architecture, LinearLayer, read_features, read_geometry, register
+from bench.architectures.architecture import (
+    Architecture,
+    Config,
+    Feature,
+    LinearLayer,
+    read_features,
+    read_geometry,
+    register,
+)
 
 LLAMA_LAYERS = (
     LinearLayer("self_attn.q_proj", "qkv", ("query",)),
@@ -32,3 +40,146 @@ MISTRAL = Architecture(
     features=lambda config: read_features({**MISTRAL_DEFAULTS, **config, **MISTRAL_UNREAD}),
 )
 register(MISTRAL)
+
+# Mistral's block with a query factor that is 1 below the positions of the original context.
+MINISTRAL3_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "sliding_window": None,
+    "rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1},
+}
+
+
+def _with_ministral3_defaults(config: Config) -> Config:
+    settings = {key: value for key, value in config.items() if key != "rope_parameters" or value is not None}
+    return {**MINISTRAL3_DEFAULTS, **settings, **MISTRAL_UNREAD}
+
+
+def _ministral3_plain_positions(config: Config) -> int | None:
+    rotation = _with_ministral3_defaults(config)["rope_parameters"]
+    if not isinstance(rotation, dict) or not rotation.get("llama_4_scaling_beta"):
+        return None
+    positions = rotation.get("original_max_position_embeddings")
+    return positions if isinstance(positions, int) and positions > 0 else 0
+
+
+MINISTRAL3 = Architecture(
+    model_types=("ministral3",),
+    linear_layers=LLAMA_LAYERS,
+    geometry=lambda config: read_geometry(_with_ministral3_defaults(config)),
+    features=lambda config: read_features(_with_ministral3_defaults(config)),
+    plain_positions=_ministral3_plain_positions,
+)
+register(MINISTRAL3)
+
+QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096}
+QWEN3_DEFAULTS = {**QWEN_DEFAULTS, "head_dim": 128}
+QWEN_MAX_WINDOW_LAYERS = 28
+
+
+def _local_layers(config: Config) -> tuple[bool, ...]:
+    """Return whether each layer has Qwen's sliding window. Raises ConfigError for an unusable number of layers."""
+    layers = read_geometry({**config, "sliding_window": None}).layers
+    if not config.get("use_sliding_window") or config.get("sliding_window") is None:
+        return (False,) * layers
+    if isinstance(kinds := config.get("layer_types"), list):
+        return tuple(kind == "sliding_attention" for kind in kinds)
+    first = config.get("max_window_layers", QWEN_MAX_WINDOW_LAYERS)
+    return tuple(index >= first for index in range(layers)) if isinstance(first, int) else (False,) * layers
+
+
+def _with_window(config: Config) -> Config:
+    """Return the config with a window only if all layers have it."""
+    return config if all(_local_layers(config)) else {**config, "sliding_window": None}
+
+
+def _qwen_features(config: Config) -> dict[Feature, str]:
+    features = read_features(_with_window(config))
+    local = _local_layers(config)
+    if any(local) and not all(local):
+        features[Feature.OTHER] = "a sliding window in some layers only"
+    return features
+
+
+def _qwen2_features(config: Config) -> dict[Feature, str]:
+    return {Feature.QKV_BIAS: "a bias on q, k and v", **_qwen_features({**config, **MISTRAL_UNREAD})}
+
+
+def _qwen3_features(config: Config) -> dict[Feature, str]:
+    return {Feature.QK_NORM: "a norm on q and k", **_qwen_features({**config, "mlp_bias": False})}
+
+
+# Llama's block with biases on q, k and v.
+QWEN2 = Architecture(
+    model_types=("qwen2",),
+    linear_layers=LLAMA_LAYERS,
+    geometry=lambda config: read_geometry(_with_window({**QWEN_DEFAULTS, **config})),
+    features=lambda config: _qwen2_features({**QWEN_DEFAULTS, **config}),
+)
+register(QWEN2)
+
+# Llama's block with a norm of each head of q and k before the rotation.
+QWEN3 = Architecture(
+    model_types=("qwen3",),
+    linear_layers=LLAMA_LAYERS,
+    geometry=lambda config: read_geometry(_with_window({**QWEN3_DEFAULTS, **config})),
+    features=lambda config: _qwen3_features({**QWEN3_DEFAULTS, **config}),
+)
+register(QWEN3)
+
+# GeGLU, norms before and after, (1 + w) norms, scaled embeddings, and local layers between global ones.
+GEMMA_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
+GEMMA_UNREAD = {"mlp_bias": False, "sliding_window": None}
+GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+GEMMA_ACTIVATION = "gelu_pytorch_tanh"
+
+
+def _gemma_features(config: Config) -> dict[Feature, str]:
+    known = {"hidden_activation": GEMMA_ACTIVATION, **config, **GEMMA_UNREAD}
+    return {Feature.OTHER: "Gemma's norms, embeddings and local layers", **read_features(known)}
+
+
+GEMMA2 = Architecture(
+    model_types=("gemma2",),
+    linear_layers=LLAMA_LAYERS,
+    geometry=lambda config: read_geometry({**GEMMA_DEFAULTS, **config, **GEMMA_UNREAD}),
+    features=lambda config: _gemma_features({**GEMMA_DEFAULTS, **GEMMA2_CAPS, **config}),
+)
+register(GEMMA2)
+
+GEMMA3 = Architecture(
+    model_types=("gemma3_text",),
+    linear_layers=LLAMA_LAYERS,
+    geometry=lambda config: read_geometry({**GEMMA_DEFAULTS, **config, **GEMMA_UNREAD}),
+    features=lambda config: {Feature.QK_NORM: "a norm on q and k", **_gemma_features({**GEMMA_DEFAULTS, **config})},
+)
+register(GEMMA3)
+
+# Llama's block with q, k, v joined and gate, up joined.
+PHI3_LAYERS = (
+    LinearLayer("self_attn.qkv_proj", "qkv", ("query", "key", "key")),
+    LinearLayer("self_attn.o_proj", "out", ("hidden",)),
+    LinearLayer("mlp.gate_up_proj", "gate_up", ("inner", "inner")),
+    LinearLayer("mlp.down_proj", "down", ("hidden",)),
+)
+
+
+def _phi3_features(config: Config) -> dict[Feature, str]:
+    features = read_features({**config, **MISTRAL_UNREAD})
+    rotation = config.get("rope_parameters") or config.get("rope_scaling")
+    share = (rotation if isinstance(rotation, dict) else {}).get("partial_rotary_factor")
+    share = share if share is not None else config.get("partial_rotary_factor", 1.0)
+    if any(config.get(key) for key in ("resid_pdrop", "embd_pdrop")):
+        features[Feature.OTHER] = "dropout outside attention"
+    if share != 1.0:
+        features[Feature.OTHER] = "rotation of a part of each head"
+    return features
+
+
+PHI3 = Architecture(
+    model_types=("phi3",),
+    linear_layers=PHI3_LAYERS,
+    geometry=lambda config: read_geometry({**config, "head_dim": None}),
+    features=_phi3_features,
+)
+register(PHI3)

@@ -17,7 +17,9 @@ from bench.data.readers import read_data
 from bench.records import Trial
 from bench.records.trial import FAST_ONLY_FIELDS
 
-FEATURES = frozenset({Feature.SCALED_ROTATION, Feature.SLIDING_WINDOW, Feature.TIED_HEAD})
+FEATURES = frozenset(
+    {Feature.QKV_BIAS, Feature.QK_NORM, Feature.SCALED_ROTATION, Feature.SLIDING_WINDOW, Feature.TIED_HEAD}
+)
 MIN_CAPABILITY = (8, 0)  # bf16 matrix products and FlashAttention 2
 MAX_HEAD_WIDTH = 256  # FlashAttention 2's limit
 NF4_BLOCK = 64  # numbers with a common scale
@@ -91,17 +93,17 @@ def unsupported_reason(config: Mapping[str, Any], trial: Trial, capability: tupl
     `capability` is the GPU's compute capability, None without a GPU.
     """
     return (
-        unsupported_model(config)
+        unsupported_model(config, trial.max_seq_len)
         or (None if capability is None else unsupported_capability(capability))
         or unsupported_precision(trial)
         or _unsupported_widths(config)
     )
 
 
-def unsupported_model(config: Mapping[str, Any]) -> str | None:
-    """Return the first reason in a checked model's config; None if `fast` supports it."""
+def unsupported_model(config: Mapping[str, Any], positions: int) -> str | None:
+    """Return the first reason in a checked model's config; None if `fast` supports it for that many positions."""
     architecture = find(config)
-    if (reason := architecture.unsupported_feature(config, FEATURES)) is not None:
+    if (reason := architecture.unsupported_feature(config, FEATURES, positions)) is not None:
         return reason
     width = architecture.geometry(config).head_width
     if width % 8 or width > MAX_HEAD_WIDTH:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.architectures import find
+from bench.architectures import Feature, find
 from bench.architectures.architecture import ATTENTION_PRODUCTS, Architecture, LinearLayer
 from bench.predict import flops
 from bench.records import Trial
@@ -157,7 +157,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     checkpoint = recipe.checkpoint.bytes_per_token(model)
     attention_inputs, other_inputs = _adapter_input_bytes(config, trial, recipe)
     rank_bytes = recipe.saved_per_rank * trial.lora_rank * len(trial.lora_targets)
-    layer_bytes = recipe.saved.bytes_per_token(model) + rank_bytes + attention_inputs
+    layer_bytes = recipe.saved.bytes_per_token(model) + rank_bytes + attention_inputs + _head_norm_bytes(config, trial)
     is_blockwise = trial.matmul == "int8" and model["inner"] % QUANT_BLOCK == 0
     if is_blockwise:  # gate and up in 8 bits, a scale for each block
         layer_bytes -= 2 * model["inner"] * (1 - 4 / QUANT_BLOCK)
@@ -192,6 +192,15 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     copies = 2 if captured and not trial.offload_checkpoints else 1
     constant = base_bytes(config, trial) + adapter_bytes(config, trial) + copies * GRADIENT_BYTES * gradients
     return round(constant + positions * saved + phase_bytes)
+
+
+def _head_norm_bytes(config: Mapping[str, Any], trial: Trial) -> int:
+    """Count the bytes per token that `fast` saves for norms on q and k: their inputs and each head's rstd."""
+    architecture = find(config)
+    if trial.recipe != "fast" or Feature.QK_NORM not in architecture.features(config):
+        return 0
+    geometry = architecture.geometry(config)
+    return 2 * (geometry.query + geometry.key) + 4 * (geometry.heads + geometry.key_heads)
 
 
 def device_bytes(peak: float) -> int:

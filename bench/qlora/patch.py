@@ -110,6 +110,8 @@ class _PatchedModel(fast.FastModel):
 
     def __init__(self, peft_model: Any, base: Any, trial: Trial) -> None:
         super().__init__(peft_model, base, trial)
+        config = base.config.to_dict()
+        self._plain_positions = find(config).plain_positions(config)
         self.device = base.lm_head.weight.device
         self.output_class = importlib.import_module("transformers.modeling_outputs").CausalLMOutput
         self._lora = [
@@ -117,7 +119,7 @@ class _PatchedModel(fast.FastModel):
             for layer in self._layers
             for product in PRODUCT_INPUTS
             for linear, adapter in zip(
-                _adapted(find(base.config.to_dict()).modules(base.model.layers[layer.index], product)),
+                _adapted(find(config).modules(base.model.layers[layer.index], product)),
                 getattr(layer, product).adapters,
                 strict=True,
             )
@@ -144,6 +146,9 @@ class _PatchedModel(fast.FastModel):
 
     def loss(self, input_ids: Any, labels: Any, position_ids: Any, samples: tuple[Any, int] | None) -> Any:
         """Return the mean loss. `samples`: edges on the host and the longest sample of packed rows, or None."""
+        longest = input_ids.shape[1] if samples is None else samples[1]
+        if self._plain_positions is not None and longest > self._plain_positions:
+            raise UnsupportedBatch("input_ids", f"queries are scaled from position {self._plain_positions} on")
         if samples is None:
             return self(input_ids, labels).loss
         edges, self._max_seq_len = samples

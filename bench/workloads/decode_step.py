@@ -63,14 +63,14 @@ def make_step(stack: Stack, decoder: Any, cache: Any, *, batch: int, length: int
     """
     config = decoder.config.to_dict()
     architecture = find(config)
-    if (reason := architecture.unsupported_feature(config, FEATURES)) is not None:
+    if (reason := architecture.unsupported_feature(config, FEATURES, length)) is not None:
         return ModelStep(stack, decoder, cache), reason
     geometry = architecture.geometry(config)
     heads = AttentionHeads(query=geometry.heads, key=geometry.key_heads, width=geometry.head_width)
     positions = stack.torch.arange(length, device=decoder.embed_tokens.weight.device)[None]
     cos, sin = decoder.rotary_emb(positions.new_empty(0, dtype=stack.torch.float32), positions)
     cos_sin = tuple(part[0, :, : heads.width // 2].float().contiguous() for part in (cos, sin))
-    reason = not_fused_reason(stack, decoder, heads, batch=batch)
+    reason = not_fused_reason(stack, decoder, heads, batch=batch, length=length)
     if reason is None:
         return FusedStep(stack, decoder, cache, heads, cos_sin, batch=batch), None
     return DecodeStep(stack, decoder, cache, heads, cos_sin), reason
@@ -202,7 +202,7 @@ class FusedStep:
         return rms_norm(x, norm.weight, norm.variance_epsilon)[0]
 
 
-def not_fused_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, batch: int) -> str | None:
+def not_fused_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, batch: int, length: int) -> str | None:
     """Return the first reason why this step does not support this decoder; None if it does."""
     norm = decoder.norm.weight
     if (reason := products.unsupported_reason(norm.device) or attention.unsupported_reason(heads)) is not None:
@@ -211,7 +211,7 @@ def not_fused_reason(stack: Stack, decoder: Any, heads: AttentionHeads, *, batch
         return f"{batch} sequences, more than {products.MAX_ROWS}"
     config = decoder.config.to_dict()
     architecture = find(config)
-    if (reason := architecture.unsupported_feature(config, FUSED_FEATURES)) is not None:
+    if (reason := architecture.unsupported_feature(config, FUSED_FEATURES, length)) is not None:
         return reason
     if len(architecture.product("gate_up")) != GATE_UP_LAYERS:
         return "gate and up in one layer"

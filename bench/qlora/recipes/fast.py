@@ -37,7 +37,7 @@ from bench.qlora.recipes import int8, int8_tiles
 from bench.qlora.recipes.cuda_graph import CapturedGraph, CapturedStep
 from bench.qlora.recipes.fused_linear import Adapter, FusedLinear, dequantize
 from bench.qlora.recipes.int8 import Int8Linear
-from bench.qlora.recipes.layer import PRODUCTS_PER_LAYER, FastLayer, TokenLayout, run_layer
+from bench.qlora.recipes.layer import PRODUCTS_PER_LAYER, FastLayer, HeadNorms, TokenLayout, run_layer
 from bench.qlora.recipes.offload import Offload, OffloadedTables
 from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, parameter_groups, weight_decay
 from bench.records import Trial
@@ -50,7 +50,7 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # RoPE types whose angles chang
 def unsupported_reason(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
     """Return the first reason why this recipe does not support this model or device; None if it does."""
     return (
-        trial_inputs.unsupported_model(base.config.to_dict())
+        trial_inputs.unsupported_model(base.config.to_dict(), trial.max_seq_len)
         or _unsupported_device(stack, placement)
         or _unsupported_base(trial, base)
     )
@@ -72,8 +72,8 @@ def _unsupported_base(trial: Trial, base: Any) -> str | None:
     if (reason := trial_inputs.unsupported_precision(trial)) is not None:
         return reason
     try:
-        for name, linear in _linears(base):
-            if linear.bias is not None:
+        for name, linear, product in _linears(base):
+            if linear.bias is not None and product != "qkv":
                 return f"a bias on {name}"
             width = nf4.from_bitsandbytes(linear.weight).shape[1]
             if width % nf4.BLOCK:  # bitsandbytes 0.50.2 computes some such widths wrongly on CPUs
@@ -114,7 +114,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
 
 def _shapes(base: Any) -> list[tuple[int, int]]:
     """Return the shapes of a layer's weights."""
-    return [nf4.from_bitsandbytes(linear.weight).shape for _, linear in _linears(base)]
+    return [nf4.from_bitsandbytes(linear.weight).shape for _, linear, _ in _linears(base)]
 
 
 def _product_shapes(base: Any, trial: Trial) -> list[tuple[int, int]]:
@@ -307,11 +307,27 @@ def _layers(base: Any, trial: Trial, offload: Offload | None) -> Iterator[FastLa
             norm_mid=layer.post_attention_layernorm.weight,
             recompute=trial.gradient_checkpointing and index % trial.checkpoint_every == 0,
             offload=offload,
+            qkv_bias=_joined_bias(architecture.modules(layer, "qkv")),
+            head_norms=_head_norms(layer),
             **{
                 name: _fused_linear(architecture.modules(layer, name), base.dtype, hold=hold, matmul=trial.matmul)
                 for name in PRODUCT_INPUTS
             },
         )
+
+
+def _joined_bias(linears: Sequence[Any]) -> Any:
+    """Return the biases of linear layers end to end, (N,); None if they have none."""
+    biases = [getattr(linear, "base_layer", linear).bias for linear in linears]
+    return None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+
+
+def _head_norms(layer: Any) -> HeadNorms | None:
+    """Return the norms of a decoder block's query and key heads; None if it has none."""
+    attention = layer.self_attn
+    if not hasattr(attention, "q_norm"):
+        return None
+    return HeadNorms(query=attention.q_norm.weight, key=attention.k_norm.weight, eps=_eps(attention.q_norm))
 
 
 def _adapter_copies(layer: FastLayer) -> tuple[list[Any], list[Any]]:
@@ -320,11 +336,11 @@ def _adapter_copies(layer: FastLayer) -> tuple[list[Any], list[Any]]:
     return copies, list(layer.parameters)
 
 
-def _linears(base: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the linear layers of the first decoder block by name."""
+def _linears(base: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield name, module and product of the first decoder block's linear layers."""
     block = base.model.layers[0]
     for layer in find(base.config.to_dict()).linear_layers:
-        yield layer.name, block.get_submodule(layer.path)
+        yield layer.name, block.get_submodule(layer.path), layer.product
 
 
 def _fused_linear(linears: Sequence[Any], dtype: Any, *, hold: bool, matmul: str) -> FusedLinear:

@@ -25,7 +25,14 @@ from bench.kernels.attention import Samples, attend, attend_backward
 from bench.kernels.int8.block_quant import QuantizedBlocks
 from bench.kernels.int8.row_quant import QuantizedRows
 from bench.kernels.lora import MaskSeed, NormedInput
-from bench.kernels.norm import ResidualStream, rms_norm_backward, rms_norm_backward_rows, stream_norm, stream_norm_rows
+from bench.kernels.norm import (
+    ResidualStream,
+    rms_norm,
+    rms_norm_backward,
+    rms_norm_backward_rows,
+    stream_norm,
+    stream_norm_rows,
+)
 from bench.kernels.rope import AttentionHeads, rotate_
 from bench.qlora.recipes.fused_linear import FusedLinear
 from bench.qlora.recipes.offload import Offload
@@ -53,6 +60,7 @@ class SavedForBackward:
 
     x: Any = None
     rstd_in: Any = None
+    head_norms: tuple[Any, ...] = ()
     qkv: Any = None
     out: Any = None
     attention: tuple[Any, ...] = ()
@@ -66,8 +74,34 @@ class SavedForBackward:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadNorms:
+    """RMSNorms of each query head and each key head before the rotation; frozen weights (D,)."""
+
+    query: Any
+    key: Any
+    eps: float
+
+    def forward_(self, joined: Any, heads: AttentionHeads) -> tuple[Any, ...]:
+        """Normalize queries and keys in place; return their former values, (T x heads, D), and rstd of each."""
+        saved = []
+        for part, weight in zip(heads.split(joined)[:2], (self.query, self.key), strict=True):
+            before = part.clone(memory_format=torch.contiguous_format).view(-1, heads.width)
+            normed, rstd, _ = rms_norm(before, weight, self.eps)
+            part.copy_(normed.view(part.shape))
+            saved += [before, rstd]
+        return tuple(saved)
+
+    def backward_(self, d_joined: Any, heads: AttentionHeads, saved: tuple[Any, ...]) -> None:
+        """Turn the gradient after the norms into the one before them, in place."""
+        inputs = zip(heads.split(d_joined)[:2], (self.query, self.key), saved[::2], saved[1::2], strict=True)
+        for part, weight, before, rstd in inputs:
+            gradient = rms_norm_backward(part.reshape(-1, heads.width), before, rstd, weight)
+            part.copy_(gradient.view(part.shape))
+
+
+@dataclass(frozen=True, kw_only=True)
 class FastLayer:
-    """One layer's frozen weights, adapters and training options."""
+    """One layer's frozen weights, adapters and training options. `qkv_bias`: (N,), None without biases."""
 
     index: int
     heads: AttentionHeads
@@ -80,6 +114,8 @@ class FastLayer:
     down: FusedLinear
     recompute: bool
     offload: Offload | None = None
+    qkv_bias: Any = None
+    head_norms: HeadNorms | None = None
 
     @property
     def products(self) -> tuple[FusedLinear, ...]:
@@ -121,18 +157,21 @@ class FastLayer:
         if offload is not None:
             offload.put(self.index, x.high)
         qkv, u_qkv = self.qkv.forward(normed, seeds[0], quantized)
+        if self.qkv_bias is not None:
+            qkv.add_(self.qkv_bias)
+        head_norms = () if self.head_norms is None else self.head_norms.forward_(qkv, self.heads)
         rotate_(qkv, tokens.cos, tokens.sin, self.heads)
         out, attention = attend(qkv, self.heads, tokens.samples)
         added, u_out = self.out.forward(out.view(len(qkv), -1), seeds[1])
         (normed, quantized), rstd_mid, h = self._normalize(self.gate_up, x, self.norm_mid, added)
         saved = SavedForBackward(x=None if offload_input else x.high)
         if save:
-            saved.rstd_in, saved.qkv, saved.u_qkv = rstd_in, qkv, u_qkv
+            saved.rstd_in, saved.head_norms, saved.qkv, saved.u_qkv = rstd_in, head_norms, qkv, u_qkv
             saved.out, saved.attention, saved.u_out = out, attention, u_out
             saved.h, saved.rstd_mid = h.high, rstd_mid
         if not compute_y:
             h = ResidualStream(high=h.high)
-        del before, x, qkv, out, attention, added  # the next product needs most memory
+        del before, x, head_norms, qkv, out, attention, added  # the next product needs most memory
         gate_up, u_gate_up = self.gate_up.forward(normed, seeds[2], quantized, in_blocks=True)
         del normed, quantized
         if save:
@@ -183,6 +222,8 @@ class FastLayer:
             tokens.sin,
         )  # fmt: skip
         del d_out
+        if self.head_norms is not None:
+            self.head_norms.backward_(d_qkv, self.heads, saved.head_norms)
         normed = NormedInput(total=saved.x, rstd=saved.rstd_in, weight=self.norm_in)
         if needs_x:
             d_normed, qkv_gradients = self.qkv.backward(d_qkv, normed, saved.u_qkv, seeds[0])

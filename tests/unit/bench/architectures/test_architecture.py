@@ -77,7 +77,7 @@ def test_a_second_registration_fails_with_the_model_type_and_changes_nothing():
 
 @pytest.mark.parametrize("model_type", ["falcon", None, 3, ["llama"], {}, DEEP], ids=lambda value: type(value).__name__)
 def test_another_model_type_is_refused_with_the_registered_ones(model_type):
-    with pytest.raises(ConfigError, match=r"^model_type: expected one of llama, mistral, found "):
+    with pytest.raises(ConfigError, match=r"^model_type: expected one of .*llama, .*mistral, .*, found "):
         find({"model_type": model_type})
 
 

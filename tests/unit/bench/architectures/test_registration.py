@@ -1,4 +1,5 @@
-"""Dummy architectures, added by nothing but their registration: trained, predicted, checked, merged, decoded.
+"""Dummy architectures, added by nothing but their registration, and the registered families: trained, predicted,
+checked, merged, decoded.
 
 `plain` is Llama under another model type, `refused` the same with arithmetic that only transformers knows, `joined` has
 q k v and gate up in one layer each, as Phi3.
@@ -145,3 +146,46 @@ def test_both_decoding_paths_give_the_same_tokens(modules, folders, name):
     assert torch.equal(*answers)
     not_fused = FastPath(modules, model, placement, prompts, 6, capture=False).not_fused_reason
     assert (not_fused == REASON) is (name == "refused")
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "ministral3": {"head_dim": 16},
+    "phi3": {},
+    "gemma2": {"head_dim": 16, "sliding_window": 6},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 6},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_checked_trained_merged_and_decoded(modules, tmp_path, family):
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    folder = tiny_training.make_folder(modules, tmp_path / family, model_type=family, **tokens, **FAMILIES[family])
+    targets = check_model(folder).layers
+    data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
+    fields = {"lora_targets": targets, "lora_dropout": 0.0, "training": {"max_steps": 3}}
+    lab = Lab.create(modules, tiny_training.plan(folder, data, **fields)).load_inputs()
+    assert lab.train(tmp_path / "out") == "finished"
+    config, trial = read_config(folder), lab.trial
+    assert (trial_inputs.unsupported_reason(config, trial, capability=None) is None) is not family.startswith("gemma")
+    assert memory.peak_bytes(config, trial) > 0
+    assert flops.trial_flops(config, trial).forward > 2 * flops.block_weights(config)
+
+    adapter = tmp_path / "out" / "adapter"
+    for base in ("nf4", "bf16"):
+        request = merge.MergeRequest(model=str(folder), adapter=str(adapter), out=str(tmp_path / base), base=base)
+        merge.merge(request, lambda _: None)
+    check_request = check.CheckRequest(trial=trial, adapter=str(adapter), merged=str(tmp_path / "nf4"), answers=1)
+    forms = {form.name: form.loss for form in check.Checker(check_request, lambda _: None, None).run().forms}
+    assert forms["folder"] == pytest.approx(forms["merged-nf4"], abs=1e-6)
+    assert forms["merged-nf4"] == pytest.approx(forms["trained"], abs=0.02)
+
+    model = modules.transformers.AutoModelForCausalLM.from_pretrained(folder)
+    prepare_model(modules, model)
+    prompts = modules.torch.randint(2, 250, (2, 9), generator=modules.torch.Generator().manual_seed(2))
+    paths = [
+        DefaultPath(modules, model, lab.placement, prompts, 6),
+        FastPath(modules, model, lab.placement, prompts, 6, capture=False),
+    ]
+    assert modules.torch.equal(*(path.generate().tokens for path in paths))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.architectures.architecture import model_types
 from bench.data.collate import Batch
 from bench.kernels.loss import IGNORED
 from bench.qlora import recipes
@@ -278,7 +279,10 @@ def test_the_trainers_accumulation_and_checkpoint(modules, make_model, tmp_path)
         ({"sizes": {"attention_dropout": 0.1}}, "dropout of 0.1 inside attention"),
         ({"sizes": {"intermediate_size": 96}}, "down_proj takes 96 numbers, not a multiple of 64"),
         ({"precision": "bf16"}, "the base is not NF4 with double quantization"),
-        ({"model_type": "qwen2"}, 'model_type: expected one of llama, mistral, found "qwen2"'),
+        (
+            {"model_type": "olmo"},
+            f'model_type: expected one of {", ".join(model_types())}, found "olmo"',
+        ),
         ({"use_dora": True}, "a variant of LoRA on q_proj and k_proj and v_proj"),
         (
             {"rank_pattern": {"k_proj": 8}},

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bench import torch_stack
+from bench.architectures import find
 from bench.data import trial_inputs
 from bench.data.collate import Batch, make_batches, rows_per_batch
 from bench.data.model_folder import read_config
@@ -55,6 +56,36 @@ MODELS: dict[str, dict[str, Any]] = {
     "narrow": {"model_type": "llama", "intermediate_size": 96},
     "another activation": {"model_type": "llama", "hidden_act": "gelu"},
     "unread window": {"model_type": "llama", "sliding_window": 6},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2 with a window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 0,
+    },
+    "qwen2 with local layers": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "tied qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "ministral3": {"model_type": "ministral3", "head_dim": 16},
+    "ministral3 with a short context": {
+        "model_type": "ministral3",
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "gemma2": {"model_type": "gemma2", "head_dim": 16, "sliding_window": 6},
+    "gemma3": {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 6},
+    "phi3": {"model_type": "phi3", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
 }
 
 
@@ -139,6 +170,11 @@ def test_every_recipe_has_the_references_loss_and_gradients(modules, build, targ
         "sliding window",
         "scaled rope",
         "unread window",
+        "qwen2",
+        "qwen2 with a window",
+        "qwen3",
+        "tied qwen3",
+        "ministral3",
     ],
 )
 def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, build, model):
@@ -148,11 +184,43 @@ def test_fast_has_the_references_gradients_on_models_of_other_shapes(modules, bu
     assert max_relative_error(result[1], reference[1]) < 2e-5
 
 
-@pytest.mark.parametrize("targets", [ALL_LINEAR, ("q_proj", "v_proj")])
+@pytest.mark.parametrize("model", ["qwen2", "qwen3", "ministral3", "gemma2", "gemma3", "phi3"])
+def test_every_family_has_the_same_gradients_packed_and_by_every_recipe(modules, build, model):
+    architecture = find({"model_type": MODELS[model]["model_type"]})
+    targets = tuple(layer.name for layer in architecture.linear_layers)
+    is_fast = model not in ("gemma2", "gemma3")
+    names = ("reference", "stock", "fast") if is_fast else ("reference", "stock")
+    options = {"model": model, "lora_targets": targets}
+    padded_results = run_recipes(modules, build, names, samples(24, 9, 17), **options)
+    packed_results = run_recipes(modules, build, names, samples(24, 9, 17), layout="varlen", **options)
+    for loss, gradients in (*padded_results[1:], *packed_results):
+        assert loss == pytest.approx(padded_results[0][0], rel=1e-6)
+        assert max_relative_error(gradients, padded_results[0][1]) < 2e-5
+
+
+@pytest.mark.parametrize("model", ["qwen3", "qwen2"])
+def test_biases_and_norms_of_heads_are_bit_identical_saved_or_recomputed(modules, build, model):
+    results = []
+    for is_recomputed in (False, True):
+        step, trial = build("fast", model, lora_dropout=0.2, gradient_checkpointing=is_recomputed)
+        results.append(loss_and_gradients(with_random_b(step), batches(modules, trial, padded(*samples(24, 9, 17)))[0]))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(each, results[1][1][name]) for name, each in results[0][1].items())
+
+
+def test_positions_whose_queries_are_scaled_fall_back(build):
+    step, _ = build("fast", "ministral3 with a short context", max_seq_len=24)
+    assert step.recipe == "stock (fast is not supported: queries scaled from position 16 on)"
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [("mistral", ALL_LINEAR), ("mistral", ("q_proj", "v_proj")), ("qwen2", ALL_LINEAR), ("qwen3", ALL_LINEAR)],
+)
 @pytest.mark.parametrize("matmul", ["int8_backward", "int8"])
-def test_int8_matmul_has_nearly_the_references_gradients(modules, build, monkeypatch, targets, matmul):
+def test_int8_matmul_has_nearly_the_references_gradients(modules, build, monkeypatch, model, targets, matmul):
     monkeypatch.setattr(fast.int8, "unsupported_reason", lambda *_: None)  # the arithmetic in plain PyTorch
-    options = {"lora_targets": targets}
+    options = {"model": model, "lora_targets": targets}
     step, trial = build("fast", matmul=matmul, held_layers=1, **options)
     batch = batches(modules, trial, padded(*samples(24, 9, 17)))[0]
     loss, gradients = loss_and_gradients(step, batch)
@@ -335,12 +403,15 @@ def test_two_micro_batches_a_step_are_one_of_twice_the_size(modules, build):
 @pytest.mark.parametrize(
     ("model", "changes", "reason"),
     [
-        ("biased", {}, "a bias on q, k and v"),
+        ("biased", {}, "a bias on the output of attention"),
         ("odd heads", {}, "heads 20 wide, not a multiple of 8 up to 256"),
         ("odd heads", {"held_layers": 1}, "heads 20 wide, not a multiple of 8 up to 256; without held_layers"),
         ("another activation", {}, "activation gelu, not silu"),
         ("attention dropout", {}, "dropout of 0.1 inside attention"),
         ("narrow", {}, "down_proj takes 96 numbers, not a multiple of 64"),
+        ("qwen2 with local layers", {}, "a sliding window in some layers only"),
+        ("gemma2", {}, "Gemma's norms, embeddings and local layers"),
+        ("gemma3", {}, "Gemma's norms, embeddings and local layers"),
         ("mistral", {"base_precision": "bf16"}, "a base in bf16, not NF4"),
         (
             "mistral",
