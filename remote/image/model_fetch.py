@@ -74,30 +74,6 @@ class Fetch:
         """All fields, as JSON values: equal for equal fetches."""
         return {**asdict(self), "cache_here": None if self.cache_here is None else str(self.cache_here)}
 
-    def to_job(self, source: dict[str, Any], *, has_token: bool, client_lock: str) -> dict[str, Any]:
-        """Build the job document. It contains no secret: `has_token` says that a token will be sent separately.
-
-        `client_lock` pins the packages of the hub's client, for a VM without one.
-        """
-        fields = {"model": self.model, "folder": self.folder, "endpoint": self.endpoint, "index_url": self.index_url}
-        return {
-            **fields,
-            "revision": self.revision,
-            "source": source,
-            "token": has_token,
-            "client_lock": client_lock,
-        }
-
-
-def find_job(agent: Agent, fetch: Fetch) -> Job | None:
-    """Find the job that is fetching this model. Raises HostError if the VM is busy with another job."""
-    job = vm_jobs.running_job(agent)
-    if job is None:
-        return None
-    if not vm_jobs.matches_request(job, VERB, fetch.request):
-        raise HostError(f"{agent.host.name}: busy with another job, {job.folder} of {vm_jobs.started_by(job)}")
-    return job
-
 
 def start(
     agent: Agent,
@@ -108,16 +84,19 @@ def start(
     client_lock: str = "",
     on_progress: Callable[[int, int], None] = lambda _sent, _total: None,
 ) -> Job:
-    """Start the job; with `cache_here`, upload its files first. Raises FetchError and like `transfer.push`."""
+    """Start the job; with `cache_here`, upload its files first. Raises FetchError and like `transfer.push`.
+
+    The job's document has no secret: the token is sent separately. `client_lock` pins the packages of the hub's client,
+    for a VM without one.
+    """
     source: dict[str, Any] = {"kind": "hub"}
     if fetch.cache is not None:
         source = {"kind": "cache", "path": fetch.cache}
     elif fetch.cache_here is not None:
         source = _upload_cache(agent, fetch, on_progress, deadline_sec)
     job = vm_jobs.new_job(agent, VERB, fetch.model, fetch.request)
-    vm_jobs.start(
-        job, fetch.to_job(source, has_token=token is not None, client_lock=client_lock), deadline_sec=deadline_sec
-    )
+    document = {**fetch.request, "source": source, "token": token is not None, "client_lock": client_lock}
+    vm_jobs.start(job, document, deadline_sec=deadline_sec)
     if token is not None:
         host, stdin = agent.host, token.reveal().encode()
         pipe = f"{job.folder}/{TOKEN_PIPE}"

@@ -45,9 +45,7 @@ def _archive_job(context: Context, action: str, path: str, retry_command: str) -
         agent = vm_jobs.create_agent(host)
         if action == "archive":
             request["image_id"] = image_record(settings, host)["Id"]
-        job = vm_jobs.running_job(agent)
-        if job is not None and not vm_jobs.matches_request(job, "archive", request):
-            raise jobs.busy_error(job, retry_command)
+        job = jobs.matching_job(agent, "archive", request, retry_command)
         if job is None:
             if action == "archive":
                 _check_free_space(settings, agent, path)

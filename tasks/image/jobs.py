@@ -1,7 +1,9 @@
 """Jobs on the build VM: follow one, save its log locally, cancel it."""
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.records.scratch_folders import scratch_folder
 from remote.hosts.base import HostError
@@ -56,6 +58,14 @@ def busy_error(job: Job, retry_command: str) -> RetryableError:
     owner = f" of {user}" if (user := vm_jobs.started_by(job)) else ""
     problem = f"{job.agent.host.name}: busy with {job.folder}{owner}, a different job"
     return RetryableError(problem, remedy=f"when that has ended, `{retry_command}`{stop_hint}")
+
+
+def matching_job(agent: Agent, verb: str, request: Mapping[str, Any], retry_command: str) -> Job | None:
+    """Return the running job for `request`, or None if none runs. Raises RetryableError if another one runs."""
+    job = vm_jobs.running_job(agent)
+    if job is not None and not vm_jobs.matches_request(job, verb, request):
+        raise busy_error(job, retry_command)
+    return job
 
 
 def cancel(agent: Agent, verb: str) -> None:

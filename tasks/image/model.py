@@ -88,12 +88,12 @@ def fetch_models(context: Context, options: FetchOptions) -> None:
                 revision = options.revision or "existing revision, or main"
                 print(f"{model} ({revision}) from {fetch.source} -> {fetch.folder}")
             else:
-                _fetch(settings, vm_jobs.create_agent(host), fetch)
+                _fetch(settings, vm_jobs.create_agent(host), fetch, retry_command)
 
 
-def _fetch(settings: Settings, agent: Agent, fetch: Fetch) -> None:
+def _fetch(settings: Settings, agent: Agent, fetch: Fetch, retry_command: str) -> None:
     started_at = time.monotonic()
-    job = model_fetch.find_job(agent, fetch)
+    job = jobs.matching_job(agent, model_fetch.VERB, fetch.request, retry_command)
     if job is not None:
         print(f"{agent.host.name}: a download of {fetch.model} is running ({job.folder}); following it", flush=True)
     else:

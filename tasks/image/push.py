@@ -126,10 +126,8 @@ def _push(
     settings: Settings, agent: Agent, request: dict[str, Any], password: Callable[[], Secret], retry_command: str
 ) -> Outcome:
     """Follow a running push of the same request, or log in and start one."""
-    job = vm_jobs.running_job(agent)
+    job = jobs.matching_job(agent, "push", request, retry_command)
     if job is not None:
-        if not vm_jobs.matches_request(job, "push", request):
-            raise jobs.busy_error(job, retry_command)
         print(f"{agent.host.name}: a push is already running ({job.folder}); following it", flush=True)
         return jobs.follow(settings, job)
     host, user = request["host"], request["user"]

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.base import HostError
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
-from remote.image.model_fetch import Fetch, find_job
+from remote.image.model_fetch import Fetch
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobState
-from tasks.errors import ConfirmationRequired, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.image import jobs
 from tests.support.hosts.local_fleet import LocalFleet
 
@@ -47,20 +46,19 @@ OTHERS = {
 
 def test_a_push_is_followed_only_by_the_same_push(agent: Agent) -> None:
     with running(agent, REQUEST):
-        job = vm_jobs.running_job(agent)
+        job = jobs.matching_job(agent, "push", dict(reversed(REQUEST.items())), "inv push")
         assert job is not None
-        assert vm_jobs.matches_request(job, "push", dict(reversed(REQUEST.items())))
         assert not vm_jobs.matches_request(job, "build", REQUEST)
         for other in OTHERS.values():
             assert not vm_jobs.matches_request(job, "push", {**REQUEST, **other}), other
-        line = str(jobs.busy_error(job, "inv push"))
+        with pytest.raises(RetryableError) as busy:
+            jobs.matching_job(agent, "push", {**REQUEST, **other}, "inv push")
+        line = str(busy.value)
         assert job.folder in line
         assert current_user() in line
         assert "; " in line
         assert "`inv push`" in line.partition("; ")[2]
         assert "`inv push --cancel`" in line
-        with pytest.raises(HostError, match=r"push-ns-team-x-1-0-1-"):
-            find_job(agent, Fetch(model="org/name", folder="/x"))
 
 
 def test_fetches_of_one_model_with_different_options_are_different_jobs() -> None:
