@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,25 @@ from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.manifests import to_yaml
 from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
 from remote.hosts.command import Command, Secret, mask
-from remote.hosts.pods.errors import ClusterError, Forbidden, Misconfigured, ObjectNotFound, Unreachable
-from remote.hosts.pods.kubectl import CHECK_NETWORK, LOG_IN, Kubectl, not_installed_error, to_cluster_error
+from remote.hosts.pods.kubectl import (
+    CHECK_NETWORK,
+    LOG_IN,
+    ClusterError,
+    Forbidden,
+    Kubectl,
+    Misconfigured,
+    ObjectNotFound,
+    Unreachable,
+    not_installed_error,
+    to_cluster_error,
+)
 from remote.hosts.process import CannotStart, run_program
 from remote.providers import GENERIC, Provider, detect
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
-from dataclasses import dataclass
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +77,6 @@ RUNTIME_CLASS = Kind(api="/apis/node.k8s.io/v1", plural="runtimeclasses", is_nam
 CSI_DRIVER = Kind(api="/apis/storage.k8s.io/v1", plural="csidrivers", is_namespaced=False)
 STORAGE_CLASS = Kind(api="/apis/storage.k8s.io/v1", plural="storageclasses", is_namespaced=False)
 
-
-_logger = logging.getLogger(__name__)
-
 _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _KUBECTL_TIMEOUT_SEC = 120.0
 _RESPONSE_TIMEOUT_SEC = 120.0  # limit for one whole response
@@ -82,7 +90,7 @@ _METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{_JSO
 
 
 class Cluster:
-    """A client that reads and changes the target. Its methods raise the errors of `remote.hosts.pods.errors`.
+    """A client that reads and changes the target. Its methods raise the errors of `remote.hosts.pods.kubectl`.
 
     Reading raises NotFound, Forbidden, Misconfigured or Unreachable.
     """

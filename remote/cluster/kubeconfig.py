@@ -27,7 +27,7 @@ from bench.records.atomic_files import read_regular
 from bench.records.scratch_folders import scratch_folder
 from remote.hosts.base import collapse_whitespace, is_loopback
 from remote.hosts.local import expand_user
-from remote.hosts.pods.errors import Misconfigured, Unreachable
+from remote.hosts.pods.kubectl import Misconfigured, Unreachable
 from remote.providers import GENERIC, Provider
 
 if TYPE_CHECKING:

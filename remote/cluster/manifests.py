@@ -20,11 +20,10 @@ from typing import Any, Self
 import yaml
 
 from bench.records.scratch_folders import scratch_folder
-from remote.cluster.labels import OWNER, OWNER_LABEL, PART_OF_LABEL, SERVE, Object
+from remote.cluster.labels import COMPONENT_LABEL, OWNER, OWNER_LABEL, PART_OF_LABEL, SERVE, Object
 from remote.hosts.base import CommandTimedOut, collapse_whitespace
 from remote.hosts.command import Secret
-from remote.hosts.pods.errors import ClusterError, Misconfigured
-from remote.hosts.pods.kubectl import not_installed_error
+from remote.hosts.pods.kubectl import ClusterError, Misconfigured, not_installed_error
 from remote.hosts.process import CannotStart, run_program
 
 DIGEST_ANNOTATION = "qlora-fleet/rendered"
@@ -234,3 +233,40 @@ def _secret(name: str, namespace: str, kind: str, data: dict[str, str]) -> dict[
     labels = {PART_OF_LABEL: OWNER, OWNER_LABEL: OWNER}
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}
+
+
+READER = "reader"
+_IDLE_SCRIPT = 'mkdir -p "$HOME" "$TMPDIR"; trap \'exit 143\' TERM; while :; do sleep 3600 & wait $!; done'
+_RESOURCE_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
+
+
+def make_reader_job(workload: Object) -> dict[str, Any] | None:
+    """Make a Job of one pod without a GPU, with the image, account and volumes of a Job or JobSet.
+
+    None if it mounts no claim.
+    """
+    spec = workload["spec"]
+    if workload["kind"] == "JobSet":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    template = spec["template"]
+    if not any("persistentVolumeClaim" in volume for volume in template["spec"].get("volumes") or []):
+        return None
+    pod = {key: copy.deepcopy(value) for key, value in template["spec"].items() if key not in ("affinity", "subdomain")}
+    container = pod["containers"][0]
+    container |= {
+        "args": ["sh", "-c", _IDLE_SCRIPT],
+        "resources": {"requests": _RESOURCE_REQUESTS, "limits": {"memory": "512Mi"}},
+    }
+    labels = {PART_OF_LABEL: OWNER, OWNER_LABEL: OWNER, COMPONENT_LABEL: READER}
+    metadata = {"name": READER, "namespace": workload["metadata"]["namespace"], "labels": labels}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": 1,
+            "parallelism": 1,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }

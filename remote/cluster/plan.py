@@ -14,7 +14,7 @@ from typing import Any
 from remote.cluster.labels import COMPONENT_LABEL, Object, is_owned
 from remote.cluster.manifests import DIGEST_ANNOTATION
 from remote.cluster.quantities import is_equal
-from remote.hosts.pods.errors import object_errors
+from remote.hosts.pods.kubectl import object_errors
 
 _MAX_VALUE_CHARS = 160  # an image with its digest has some 110
 

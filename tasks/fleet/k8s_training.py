@@ -23,9 +23,8 @@ from bench.records.run import RunRecord, TrainingJobEnd
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.cluster.client import Cluster
 from remote.cluster.labels import RUN_ANNOTATION, Object
-from remote.cluster.manifests import render
+from remote.cluster.manifests import READER, make_reader_job, render
 from remote.cluster.plan import identity, is_training
-from remote.cluster.volume_reader_pod import READER, make_reader_job
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import fetch_result
 from remote.fleet.worker import DOWNLOAD_FOLDER

@@ -12,7 +12,7 @@ from decimal import Decimal
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantities import format_gib, parse_quantity
-from remote.hosts.pods.errors import object_errors
+from remote.hosts.pods.kubectl import object_errors
 from remote.providers import GENERIC, Provider
 
 # An image's NVIDIA_REQUIRE_CUDA has alternatives separated by spaces; each has conditions separated by commas. That of

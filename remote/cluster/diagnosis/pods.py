@@ -13,7 +13,7 @@ from functools import partial
 from remote.cluster.diagnosis.finding import DEFAULT_PATIENCE_SEC, SHORT_PATIENCE_SEC, Diagnosis, Rule, first_match
 from remote.cluster.labels import ADAPTER_CONTAINER, RUN_ANNOTATION, SERVE, SERVED_RUN_ANNOTATION, Object
 from remote.hosts.base import collapse_whitespace
-from remote.hosts.pods.errors import object_errors
+from remote.hosts.pods.kubectl import object_errors
 from remote.providers import GENERIC, Provider, registry_provider
 
 PULL_REASONS = (

@@ -10,7 +10,7 @@ from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
 from remote.cluster.labels import COMPONENT_LABEL, JOB_LABEL, Object, label
 from remote.cluster.plan import end_state
-from remote.hosts.pods.errors import object_errors
+from remote.hosts.pods.kubectl import object_errors
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from remote.providers import GENERIC, Provider
 
