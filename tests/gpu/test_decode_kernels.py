@@ -11,7 +11,7 @@ from bench.kernels.decode.attention import DecodeAttention  # noqa: E402
 from bench.kernels.decode.products import DecodeLora, DecodeProduct, LaunchConfig, Norm  # noqa: E402
 from bench.kernels.rope import AttentionHeads, rotate_reference  # noqa: E402
 from bench.workloads import decode_step, decoding  # noqa: E402
-from tests.support.gpu import on_gpu  # noqa: E402
+from tests.support.gpu import on_gpu, relative_error  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
 ROUNDED = 8e-3  # rounding of levels, inputs and outputs to bf16; small products reached 0.0064
@@ -40,10 +40,6 @@ def quantized(rows: int, columns: int):
     return bitsandbytes.nn.Params4bit(
         weight, requires_grad=False, quant_type="nf4", compress_statistics=True, blocksize=64
     ).to("cuda")
-
-
-def relative_error(actual, expected) -> float:
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("with_norm", [False, True])

@@ -17,7 +17,7 @@ from bench.kernels import nf4, norm, swiglu  # noqa: E402 - after the skips
 from bench.kernels.int8 import block_quant, matmul, row_quant, weight_quant  # noqa: E402
 from bench.kernels.int8 import swiglu as int8_swiglu  # noqa: E402
 from bench.qlora.recipes import int8_tiles  # noqa: E402
-from tests.support.gpu import on_gpu  # noqa: E402
+from tests.support.gpu import on_gpu, relative_error  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 SHAPES = [(1, 64, 64), (37, 192, 320), (300, 576, 1536), (257, 4096, 1088)]  # tokens, rows, columns
@@ -25,12 +25,6 @@ SHAPES = [(1, 64, 64), (37, 192, 320), (300, 576, 1536), (257, 4096, 1088)]  # t
 
 def random(*shape: int) -> Any:
     return torch.randn(shape, device="cuda").bfloat16()
-
-
-def relative_error(actual: Any, expected: Any) -> float:
-    actual, expected = actual.double(), expected.double()
-    assert actual.shape == expected.shape
-    return float((actual - expected).norm() / expected.norm())
 
 
 def weight(height: int, width: int) -> nf4.Nf4:

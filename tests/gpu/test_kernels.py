@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from bench.kernels import attention, lora, lora_out, loss, nf4, norm, pinned_gather, rope, swiglu  # noqa: E402 - after the skips
 from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
 from bench.kernels.lora import LoraInput, MaskSeed  # noqa: E402
-from tests.support.gpu import on_gpu  # noqa: E402
+from tests.support.gpu import on_gpu, relative_error  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -33,15 +33,6 @@ def random(*shape: int, dtype: Any) -> Any:
 
 def seed(number: int) -> MaskSeed:
     return MaskSeed(base=torch.tensor(number - 3, device=DEVICE), offset=3)
-
-
-def relative_error(actual: Any, expected: Any) -> float:
-    """Return ||actual - expected|| / ||expected||; a non-finite number gives an infinite error."""
-    actual, expected = actual.double(), expected.double()
-    assert actual.shape == expected.shape
-    if not actual.isfinite().all():
-        return float("inf")
-    return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def poisoned_gradient(like: Any, a: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Telemetry and isolation on a real GPU, through NVIDIA's real library. Needs nvidia-ml-py and torch.
+"""Telemetry and preflight on a real GPU, through NVIDIA's real library. Needs nvidia-ml-py and torch.
 
 python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_telemetry.py
 """

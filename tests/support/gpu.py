@@ -1,9 +1,10 @@
-"""Skip marker and trial runner for tests on a real GPU."""
+"""Skip marker, comparison and trial runner for tests on a real GPU."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,15 @@ from tests.support.paths import ROOT
 
 DRIVER = Path("/dev/nvidiactl")
 on_gpu = pytest.mark.skipif(not DRIVER.exists(), reason=f"no NVIDIA GPU: {DRIVER} is missing")
+
+
+def relative_error(actual: Any, expected: Any) -> float:
+    """Return ||actual - expected|| / ||expected||; a non-finite number gives an infinite error."""
+    actual, expected = actual.double(), expected.double()
+    assert actual.shape == expected.shape
+    if not actual.isfinite().all():
+        return float("inf")
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def environment() -> dict[str, str]:
