@@ -105,22 +105,3 @@ def test_a_report_that_cannot_be_made_ends_the_watch(folder):
 
     with pytest.raises(ReportError, match="no space left"):
         GrowingRun(folder).watch(build=broken)
-
-
-def test_removing_the_refresh_changes_nothing_else(folder):
-    run = GrowingRun(folder)
-    run.arrive(2)
-    lasting = build(folder).index.read_text()
-    renewing = build(folder, refresh_sec=5).index.read_text()
-    assert REFRESH_TAG in renewing
-    assert build.without_refresh(renewing) == lasting
-    assert build.without_refresh(lasting) == lasting
-
-
-def test_progress_distinguishes_results_by_trial_size_and_time(folder):
-    run = GrowingRun(folder)
-    before = build.read_progress(folder)
-    run.arrive(1)
-    after = build.read_progress(folder)
-    assert (before.ended, after.ended, after.planned, after.is_over) == (0, 1, 4, False)
-    assert before.results != after.results
