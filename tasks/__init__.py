@@ -11,8 +11,7 @@ from remote.providers import PROVIDERS
 from tasks.cli.flags import Command
 
 ns = Collection()
-_provider_modules = dict.fromkeys(module for provider in PROVIDERS.values() for module in provider.commands.values())
-for _module in ("tasks.commands", *_provider_modules):
+for _module in ("tasks.commands", *(module for provider in PROVIDERS.values() for module in provider.commands)):
     for _command in vars(importlib.import_module(_module)).values():
         if isinstance(_command, Command):
             if _command.group and _command.group not in ns.collections:

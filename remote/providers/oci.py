@@ -29,7 +29,7 @@ class Oci(Provider):
     volume_form = "FILE-SYSTEM-OCID:MOUNT-TARGET-IP:/EXPORT"
     price_table = "prices.yaml"
     buckets: ClassVar[Mapping[str, str]] = {"oci": "tasks.oci.buckets"}
-    commands: ClassVar[Mapping[str, str]] = {"tenancy": "tasks.oci.commands"}
+    commands = ("tasks.oci.commands",)
     checks = ("tasks.doctor.checks.oci",)
     remedies: ClassVar[Mapping[str, str]] = {
         "kubeconfig": "`inv tenancy.kubeconfig` writes one; or set cluster.kubeconfig or KUBECONFIG",

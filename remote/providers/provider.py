@@ -47,7 +47,7 @@ class Provider:
     volume_form: ClassVar[str]  # form of cluster.volume.handle, for messages
     price_table: ClassVar[str | None]  # file in reports/ with list prices; None: prices come from the settings only
     buckets: ClassVar[Mapping[str, str]]  # scheme of a bucket's address: module with its `push()`
-    commands: ClassVar[Mapping[str, str]]  # collection of `inv` commands: its module
+    commands: ClassVar[tuple[str, ...]]  # modules of `inv` commands
     checks: ClassVar[Sequence[str]]  # modules with checks of `inv doctor`
     remedies: ClassVar[Mapping[str, str]]  # replacements in REMEDIES
 
@@ -96,6 +96,6 @@ class Generic(Provider):
     volume_form = "SERVER:/EXPORT (NFS)"
     price_table = None
     buckets: ClassVar[Mapping[str, str]] = {}
-    commands: ClassVar[Mapping[str, str]] = {}
+    commands = ()
     checks = ()
     remedies: ClassVar[Mapping[str, str]] = {}
