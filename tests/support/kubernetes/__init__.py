@@ -5,8 +5,8 @@
         cluster.faults.exec("close-1000-without-status", nth=3, after_stdout_bytes=4096)
 
 Its responses, events and stream endings that the product reads have the text of recordings of Kubernetes 1.34. It is
-frozen: it exists for faults that no real cluster offers; what a real one shows is tested with `--kubeconfig`. `python -m
-tests.support.kubernetes` is the server; it dies with the process that started it, and every pod with it.
+frozen: it exists for faults that no real cluster offers; what a real one shows is tested with `--kubeconfig`.
+`python -m tests.support.kubernetes` is the server; it dies with the process that started it, and every pod with it.
 
 Limits; tests on this cluster cannot show anything about them:
 - Linux and root only. Pods share the machine's network (their addresses are 127.x.y.z, so two pods cannot listen on

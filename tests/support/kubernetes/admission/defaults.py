@@ -15,14 +15,6 @@ def _set(at: Json, **values: Any) -> None:
         at.setdefault(name, value)
 
 
-def _probe(container: Json) -> None:
-    for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
-        if kind in container:
-            _set(container[kind], timeoutSeconds=1, periodSeconds=10, successThreshold=1, failureThreshold=3)
-            if "httpGet" in container[kind]:
-                _set(container[kind]["httpGet"], path="/", scheme="HTTP")
-
-
 def _container(container: Json) -> None:
     image = container.get("image", "")
     latest = "@" not in image and (":" not in image.rpartition("/")[2] or image.endswith(":latest"))
@@ -33,7 +25,6 @@ def _container(container: Json) -> None:
             _set(entry["valueFrom"]["fieldRef"], apiVersion="v1")
     for port in container.get("ports", []):
         _set(port, protocol="TCP")
-    _probe(container)
 
 
 def pod_spec(spec: Json) -> None:
@@ -45,14 +36,8 @@ def pod_spec(spec: Json) -> None:
     for container in [*spec.get("initContainers", []), *spec.get("containers", [])]:
         _container(container)
     for volume in spec.get("volumes", []):
-        for kind in ("configMap", "secret", "projected", "downwardAPI"):
-            if kind in volume:
-                _set(volume[kind], defaultMode=420)
         if not set(volume) - {"name"}:
             volume["emptyDir"] = {}
-        for item in volume.get("downwardAPI", {}).get("items", []):
-            if "fieldRef" in item:
-                _set(item["fieldRef"], apiVersion="v1")
 
 
 def pod(obj: Json) -> None:

@@ -15,7 +15,6 @@ from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_req
 from tests.support.kubernetes.api.exec import Session, pick_container
 from tests.support.kubernetes.api.logs import serve_log
 from tests.support.kubernetes.api.selectors import object_filter, selector_matches
-from tests.support.kubernetes.api.tables import table
 from tests.support.kubernetes.api.write import Writer
 from tests.support.kubernetes.store.resources import Resource, Target
 from tests.support.kubernetes.store.store import Store, Watch, now, set_condition, true_conditions
@@ -56,20 +55,13 @@ class Api:
 
     async def _read(self, request: web.Request, at: Target) -> web.StreamResponse:
         key = at.resource.key
-        as_table = "as=Table" in request.headers.get("Accept", "")
-        whole = request.query.get("includeObject") == "Object"
         if at.name:
             stored = self.store.get(key, at.namespace, at.name)
-            version = stored["metadata"]["resourceVersion"]
-            return web.json_response(
-                table([stored], version, whole=whole) if as_table else self._typed(at.resource, stored)
-            )
+            return web.json_response(self._typed(at.resource, stored))
         holds = object_filter(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
         if request.query.get("watch") in ("true", "1"):
-            return await self._watch(request, at, holds, as_table)
+            return await self._watch(request, at, holds)
         page, version = [obj for obj in self.store.list(key, at.namespace) if holds(obj)], str(self.store.version)
-        if as_table:
-            return web.json_response(table(page, version, whole=whole))
         resource = at.resource
         return web.json_response(
             {
@@ -84,22 +76,16 @@ class Api:
     def _typed(resource: Resource, obj: Json) -> Json:
         return {"kind": resource.kind, "apiVersion": resource.api_version, **obj}
 
-    async def _watch(self, request: web.Request, at: Target, holds: Any, as_table: bool) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, at: Target, holds: Any) -> web.StreamResponse:
         requested = request.query.get("resourceVersion", "")
         since = int(requested) if requested not in ("", "0") else None
         deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         watch = Watch(self.store, at.resource.key, at.namespace, since, holds)
-        columns = True
 
         async def send(kind: str, obj: Json) -> None:
-            nonlocal columns
             shown = self._typed(at.resource, obj)
-            if as_table:
-                version = obj["metadata"]["resourceVersion"]
-                shown = table([obj], version, whole=False, columns=columns)
-                columns = False
             await response.write(json.dumps({"type": kind, "object": shown}).encode() + b"\n")
 
         try:

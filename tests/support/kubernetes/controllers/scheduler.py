@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from tests.support.kubernetes.admission.quota import requests
 from tests.support.kubernetes.api.answers import Json
-from tests.support.kubernetes.api.selectors import expression_matches, fields_match, selector_matches
+from tests.support.kubernetes.api.selectors import selector_matches
 from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.store.store import Store, set_condition
@@ -31,18 +31,7 @@ def tolerates(spec: Json, taint: Json) -> bool:
 
 def _matches_selector(spec: Json, node: Json) -> bool:
     labels = node["metadata"].get("labels", {})
-    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
-        return False
-    rules = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
-    if not rules:
-        return True
-    return any(
-        all(expression_matches(rule, labels) for rule in term.get("matchExpressions", []))
-        and all(fields_match(f"{rule['key']}={rule['values'][0]}", node) for rule in term.get("matchFields", []))
-        for term in rules["nodeSelectorTerms"]
-    )
+    return all(labels.get(key) == value for key, value in (spec.get("nodeSelector") or {}).items())
 
 
 def _repels(pod: Json, other: Json, other_node: Json, node: Json) -> bool:

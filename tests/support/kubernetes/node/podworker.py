@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.node.container import Container
 from tests.support.kubernetes.node.podstatus import status_of
-from tests.support.kubernetes.node.volumes import CannotConfigure, CannotMount, environment, expand, mounts
+from tests.support.kubernetes.node.volumes import CannotConfigure, environment, expand, mounts
 from tests.support.kubernetes.store.store import now
 
 if TYPE_CHECKING:
@@ -258,16 +258,8 @@ class PodWorker:
         while True:
             pod = self._current() or self.pod
             pod = {**pod, "status": status_of(self, pod)}
+            folders = mounts(pod, spec, kubelet.state, kubelet.disk_bytes)
             try:
-                folders = mounts(kubelet.store, pod, spec, kubelet.state, kubelet.disk_bytes)
-            except CannotMount as error:
-                volume = next(v["name"] for v in pod["spec"].get("volumes", []))
-                message = f'MountVolume.SetUp failed for volume "{volume}" : {error}'
-                self.event("FailedMount", message, kind="Warning")
-                await asyncio.sleep(_RETRY_SEC)
-                continue
-            try:
-                self._check_user(container)
                 variables = environment(kubelet.store, pod, spec, kubelet.base_environment(self.hostname))
             except CannotConfigure as error:
                 container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(error)}}
@@ -276,12 +268,6 @@ class PodWorker:
                 await asyncio.sleep(_RETRY_SEC)
                 continue
             return variables, folders
-
-    def _check_user(self, container: Container) -> None:
-        security = self.pod["spec"].get("securityContext", {}) | container.spec.get("securityContext", {})
-        if security.get("runAsNonRoot") and security.get("runAsUser", 0) == 0:
-            where = f'pod: "{self.name}_{self.namespace}({self.uid})", container: {container.name}'
-            raise CannotConfigure(f"container has runAsNonRoot and image will run as root ({where})")
 
     def _http_probe(self, container: Container, probe: Json) -> tuple[bool, bytes]:
         """Run an HTTP probe, which passes with a status from 200 to 399; return this and the failure's message."""

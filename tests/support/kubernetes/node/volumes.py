@@ -3,17 +3,12 @@
 import base64
 import os
 import re
-import shutil
 from pathlib import Path
 
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.selectors import field_of
 from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.store.store import Store
-
-
-class CannotMount(Exception):
-    """Raised if a volume is unavailable, with the FailedMount event's message."""
 
 
 class CannotConfigure(Exception):
@@ -37,48 +32,7 @@ def _data(store: Store, key: str, namespace: str, name: str) -> dict[str, bytes]
     return plain | {name: base64.b64decode(value) for name, value in obj.get("binaryData", {}).items()}
 
 
-def _files(store: Store, pod: Json, source: Json) -> tuple[dict[str, bytes], int]:
-    """Return the files of a configMap, secret, downwardAPI or projected source, and their mode."""
-    namespace = pod["metadata"]["namespace"]
-    kind, spec = next((kind, spec) for kind, spec in source.items() if kind != "name")
-    mode = spec.get("defaultMode", 0o644)
-    if kind == "projected":
-        made: dict[str, bytes] = {}
-        for inner in spec["sources"]:
-            made |= _files(store, pod, inner)[0]
-        return made, mode
-    if kind == "downwardAPI":
-        return {
-            item["path"]: downward_value(pod, item["fieldRef"]["fieldPath"]).encode() for item in spec["items"]
-        }, mode
-    if kind == "serviceAccountToken":
-        return {spec["path"]: b"no-token"}, mode
-    key = "secrets" if kind == "secret" else "configmaps"
-    name = spec.get("secretName") or spec.get("name", "")
-    data = _data(store, key, namespace, name)
-    if data is None:
-        if spec.get("optional") or name == "kube-root-ca.crt":
-            return {}, mode
-        raise CannotMount(f'{key[:-1]} "{name}" not found')
-    if "items" in spec:
-        for item in spec["items"]:
-            if item["key"] not in data:
-                raise CannotMount(f"references non-existent {key[:-1]} key: {item['key']}")
-        return {item["path"]: data[item["key"]] for item in spec["items"]}, mode
-    return data, mode
-
-
-def _fill(folder: Path, files: dict[str, bytes], mode: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        path.chmod(mode)
-
-
-def _prepare(store: Store, pod: Json, volume: Json, state: Path, disk_bytes: int | None) -> Json:
+def _prepare(pod: Json, volume: Json, state: Path, disk_bytes: int | None) -> Json:
     """Create a volume; return its `source` folder or `tmpfs` options."""
     namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
     folder = state / "pods" / uid / "volumes" / volume["name"]
@@ -99,29 +53,19 @@ def _prepare(store: Store, pod: Json, volume: Json, state: Path, disk_bytes: int
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o777)
         return {"source": str(folder)}
-    if any(kind in volume for kind in ("configMap", "secret", "projected", "downwardAPI")):
-        files, mode = _files(store, pod, volume)
-        _fill(folder, files, mode)
-        return {"source": str(folder), "read_only": True}
-    raise CannotMount(f"this server does not support volumes of kind {next(k for k in volume if k != 'name')}")
+    raise ValueError(f"this server does not support volumes of kind {next(k for k in volume if k != 'name')}")
 
 
-def mounts(store: Store, pod: Json, container: Json, state: Path, disk_bytes: int | None) -> list[Json]:
-    """Return the sandbox's mounts for one container. Raises CannotMount."""
+def mounts(pod: Json, container: Json, state: Path, disk_bytes: int | None) -> list[Json]:
+    """Return the sandbox's mounts for one container."""
     by_name = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
     made = []
     for mount in container.get("volumeMounts", []):
-        prepared = _prepare(store, pod, by_name[mount["name"]], state, disk_bytes)
+        prepared = _prepare(pod, by_name[mount["name"]], state, disk_bytes)
         if "tmpfs" in prepared:
             made.append({"path": mount["mountPath"], **prepared})
             continue
-        if sub := mount.get("subPath"):
-            prepared["source"] = os.path.join(prepared["source"], sub)
-            if "read_only" not in prepared:
-                os.makedirs(prepared["source"], exist_ok=True)
-                os.chmod(prepared["source"], 0o777)  # noqa: S103 (as the kubelet)
-        read_only = prepared.get("read_only", False) or mount.get("readOnly", False)
-        made.append({"path": mount["mountPath"], "source": prepared["source"], "read_only": read_only})
+        made.append({"path": mount["mountPath"], "read_only": mount.get("readOnly", False), **prepared})
     return made
 
 
