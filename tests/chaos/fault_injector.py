@@ -6,14 +6,13 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import threading
-from collections import Counter
 from collections.abc import Callable
 
 from remote.hosts.base import HostError
 from remote.hosts.command import Command
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, slot_path
+from tests.chaos.scenario import FaultThread
 from tests.support.hosts.local_fleet import kill_kubectl_execs
 from tests.support.kubernetes.faults import ENDINGS
 from tests.support.kubernetes.real_cluster import RealCluster
@@ -22,48 +21,26 @@ from tests.support.pods import PodFleet, with_short_silence
 TRIALS = ("fake_bench", "--trial-id", " start ")  # substrings of command lines that may be killed in a pod
 
 
-class FaultInjector:
-    """Thread that injects `count` faults, or until it is stopped, then repairs all of them."""
+class FaultInjector(FaultThread):
+    """Injects random faults into a cluster and its pods."""
+
+    pause_sec = (0.1, 0.7)
 
     def __init__(self, pods: PodFleet, seed: int, count: int) -> None:
-        self._left = count  # bounded: a slow machine would never finish
-        self.pods, self.faults, self.rng = pods, pods.cluster.faults, random.Random(seed)
+        super().__init__(random.Random(seed), count)
+        self.pods, self.faults = pods, pods.cluster.faults
         self.nodes = sorted({str(pod["node"]) for pod in pods.live()})
-        self.injected: Counter[str] = Counter()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._inject, daemon=True)
-        self.failure: BaseException | None = None
 
-    def __enter__(self) -> FaultInjector:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        self._repair()
-        if self.failure is not None:
-            raise self.failure
-
-    def _inject(self) -> None:
+    def faults_to_inject(self) -> list[Callable[[], None]]:
         anywhere = [*[self._process] * 3, self._delete, self._quota, self._other_operator, kill_kubectl_execs]
         by_program = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
         by_switch += [self._credentials, self._rights, self._full_volume]
-        throws: list[Callable[[], None]] = [*anywhere, *by_program, *by_switch]
         if isinstance(self.pods.cluster, RealCluster):
-            throws = [*anywhere, *(by_program if self.pods.cluster.options.faults else [])]
-        try:
-            while self._left and not self._stop.wait(self.rng.uniform(0.1, 0.7)):
-                self._left -= 1
-                throw = self.rng.choice(throws)
-                self.injected[throw.__name__] += 1
-                throw()
-            self._repair()
-        except BaseException as error:  # noqa: BLE001 - carried to the test's own thread
-            self.failure = error
+            return [*anywhere, *(by_program if self.pods.cluster.options.faults else [])]
+        return [*anywhere, *by_program, *by_switch]
 
-    def _repair(self) -> None:
+    def repair(self) -> None:
         self.pods.free_volume()
         self.pods.repair()
 
@@ -95,7 +72,7 @@ class FaultInjector:
 
     def _black_hole(self) -> None:
         self.faults.silence_server()
-        self._stop.wait(self.rng.uniform(0.2, 1.5))
+        self.wait(0.2, 1.5)
         self.faults.resume_server()
 
     def _kubelet(self) -> None:
@@ -129,7 +106,7 @@ class FaultInjector:
         self.faults.restore_node(node)
 
     def _for_a_while(self) -> None:
-        self._stop.wait(self.rng.uniform(0.3, 4.0))
+        self.wait(0.3, 4.0)
 
     def _credentials(self) -> None:
         self.faults.expire_credentials()
@@ -174,7 +151,7 @@ class FaultInjector:
 
     def _full_volume(self) -> None:
         self.pods.fill_volume()
-        self._stop.wait(self.rng.uniform(0.3, 2.0))
+        self.wait(0.3, 2.0)
         self.pods.free_volume()
 
     def _other_operator(self) -> None:

@@ -78,8 +78,8 @@ class PodsTarget:
 
     @contextlib.contextmanager
     def injecting_faults(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
-        with FaultInjector(self.pods, chooser.randrange(10**9), count=chooser.randrange(4)) as dice:
-            yield lambda: ", ".join(sorted(name.strip("_") for name in dice.injected.elements()))
+        with FaultInjector(self.pods, chooser.randrange(10**9), count=chooser.randrange(4)) as injector:
+            yield injector.describe
 
     def check(self, done: CommandResult) -> None:
         self._check_ledgers()

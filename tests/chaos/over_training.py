@@ -14,8 +14,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import Training
 from remote.fleet.ledger import Ledger
-from tests.chaos.scenario import CommandResult
+from tests.chaos.scenario import CommandResult, FaultThread
 from tests.support.forked import INV_LIBRARIES, ForkServer
 from tests.support.hosts.fake_worker_finetune import ADAPTER, INPUTS_LOG, install_fake_finetune
 from tests.support.paths import ROOT
@@ -67,7 +65,7 @@ class TrainingTarget:
     @contextlib.contextmanager
     def injecting_faults(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
         with _FaultInjector(self, random.Random(chooser.randrange(10**9)), count=chooser.randrange(5)) as injector:
-            yield lambda: ", ".join(sorted(name.strip("_") for name in injector.injected.elements()))
+            yield injector.describe
 
     def check(self, done: CommandResult) -> None:
         for run in self._runs():
@@ -108,48 +106,28 @@ class TrainingTarget:
         return entry.status
 
 
-class _FaultInjector:
-    """Thread that injects `count` faults, or until it is stopped."""
+class _FaultInjector(FaultThread):
+    pause_sec = (0.3, 3.0)
 
-    def __init__(self, target: TrainingTarget, chooser: random.Random, count: int) -> None:
-        self._target, self._chooser, self._left = target, chooser, count
-        self.injected: Counter[str] = Counter()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._inject, daemon=True)
-        self.failure: BaseException | None = None
+    def __init__(self, target: TrainingTarget, rng: random.Random, count: int) -> None:
+        super().__init__(rng, count)
+        self._target = target
 
-    def __enter__(self) -> _FaultInjector:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        if self.failure is not None:
-            raise self.failure
-
-    def _inject(self) -> None:
-        faults = [*[self._replace] * 3, self._truncate, self._remove, self._restore, *[self._kill] * 3, self._terminate]
-        try:
-            while self._left and not self._stop.wait(self._chooser.uniform(0.3, 3.0)):
-                self._left -= 1
-                fault = self._chooser.choice(faults)
-                self.injected[fault.__name__] += 1
-                fault()
-        except BaseException as error:  # noqa: BLE001 - carried to the scenario's own thread
-            self.failure = error
+    def faults_to_inject(self) -> list[Callable[[], None]]:
+        files = [*[self._replace] * 3, self._truncate, self._remove, self._restore]
+        return [*files, *[self._kill] * 3, self._terminate]
 
     def _replace(self) -> None:
         """Replace the data by another file, or write other data into it."""
-        content = self._chooser.choice(list(self._target.versions.values()))
+        content = self.rng.choice(list(self._target.versions.values()))
         path = self._target.data
-        if self._chooser.random() < 0.5:
+        if self.rng.random() < 0.5:
             path = path.with_name("other.jsonl")
         path.write_bytes(content)
         path.rename(self._target.data)
 
     def _truncate(self) -> None:
-        self._target.data.write_bytes(self._target.original[: self._chooser.randrange(len(self._target.original))])
+        self._target.data.write_bytes(self._target.original[: self.rng.randrange(len(self._target.original))])
 
     def _remove(self) -> None:
         self._target.data.unlink(missing_ok=True)
@@ -168,7 +146,7 @@ class _FaultInjector:
         pids = sorted(self._target.project.trainers())
         if pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._chooser.choice(pids), number)
+                os.kill(self.rng.choice(pids), number)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,11 @@ import json
 import random
 import shutil
 import subprocess
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
-from tests.chaos.scenario import CommandResult
+from tests.chaos.scenario import CommandResult, FaultThread
 from tests.support.machines.build_vm import (
     DOCKER,
     EXCHANGES,
@@ -83,8 +82,8 @@ class BuildVmTarget:
 
     @contextlib.contextmanager
     def injecting_faults(self, chooser: random.Random) -> Iterator[Callable[[], str]]:
-        with _FaultInjector(self, random.Random(chooser.randrange(10**9)), count=chooser.randrange(4)) as dice:
-            yield lambda: ", ".join(sorted(name.strip("_") for name in dice.injected.elements()))
+        with _FaultInjector(self, random.Random(chooser.randrange(10**9)), count=chooser.randrange(4)) as injector:
+            yield injector.describe
 
     def check(self, done: CommandResult) -> None:
         assert (self.precious / "thesis.tex").read_text() == "all of it"
@@ -145,47 +144,24 @@ def _read_tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-class _FaultInjector:
-    """Thread that injects `count` faults, or until it is stopped, then repairs all of them."""
+class _FaultInjector(FaultThread):
+    pause_sec = (0.3, 4.0)
 
-    def __init__(self, world: BuildVmTarget, chooser: random.Random, count: int) -> None:
-        self._vm, self._proxy, self._chooser, self._left = world.build_vm, world.proxy, chooser, count
-        self._script = world.exchange
-        self.injected: Counter[str] = Counter()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._inject, daemon=True)
-        self.failure: BaseException | None = None
+    def __init__(self, target: BuildVmTarget, rng: random.Random, count: int) -> None:
+        super().__init__(rng, count)
+        self._vm, self._proxy, self._script = target.build_vm, target.proxy, target.exchange
 
-    def __enter__(self) -> _FaultInjector:
-        if self._chooser.random() < 0.4:  # before a build of two seconds, which later faults would miss
-            self.injected["_exchange"] += 1
-            self._exchange()
-        self._thread.start()
-        return self
+    def __enter__(self) -> Self:
+        if self.rng.random() < 0.4:  # before a build of two seconds, which later faults would miss
+            self.inject(self._exchange)
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(120)
-        if self.failure is not None:
-            raise self.failure
+    def faults_to_inject(self) -> list[Callable[[], None]]:
+        network = [*[self._answers] * 4, self._cable, self._engine, self._registry]
+        return [*network, self._jobs, self._password, self._exchange, self._exchange, self._group]
 
-    def _inject(self) -> None:
-        throws = [*[self._answers] * 4, self._cable, self._engine, self._registry, self._jobs, self._password]
-        throws += [self._exchange] * 2
-        try:
-            while self._left and not self._stop.wait(self._chooser.uniform(0.3, 4.0)):
-                self._left -= 1
-                throw = self._chooser.choice([*throws, self._group])
-                self.injected[throw.__name__] += 1
-                throw()
-            # The last fault must have an effect.
-            self._for_a_while()
-        except BaseException as error:  # noqa: BLE001 - carried to the walk's own thread
-            self.failure = error
-        finally:
-            self._repair()
-
-    def _repair(self) -> None:
+    def repair(self) -> None:
+        self._for_a_while()  # the last fault must have an effect
         self._script.unlink(missing_ok=True)
         self._proxy.disarm()
         self._proxy.release()
@@ -193,14 +169,14 @@ class _FaultInjector:
         self._vm.repair()
 
     def _for_a_while(self) -> None:
-        self._stop.wait(self._chooser.uniform(0.3, 6.0))
+        self.wait(0.3, 6.0)
 
     def _answers(self) -> None:
-        switch, method, path = (self._chooser.choice(among) for among in (ALL_SWITCHES, METHODS, PATHS))
-        self._proxy.arm(switch, method=method, path=path, times=self._chooser.randrange(1, 4))
+        switch, method, path = (self.rng.choice(among) for among in (ALL_SWITCHES, METHODS, PATHS))
+        self._proxy.arm(switch, method=method, path=path, times=self.rng.randrange(1, 4))
 
     def _cable(self) -> None:
-        self._vm.network.cable.cut(self._chooser.choice(("down", "drop")))
+        self._vm.network.cable.cut(self.rng.choice(("down", "drop")))
         self._for_a_while()
         self._vm.network.cable.repair()
 
@@ -217,15 +193,15 @@ class _FaultInjector:
     def _exchange(self) -> None:
         """Exchange files of the context or a byte of the weights: now, or as the engine's client starts."""
         context = f"{self._vm.tmpdir}/qlora-fleet/context"
-        script = self._chooser.choice(list(EXCHANGES.values())).format(context=context)
-        if self._chooser.random() < 0.3:
+        script = self.rng.choice(list(EXCHANGES.values())).format(context=context)
+        if self.rng.random() < 0.3:
             self._vm.vm.run("sh", "-c", script, user=USER, check=False)
         else:
             self._script.write_text(script)
 
     def _jobs(self) -> None:
         """Kill our programs on the VM: the engine's client, or the job that called it."""
-        self._vm.kill(self._chooser.choice(("docker", "python3")))
+        self._vm.kill(self.rng.choice(("docker", "python3")))
 
     def _password(self) -> None:
         self._vm.write_password_file("not it")

@@ -13,11 +13,13 @@ import contextlib
 import random
 import signal
 import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 CODES = (0, 1, 2, 3, 4, 130)
 TIMEOUT_SEC = 600.0  # limit of one command under faults; its own timeouts are far shorter
@@ -61,6 +63,61 @@ class ChaosTarget(Protocol):
 
     def finish(self, at_last: Callable[..., CommandResult]) -> None:
         """Finish all interrupted work without faults, and assert that it succeeds."""
+
+
+class FaultThread:
+    """Thread that injects `count` random faults, or until it is stopped, then repairs all of them.
+
+    `pause_sec` are the shortest and the longest pause before a fault.
+    """
+
+    pause_sec: tuple[float, float]
+
+    def __init__(self, rng: random.Random, count: int) -> None:
+        self.rng, self._left = rng, count  # bounded: a slow machine would never finish
+        self.injected: Counter[str] = Counter()
+        self.stopped = threading.Event()
+        self._thread = threading.Thread(target=self._inject, daemon=True)
+        self._failure: BaseException | None = None
+
+    def faults_to_inject(self) -> list[Callable[[], None]]:
+        """List the faults to choose from; a frequent one several times."""
+        raise NotImplementedError
+
+    def repair(self) -> None:
+        """Repair all faults. Called when all are injected, and again at the end."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped.set()
+        self._thread.join(120)
+        self.repair()
+        if self._failure is not None:
+            raise self._failure
+
+    def describe(self) -> str:
+        return ", ".join(sorted(name.strip("_") for name in self.injected.elements()))
+
+    def inject(self, fault: Callable[[], None]) -> None:
+        self.injected[fault.__name__] += 1
+        fault()
+
+    def wait(self, shortest_sec: float, longest_sec: float) -> bool:
+        """Wait for a random time; return True at once when stopped."""
+        return self.stopped.wait(self.rng.uniform(shortest_sec, longest_sec))
+
+    def _inject(self) -> None:
+        try:
+            faults = self.faults_to_inject()
+            while self._left and not self.wait(*self.pause_sec):
+                self._left -= 1
+                self.inject(self.rng.choice(faults))
+            self.repair()
+        except BaseException as error:  # noqa: BLE001 - raised again in the scenario's own thread
+            self._failure = error
 
 
 def run_scenario(
