@@ -20,7 +20,15 @@ from bench.machine.preflight import require_gpus_for
 from bench.records import Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
 from bench.records.training import TrainingData
-from bench.records.trial import SCALES, SUITE_NAMES, old_names_text, read_text, rename_old_fields
+from bench.records.trial import (
+    SCALES,
+    SUITE_NAMES,
+    build_record,
+    old_names_text,
+    parse_json,
+    read_text,
+    rename_old_fields,
+)
 from bench.records.workloads import names_with
 
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -419,11 +427,7 @@ def _data(arguments: argparse.Namespace) -> int:
     from bench.data.tokenizer import load_tokenizer
 
     source = str(arguments.spec)
-    try:
-        spec = schema.from_json(TrainingData, json.loads(_read_text(arguments.spec)), source)
-    except (ValueError, RecursionError) as error:
-        message = str(error) if isinstance(error, schema.SchemaError | TrialError) else "not JSON"
-        raise TrialError(message if message.startswith(source) else f"{source}: {message}") from error
+    spec = build_record(TrainingData, parse_json(_read_text(arguments.spec), source), source)
     if arguments.row_tokens and arguments.row_tokens < spec.max_seq_len:
         raise TrialError(f"--row-tokens: {arguments.row_tokens} is less than max_seq_len, {spec.max_seq_len}")
     data_report = build_report(
@@ -441,12 +445,8 @@ def _adapter(arguments: argparse.Namespace) -> int:
     module_name, request_class, handler_name = ADAPTER_ACTIONS[arguments.action]
     module = importlib.import_module(f"bench.adapter.{module_name}")
     handler = getattr(module, handler_name)
-    try:
-        request = schema.from_json(getattr(module, request_class), json.loads(sys.stdin.read()), "request")
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError | TrialError | schema.SchemaError):
-            raise InputError(str(error)) from error
-        raise InputError("request: not JSON") from error
+    document = parse_json(sys.stdin.read(), "request")
+    request: Any = build_record(getattr(module, request_class), document, "request")
     try:
         is_check = arguments.action == "check"
         result = handler(request, _say, arguments.cache).run() if is_check else handler(request, _say)

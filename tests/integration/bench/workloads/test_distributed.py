@@ -32,6 +32,7 @@ from bench.workloads.ranks.torchrun import (
     Torchrun,
 )
 from tests.support.faults import full_disk, wait_for
+from tests.support.machines.ports import free_ports
 
 
 @pytest.fixture
@@ -72,8 +73,7 @@ def test_too_few_gpus_are_rejected_none_means_gloo_and_hidden_ones_are_not_count
 
 
 def test_the_port_is_the_configured_one_or_any_free_one(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports()
     monkeypatch.setenv(launcher.PORT_VARIABLE, str(port))
     assert rendezvous_endpoint() == f"127.0.0.1:{port}"
     with socket.create_server(("127.0.0.1", 0)) as taken:
