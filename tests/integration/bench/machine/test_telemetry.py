@@ -191,7 +191,8 @@ def rows_in(path, phase, count):
 
 @pytest.fixture
 def _host_unknown(monkeypatch):
-    """Ignore this machine's own CPU contention, which test_cpu_contention.py covers."""
+    """Ignore this machine's own CPU contention, which test_cpu_contention.py covers, and wait for a slow sampler."""
+    monkeypatch.setattr(telemetry, "STOP_TIMEOUT_SEC", 60.0)
     monkeypatch.setattr(cpu_contention, "read_counters", lambda *_, **__: cpu_contention.CpuCounters(at_sec=0.0))
 
 
@@ -265,7 +266,7 @@ def test_a_sampler_that_cannot_write_is_logged_and_does_not_end_the_trial(tmp_pa
     (tmp_path / "telemetry.csv").mkdir()
     record = make_record()
     with telemetry.record_telemetry(record), record.timed("measure"):
-        time.sleep(0.5)
+        pass
     assert any("telemetry: stopped early" in line and "Is a directory" in line for line in record.log.tail)
     assert (record.observed, record.flags, list(record.phases)) == ([], [], ["measure"])
 
@@ -296,17 +297,13 @@ def test_no_module_of_the_bench_takes_durations_from_the_wall_clock():
 @pytest.mark.parametrize(
     ("has_device_file", "visible_devices", "token"),
     [
-        (False, None, "/dev/nvidia0"),
-        (False, "0", "/dev/nvidia0"),
-        (True, "", "CUDA_VISIBLE_DEVICES=''"),
-        (True, "-1", "CUDA_VISIBLE_DEVICES='-1'"),
+        *((False, devices, "/dev/nvidia0") for devices in (None, "0")),
+        *((True, devices, f"CUDA_VISIBLE_DEVICES='{devices}'") for devices in ("", "-1")),
     ],
 )
 def test_a_gpu_trial_without_a_gpu_is_refused_in_one_line(has_device_file, visible_devices, token):
-    with pytest.raises(InputError, match=token) as caught:
+    with pytest.raises(InputError, match=rf"{token}[^\n]*profile tiny[^\n]*$"):
         preflight.require_visible_gpu([], has_device_file=has_device_file, visible_devices=visible_devices)
-    assert "profile tiny" in str(caught.value)
-    assert "\n" not in str(caught.value)
     preflight.require_visible_gpu([], has_device_file=True, visible_devices=None)  # a GPU without the library is a GPU
 
 
