@@ -71,7 +71,7 @@ def test_unsupported_heads_are_named():
 def test_the_fused_step_is_unsupported_on_a_cpu(modules):
     decoder: Any = SimpleNamespace(norm=SimpleNamespace(weight=torch.zeros(64)))
     heads = AttentionHeads(query=4, key=2, width=64)
-    assert decode_step.not_fused_reason(modules, decoder, heads, batch=1) == "no GPU"
+    assert decode_step.not_fused_reason(modules, decoder, heads, batch=1, length=8) == "no GPU"
 
 
 def test_some_launch_config_fits_an_a10s_shared_memory():

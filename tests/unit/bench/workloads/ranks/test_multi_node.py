@@ -11,8 +11,9 @@ from bench.data.inputs import InputError
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
 from tests.support.faults import wait_for
+from tests.support.machines.ports import free_ports
 
-WAIT_SEC = 20.0
+WAIT_SEC = 60.0
 NODE = {NODE_COUNT: "4", NODE_RANK: "2", NODE_ADDRESS: "10.0.0.7", NODE_PORT: "21000", NODE_TOKEN: "word"}
 
 
@@ -28,8 +29,7 @@ def node_list(rank: int, port: int, **changes: str) -> NodeList:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1]) - 1
+    return free_ports(2)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_heartbeats_errors_and_last_lines_are_stored_next_to_the_local_ones(hub,
     assert (tmp_path / "logs" / "1" / "stderr.log").read_text() == "last\nline"
     assert json.loads((tmp_path / "failures-1.json").read_text()) == {"ranks": [[1, -9]]}
     # The remote clock's 5 is converted to this machine's clock.
-    assert json.loads((tmp_path / "error-1.json").read_text())["at"] == pytest.approx(5.0, abs=WAIT_SEC)
+    assert json.loads((tmp_path / "error-1.json").read_text())["at"] == pytest.approx(5.0, abs=20.0)
 
 
 def test_a_machine_that_disconnects_without_a_last_message_is_lost(hub, port, tmp_path):
@@ -102,8 +102,7 @@ def test_after_a_failure_a_machine_waits_until_the_first_one_has_ended(port, tmp
     with NodeHub(node_list(0, port), 2, tmp_path) as hub, LeaderLink(node_list(1, port), WAIT_SEC) as link:
         sender = threading.Thread(target=link.send_end, args=({"ranks": [[1, -9]]},))
         sender.start()
-        hub.wait_for_nodes()
-        assert hub.has_failure
+        wait_for(lambda: hub.has_failure)
         assert sender.is_alive()
         hub.__exit__(None, None, None)
         sender.join(WAIT_SEC / 2)
