@@ -141,7 +141,7 @@ class Worker:
             if status.state in (JobState.ABSENT, JobState.WAITING) and self._end_by_shared_result(trial):
                 return
             if status.state is JobState.ABSENT and (ended := self._fetch_ended(trial, attempt)) is not None:
-                self._end_or_requeue(trial, attempt, *ended)
+                self._end_or_requeue(trial, attempt, *ended, resumed=True)
             else:
                 self._finish_attempt(trial, attempt, resumed=True)
         elif status.state is JobState.ENDED and self._fleet.ledger.is_open(planned.trial_id):
@@ -168,14 +168,7 @@ class Worker:
         else:
             if outcome is None:
                 return
-            verdict, result = outcome
-            if resumed and verdict.status is TrialStatus.CANCELLED and not self._retry_policy.is_halted:
-                # The operator cancelled it, and has now resumed the run.
-                self._fleet.outcome_writer.requeue(
-                    trial, attempt, Outcome.of(ReasonCode.CANCELLED, "cancelled earlier")
-                )
-            else:
-                self._end_or_requeue(trial, attempt, verdict, result)
+            self._end_or_requeue(trial, attempt, *outcome, resumed=resumed)
 
     def _await_outcome(self, trial: OpenTrial, attempt: Attempt) -> tuple[Outcome, Path | None] | None:
         """Wait for the attempt's outcome. Returns None if another attempt was first; this one is then cancelled."""
@@ -239,8 +232,14 @@ class Worker:
             download_folder=fleet.run_folder / DOWNLOAD_FOLDER,
         )
 
-    def _end_or_requeue(self, trial: OpenTrial, attempt: Attempt, verdict: Outcome, result: Path | None) -> None:
-        if verdict.is_transient and trial.allows_retry_after(attempt) and not self._retry_policy.is_halted:
+    def _end_or_requeue(
+        self, trial: OpenTrial, attempt: Attempt, verdict: Outcome, result: Path | None, *, resumed: bool
+    ) -> None:
+        if resumed and verdict.status is TrialStatus.CANCELLED and not self._retry_policy.is_halted:
+            # The operator cancelled it, and has now resumed the run.
+            verdict = Outcome.of(ReasonCode.CANCELLED, "cancelled earlier")
+            self._fleet.outcome_writer.requeue(trial, attempt, verdict)
+        elif verdict.is_transient and trial.allows_retry_after(attempt) and not self._retry_policy.is_halted:
             self.agent.free_members(attempt.folder, grace_sec=self._retry_policy.limits.grace_sec)
             self._fleet.outcome_writer.requeue(trial, attempt, verdict)
         else:

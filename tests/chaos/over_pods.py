@@ -83,10 +83,12 @@ class PodsTarget:
 
     def check(self, done: CommandResult) -> None:
         self._check_ledgers()
+        named = next((flag.partition("=")[2] for flag in done.command if flag.startswith("--resume=")), None)
+        run = self.project / "results" / named if named else self._newest()
         if done.code == 0 and done.command[0] == "bench":
-            self._check_all_succeeded(self._newest())
+            self._check_all_succeeded(run)
         elif done.code == 1 and done.command[0] == "bench":
-            ends = [entry.status for entry in Ledger(self._newest() / LEDGER_FILE).entries.values()]
+            ends = [entry.status for entry in Ledger(run / LEDGER_FILE).entries.values()]
             assert None not in ends, "exit 1, and a trial has no end"
             assert set(ends) != {TrialStatus.SUCCEEDED}, "exit 1, and every trial succeeded"
         elif done.code == 0 and done.command[0] == "collect":

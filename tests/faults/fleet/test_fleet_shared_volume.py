@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from bench.records.paths import LEDGER_FILE
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.status import TrialStatus
 from remote.fleet.events import EventType
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
@@ -193,6 +195,26 @@ def test_an_ended_attempt_is_not_started_again_on_a_replaced_worker_by_a_new_ope
     assert local.winner("preempted-once") == (2, "worker-1")
     assert "PREEMPTED" in str(local.ledger_lines("retried")[0]["reason"])
     assert not Path(folder).exists()
+
+
+def test_an_attempt_cancelled_earlier_is_retried_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
+    local.plan("slow", workers=1, pin="worker-1")
+    (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
+    folder, output = f"{wire.workdir}/runs/r1/slow.1", local.shared / "r1" / "slow.1"
+    (planned,) = RunRecord.read(local.run_folder / "run.json").planned
+    Ledger(local.run_folder / LEDGER_FILE).record_start(planned.trial_id, 1, wire.name, folder)
+    job = Job(Agent(wire.host), folder)
+    files = {TRIAL_FILE: planned.trial.to_text()}
+    job.start(JobSpec(command=local.launch(wire.host, planned, 1, folder), deadline_sec=60.0, files=files))
+    wait_for(lambda: local.bench_log_lines("started"), "the trial has started")
+    job.cancel(grace_sec=30.0)
+    assert TrialResult.read(output / "result.json").status is TrialStatus.CANCELLED
+    local.kill_pod(wire)  # with its operator, who had not recorded the end
+    wire.plugged = True
+    local.release_slow_trials(attempt=2)
+    local.sharing_fleet([wire]).run()
+    assert local.statuses() == {"slow": "SUCCEEDED"}
+    assert local.winner("slow") == (2, "worker-1")
 
 
 def test_a_missing_volume_is_the_workers_fault_and_not_the_trials(local: Volume) -> None:
