@@ -1,4 +1,4 @@
-"""Tests of invalid records of a push. They are in the results folder, which other users may write."""
+"""Invalid records in the results folder, which other users may write: of a push, and of the last cluster."""
 
 import json
 import os
