@@ -23,18 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError
-from bench.records import schema
+from bench.records import paths, schema
 from bench.records.checksummed import ResultError
-from bench.records.paths import (
-    CHECKPOINTS_FOLDER,
-    NODE_ADDRESS,
-    NODE_COUNT,
-    NODE_PORT,
-    NODE_RANK,
-    NODE_TOKEN,
-    ORDER_VARIABLE,
-    RESULT_FILE,
-)
 from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
@@ -86,7 +76,7 @@ class JobRunner:
         trial.write_text(planned.trial.to_text(), encoding="utf-8")
         argv = (
             *(sys.executable, "-m", "bench", "run", "--trial", str(trial), "--out", str(out)),
-            *("--checkpoints", str(self.folder / CHECKPOINTS_FOLDER), "--trial-id", planned.trial_id),
+            *("--checkpoints", str(self.folder / paths.CHECKPOINTS_FOLDER), "--trial-id", planned.trial_id),
             *("--worker", f"worker-{self.rank}", "--run-id", self.order.run_id, "--attempt", str(number)),
         )
         with subprocess.Popen(
@@ -114,11 +104,11 @@ class JobRunner:
         if self.rank == 0:
             _wait_for_dns(first)
         return {
-            NODE_COUNT: str(count),
-            NODE_RANK: str(self.rank),
-            NODE_ADDRESS: first,
-            NODE_PORT: str(self.order.port),
-            NODE_TOKEN: self.order.token,
+            paths.NODE_COUNT: str(count),
+            paths.NODE_RANK: str(self.rank),
+            paths.NODE_ADDRESS: first,
+            paths.NODE_PORT: str(self.order.port),
+            paths.NODE_TOKEN: self.order.token,
         }
 
     def _handle_exit(self, number: int, code: int, last_line: str) -> None:
@@ -154,7 +144,7 @@ class JobRunner:
 
     def _result(self, number: int) -> TrialResult | None:
         try:
-            return TrialResult.read(self.folder / f"{self.order.planned.trial_id}.{number}" / RESULT_FILE)
+            return TrialResult.read(self.folder / f"{self.order.planned.trial_id}.{number}" / paths.RESULT_FILE)
         except ResultError:
             return None
 
@@ -176,13 +166,14 @@ def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
 
 def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:
     """Parse the order in the pod's environment. Raises InputError."""
-    text = environment.get(ORDER_VARIABLE, "")
+    text = environment.get(paths.ORDER_VARIABLE, "")
     try:
         document: Any = json.loads(text)
-        return schema.from_json(TrainingJobSpec, document, ORDER_VARIABLE)
+        return schema.from_json(TrainingJobSpec, document, paths.ORDER_VARIABLE)
     except ValueError as error:
         raise InputError(
-            f"{ORDER_VARIABLE}: not a training's order: {error}", remedy="start the training with `inv train --job`"
+            f"{paths.ORDER_VARIABLE}: not a training's order: {error}",
+            remedy="start the training with `inv train --job`",
         ) from error
 
 

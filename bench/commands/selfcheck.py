@@ -1,18 +1,20 @@
 """Check of the installation: imports the torch stack, names the device, and runs a trial of two steps."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from bench import torch_stack
 from bench.data import demo
 from bench.data.inputs import InputError
 from bench.machine import fingerprint
 from bench.machine.preflight import check, require_gpus_for
-from bench.records import Trial, suite
+from bench.records import suite
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE
 from bench.records.result import TrialResult
@@ -63,30 +65,17 @@ def _load_stack() -> torch_stack.Stack:
 def _run_two_steps(folder: Path) -> int:
     model, data = folder / "model", folder / "chats.jsonl"
     texts = [f"The number {number} follows the number {number - 1}." for number in range(1, 65)]
-    chats = [
-        {"messages": [{"role": "user", "content": "Which number follows?"}, {"role": "assistant", "content": text}]}
-        for text in texts
-    ]
-    data.write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+    chats = (json.dumps({"prompt": "Which number follows?", "completion": text}) for text in texts)
+    data.write_text("\n".join(chats), encoding="utf-8")
     model.mkdir()
     demo.build_tokenizer(model, texts)
     demo.build_model(model, num_hidden_layers=1)
-    trial = Trial(
-        name="selfcheck",
-        reason="does a trial run here?",
-        suite="selfcheck",
-        profile="tiny",
-        model=str(model),
-        data=str(data),
-        max_seq_len=32,
-        micro_batch_size=2,
-        warmup_steps=0,
-        measured_steps=2,
-    )
-    (folder / "trial.json").write_text(json.dumps(trial.to_json()), encoding="utf-8")
+    (trial, *_) = suite("quick", "tiny", str(model), str(data))
+    sizes: dict[str, Any] = {"max_seq_len": 32, "micro_batch_size": 2, "warmup_steps": 0, "measured_steps": 2}
+    trial = dataclasses.replace(trial, name="selfcheck", reason="does a trial run here?", suite="selfcheck", **sizes)
+    (folder / "trial.json").write_text(trial.to_text(), encoding="utf-8")
     argv = (sys.executable, "-m", "bench", "run", "--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
-    paths = [str(fingerprint.PACKAGE_FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    variables = os.environ | {"PYTHONPATH": fingerprint.import_path()}
     try:
         subprocess.run(argv, env=variables, timeout=TRIAL_SEC, check=False)
         result = TrialResult.read(folder / "out" / RESULT_FILE)

@@ -234,6 +234,11 @@ def _package_version(package: str) -> str | None:
         return None
 
 
+def import_path() -> str:
+    """Return the PYTHONPATH of a process that imports this package."""
+    return os.pathsep.join(filter(None, (str(PACKAGE_FOLDER.parent), os.environ.get("PYTHONPATH"))))
+
+
 def cpu_flags() -> frozenset[str]:
     """Return the processor's instruction set extensions as Linux names them; empty if unknown."""
     return frozenset((_cpu_line("flags") or "").split())

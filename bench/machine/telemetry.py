@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
 from bench.machine import cpu_contention, nvml, prometheus
+from bench.machine.fingerprint import import_path
 from bench.machine.preflight import describe_process
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records import Trial
@@ -161,17 +162,15 @@ def _open_publisher(record: Record) -> prometheus.MetricsPublisher | None:
 
 
 def _start_sampler(record: Record, path: Path, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
-    root = str(Path(__file__).resolve().parents[2])
     program = ("bench.machine.prometheus", *map(str, descriptors)) if descriptors else ("bench.machine.sampler",)
     argv = (
         *(sys.executable, "-m", *program, "--root", str(os.getpid())),
         *("--started", repr(record.clock.started), "--gpus", str(record.trial.world_size), "--out", str(path)),
     )
-    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:
         return subprocess.Popen(
             argv,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": import_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
