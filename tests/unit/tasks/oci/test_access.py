@@ -135,12 +135,6 @@ def test_a_key_that_is_no_longer_uploaded_is_reported(tenancy: FakeTenancy, sett
     assert tenancy.count_requests("GET /n") == 1  # a rejected key is not retried
 
 
-def test_a_wrong_clock_is_reported(tenancy: FakeTenancy, settings: Make) -> None:
-    tenancy.skew_sec = 1020.0
-    with pytest.raises(UsageError, match=r"17 min behind.*timedatectl"):
-        get_namespace(connect(settings()))
-
-
 @pytest.mark.parametrize("phrase", ["plain", "p äss'\"$(rm)\\n;=%s 🔑", "#hash"])
 def test_a_key_with_a_pass_phrase_of_any_letters_signs(
     settings: Make, project: Path, keys: ApiKey, phrase: str

@@ -107,13 +107,6 @@ def test_kubectl_gets_its_token_from_the_instance(
 
 
 @pytest.mark.usefixtures("instance_host")
-def test_a_missing_permission_names_a_dynamic_group(tenancy: FakeTenancy, settings: Make) -> None:
-    tenancy.fail("/clusters", 404, "NotAuthorizedOrNotFound")
-    with pytest.raises(UsageError, match="Allow dynamic-group DYNAMIC-GROUP to read clusters in tenancy"):
-        clusters(connect(settings(AS_INSTANCE)))
-
-
-@pytest.mark.usefixtures("instance_host")
 def test_a_temporary_failure_is_retried(tenancy: FakeTenancy, settings: Make) -> None:
     tenancy.fail("/opc/v2/identity/key.pem|POST /v1/x509", 503, "Busy", times=1)
     assert get_namespace(connect(settings(AS_INSTANCE))) == "axns"
