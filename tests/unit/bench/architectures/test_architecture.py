@@ -85,8 +85,8 @@ def test_another_model_type_is_refused_with_the_registered_ones(model_type):
 def test_sizes_are_read_from_the_config(case):
     config = {key: value for key, value in (CONFIG | case["input"]).items() if value != "missing"}
     geometry, shapes = find(config).geometry(config), find(config).shapes(config)
-    found = vars(geometry) | {name: list(shape) for name, shape in shapes.items()}
-    assert found.items() >= case["expected"].items()
+    values = vars(geometry) | {name: list(shape) for name, shape in shapes.items()}
+    assert values.items() >= case["expected"].items()
 
 
 @pytest.mark.parametrize("key", [key for key in CONFIG if key not in ("model_type", "num_key_value_heads")])

@@ -9,6 +9,7 @@ from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.benchmarks.tune_replay import GRID, HELD_OUT, memory_ratios
 from tests.mistral_7b import CONFIG
+from tests.support.cases import load_cases
 
 SAVED = {"gradient_checkpointing": False}
 
@@ -112,25 +113,12 @@ def test_only_the_fast_recipe_has_its_gradients_together_with_saved_activations(
 IN_8_BITS = {"recipe": "fast", "optimizer": "adamw_torch", "gradient_checkpointing": False, "matmul": "int8"}
 
 
-@pytest.mark.parametrize(
-    ("captured", "changes", "measured"),
-    [
-        (False, {"matmul": "int8_backward", "held_layers": 22}, 20.4),
-        (True, {"gradient_checkpointing": True, "offload_checkpoints": True}, 4.126),
-        (True, {"matmul": "bf16", "gradient_checkpointing": True, "offload_checkpoints": True}, 4.29),
-        (True, {"matmul": "bf16", "held_layers": 11}, 20.445),
-        (True, {"matmul": "int8_backward", "held_layers": 22}, 20.451),
-        (True, {"held_layers": 19}, 20.28),
-        (True, {"held_layers": 19, "max_seq_len": 1024, "micro_batch_size": 4}, 20.28),
-        (True, {"held_layers": 17, "lora_targets": ALL_LINEAR}, 20.13),
-        (True, {"held_layers": 19, "layout": "varlen"}, 20.28),
-    ],
-    ids=str,
-)
-def test_products_in_8_bits_and_captured_steps_take_the_measured_memory(make_trial, captured, changes, measured):
-    """Compare with GiB on an H200 from docs/performance.md, which were not used for the fit."""
-    predicted = peak(make_trial, captured=captured, **(IN_8_BITS | changes)) / 2**30
-    assert predicted == pytest.approx(measured, rel=0.004 if captured else 0.01)
+@pytest.mark.parametrize("case", load_cases(__file__, "measured_memory.yaml"))
+def test_products_in_8_bits_and_captured_steps_take_the_measured_memory(make_trial, case):
+    changes, captured = IN_8_BITS | case["input"], case["captured"]
+    changes |= {"lora_targets": ALL_LINEAR} if "lora_targets" in changes else {}
+    predicted = peak(make_trial, captured=captured, **changes) / 2**30
+    assert predicted == pytest.approx(case["expected"], rel=0.004 if captured else 0.01)
 
 
 A10_BYTES = 23_680_000_000  # 22.05 GiB

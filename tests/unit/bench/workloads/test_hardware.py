@@ -10,31 +10,21 @@ import pytest
 from bench.records.result import Steps
 from bench.workloads import hardware, training
 from bench.workloads.hardware import Unsupported
+from tests.support.cases import load_cases
 from tests.support.faults import raising
 from tests.support.recorded_result import InMemoryRecord
 
 
-@pytest.mark.parametrize(
-    ("dtype", "capability", "tokens"),
-    [
-        ("bf16", (7, 0), ("7.0", "bf16", "8.0")),
-        ("tf32", (7, 5), ("7.5", "tf32", "8.0")),
-        ("int8", (7, 0), ("7.0", "int8", "7.5")),
-        ("fp8", (8, 6), ("8.6", "fp8", "8.9")),
-        ("int8", (8, 6), ("torch 2.0", "torch._int_mm")),
-        ("fp8", (9, 0), ("torch 2.0", "torch._scaled_mm")),
-        ("fp16", None, ("GPU",)),
-        ("tf32", (8, 6), ("NVIDIA_TF32_OVERRIDE=0",)),
-    ],
-)
-def test_a_type_that_chip_stack_or_environment_exclude_is_unsupported(monkeypatch, dtype, capability, tokens):
+@pytest.mark.parametrize("case", load_cases(__file__, "unsupported_types.yaml"))
+def test_a_type_that_chip_stack_or_environment_exclude_is_unsupported(monkeypatch, case):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    capability = case["input"]["capability"] and tuple(case["input"]["capability"])
     cuda = SimpleNamespace(get_device_capability=lambda _device: capability)
     modules = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__="2.0"))
-    placement = SimpleNamespace(is_cuda=capability is not None, device=None)
+    session = SimpleNamespace(modules=modules, placement=SimpleNamespace(is_cuda=capability is not None, device=None))
     with pytest.raises(Unsupported) as caught:
-        hardware.matmul_tflops(SimpleNamespace(modules=modules, placement=placement), dtype, 256, budget_sec=0.1)
-    assert all(token in str(caught.value) for token in tokens)
+        hardware.matmul_tflops(session, case["input"]["dtype"], 256, budget_sec=0.1)
+    assert all(word in str(caught.value) for word in case["expected"])
 
 
 @pytest.fixture(scope="module")
