@@ -140,22 +140,20 @@ class Cluster:
                     f"{self.target.server}: the response to {path} exceeds {_MAX_RESPONSE_BYTES >> 20} MiB"
                 )
             if time.monotonic() > until:
-                raise Unreachable(
-                    f"{self.target.server}: the response to {path} is incomplete after {_RESPONSE_TIMEOUT_SEC:.0f} s"
-                )
+                raise self._response_error(path, f"is incomplete after {_RESPONSE_TIMEOUT_SEC:.0f} s")
         return bytes(content)
 
     def _parse(self, path: str, text: bytes) -> dict[str, Any]:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise Unreachable(f"{self.target.server}: the response to {path} is truncated", remedy="retry") from error
+            raise self._response_error(path, "is truncated", "retry") from error
         if not isinstance(document, dict):
-            raise Unreachable(
-                f"{self.target.server}: the response to {path} is not from Kubernetes: {text[:60]!r}",
-                remedy=CHECK_NETWORK,
-            )
+            raise self._response_error(path, f"is not from Kubernetes: {text[:60]!r}", CHECK_NETWORK)
         return document
+
+    def _response_error(self, path: str, problem: str, remedy: str = "") -> Unreachable:
+        return Unreachable(f"{self.target.server}: the response to {path} {problem}", remedy=remedy)
 
     @contextlib.contextmanager
     def _request(
@@ -203,7 +201,7 @@ class Cluster:
             if not (headers[name].isascii() and headers[name].isprintable()):
                 raise Misconfigured(
                     f"context {self.target.context}: the token of {self.target.user} is more than a line of ASCII",
-                    remedy=f"{LOG_IN}",
+                    remedy=LOG_IN,
                 )
 
     def _to_error(self, status: int, body: object, path: str) -> ClusterError:
@@ -223,8 +221,8 @@ class Cluster:
             return ObjectNotFound(f"{path}: {message}")
         return Unreachable(f"{self.target.server}: {status} at {path}: {message}")
 
-    def _path(self, kind: Kind) -> str:
-        namespace_path = f"/namespaces/{self.target.namespace}" if kind.is_namespaced else ""
+    def _path(self, kind: Kind, namespace: str | None = None) -> str:
+        namespace_path = f"/namespaces/{namespace or self.target.namespace}" if kind.is_namespaced else ""
         return f"{kind.api}{namespace_path}/{kind.plural}"
 
     def _get_items(
@@ -236,10 +234,7 @@ class Cluster:
         """Return the items of a list. Raises Unreachable if an item has no name or is not an object."""
         items = answer.get("items") or []
         if not isinstance(items, list) or not all(_is_object(item) for item in items):
-            raise Unreachable(
-                f"{self.target.server}: the response to {path} is not from Kubernetes: an item has no name",
-                remedy=f"{CHECK_NETWORK}",
-            )
+            raise self._response_error(path, "is not from Kubernetes: an item has no name", CHECK_NETWORK)
         return items
 
     def list_fleet_objects(self, kind: str) -> list[dict[str, Any]]:
@@ -250,13 +245,11 @@ class Cluster:
         """
         resource = KINDS[kind]
         try:
-            items = self._get_items(self._path(resource), {"labelSelector": PART_OF})
-        except ObjectNotFound:
-            return []
+            items = self.list_all(resource, selector=PART_OF)
         except Forbidden:
-            if resource.is_optional:
-                return []
-            raise
+            if not resource.is_optional:
+                raise
+            return []
         # The items of a list have no kind field.
         version = resource.api.removeprefix("/apis/").removeprefix("/api/")
         return [{**item, "apiVersion": version, "kind": kind} for item in items]
@@ -273,11 +266,8 @@ class Cluster:
 
         `namespace` is the target's if None.
         """
-        path = self._path(kind)
-        if namespace is not None and kind.is_namespaced:
-            path = f"{kind.api}/namespaces/{namespace}/{kind.plural}"
         try:
-            return self._get_items(path, {"labelSelector": selector} if selector else None)
+            return self._get_items(self._path(kind, namespace), {"labelSelector": selector} if selector else None)
         except ObjectNotFound:
             return []
 
@@ -290,12 +280,11 @@ class Cluster:
         return self._get_or_none(f"/api/v1/namespaces/{self.target.namespace}")
 
     def has_object(self, kind: Kind, name: str) -> bool:
-        """Return True if an object of this kind and name exists."""
-        return self._get_or_none(f"{self._path(kind)}/{name}") is not None
+        """Return True if an object of this kind and name exists. Its content is not requested."""
+        return self._get_or_none(f"{self._path(kind)}/{name}", accept=_METADATA) is not None
 
     def has_secret(self, name: str) -> bool:
-        """Return True if the namespace has a Secret of this name. Its content is not requested."""
-        return self._get_or_none(f"{self._path(KINDS['Secret'])}/{name}", accept=_METADATA) is not None
+        return self.has_object(KINDS["Secret"], name)
 
     def secrets(self) -> list[dict[str, Any]]:
         """List names and labels of the fleet's Secrets. Their content is not requested."""

@@ -27,8 +27,8 @@ from remote.hosts.base import HostError
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Command, Secret
 from remote.hosts.connectors import CONNECTORS
-from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.kubectl import Forbidden
 from remote.jobs.agent import Agent
 from remote.jobs.transfer import push
 from remote.serving import ServerSoftware

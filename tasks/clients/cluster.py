@@ -9,7 +9,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.manifests import Image, ManifestValues
-from remote.hosts.pods.errors import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
+from remote.hosts.pods.kubectl import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError

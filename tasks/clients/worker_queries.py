@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TypeVar
 
 from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
-from remote.hosts.pods.errors import PodUnusable
+from remote.hosts.pods.kubectl import PodUnusable
 from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.settings.load import Settings
 

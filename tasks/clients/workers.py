@@ -32,9 +32,8 @@ from remote.hosts.base import (
     parse_json,
 )
 from remote.hosts.command import Command
-from remote.hosts.pods.errors import ClusterError
 from remote.hosts.pods.host import PodConnector, PodHost
-from remote.hosts.pods.kubectl import Kubectl
+from remote.hosts.pods.kubectl import ClusterError, Kubectl
 from remote.jobs.agent import Agent
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all

@@ -10,7 +10,7 @@ from typing import Any
 from remote.cluster.client import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Cluster, Kind
 from remote.cluster.manifests import Image
 from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
-from remote.hosts.pods.errors import Forbidden
+from remote.hosts.pods.kubectl import Forbidden
 from tasks.clients.cluster import record_last_cluster
 from tasks.cluster.nodes import (
     capacity,

@@ -18,7 +18,7 @@ from remote.cluster.diagnosis.nodes import (
 )
 from remote.cluster.manifests import Image
 from remote.cluster.quantities import format_gib, parse_quantity
-from remote.hosts.pods.errors import Forbidden
+from remote.hosts.pods.kubectl import Forbidden
 from tasks.cli.terminal import console, json_output, plain_table
 from tasks.clients.cluster import open_cluster, resolve_provider, resolved_provider, uses_preemptible_nodes
 from tasks.clients.registry import resolve_image

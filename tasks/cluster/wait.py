@@ -13,7 +13,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
 from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC
 from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
-from remote.hosts.pods.errors import ClusterError, Unreachable
+from remote.hosts.pods.kubectl import ClusterError, Unreachable
 from tasks.cli import terminal
 from tasks.errors import RetryableError, TaskFailed
 from tasks.settings.load import Settings

@@ -371,7 +371,7 @@ def test_a_changed_setting_changes_the_job(setting: str) -> None:
 
 
 def test_a_broken_manifest_is_one_line_that_names_it(tmp_path: Path) -> None:
-    from remote.hosts.pods.errors import Misconfigured
+    from remote.hosts.pods.kubectl import Misconfigured
 
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     (tmp_path / "manifests" / "worker" / "job.yaml").write_text("apiVersion: batch/v1\nkind: [Job\n")

@@ -29,8 +29,7 @@ from remote.hosts.base import (
 )
 from remote.hosts.bundle import PYTHON_FLAGS, digest, read_source
 from remote.hosts.command import Command
-from remote.hosts.pods.errors import Misconfigured, PodUnusable, Unreachable
-from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
+from remote.hosts.pods.kubectl import Misconfigured, PodUnusable, Unreachable, not_installed_error, to_cluster_error
 from remote.hosts.pods.pod_index import Pod, PodIndex
 from remote.hosts.process import BoundedOutput, CannotStart, run_program
 

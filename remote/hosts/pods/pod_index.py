@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
-from remote.hosts.pods.errors import Unreachable
-from remote.hosts.pods.kubectl import Kubectl, not_installed_error, to_cluster_error
+from remote.hosts.pods.kubectl import Kubectl, Unreachable, not_installed_error, to_cluster_error
 from remote.hosts.process import CannotStart, run_program
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"

@@ -10,8 +10,7 @@ from remote.cluster.client import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.cluster.diagnosis.finding import Diagnosis, group
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
 from remote.cluster.quantities import parse_quantity
-from remote.hosts.pods.errors import Forbidden
-from remote.hosts.pods.kubectl import not_installed_error
+from remote.hosts.pods.kubectl import Forbidden, not_installed_error
 from remote.hosts.process import CannotStart, run_program
 from tasks.clients.cluster import resolve_provider, translate_cluster_errors
 from tasks.cluster.checks import (

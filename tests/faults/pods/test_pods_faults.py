@@ -12,8 +12,8 @@ import pytest
 
 from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.pods.errors import Forbidden
 from remote.hosts.pods.host import PodHost
+from remote.hosts.pods.kubectl import Forbidden
 from remote.jobs.agent import Agent
 from remote.jobs.job import Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push

@@ -16,7 +16,7 @@ import yaml
 
 from remote.cluster.client import Cluster as Client
 from remote.cluster.kubeconfig import resolve
-from remote.hosts.pods.errors import Misconfigured
+from remote.hosts.pods.kubectl import Misconfigured
 from tasks.oci.discovery import ClusterInfo
 from tasks.oci.kubeconfig import build_kubeconfig
 from tests.support.kubernetes import Cluster

@@ -18,7 +18,7 @@ from remote.cluster import kubeconfig as kubeconfig_module
 from remote.cluster.client import Cluster
 from remote.cluster.kubeconfig import Target, connect, resolve
 from remote.hosts import process
-from remote.hosts.pods.errors import ClusterError, Misconfigured, Unreachable
+from remote.hosts.pods.kubectl import ClusterError, Misconfigured, Unreachable
 from remote.providers import PROVIDERS
 from tests.support.hosts.rank_pids import alive
 from tests.support.machines.http_stubs import StubHandler, StubServer

@@ -9,7 +9,7 @@ import pytest
 from remote.cluster.diagnosis.nodes import examine
 from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.plan import is_training, plan
-from remote.hosts.pods.errors import ClusterError
+from remote.hosts.pods.kubectl import ClusterError
 from tests.unit.remote.cluster.test_nodes import NODE, need, pod
 
 EVENT = {

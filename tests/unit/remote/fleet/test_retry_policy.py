@@ -20,7 +20,7 @@ from remote.fleet.retry_policy import (
 )
 from remote.hosts.base import HostError, HostUnreachable, PermissionDenied
 from remote.hosts.local import LocalHost
-from remote.hosts.pods.errors import PodUnusable
+from remote.hosts.pods.kubectl import PodUnusable
 from remote.jobs.job import HostBusy, Job, JobState, JobStatus
 from tests.support.faults import raising
 

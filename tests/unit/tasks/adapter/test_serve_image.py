@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remote.cluster.manifests import Image
-from remote.hosts.pods.errors import Forbidden
+from remote.hosts.pods.kubectl import Forbidden
 from remote.serving import ServerSoftware
 from tasks.adapter import serve
 from tasks.adapter.serve import NF4Check, require_nf4

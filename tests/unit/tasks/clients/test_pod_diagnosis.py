@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.pods.errors import Unreachable
+from remote.hosts.pods.kubectl import Unreachable
 from tasks.clients import workers
 
 PULL_ERROR = {

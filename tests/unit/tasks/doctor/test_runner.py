@@ -10,7 +10,7 @@ import pytest
 from invoke import Context
 
 from remote.hosts.base import LoginRefused
-from remote.hosts.pods.errors import Unreachable
+from remote.hosts.pods.kubectl import Unreachable
 from tasks.doctor import doctor
 from tasks.doctor.check import Check, run_check, run_checks
 from tasks.doctor.context import CheckContext, SharedFact

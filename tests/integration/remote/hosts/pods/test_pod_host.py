@@ -16,8 +16,8 @@ import pytest
 from remote.hosts.base import CommandTimedOut, HostUnreachable
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Command
-from remote.hosts.pods.errors import Forbidden, Misconfigured, PodUnusable, Unreachable
 from remote.hosts.pods.host import Ending, Reply, bootstrap, encode_request
+from remote.hosts.pods.kubectl import Forbidden, Misconfigured, PodUnusable, Unreachable
 from remote.hosts.pods.pod_index import PodGone
 from tests.support.hosts.fake_worker import FakePod, pod_line
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet

@@ -2,8 +2,7 @@
 
 import pytest
 
-from remote.hosts.pods.errors import Unreachable
-from remote.hosts.pods.kubectl import to_cluster_error
+from remote.hosts.pods.kubectl import Unreachable, to_cluster_error
 from tests.support.cases import Case, load_cases
 
 
