@@ -7,7 +7,7 @@ terminal, and its error shows a pass phrase that contains an umlaut.
 
 import datetime
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -127,18 +127,16 @@ class TenancyApi:
 
     def list_all(self, operation: Operation, method: Any, *arguments: Any, **options: Any) -> list[Json]:
         """Return all objects of a list, page by page."""
-        return list(self._iterate_items(operation, method, *arguments, **options))
-
-    def _iterate_items(self, operation: Operation, method: Any, *arguments: Any, **options: Any) -> Iterator[Json]:
+        items: list[Json] = []
         seen_pages: set[str] = set()
         while True:
             response = self.call(operation, method, *arguments, **options)
             data = response.data
-            for item in self.check_type(operation, data.get("items") if isinstance(data, dict) else data, list):
-                yield self.check_type(operation, item, dict)
+            page_items = self.check_type(operation, data.get("items") if isinstance(data, dict) else data, list)
+            items += [self.check_type(operation, item, dict) for item in page_items]
             page = response.next_page
             if not page:
-                return
+                return items
             if page in seen_pages or len(seen_pages) >= MAX_PAGES:
                 raise RetryableError(
                     f"{operation.action}: pagination did not end after {len(seen_pages)} pages", remedy="retry"
