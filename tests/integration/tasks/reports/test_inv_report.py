@@ -139,12 +139,3 @@ def test_a_differing_condition_is_allowed_by_name_and_named_on_the_page(project,
     page = (project.root / capsys.readouterr().out.splitlines()[-1]).read_text()
     assert 'id="12_run_comparison"' in page
     assert "profile: other gpu" in page
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_files_for_other_tools_are_written_next_to_the_report_and_listed(project, capsys):
-    report(Context(), format=["mlflow,mlperf", "mlperf"])
-    output = capsys.readouterr().out.splitlines()
-    report_at = f"results/{synthetic.RUN_ID}/report"
-    assert output[-3:] == [f"{report_at}/index.html", f"{report_at}/mlflow", f"{report_at}/mlperf"]
-    assert len(list((project.root / output[-1]).iterdir())) == 8

@@ -1,17 +1,22 @@
-"""Markdown report: its rates are those of the headline."""
+"""Markdown report: its rates are those of the headline, and its failures are in groups."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
 from reports.output import markdown
+from reports.read.load import load
 from reports.summary import text
 from reports.summary.summarize import summarize
+from reports.summary.summary import group_failures
 from tasks.reports.report import configuration_table
 from tests.benchmarks.statistics_power import QUICK
+from tests.support.reports import synthetic
 
 
 def test_a_configuration_has_one_rate_everywhere() -> None:
@@ -29,3 +34,15 @@ def test_a_configuration_has_one_rate_everywhere() -> None:
     assert [(shown in text, hidden in text) for text in texts] == [(True, False)] * 3
     total = row.measured.elapsed_tokens_per_sec
     assert total.value * (1.0 - row.measured.padding_percent / 100.0) == pytest.approx(elapsed.value)
+
+
+def test_failures_are_grouped_by_cause_and_phase_not_by_their_text(tmp_path: Path) -> None:
+    run = synthetic.record((synthetic.trial("large"),), workers=4)
+    synthetic.write_run(tmp_path, run)
+    phases = ({"load": 1.0}, {"load": 1.0}, {"load": 1.0, "measure": 2.0}, {"load": 1.0})
+    codes = (ReasonCode.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY, ReasonCode.UNKNOWN)
+    for number, (plan, timed, code) in enumerate(zip(run.planned, phases, codes, strict=True)):
+        changes = {"phases": timed, "reason_code": code, "reason": f"{'abc'[number % 3]} of {number} bytes"}
+        synthetic.rewrite(tmp_path, plan, status=TrialStatus.OUT_OF_MEMORY, steps=0, **changes)
+    groups = group_failures(summarize(load(tmp_path)).failures)
+    assert [len(group.trials) for group in groups] == [2, 1, 1]

@@ -60,6 +60,18 @@ def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypat
     assert DISK_FULL in retryable_error(context(), ["mlperf"])
 
 
+@pytest.mark.usefixtures("without_figures")
+def test_files_for_other_tools_are_written_next_to_the_report_and_listed(
+    folder: Path, context: MakeContext, capsys: pytest.CaptureFixture[str]
+) -> None:
+    synthetic.exact_run(folder)
+    report.write_report(context(), "r", follow=False, against=None, formats=["mlflow,mlperf", "mlperf"])
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        *("results/r/report/index.html", "results/r/report/mlflow", "results/r/report/mlperf")
+    ]
+    assert len(list((folder / "report/mlperf").iterdir())) == 8
+
+
 def test_a_format_without_its_package_is_refused_before_anything_is_written(
     folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
