@@ -4,7 +4,7 @@ Fabric chains the connections. Its lax defaults are replaced here: host keys com
 before any user name or key of ours is sent, keys are offered in the order of the user's configuration, every phase has
 a deadline, and a dead link at any hop is noticed within a minute.
 
-Not covered: passwords, Kerberos, certificates (for hosts see `remote.hosts.ssh.known_hosts`; users need plain keys).
+Not covered: passwords, Kerberos, certificates (for hosts see `remote.hosts.ssh.auth`; users need plain keys).
 """
 
 import contextlib
@@ -23,9 +23,8 @@ from paramiko.common import MSG_CHANNEL_CLOSE
 
 from remote.hosts.base import HostError, HostKeyRefused, HostUnreachable, InvalidAddress
 from remote.hosts.process import end_process_group
-from remote.hosts.ssh.auth import KeyAuthStrategy
+from remote.hosts.ssh.auth import KeyAuthStrategy, StrictHostKeyPolicy
 from remote.hosts.ssh.config import Hop
-from remote.hosts.ssh.known_hosts import StrictHostKeyPolicy
 
 _HANDSHAKE_TIMEOUT_SEC = 30.0
 _NO_SESSION_FREE = (2, 4)  # RFC 4254, 5.1: connect failed (OpenSSH's reply), resource shortage

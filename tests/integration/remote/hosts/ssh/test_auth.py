@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from remote.hosts.base import InvalidAddress
-from remote.hosts.ssh.known_hosts import fingerprint, read_known_keys
+from remote.hosts.ssh.auth import fingerprint, read_known_keys
 from tests.support.machines.sshd import keygen
 
 OTHER = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + b"o" * 32).decode()
