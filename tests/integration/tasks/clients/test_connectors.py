@@ -14,7 +14,8 @@ from remote.hosts.connectors import CONNECTORS, register
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import fleet_hosts, require_same_fleet, run_hosts, worker_groups
 from tasks.errors import UsageError
-from tasks.fleet.runner import plan_run
+from tasks.fleet.plan import plan_trials
+from tasks.fleet.runner import new_record
 from tasks.settings.load import load
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.paths import ROOT
@@ -49,7 +50,9 @@ def test_trials_run_over_the_hosts_of_a_registered_connector(
     settings = load(context(text="fleet: {kind: dummy, size: 3}"))
     hosts = fleet_hosts(settings)
     assert [(type(host), host.name) for host in hosts] == [(DummyHost, f"worker-{index}") for index in range(3)]
-    run = plan_run(settings, "quick", suite("quick", "tiny", "model", "data.jsonl"), hosts, inputs={})
+    names = [host.name for host in hosts]
+    planned = plan_trials(suite("quick", "tiny", "model", "data.jsonl"), names, "replicate", 1, is_over_pods=False)
+    run = new_record(settings, "quick", planned, names, inputs={})
     assert (run.fleet_kind, run.workers) == ("dummy", [host.name for host in hosts])
     (group,) = worker_groups(settings, run_hosts(settings, run), run)
     local.plan("fine one", "fine two", "fine three")
