@@ -131,12 +131,7 @@ class MeasuredRate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ratio:
+class Ratio(Estimate):
     """A configuration's rate over the baseline's. `verdict` is None unless the interval excludes 1."""
 
-    value: float
-    low: float | None
-    high: float | None
-    n: int
     verdict: str | None
-    over: Over | None = None

@@ -8,6 +8,7 @@ import yaml
 
 from reports.summary import prices
 from reports.summary.prices import PriceError, Pricing, read_table, select_prices
+from tests.support.cases import load_cases
 
 TODAY = date(2027, 1, 1)
 A10 = ("NVIDIA A10",)
@@ -85,68 +86,24 @@ def test_a_hosted_price_without_a_source_is_refused():
         Pricing(hosted_usd_per_10000_samples=10.0).hosted()
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (
-            {"on_demand": dated(unit="EUR per GPU hour")},
-            r"shapes\.X\.1\.on_demand\.unit: expected 'USD per GPU hour', found 'EUR per GPU hour'",
-        ),
-        ({"on_demand": dated(unit="USD per node hour")}, r"on_demand\.unit: expected 'USD per GPU hour'"),
-        (
-            {"on_demand": dated(dated=date(2027, 1, 2))},
-            r"on_demand\.dated: 2027-01-02 is in the future \(today is 2027-01-01\)",
-        ),
-        (
-            {"alternatives": [dated(name="n", dated=date(2030, 1, 1))]},
-            r"alternatives\[0\]\.dated: 2030-01-01 is in the future",
-        ),
-        ({"on_demand": dated(dated="soon")}, r"on_demand\.dated: .*found 'soon'"),
-        ({"on_demand": dated(amount=0)}, r"on_demand\.amount: .*greater than 0, found 0"),
-        ({"on_demand": dated(amount=float("nan"))}, r"on_demand\.amount: .*finite number, found nan"),
-        ({"on_demand": dated(amount="two")}, r"on_demand\.amount: .*found 'two'"),
-        ({"on_demand": dated(source=" ")}, r"on_demand\.source: "),
-        ({"on_demand": None}, r"on_demand: missing"),
-        ({"discount": 0.5}, r"discount: unknown key"),
-        ({"gpus": 0}, r"gpus: .*found 0"),
-        ({"boot_volume": dated(size_gb=50)}, r"boot_volume\.unit: expected 'USD per GB month'"),
-    ],
-)
-def test_an_invalid_table_is_refused_in_one_line_with_the_key(tmp_path, changed, message):
-    path = table(tmp_path, **changed)
-    with pytest.raises(PriceError, match=message) as refused:
+@pytest.mark.parametrize("case", load_cases(__file__, "invalid_shapes.yaml"))
+def test_an_invalid_shape_is_refused_in_one_line_with_the_key(tmp_path, case):
+    path = table(
+        tmp_path, **{key: dated(**item) if isinstance(item, dict) else item for key, item in case["input"].items()}
+    )
+    with pytest.raises(PriceError) as refused:
         select_prices(Pricing(table=path), ["NVIDIA X"], today=TODAY)
-    assert str(refused.value).startswith(f"{path}: ")
+    assert str(refused.value).startswith(f"{path}: shapes.X.1.{case['expected']}: ")
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"shapes: [", "YAML"),
-        (b"\xff\xfe", "YAML"),
-        (b"schema_version: 1\nshapes: {a: {on_demand: {dated: 2026-02-30}}}", "YAML"),
-        (b"", "the file: "),
-        (b"- 1", "the file: "),
-        (b"schema_version: 2\nshapes: {}", "schema_version: expected 1, found 2"),
-        (
-            b"schema_version: 1\nshapes: {}\n"
-            b"others: {a: {what: a, amount: 1, unit: USD, source: s, dated: 2026-01-01}}",
-            "others.a.unit: expected 'USD per GB month' or 'USD per GB', found 'USD'",
-        ),
-        (
-            b"schema_version: 1\nshapes: {}\n"
-            b"others: {a: {what: a, amount: 1, unit: USD per GB, source: s, dated: 2030-01-01}}",
-            "others.a.dated: 2030-01-01 is in the future",
-        ),
-    ],
-)
-def test_a_file_that_is_not_a_table_is_refused_in_one_line(tmp_path, content, message):
+@pytest.mark.parametrize("case", load_cases(__file__, "invalid_price_files.yaml"))
+def test_a_file_that_is_not_a_table_is_refused_in_one_line(tmp_path, case):
     path = tmp_path / "prices.yaml"
-    path.write_bytes(content)
+    path.write_bytes(case["input"].encode("latin-1"))
     with pytest.raises(PriceError) as refused:
         read_table(path, today=TODAY)
-    assert message in str(refused.value)
+    assert case["expected"] in str(refused.value)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
