@@ -47,6 +47,16 @@ class Volume(LocalFleet):
         limits, looking = replace(QUICK_LIMITS, max_attempts=max_attempts), partial(LookupLoggingAgent, log=self.log)
         return self.fleet(wires, limits=limits, shared_folder=str(self.shared), make_agent=looking, **more)
 
+    def start_first_attempt(self, wire: CuttableHost) -> Job:
+        """Start the only trial's first attempt, as an operator does who is killed afterwards."""
+        (planned,) = RunRecord.read(self.run_folder / "run.json").planned
+        folder = f"{wire.workdir}/runs/r1/{planned.trial_id}.1"
+        Ledger(self.run_folder / LEDGER_FILE).record_start(planned.trial_id, 1, wire.name, folder)
+        job = Job(Agent(wire.host), folder)
+        files = {TRIAL_FILE: planned.trial.to_text()}
+        job.start(JobSpec(command=self.launch(wire.host, planned, 1, folder), deadline_sec=60.0, files=files))
+        return job
+
     def kill_pod(self, wire: CuttableHost) -> None:
         """Delete the worker with everything in it; the volume stays."""
         wire.plugged = False
@@ -181,12 +191,7 @@ def test_an_unfinished_trial_of_a_dead_worker_is_run_again_and_writes_elsewhere(
 def test_an_ended_attempt_is_not_started_again_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
     local.plan("preempted-once", workers=1, pin="worker-1")
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    folder, output = f"{wire.workdir}/runs/r1/preempted-once.1", local.shared / "r1" / "preempted-once.1"
-    (planned,) = RunRecord.read(local.run_folder / "run.json").planned
-    Ledger(local.run_folder / LEDGER_FILE).record_start(planned.trial_id, 1, wire.name, folder)
-    job = Job(Agent(wire.host), folder)
-    files = {TRIAL_FILE: planned.trial.to_text()}
-    job.start(JobSpec(command=local.launch(wire.host, planned, 1, folder), deadline_sec=60.0, files=files))
+    job, output = local.start_first_attempt(wire), local.shared / "r1" / "preempted-once.1"
     wait_for((output / "result.json").exists, "the attempt's result on the volume")
     local.kill_pod(wire)  # with its operator
     wire.plugged = True
@@ -194,18 +199,13 @@ def test_an_ended_attempt_is_not_started_again_on_a_replaced_worker_by_a_new_ope
     assert local.statuses() == {"preempted-once": "SUCCEEDED"}
     assert local.winner("preempted-once") == (2, "worker-1")
     assert "PREEMPTED" in str(local.ledger_lines("retried")[0]["reason"])
-    assert not Path(folder).exists()
+    assert not Path(job.folder).exists()
 
 
 def test_an_attempt_cancelled_earlier_is_retried_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
     local.plan("slow", workers=1, pin="worker-1")
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))
-    folder, output = f"{wire.workdir}/runs/r1/slow.1", local.shared / "r1" / "slow.1"
-    (planned,) = RunRecord.read(local.run_folder / "run.json").planned
-    Ledger(local.run_folder / LEDGER_FILE).record_start(planned.trial_id, 1, wire.name, folder)
-    job = Job(Agent(wire.host), folder)
-    files = {TRIAL_FILE: planned.trial.to_text()}
-    job.start(JobSpec(command=local.launch(wire.host, planned, 1, folder), deadline_sec=60.0, files=files))
+    job, output = local.start_first_attempt(wire), local.shared / "r1" / "slow.1"
     wait_for(lambda: local.bench_log_lines("started"), "the trial has started")
     job.cancel(grace_sec=30.0)
     assert TrialResult.read(output / "result.json").status is TrialStatus.CANCELLED
