@@ -12,10 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bench.commands.job_runner import JobRunner, read_order
+from bench.data import dataset, tokenizer
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
+from bench.harness.record import Request
+from bench.machine import nvml
 from bench.machine.preflight import require_gpus_for
 from bench.records import Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
@@ -228,7 +232,6 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from bench.commands.run import run
-    from bench.harness.record import Request
 
     return run(
         Request(
@@ -246,8 +249,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from bench.commands.job_runner import JobRunner, read_order
-
     return JobRunner(read_order(os.environ), arguments.rank, arguments.service).run()
 
 
@@ -400,8 +401,6 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
-    from bench.data.dataset import summarize
-    from bench.data.tokenizer import load_tokenizer
     from bench.predict.throughput import forecast
     from bench.workloads.finetune import training_set
 
@@ -412,9 +411,9 @@ def _forecast(arguments: argparse.Namespace) -> int:
     require_gpus_for(trial.profile)
     prediction, model = forecast(trial), Path(trial.model)
     start = time.monotonic()
-    examples, was_cached = training_set.load(trial, partial(load_tokenizer, model), arguments.cache)
+    examples, was_cached = training_set.load(trial, partial(tokenizer.load_tokenizer, model), arguments.cache)
     seconds = time.monotonic() - start
-    data = summarize(
+    data = dataset.summarize(
         trial.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, seconds=seconds
     )
     data = dataclasses.replace(data, shown=examples.data.shown)
@@ -423,17 +422,14 @@ def _forecast(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
-    from bench.data.dataset import build_report
-    from bench.data.tokenizer import load_tokenizer
-
     source = str(arguments.spec)
     spec = build_record(TrainingData, parse_json(_read_text(arguments.spec), source), source)
     if arguments.row_tokens and arguments.row_tokens < spec.max_seq_len:
         raise TrialError(f"--row-tokens: {arguments.row_tokens} is less than max_seq_len, {spec.max_seq_len}")
-    data_report = build_report(
+    data_report = dataset.build_report(
         spec,
         Path(arguments.model),
-        partial(load_tokenizer, Path(arguments.model)),
+        partial(tokenizer.load_tokenizer, Path(arguments.model)),
         row_tokens=arguments.row_tokens or spec.max_seq_len,
         cache_dir=arguments.cache,
     )
@@ -469,9 +465,7 @@ def _preflight(_arguments: argparse.Namespace) -> int:
 
 
 def _sample(_arguments: argparse.Namespace) -> int:
-    from bench.machine.nvml import current_sample
-
-    return _print_json(current_sample())
+    return _print_json(nvml.current_sample())
 
 
 def _demo(arguments: argparse.Namespace) -> int:
