@@ -7,6 +7,7 @@ import pytest
 from bench.records.status import TrialStatus
 from reports.comparison.comparability import NAMES, find_differences, read_conditions, same_gpus
 from reports.read.load import load
+from tests.support.cases import load_cases
 from tests.support.reports import synthetic
 
 GPU = {"device": "cuda", "gpu_name": "NVIDIA A10", "gpu_memory_bytes": 23_680_000_000, "gpu_driver": "580.95"}
@@ -59,49 +60,20 @@ def test_equal_conditions_do_not_differ_and_equal_gpus_are_identified_by_uuid(ma
     assert same_gpus(*both)
 
 
-@pytest.mark.parametrize(
-    ("name", "changed"),
-    [
-        ("gpu", {"facts": {"gpu_name": "NVIDIA H200"}}),
-        ("gpu", {"facts": {"gpu_memory_bytes": 47_000_000_000}}),
-        ("driver", {"facts": {"gpu_driver": "550.54"}}),
-        ("weights", {"facts": {"model_sha256": "1" * 64}}),
-        ("data", {"facts": {"data_sha256": "e" * 8}}),
-        ("lock", {"full": environment(lock_digest="lock-b")}),
-        ("gpu_settings", {"full": environment(gpus=[{"uuid": "GPU-1", "power_cap_watts": 100}])}),
-        ("variables", {"full": environment(variables={"OMP_NUM_THREADS": "8"})}),
-        ("profile", {"profile": "tiny"}),
-    ],
-)
-def test_each_condition_that_differs_is_named_with_both_values(make_two, name, changed):
-    (difference,) = find_differences(make_two(second=changed))
-    assert difference.name == name
-    assert [run_id for run_id, _ in difference.values] == ["a", "b"]
-    assert difference.description.startswith(f"{name}: a ")
-    assert difference.values[0][1] != difference.values[1][1]
-
-
-def test_without_a_lock_every_packages_version_counts(make_two):
-    whole = environment(lock_digest=None)
-    other = environment(lock_digest=None, packages={"torch": "2.11.0", "numpy": "2.1"})
-    assert [difference.name for difference in find_differences(make_two({"full": whole}, {"full": other}))] == ["lock"]
-
-
-def test_on_a_cpu_the_processor_and_its_threads_count_on_a_gpu_they_do_not(tmp_path):
-    def conditions(name, facts):
-        return run(tmp_path / name, name, facts=facts)
-
-    cpu = {"device": "cpu", "gpu_name": None}
-    slow, fast = conditions("a", cpu), conditions("b", cpu | {"cpu_model": "Another", "torch_threads": 2})
-    assert [difference.name for difference in find_differences([slow, fast])] == ["cpu"]
-    assert find_differences([conditions("c", {}), conditions("d", {"cpu_model": "Another"})]) == ()
-
-
-def test_on_one_machine_the_number_of_workers_counts(tmp_path):
-    cpu = {"device": "cpu", "gpu_name": None}
-    local = run(tmp_path / "a", "a", facts=cpu, fleet_kind="local")
-    remote = run(tmp_path / "b", "b", facts=cpu)
-    assert [difference.name for difference in find_differences([local, remote])] == ["workers"]
+@pytest.mark.parametrize("case", load_cases(__file__, "conditions.yaml"))
+def test_each_condition_that_differs_is_named_with_both_values(make_two, case):
+    """`software` and `full` of a side change its environment.json."""
+    sides = []
+    for options in case["input"]:
+        software = {"lock_digest": None, **options["software"]} if "software" in options else {}
+        full = environment(**software, **options.get("full", {}))
+        sides.append({**{key: value for key, value in options.items() if key != "software"}, "full": full})
+    differences = find_differences(make_two(*sides))
+    assert [difference.name for difference in differences] == case["expected"]
+    for difference in differences:
+        assert [run_id for run_id, _ in difference.values] == ["a", "b"]
+        assert difference.description.startswith(f"{difference.name}: a ")
+        assert difference.values[0][1] != difference.values[1][1]
 
 
 def test_a_run_on_two_kinds_of_gpu_differs_from_itself(tmp_path):
@@ -148,28 +120,3 @@ def test_other_gpus_of_the_same_kind_are_comparable_but_not_the_same(make_two):
 def test_gpus_without_uuids_do_not_count_as_the_same(tmp_path):
     conditions = run(tmp_path / "a", "a")
     assert not same_gpus(conditions, conditions)
-
-
-SOFTWARE = {"torch": "2.11.0", "numpy": "2.0"}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "differs"),
-    [
-        ((SOFTWARE, ["torch", "numpy"]), (SOFTWARE | {"gguf": "0.17"}, ["torch", "numpy"]), False),
-        ((SOFTWARE, ["torch"]), (SOFTWARE | {"gguf": "0.17"}, ["torch", "gguf"]), True),
-        ((SOFTWARE, ["torch"]), (SOFTWARE | {"numpy": "2.1"}, ["torch"]), False),
-        ((SOFTWARE, ["torch", "numpy"]), (SOFTWARE | {"numpy": "2.1"}, ["torch", "numpy"]), True),
-        ((SOFTWARE, ["torch"]), (SOFTWARE, ["torch", "numpy"]), False),  # another suite, the same packages
-        ((SOFTWARE, None), (SOFTWARE | {"gguf": "0.17"}, ["torch"]), True),  # an earlier version lists no imports
-        ((SOFTWARE, None), (SOFTWARE, ["torch"]), False),
-        ((SOFTWARE, "torch"), (SOFTWARE, [7, None]), False),
-    ],
-)
-def test_only_packages_that_a_trial_imported_count(make_two, first, second, differs):
-    def software(packages, imported):
-        full = environment(lock_digest=None, packages=packages)
-        return {"full": full if imported is None else full | {"imported": imported}}
-
-    differences = find_differences(make_two(software(*first), software(*second)))
-    assert [difference.name for difference in differences] == ["lock"] * differs
