@@ -7,5 +7,5 @@ connectors: registers the kinds of hosts that a fleet may have
 local: this machine as a host
 pods: a pod as a host, by `kubectl exec`
 process: runs one local program and pumps its streams
-ssh: a machine behind SSH as a host; gigabytes to it
+ssh: a machine behind SSH as a host
 """
