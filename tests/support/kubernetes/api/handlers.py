@@ -14,10 +14,10 @@ from aiohttp import web
 from tests.support.kubernetes.api.answers import SUCCESS, Json, Refusal, bad_request, details
 from tests.support.kubernetes.api.exec import Session, pick_container
 from tests.support.kubernetes.api.logs import serve_log
-from tests.support.kubernetes.api.selectors import object_filter, selector_matches
+from tests.support.kubernetes.api.selectors import object_filter
 from tests.support.kubernetes.api.write import Writer
 from tests.support.kubernetes.store.resources import Resource, Target
-from tests.support.kubernetes.store.store import Store, Watch, now, set_condition, true_conditions
+from tests.support.kubernetes.store.store import Store, Watch, now
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.faults import Faults
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
 _STATUS_AFTER_DELETE = ("configmaps", "secrets", "jobs.batch", "serviceaccounts", "roles.rbac.authorization.k8s.io")
 _WATCH_POLL_SEC = 1.0
-
-
-def _is_healthy(pod: Json) -> bool:
-    return "Ready" in true_conditions(pod) and not pod["metadata"].get("deletionTimestamp")
-
-
-def _is_selected(selector: Json, pod: Json) -> bool:
-    return selector_matches(selector, pod["metadata"].get("labels", {}))
 
 
 class Api:
@@ -108,35 +100,8 @@ class Api:
         """Handle POST, PUT and PATCH."""
         if not isinstance(body, (dict, list)):
             raise bad_request("the request has no body")
-        if at.resource.key == "pods" and at.subresource == "eviction":
-            return self._evict(at, body)
         written = self.writer.write(request.method, at, body, dict(request.query), request.content_type)
         return web.json_response(self._typed(at.resource, written.obj), status=201 if written.created else 200)
-
-    def _evict(self, at: Target, body: Any) -> web.StreamResponse:
-        options = body.get("deleteOptions") or {} if isinstance(body, dict) else {}
-        self._check_budgets(self.store.get("pods", at.namespace, at.name))
-
-        def disrupt(changed: Json) -> None:
-            reason = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
-            set_condition(changed, "DisruptionTarget", True, **reason)
-
-        self.store.edit("pods", at.namespace, at.name, disrupt)
-        self.delete("pods", at.namespace, at.name, options)
-        return web.json_response(SUCCESS, status=201)
-
-    def _check_budgets(self, pod: Json) -> None:
-        """Check the PodDisruptionBudgets of a Ready pod; supports only a numeric `minAvailable`. Raises Refusal."""
-        if not _is_healthy(pod):
-            return
-        namespace = pod["metadata"]["namespace"]
-        for budget in self.store.list("poddisruptionbudgets.policy", namespace):
-            selector, least = budget["spec"]["selector"], int(budget["spec"]["minAvailable"])
-            selected = [other for other in self.store.list("pods", namespace) if _is_selected(selector, other)]
-            if _is_selected(selector, pod) and sum(map(_is_healthy, selected)) <= least:
-                raise Refusal(
-                    429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget."
-                )
 
     # Deleting
 

@@ -181,8 +181,6 @@ class Server:
         raw = await request.read()
         if not raw:
             return None
-        if raw.startswith(b"k8s\x00") and b"Eviction" in raw:  # Protobuf, by `kubectl drain`
-            return {"kind": "Eviction", "metadata": {}}
         try:
             return json.loads(raw)  # type: ignore[no-any-return]
         except ValueError as error:
