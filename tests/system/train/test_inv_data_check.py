@@ -40,7 +40,7 @@ def test_data_that_cannot_be_used_is_one_line_and_nothing_hangs(project: Project
         (bad, lines(3) + '{"text": "x"}\n', "line 4: expected an object with messages"),
         (bad, lines(3) + "{\n" * 30, " | line 23: not JSON; "),
         (bad, '{"prompt": "x", "completion": ""}\n', "no example is left to train on"),
-        (project.folder / "fifo", None, "not a regular file"),
+        (project.folder / "fifo", None, "fifo: cannot be read: "),
         (project.folder / "none", None, "cannot be read: No such file or directory"),
     ):
         if content is not None:

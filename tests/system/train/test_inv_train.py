@@ -4,6 +4,7 @@ Everything is real except the steps, which compute nothing (tests/support/hosts/
 the sum of the step numbers, so a repeated or missing step is visible. Not covered here: ranks, pods, real steps.
 """
 
+import importlib.util
 import json
 import re
 import shlex
@@ -109,9 +110,10 @@ def test_ctrl_c_detaches_from_the_training_and_cancel_stops_it_with_a_checkpoint
     hold_file.touch()
     assert project.trainers()
 
-    shown = project.inv("tensorboard", "--once").stdout.strip()
-    (events,) = (project.folder / shown / "train").iterdir()
-    assert events.read_bytes().count(b"train/loss") >= 5  # although no operator is attached
+    if importlib.util.find_spec("tensorboard") is not None:  # of the extra `tools`
+        shown = project.inv("tensorboard", "--once").stdout.strip()
+        (events,) = (project.folder / shown / "train").iterdir()
+        assert events.read_bytes().count(b"train/loss") >= 5  # although no operator is attached
 
     assert "inv train --resume=" in project.inv_error("train", code=3)
     assert "`inv train --resume=" in project.inv("cancel").stdout
@@ -235,7 +237,7 @@ def test_bad_input_is_refused_in_one_line_and_nothing_starts(project, hold_file:
         ((), {"INVOKE_TRAIN_MAX_HOURS": "soon"}, "train.max_hours: expected a number above 0"),
         ((), {"INVOKE_TRAIN_MAX_SEQ_LEN": "100000"}, "max_seq_len: 100000 is more than the"),
         ((), {"INVOKE_DATA_PATH": str(few)}, "no example is held out for validation; raise train.validation_fraction"),
-        ((), {"INVOKE_DATA_PATH": "/dev/zero"}, "not a regular file"),
+        ((), {"INVOKE_DATA_PATH": "/dev/zero"}, "/dev/zero: cannot be read: "),
         (("--resume",), {}, "there is no run yet"),
     ]
     for flags, environment, message in cases:
