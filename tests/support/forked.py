@@ -88,8 +88,9 @@ class ForkServer:
         self._process = self._start((sys.executable, *arguments), env=environment, stdin=stdin)
         deadline = time.monotonic() + START_SEC
         while not self.path.exists():
-            assert self._process.poll() is None, "the server did not start"
-            assert time.monotonic() < deadline, f"the server did not start within {START_SEC:.0f} s"
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()  # closes its pipe
+                raise AssertionError(f"the server ended, or did not start within {START_SEC:.0f} s")
             time.sleep(0.01)
         return self
 
