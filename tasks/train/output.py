@@ -25,6 +25,10 @@ from tasks.train.forecast import ProbeResult, TrainingForecast
 
 TARGET_STYLE, OTHER_STYLE = "bold green", "dim"
 TARGET_MARKS = ("[[", "]]")
+MIN_STEPS = 30
+MIN_HELD_OUT = 20
+MAX_LEFT_OUT_PERCENT = 5
+MAX_HELD_OUT_SHARE = 0.5  # the largest train.validation_fraction
 HIGH_COMMUNICATION_PERCENT = 5  # share of a step above which settings that reduce it are suggested
 BAR_WIDTH = 40  # characters
 MAX_EXAMPLE_CHARS = 1200
@@ -32,7 +36,8 @@ MAX_EXAMPLE_CHARS = 1200
 
 def show_report(out: Console, report: DataReport, settings: Settings, predicted: TrainingForecast) -> None:
     """Print the data report and the forecast."""
-    for line in (*data_lines(report, settings), *headline(predicted)):
+    warnings = small_data_warnings(report, settings, predicted.steps).values()
+    for line in (*data_lines(report, settings), *headline(predicted), *warnings):
         out.print(Text(line))
     out.print(_files(report))
     out.print(_lengths(report))
@@ -49,7 +54,7 @@ def html_page(report: DataReport, settings: Settings, predicted: TrainingForecas
     return data_page.render(
         _escaped(report),
         numbers=data_lines(report, settings),
-        forecast=headline(predicted),
+        forecast=[*headline(predicted), *small_data_warnings(report, settings, predicted.steps).values()],
         max_example_chars=MAX_EXAMPLE_CHARS,
     )
 
@@ -118,6 +123,33 @@ def headline(predicted: TrainingForecast) -> list[str]:
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
 
 
+def small_data_warnings(report: DataReport, settings: Settings, steps: int) -> dict[str, str]:
+    """Return a line for each way in which the training shows or learns little, by the setting that changes it."""
+    train, lines = settings.train, {}
+    if steps < MIN_STEPS and train.max_steps is None:
+        epochs = math.ceil(train.epochs * MIN_STEPS / steps)
+        lines["train.epochs"] = (
+            f"! {count(steps, 'step')}, fewer than {MIN_STEPS}: adapters learn little; train.epochs: {epochs}, or "
+            "fewer rows a step (train.rows_per_step)"
+        )
+    if 0 < report.validation_examples < MIN_HELD_OUT:
+        share = MIN_HELD_OUT / (report.examples + report.validation_examples)
+        remedy = "name more in train.validation_file"
+        if train.validation_file is None and share <= MAX_HELD_OUT_SHARE:
+            remedy = f"train.validation_fraction: {math.ceil(100 * share) / 100:g}, or a train.validation_file"
+        lines["train.validation_fraction"] = (
+            f"! {count(report.validation_examples, 'example')} held out, fewer than {MIN_HELD_OUT}: their loss shows "
+            f"little; {remedy}"
+        )
+    all_lines = report.examples + report.validation_examples + report.left_out
+    if 100 * report.left_out > MAX_LEFT_OUT_PERCENT * all_lines:
+        lines["train.max_seq_len"] = (
+            f"! {report.left_out:,} of {all_lines:,} lines are left out, more than {MAX_LEFT_OUT_PERCENT} %; "
+            "`inv data.check` lists the reasons"
+        )
+    return lines
+
+
 def _communication(predicted: TrainingForecast) -> list[str]:
     if predicted.workers == 1:
         return []
@@ -137,10 +169,15 @@ def _communication(predicted: TrainingForecast) -> list[str]:
 
 
 def show_plan(
-    out: Console, trial: Trial, probe: ProbeResult, predicted: TrainingForecast, names: Sequence[str]
+    out: Console,
+    settings: Settings,
+    trial: Trial,
+    probe: ProbeResult,
+    predicted: TrainingForecast,
+    names: Sequence[str],
 ) -> None:
     """Print the plan of `inv train --dry-run`."""
-    for line in headline(predicted):
+    for line in (*headline(predicted), *small_data_warnings(probe.data, settings, predicted.steps).values()):
         out.print(Text(line))
     training = trial.training
     rows = plain_table("setting", "value")

@@ -76,7 +76,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     forecast.check_time_limit(predicted)
     names = [host.name for host in hosts[:count]]
     if options.dry_run:
-        output.show_plan(console(), trial, probe, predicted, names)
+        output.show_plan(console(), settings, trial, probe, predicted, names)
         return
     run = runner.new_record(
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
@@ -84,7 +84,8 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts[:count])
         run, folder, ledger = runner.write_plan(settings, run)
-        for line in output.headline(predicted):
+        warnings = output.small_data_warnings(probe.data, settings, predicted.steps).values()
+        for line in (*output.headline(predicted), *warnings):
             print(line)
         TrainingSession.create(settings, run, folder, ledger, hosts).wait(plain=options.plain)
 
@@ -105,7 +106,8 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
         predicted = forecast.predict(settings, trial, probe)
         forecast.check_time_limit(predicted)
         inputs = forecast.run_inputs(trial, probe, predicted)
-        for line in output.headline(predicted):
+        warnings = output.small_data_warnings(probe.data, settings, predicted.steps).values()
+        for line in (*output.headline(predicted), *warnings):
             print(line)
     run = submit_job.new_run(settings, _planned_trial(trial, names[0]), names, inputs)
     submit_job.submit(settings, run, options, lambda: runner.write_plan(settings, run))

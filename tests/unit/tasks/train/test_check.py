@@ -14,6 +14,7 @@ from reports.training import data_page
 from tasks.errors import RetryableError, UsageError
 from tasks.settings.load import Settings
 from tasks.train import forecast, output, trial_spec
+from tests.support.cases import Case, load_cases
 from tests.unit.tasks.train.conftest import MakeSettings
 
 REPORT = DataReport(
@@ -129,9 +130,20 @@ def test_a_fallback_of_the_recipe_is_a_warning_and_stands_in_the_plan(settings: 
     predicted = forecast.predict(settings(), trial, probe)
     assert f"! recipe {fallback}" in output.headline(predicted)
     out = Console(file=io.StringIO(), width=120)
-    output.show_plan(out, trial, probe, predicted, ["worker-0"])
+    output.show_plan(out, settings(), trial, probe, predicted, ["worker-0"])
     assert f"{fallback}, bf16" in " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
     assert forecast.predict(settings(), trial, make_probe(recipe=trial.recipe)).fallback is None
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "small_data.yaml"))
+def test_a_training_that_shows_or_learns_little_is_a_warning_with_the_setting(
+    settings: MakeSettings, case: Case
+) -> None:
+    report = dataclasses.replace(REPORT, **case["input"].get("report", {}))
+    lines = output.small_data_warnings(report, settings(**case["input"].get("train", {})), case["input"]["steps"])
+    assert list(lines) == list(case["expected"])
+    for setting, remedy in case["expected"].items():
+        assert remedy in lines[setting]
 
 
 @pytest.mark.parametrize(("max_hours", "left"), [(None, None), (1.0, None), (0.5, 1), (1e-9, 0)])
