@@ -4,7 +4,6 @@ Everything is real except the steps, which compute nothing (tests/support/hosts/
 the sum of the step numbers, so a repeated or missing step is visible. Not covered here: ranks, pods, real steps.
 """
 
-import importlib.util
 import json
 import re
 import shlex
@@ -110,10 +109,9 @@ def test_ctrl_c_detaches_from_the_training_and_cancel_stops_it_with_a_checkpoint
     hold_file.touch()
     assert project.trainers()
 
-    if importlib.util.find_spec("tensorboard") is not None:  # of the extra `tools`
-        shown = project.inv("tensorboard", "--once").stdout.strip()
-        (events,) = (project.folder / shown / "train").iterdir()
-        assert events.read_bytes().count(b"train/loss") >= 5  # although no operator is attached
+    shown = project.inv("tensorboard", "--once").stdout.strip()
+    (events,) = (project.folder / shown / "train").iterdir()
+    assert events.read_bytes().count(b"train/loss") >= 5  # although no operator is attached
 
     assert "inv train --resume=" in project.inv_error("train", code=3)
     assert "`inv train --resume=" in project.inv("cancel").stdout
