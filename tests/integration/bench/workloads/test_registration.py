@@ -63,23 +63,16 @@ def run(tree: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_workload_needs_its_module_and_its_registration(tree: Path, model_folder: Path, data_file: Path) -> None:
-    inputs = ("--model", str(model_folder), "--data", str(data_file))
-    trial = ("--suite", "dummies", "--trial-name", "dummy", "--profile", "tiny")
-    ended = run(tree, "-m", "bench", "run", *trial, *inputs, "--out", "out")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    result = json.loads((tree / "out" / "result.json").read_text())
-    assert result["trial"]["deadline_sec"] == 77.0
-    assert [measurement["value"] for measurement in result["measurements"][:2]] == [500.0, 1000.0]
-
     settings = {"model": {"path": str(model_folder)}, "data": {"path": str(data_file)}, "fleet": {"size": 1}}
     (tree / "f.yaml").write_text(json.dumps(settings))
-    planned = run(tree, "tasks/cli/inv", "-f", "f.yaml", "bench", "--suite=dummies", "--dry-run")
-    assert planned.returncode == 0, planned.stderr
-    assert "64" in planned.stdout.split("dummy")[2].split()
-    ended = run(tree, "tasks/cli/inv", "-f", "f.yaml", "bench", "--suite=dummies", "--plain")
-    assert ended.returncode == 0, ended.stderr
-    ended = run(tree, "tasks/cli/inv", "-f", "f.yaml", "report")
-    assert ended.returncode == 0, ended.stderr
+    bench = ("bench", "--suite=dummies")
+    done = run(tree, "tasks/cli/inv", "-f", "f.yaml", *bench, "--dry-run", *bench, "--plain", "report")
+    assert done.returncode == 0, done.stderr
+    assert "64" in done.stdout.split("dummy")[2].split(), "the plan shows the size"
+    (path,) = (tree / "results" / "latest" / "trials").glob("*/result.json")
+    result = json.loads(path.read_text())
+    assert result["trial"]["deadline_sec"] == 77.0
+    assert [measurement["value"] for measurement in result["measurements"][:2]] == [500.0, 1000.0]
     report = tree / "results" / "latest" / "report"
     text = (report / "report.md").read_text()
     assert "### Dummies" in text

@@ -29,6 +29,8 @@ OPTIONAL_PART = re.compile(r"\[[^\]]*\]|\.\.\.|\N{HORIZONTAL ELLIPSIS}")
 def texts(path: Path) -> Iterator[str]:
     """Yield the string literals of a module, with `{}` for each value of an f-string; or a document."""
     source = path.read_text(encoding="utf-8")
+    if "inv " not in source:
+        return
     if path.suffix != ".py":
         yield source
         return
@@ -74,17 +76,20 @@ def problem_of(parser: Parser, arguments: list[str]) -> str | None:
 
 
 def test_every_printed_command_can_be_typed(parser: Parser, capsys: pytest.CaptureFixture[str]) -> None:
-    problems: dict[str, str] = {}
-    count = 0
+    files: dict[str, list[str]] = {}
     for path, command in printed_commands():
+        files.setdefault(command, []).append(str(path.relative_to(ROOT)))
+    problems: list[str] = []
+    count = 0
+    for command, paths in files.items():
         arguments = shlex.split(OPTIONAL_PART.sub("", command).partition("|")[0])
         if arguments[:1] == ["help"]:
             arguments = arguments[1:]
         if not arguments or arguments[0] in ("X", "TASK", "GROUP") or not re.fullmatch(r"[a-z-][^*]*", arguments[0]):
             continue  # the command is a value, a group of commands, or a sentence about any command
-        count += 1
+        count += len(paths)
         if (problem := problem_of(parser, arguments)) is not None:
-            problems[f"{path.relative_to(ROOT)}: {command}"] = problem
-    assert not problems, "\n".join(f"{command}: {problem}" for command, problem in problems.items())
+            problems.append(f"{', '.join(paths)}: {command}: {problem}")
+    assert not problems, "\n".join(problems)
     assert count > 200
     assert capsys.readouterr().err == "", f"a renamed flag is printed: {RENAMED_FLAGS}"
