@@ -7,6 +7,7 @@ in each folder and fails if it does not fit.
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -299,7 +300,8 @@ def check_tmpdir(tmp: FolderInfo) -> None:
         )
     if not tmp.writable:
         raise InsufficientSpace(
-            f"--tmpdir {tmp.path}: not writable for this user", remedy=f"run on the VM: sudo chown $USER {tmp.path}"
+            f"--tmpdir {tmp.path}: not writable for this user",
+            remedy=f"run on the VM: sudo chown $USER {shlex.quote(str(tmp.path))}",
         )
     if tmp.kind in UNSUITABLE_FILESYSTEMS:
         raise InsufficientSpace(

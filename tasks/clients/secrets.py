@@ -1,6 +1,7 @@
 """Passwords and tokens, read from a private file, a pipe or the terminal."""
 
 import errno
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -28,7 +29,9 @@ def read_secret(settings: Settings, setting: str, name: str, *, in_header: bool 
     with file_errors(f"{setting}: {path}: cannot be read"):
         mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"{setting}: {path}: other users may read it", remedy=f"type: chmod 600 {path}")
+        raise UsageError(
+            f"{setting}: {path}: other users may read it", remedy=f"type: chmod 600 {shlex.quote(str(path))}"
+        )
     if not text.strip():
         raise UsageError(f"{setting}: {path}: is empty")
     text = text.removesuffix("\n")

@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -139,7 +140,9 @@ def check_private(path: Path, reason: str) -> None:
         return  # reading it reports the error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         name = display_path(path)
-        raise UsageError(f"{name}: other users can access it, and {reason}", remedy=f"type: chmod 600 {name}")
+        raise UsageError(
+            f"{name}: other users can access it, and {reason}", remedy=f"type: chmod 600 {shlex.quote(str(path))}"
+        )
 
 
 def _read_section(file: Path, name: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import socket
 import stat
@@ -96,10 +97,10 @@ def check_mounted(file: Path, mount_point: Path) -> None:
     except OSError:
         backing = "another disk"
     if not (file.exists() and os.path.realpath(file) == backing):
-        folder = Path(backing).parent.parent
+        folder = shlex.quote(str(Path(backing).parent.parent))
         raise EngineSetupError(
             f"{mount_point}: {backing} is mounted there, not {file}; use --tmpdir {folder}, or stop that engine and "
-            f"unmount its data on the VM: sudo umount {mount_point}"
+            f"unmount its data on the VM: sudo umount {shlex.quote(str(mount_point))}"
         )
 
 

@@ -14,6 +14,7 @@ import grp
 import json
 import os
 import pwd
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -86,7 +87,7 @@ def _check_folder(handle: int, folder: Path) -> None:
     if mode & 0o022:
         raise ForeignOwner(
             f"{folder}: writable for other users (mode {mode:04o}), so its content cannot be trusted; check its "
-            f"content, then run on the VM: chmod 700 {folder}"
+            f"content, then run on the VM: chmod 700 {shlex.quote(str(folder))}"
         )
     if mode & 0o077:
         os.fchmod(handle, 0o700)
@@ -146,22 +147,23 @@ def _check_link(link: Path, status: os.stat_result) -> None:
 def _check_ancestor(folder: Path, status: os.stat_result) -> None:
     """Reject a folder whose entries another user could replace, ours among them."""
     owner, mode = user_name(status.st_uid), f"mode {stat.S_IMODE(status.st_mode):04o}"
+    typed = shlex.quote(str(folder))
     if status.st_uid not in (0, os.geteuid()):
         raise ForeignOwner(
             f"{folder}: belongs to {owner}, who can replace other users' files in it; run on the VM: sudo chown root "
-            f"{folder}, or set --tmpdir to another folder"
+            f"{typed}, or set --tmpdir to another folder"
         )
     if status.st_mode & stat.S_ISVTX:
         return
     if status.st_mode & stat.S_IWOTH:
         raise ForeignOwner(
             f"{folder}: owned by {owner}: any user can replace other users' files in it ({mode}); run on the VM: "
-            f"sudo chmod +t {folder}"
+            f"sudo chmod +t {typed}"
         )
     if status.st_mode & stat.S_IWGRP and not _is_private_group(folder, status.st_gid):
         raise ForeignOwner(
             f"{folder}: owned by {owner}: the group {group_name(status.st_gid)} can replace other users' files in it "
-            f"({mode}); run on the VM: sudo chmod +t {folder}"
+            f"({mode}); run on the VM: sudo chmod +t {typed}"
         )
 
 
@@ -187,7 +189,7 @@ def _foreign_owner(folder: Path, owner: int) -> ForeignOwner:
     me = user_name(os.geteuid())
     return ForeignOwner(
         f"{folder}: belongs to {user_name(owner)}, not to {me}; set --tmpdir to another folder, for example one "
-        f"created there with `mkdir -m 700 {folder.parent}/{me}`"
+        f"created there with `mkdir -m 700 {shlex.quote(str(folder.parent / me))}`"
     )
 
 

@@ -97,9 +97,8 @@ class KeyAuthStrategy(AuthStrategy):
         except (paramiko.SSHException, UnknownKeyType, ValueError, TypeError) as error:
             needs_passphrase = isinstance(error, paramiko.PasswordRequiredException)
             is_locked = needs_passphrase or "password" in str(error).lower() or "encrypted" in str(error).lower()
-            self._unusable.append(
-                f"{file} has a passphrase: `ssh-add {file}` first" if is_locked else f"{file} is not a usable key"
-            )
+            unlock = f"has a passphrase: `ssh-add {shlex.quote(str(file))}` first"
+            self._unusable.append(f"{file} {unlock if is_locked else 'is not a usable key'}")
         except OSError as error:
             self._unusable.append(f"{file} cannot be read: {error.strerror}")
         return None

@@ -22,7 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change 
 
 @pytest.fixture
 def share(tmp_path: Path) -> Path:
-    folder = tmp_path / "share"
+    folder = tmp_path / "team share"
     folder.mkdir()
     folder.chmod(0o1777)
     return folder
@@ -76,13 +76,13 @@ def test_a_folder_writable_for_others_is_not_trusted(share: Path) -> None:
     ours = share / "qlora-fleet"
     ours.mkdir()
     ours.chmod(0o775)
-    with pytest.raises(ForeignOwner, match=rf"^{ours}: .*\(mode 0775\).*; .*chmod 700 {ours}"):
+    with pytest.raises(ForeignOwner, match=rf"^{ours}: .*\(mode 0775\).*; .*chmod 700 '{ours}'"):
         ensure_own_folder(ours)
 
 
 def test_a_world_writable_share_without_sticky_bit_is_refused(share: Path) -> None:
     share.chmod(0o777)
-    with pytest.raises(ForeignOwner, match=rf"^{share}: .*; .*sudo chmod \+t {share}"):
+    with pytest.raises(ForeignOwner, match=rf"^{share}: .*; .*sudo chmod \+t '{share}'"):
         ensure_own_folder(share / "qlora-fleet")
 
 
@@ -90,10 +90,10 @@ def test_a_world_writable_share_without_sticky_bit_is_refused(share: Path) -> No
 @pytest.mark.parametrize(
     ("group", "mode", "owner", "token"),
     [
-        (OTHER, 0o2775, 0, "sudo chmod +t {share}"),
-        (OTHER, 0o775, 0, "sudo chmod +t {share}"),
-        (OTHER, 0o1777, OTHER, "sudo chown root {share}"),
-        (OTHER, 0o755, OTHER, "sudo chown root {share}"),
+        (OTHER, 0o2775, 0, "sudo chmod +t '{share}'"),
+        (OTHER, 0o775, 0, "sudo chmod +t '{share}'"),
+        (OTHER, 0o1777, OTHER, "sudo chown root '{share}'"),
+        (OTHER, 0o755, OTHER, "sudo chown root '{share}'"),
     ],
 )
 @pytest.mark.parametrize("below", ["", "team"])

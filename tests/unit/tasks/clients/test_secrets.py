@@ -59,7 +59,7 @@ def private_file(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: (path.write_text("token"), path.chmod(0o640)), "chmod 600"),
+        (lambda path: (path.write_text("token"), path.chmod(0o640)), r"chmod 600 '/.*'$"),
         (lambda path: private_file(path, b" \n"), "empty"),
         (lambda path: path, "No such file or directory"),
         (lambda path: os.mkfifo(path, 0o600), "pipe"),
@@ -69,9 +69,9 @@ def private_file(path: Path, content: bytes) -> None:
     ],
 )
 def test_an_unusable_password_file_is_named(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
-    make(tmp_path / "token")
-    with pytest.raises(UsageError, match=rf"^registry\.password_file: .*token: .*{problem}"):
-        password(tmp_path, "token")
+    make(tmp_path / "my token")
+    with pytest.raises(UsageError, match=rf"^registry\.password_file: .*my token: .*{problem}"):
+        password(tmp_path, "my token")
 
 
 @pytest.mark.parametrize("size", [6, 1 << 20 | 1])

@@ -62,9 +62,11 @@ def test_a_missing_or_invalid_value_is_reported(
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path, keys: ApiKey, mode: int) -> None:
-    config = keys.write_config(tmp_path)
-    (tmp_path / ".oci" / "key.pem").chmod(mode)
-    with pytest.raises(UsageError, match=r"private key; type: chmod 600 .*key\.pem"):
+    home = tmp_path / "my home"
+    home.mkdir()
+    config = keys.write_config(home)
+    (home / ".oci" / "key.pem").chmod(mode)
+    with pytest.raises(UsageError, match=r"private key; type: chmod 600 '/.*key\.pem'$"):
         profile(config)
 
 
