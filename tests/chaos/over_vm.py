@@ -193,7 +193,9 @@ class _FaultInjector(FaultThread):
     def _exchange(self) -> None:
         """Exchange files of the context or a byte of the weights: now, or as the engine's client starts."""
         context = f"{self._vm.tmpdir}/qlora-fleet/context"
-        script = self.rng.choice(list(EXCHANGES.values())).format(context=context)
+        name, commands = self.rng.choice(list(EXCHANGES.items()))
+        self.injected[name] += 1
+        script = commands.format(context=context)
         if self.rng.random() < 0.3:
             self._vm.vm.run("sh", "-c", script, user=USER, check=False)
         else:
