@@ -21,7 +21,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from bench.data import packing, readers
+from bench.data import file_types, packing, readers
+from bench.data.formats import shorten
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import DROPPED_KINDS, SKIPPED, DataFindings, Example, ExampleBuilder
 from bench.data.model_folder import check_model
@@ -203,7 +204,7 @@ def _add_unread_keys(files: Sequence[DataFile], findings: DataFindings) -> None:
         for key in conversation.unread_keys:
             if key in keys or len(keys) < MAX_UNREAD_KEYS:
                 keys.add(key)
-                findings.add(UNREAD_KEY.format(readers.shorten(key)), conversation)
+                findings.add(UNREAD_KEY.format(shorten(key)), conversation)
             else:
                 findings.add(OTHER_UNREAD_KEYS, conversation)
 
@@ -265,7 +266,7 @@ def load_examples(
     model_sha256 = check_model(model).sha256
     paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
     if cache_dir is not None:
-        key = cache_key(spec, [readers.sha256_of(Path(path)) for path in paths], model_sha256)
+        key = cache_key(spec, [file_types.sha256_of(Path(path)) for path in paths], model_sha256)
         if (cached := load_cached(cache_dir, key)) is not None:
             return cached, True
     files, held_out = read(spec)

@@ -120,6 +120,30 @@ FORMATS = index_formats(
 )
 
 
+def detect_kind(location: str, document: Mapping[str, Any]) -> str:
+    """Return the name of the one format whose keys are all there. Raises InputError for none or several."""
+    kinds = [kind for kind, data_format in FORMATS.items() if all(map(document.__contains__, data_format.keys))]
+    if len(kinds) != 1:
+        actual = f"the keys of {' and '.join(kinds)}" if kinds else _list_keys(document)
+        raise InputError(f"{location}: expected an object with {expected_keys()}, found {actual}")
+    return kinds[0]
+
+
+def _list_keys(document: Mapping[str, Any]) -> str:
+    names = [shorten(key) for key in document]
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return f"keys {shown}" if names else "no keys"
+
+
+def shorten(key: str) -> str:
+    """Return a key of the data for a message, without control characters and cut after 40 characters."""
+    return repr(key)[1:-1][:40]
+
+
+def expected_keys() -> str:
+    return ", or ".join(" and ".join(data_format.keys) for data_format in FORMATS.values())
+
+
 def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
     """Return the role and content of a turn: a known role, text, and a system turn only as the first."""
     location, role_name, content = turn.location, turn.role, turn.content
@@ -164,7 +188,7 @@ def _is_no(value: object) -> bool:
 
 
 def _is_not_false(value: object) -> bool:
-    return value is not False and not (isinstance(value, int) and value == 0)
+    return value is not False and not (isinstance(value, int | float) and value == 0)
 
 
 def _is_one(value: object) -> bool:

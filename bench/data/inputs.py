@@ -46,10 +46,11 @@ class DataFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """One line of a data file: its file and line number, and its turns as (role, content).
+    """One line of a data file: its file and number, and its turns as (role, content).
 
-    `digest` is the sha256 of the turns: equal for lines of any kind with the same turns. The first `prompt_turns` turns
-    are the prompt; answers in it, and turns in `untrained`, which the line excludes, are not trained on.
+    `unit` is what the number counts: "line", or "row" in files without lines. `digest` is the sha256 of the turns:
+    equal for lines of any kind with the same turns. The first `prompt_turns` turns are the prompt; answers in it, and
+    turns in `untrained`, which the line excludes, are not trained on.
     """
 
     file: str
@@ -59,6 +60,7 @@ class Conversation:
     prompt_turns: int = 0
     untrained: tuple[int, ...] = ()
     unread_keys: tuple[str, ...] = ()
+    unit: str = "line"
 
     @property
     def answers(self) -> list[int]:
@@ -75,7 +77,7 @@ class Conversation:
 
     @property
     def location(self) -> str:
-        return f"{self.file}: line {self.line}"
+        return f"{self.file}: {self.unit} {self.line}"
 
 
 Inputs: TypeAlias = tuple[ModelFacts, DataFacts, list[Conversation]]

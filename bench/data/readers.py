@@ -1,27 +1,34 @@
 """Reader of data files for trainings and benchmarks: each line checked, unusable lines listed at once or left out.
 
-One JSON object per line, one format per file, recognised by its keys (`bench.data.formats`). Only the standard library.
+A line is a row of a file of any type (`bench.data.file_types`). One format per file, recognised by its keys
+(`bench.data.formats`). Only the standard library.
 
-Every error is an InputError of one line that names the file, the line and the key. Only regular files are read, and at
-most `MAX_LINE_BYTES` of a line are held in memory.
+Every error is an InputError of one line that names the file, the line or row, and the key.
 """
 
 import codecs
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as quoted
 from pathlib import Path
 from typing import Any
 
-from bench.data.formats import FORMATS, KNOWN_TURN_KEYS, check_keys, check_turn, is_trained, system_turn
+from bench.data.file_types import DataRows, Row, parse_json
+from bench.data.formats import (
+    FORMATS,
+    KNOWN_TURN_KEYS,
+    check_keys,
+    check_turn,
+    detect_kind,
+    expected_keys,
+    is_trained,
+    system_turn,
+)
 from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.records import schema
-from bench.records.atomic_files import open_regular
 from bench.records.training import MAX_SKIPPED_SHARE
 
-MAX_LINE_BYTES = 16 << 20
 MAX_LISTED = 20
 MAX_REASON_CHARS = 160
 
@@ -93,28 +100,26 @@ class DataFile:
 
 def read(path: Path, bad_line_policy: str | None = "refuse") -> DataFile:
     """Read every line of a data file. Raises InputError, which lists the lines that cannot be used."""
-    name, digest, size, kind = str(path), hashlib.sha256(), 0, ""
+    name, kind, rows = str(path), "", DataRows(path)
     conversations: list[Conversation] = []
     bad_lines = BadLines(source=name, policy=bad_line_policy)
-    for number, line in _read_lines(path):
-        digest.update(line)
-        size += len(line)
-        if not line.strip():
+    for number, row in rows:
+        if isinstance(row, bytes) and not row.strip():
             continue
         try:
-            kind, conversation = _parse_line(name, number, line, kind)
+            kind, conversation = _parse_row(name, rows.unit, number, row, kind)
         except InputError as error:
             bad_lines.add(error)
         else:
             conversations.append(conversation)
     bad_lines.check(len(conversations) + bad_lines.count)
     if not conversations:
-        raise InputError(f"{path}: empty", remedy="name a file with one JSON chat per line")
+        raise InputError(f"{path}: empty", remedy="name a file with conversations")
     return DataFile(
         path=name,
         kind=kind,
-        sha256=digest.hexdigest(),
-        bytes=size,
+        sha256=rows.sha256,
+        bytes=rows.bytes,
         conversations=tuple(conversations),
         bad_lines=bad_lines,
     )
@@ -132,14 +137,16 @@ def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
     return DataFacts(path=data.path, sha256=data.sha256, samples=len(usable), skipped=skipped), usable
 
 
-def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tuple[str, Conversation]:
-    """Return the kind of a line, which must be `expected_kind` if there is one, and its conversation."""
-    location = f"{file}: line {number}"
-    document = _parse_object(location, line)
-    kind = _detect_kind(location, document)
+def _parse_row(file: str, unit: str, number: int, row: Row, expected_kind: str) -> tuple[str, Conversation]:
+    """Return the kind of a row, which must be `expected_kind` if there is one, and its conversation."""
+    if isinstance(row, InputError):
+        raise row
+    location = f"{file}: {unit} {number}"
+    document = _parse_object(location, row) if isinstance(row, bytes) else row
+    kind = detect_kind(location, document)
     if expected_kind and kind != expected_kind:
         raise InputError(
-            f"{location}: has the keys of {kind}, earlier lines those of {expected_kind}",
+            f"{location}: has the keys of {kind}, earlier ones those of {expected_kind}",
             remedy="use one kind per file",
         )
     data_format = FORMATS[kind]
@@ -158,6 +165,7 @@ def _parse_line(file: str, number: int, line: bytes, expected_kind: str) -> tupl
     return kind, Conversation(
         file=file,
         line=number,
+        unit=unit,
         turns=tuple(turns),
         digest=_digest(location, turns),
         prompt_turns=sum(raw.key == "prompt" for raw in raw_turns),
@@ -175,72 +183,16 @@ def _digest(location: str, turns: Sequence[tuple[str, str]]) -> bytes:
     return hashlib.sha256(encoded).digest()
 
 
-def sha256_of(path: Path) -> str:
-    """Hash a data file like `read`, without parsing its lines. Raises InputError."""
-    digest = hashlib.sha256()
-    for _, line in _read_lines(path):
-        digest.update(line)
-    return digest.hexdigest()
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    try:
-        with open_regular(path) as file:
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise InputError(
-                        f"{path}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB", remedy="split or remove it"
-                    )
-                yield number, line
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read: {error.strerror}", remedy="name a regular file with one JSON object per line"
-        ) from error
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
-
-
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:
     try:
-        document = DECODER.decode(line.decode("utf-8"))
+        text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{location}: not UTF-8 text") from error
-    except schema.SchemaError as error:
-        raise InputError(f"{location}: {error}", remedy="remove one of them") from error
-    except (ValueError, RecursionError) as error:
-        if line.startswith(codecs.BOM_UTF8):
-            raise InputError(
-                f"{location}: begins with a byte order mark", remedy="save the file as UTF-8 without one"
-            ) from error
-        raise InputError(f"{location}: not JSON", remedy="write one complete object per line") from error
+    if line.startswith(codecs.BOM_UTF8):
+        raise InputError(f"{location}: begins with a byte order mark", remedy="save the file as UTF-8 without one")
+    document = parse_json(location, text)
     if not isinstance(document, dict):
         raise InputError(
-            f"{location}: expected a JSON object with {_expected_keys()}, found {schema.type_name(document)}"
+            f"{location}: expected a JSON object with {expected_keys()}, found {schema.type_name(document)}"
         )
     return document
-
-
-def _detect_kind(location: str, document: Mapping[str, Any]) -> str:
-    kinds = [kind for kind, data_format in FORMATS.items() if all(map(document.__contains__, data_format.keys))]
-    if len(kinds) != 1:
-        actual = f"the keys of {' and '.join(kinds)}" if kinds else _list_keys(document)
-        raise InputError(f"{location}: expected an object with {_expected_keys()}, found {actual}")
-    return kinds[0]
-
-
-def _list_keys(document: Mapping[str, Any]) -> str:
-    names = [shorten(key) for key in document]
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    return f"keys {shown}" if names else "no keys"
-
-
-def shorten(key: str) -> str:
-    """Return a key of the data for a message, without control characters and cut after 40 characters."""
-    return repr(key)[1:-1][:40]
-
-
-def _expected_keys() -> str:
-    return ", or ".join(" and ".join(data_format.keys) for data_format in FORMATS.values())

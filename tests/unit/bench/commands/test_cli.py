@@ -26,7 +26,8 @@ from tests.support.reports.synthetic import metrics_of
 
 BEFORE_THE_STACK = (
     *("commands/cli.py", "commands/run.py"),
-    *("data/formats.py", "data/readers.py", "data/inputs.py", "data/model_folder.py", "data/trial_inputs.py"),
+    *("data/file_types.py", "data/formats.py", "data/readers.py", "data/inputs.py", "data/model_folder.py"),
+    "data/trial_inputs.py",
     *("harness/record.py", "harness/termination.py", "machine/fingerprint.py"),
     *(str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench" / "records").glob("*.py"))),
 )

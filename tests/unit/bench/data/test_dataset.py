@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.data import dataset, masking, readers
+from bench.data import dataset, file_types, masking
 from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.training import DataReport, TrainingData
@@ -165,11 +165,11 @@ def test_examples_that_cannot_be_cached_are_an_error_with_folder_and_reason(
 def test_the_key_changes_with_whatever_changes_the_examples(tmp_path: Path) -> None:
     spec = spec_of(write(tmp_path / "d.jsonl", range(5)))
     before = [file.sha256 for file in dataset.read(spec)[0]]
-    assert before == [readers.sha256_of(Path(path)) for path in spec.files]
+    assert before == [file_types.sha256_of(Path(path)) for path in spec.files]
     keys = {dataset.cache_key(spec, before, "tokenizer"), dataset.cache_key(spec, before, "another")}
     keys |= {dataset.cache_key(spec_of(*spec.files, labels="all"), before, "tokenizer")}
     write(tmp_path / "d.jsonl", range(6))
-    keys |= {dataset.cache_key(spec, [readers.sha256_of(Path(path)) for path in spec.files], "tokenizer")}
+    keys |= {dataset.cache_key(spec, [file_types.sha256_of(Path(path)) for path in spec.files], "tokenizer")}
     assert len(keys) == 4
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.data import dataset, formats, masking, readers
+from bench.data import dataset, file_types, formats, masking, readers
 from bench.data.collate import make_rows
 from bench.data.formats import Format, RawTurn
 from bench.data.inputs import Conversation, InputError
@@ -100,13 +100,13 @@ def test_every_other_line_is_rejected_by_file_line_and_key(case: Case, tmp_path:
 def test_an_endless_line_is_rejected_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(file_types, "MAX_ROW_BYTES", 1 << 20)
     path = tmp_path / "d.jsonl"
     with path.open("wb") as file:
         file.truncate(10 << 30)  # a sparse file
     with pytest.raises(InputError, match=r"line 1: .* 1 MiB"):
         readers.read(path)
-    with pytest.raises(InputError, match="line 1: not JSON"):
+    with pytest.raises(InputError, match="row 1: not JSON"):
         readers.read(write(path, "[" * 100_000))
 
 
@@ -135,7 +135,7 @@ def test_a_benchmark_skips_chats_without_an_answer(tmp_path: Path) -> None:
     facts, conversations = readers.read_data(path)
     assert (facts.samples, facts.skipped, [conversation.line for conversation in conversations]) == (2, 1, [3, 4])
     assert [conversation.turns for conversation in conversations] == [TURNS, TURNS]
-    assert facts.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == readers.sha256_of(path)
+    assert facts.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == file_types.sha256_of(path)
     with pytest.raises(InputError, match=r"none of 3 "):
         readers.read_data(write(path, *[NO_ANSWER] * 3))
 
