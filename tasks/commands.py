@@ -100,6 +100,7 @@ class TrainOptions:
         int, "train on this many of the fleet's workers (default: train.workers, else all)", ge=1
     )
     trial_file: str | None = text(f"JSON file with the configuration to use {TRIAL_FILE}")
+    from_run: str | None = text("use the recommended configuration of this benchmark or search", name="from")
     elastic: bool = switch(
         "without a replacement within train.replacement_timeout_sec, continue with the remaining workers"
     )

@@ -66,6 +66,7 @@ def render(
         finding=text_module.without_basis(summary.finding),
         does_not_fit=warnings.describe_unfit(summary.rows, summary.others, summary.baseline),
         recommended=text.recommended_label(summary),
+        train_command=text.train_command(summary),
         tiles=text.tiles(summary),
         costs=text.costs(summary),
         billed=text.billed_time(summary),

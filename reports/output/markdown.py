@@ -1,6 +1,6 @@
 """Markdown version of the report, report.md, for reading in a repository."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from reports import formatting
 from reports.figures.drawing.chart import Chart, Picture
@@ -16,9 +16,7 @@ _md = formatting.markdown
 def render(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Chart] = ()) -> str:
     """Render report.md. It links the pictures in its folder figures/."""
     recommendation = text_module.recommendation_text(summary)
-    parts = [f"# {_md(text_module.without_basis(recommendation))}"]
-    if text_module.has_basis(recommendation):
-        parts.append(_md(text_module.ONE_PROCESS_BASIS))
+    parts = list(_heading(summary, recommendation))
     if summary.profile_note:
         parts.append(f"> **{_md(summary.profile_note)}**")
     if summary.cautions:
@@ -51,6 +49,14 @@ def render(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Char
     parts += ["## Method", *(_md(paragraph) for paragraph in methods_text.paragraphs(summary))]
     parts += ["## Fingerprint", *_fingerprint(summary)]
     return "\n\n".join(parts) + "\n"
+
+
+def _heading(summary: Summary, recommendation: str) -> Iterator[str]:
+    yield f"# {_md(text_module.without_basis(recommendation))}"
+    if text_module.has_basis(recommendation):
+        yield _md(text_module.ONE_PROCESS_BASIS)
+    if (command := text.train_command(summary)) is not None:
+        yield f"Train with it: `{command}`"
 
 
 def _cautions(cautions: Sequence[str]) -> list[str]:

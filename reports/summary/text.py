@@ -293,6 +293,11 @@ def recommended_label(summary: Summary) -> str | None:
     return row.label if row is not None and len(measured) > 1 and any(other.is_baseline for other in measured) else None
 
 
+def train_command(summary: Summary) -> str | None:
+    """Return the command that trains with the recommended configuration; None if none is recommended."""
+    return None if recommended_label(summary) is None else f"inv train --from={summary.record.run_id}"
+
+
 def recommended_first(summary: Summary) -> tuple[ConfigurationRow, ...]:
     """Return all configurations in the plan's order, after the recommended one."""
     label = recommended_label(summary)

@@ -18,6 +18,8 @@ from tasks.settings.load import Settings
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training
 _MAX_HISTORY_RUNS = 20
+# A search's folder in the results has the fastest configuration as a trial.
+SEARCH_FOLDER, BEST_FILE = "tune", "best.json"
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:

@@ -2,6 +2,7 @@
 
 train        `inv data.check`; `inv train`: check everything, then start, resume or submit a training
 trial_spec   build the training's trial from settings, flags and a trial file
+recommended  the configuration of a benchmark or a search, for `inv train --from`
 forecast     predict hours, dollars, memory and communication before the start
 resume       `inv train --resume`: reattach to a training, or restart it from its last checkpoint
 session      follow one training to its end: losses, restarts, fewer workers

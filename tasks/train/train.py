@@ -10,12 +10,13 @@ from invoke.context import Context
 
 from bench.records import Trial, schema
 from bench.records.run import PlannedTrial
+from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import resolve_target
 from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
-from tasks.errors import UsageError, file_errors
+from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings, load
@@ -56,13 +57,21 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     if options.resume:
         if options.trial_file is not None:
             raise UsageError("train: --resume uses the plan of the run", remedy="leave out --trial-file")
+        refuse_several("train", {"--resume": options.resume, "--from": options.from_run})
         resume.resume(settings, options.resume if isinstance(options.resume, str) else None, options)
         return
     for flag, is_set in (("--changed", options.changed), ("--retry-failed", options.retry_failed)):
         if is_set:
             raise UsageError(f"train: {flag} applies to a resumed training", remedy="pass it with --resume")
     configured = settings
-    settings, file_trial = trial_spec.apply_trial_file(settings, options.trial_file)
+    refuse_several("train", {"--trial-file": options.trial_file, "--from": options.from_run})
+    if options.from_run is None:
+        settings, file_trial = trial_spec.apply_trial_file(settings, options.trial_file)
+    else:
+        from tasks.train import recommended  # its libraries take 0.4 s
+
+        settings, file_trial = recommended.apply_recommended(settings, options.from_run)
+        print(escape_controls(recommended.describe_source(file_trial, options.from_run)))
     count = trial_spec.worker_count(settings, options.workers)
     trial = trial_spec.make_trial(settings, file_trial, workers=count, max_hours=settings.train.max_hours)
     if options.job:

@@ -1,4 +1,4 @@
-"""The trial of a training, built from settings, flags and a trial file. Pure, except for reading the file."""
+"""The trial of a training, built from settings, flags and a trial file."""
 
 import contextlib
 import dataclasses
@@ -64,19 +64,25 @@ def worker_count(settings: Settings, flag: int | None) -> int:
 
 def apply_trial_file(settings: Settings, file: str | None) -> tuple[Settings, Trial | None]:
     """Read the trial file. Returns the settings with its lengths, and its trial. Raises UsageError."""
-    if file is None:
-        return settings, None
-    trials = read_trials(settings, file, None, flag="train: --trial-file")
+    return (settings, None) if file is None else apply_file(settings, file, "train: --trial-file")
+
+
+def apply_file(settings: Settings, file: str, flag: str) -> tuple[Settings, Trial]:
+    """Read the only trial of a file. `flag` begins the messages. Raises UsageError."""
+    trials = read_trials(settings, file, None, flag=flag)
     if len(trials) != 1:
         raise UsageError(
-            f"train: --trial-file: {file}: expected one trial, found {len(trials)}",
-            remedy="`inv tune` writes best.json",
+            f"{flag}: {file}: expected one trial, found {len(trials)}", remedy="`inv tune` writes best.json"
         )
-    (trial,) = trials
+    return apply_trial(settings, trials[0], f"{flag}: {file}")
+
+
+def apply_trial(settings: Settings, trial: Trial, source: str) -> tuple[Settings, Trial]:
+    """Return the settings with the lengths of `trial`, and it. Raises UsageError for another model."""
     if trial.model != settings.model.path:
         raise UsageError(
-            f"train: --trial-file: {file}: is for the model {trial.model}, but model.path is {settings.model.path}",
-            remedy="change the setting or the file, because a configuration holds for one model only",
+            f"{source}: is for the model {trial.model}, but model.path is {settings.model.path}",
+            remedy="change the setting or the source, because a configuration holds for one model only",
         )
     lengths = {"max_seq_len": trial.max_seq_len, "micro_batch_size": trial.micro_batch_size}
     train = settings.train.model_copy(update=lengths)

@@ -20,6 +20,7 @@ from tasks.cli.terminal import console, plain_table
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, translate_errors
 from tasks.fleet import runner
 from tasks.fleet.plan import plan_trials
+from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
 from tasks.tuning import pareto
@@ -235,8 +236,9 @@ def show_answer(
         f"{facts['worker_sec'] / 60:.1f} worker-minutes, {device}"
     )
     console().print(table)
-    best = settings.results_folder / "tune" / record.tune_id / "best.json"
-    print(f"rerun the best with `inv bench --trial-file {display_path(best)}`")
+    best = settings.results_folder / SEARCH_FOLDER / record.tune_id / BEST_FILE
+    print(f"train with the best: `inv train --from={record.tune_id}`")
+    print(f"rerun it: `inv bench --trial-file {display_path(best)}`")
 
 
 def _gib(count: int | None) -> str:

@@ -16,11 +16,10 @@ from typing import Any
 from bench.records import TrialError, schema
 from bench.records.atomic_files import write_atomic
 from tasks.errors import UsageError, results_write_errors
-from tasks.fleet.run_store import make_folder
+from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER, make_folder
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 
-FOLDER, RECORD_FILE = "tune", "tune.json"
-ANSWER_FILE, BEST_FILE = "answer.json", "best.json"
+RECORD_FILE, ANSWER_FILE = "tune.json", "answer.json"
 SCHEMA_VERSION = 2
 
 
@@ -78,21 +77,23 @@ class TuneRecord:
 def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
     """Create the folder of a new search and write its record. Raises UsageError."""
     with results_write_errors(results_folder):
-        (results_folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        record.tune_id, record.folder = make_folder(results_folder / FOLDER, record.tune_id)
+        (results_folder / SEARCH_FOLDER).mkdir(parents=True, exist_ok=True)
+        record.tune_id, record.folder = make_folder(results_folder / SEARCH_FOLDER, record.tune_id)
         record.write()
     return record
 
 
 def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
     """Read the search with this id, or the newest. Raises UsageError, which lists known searches."""
-    known = sorted((path.parent.name for path in results_folder.glob(f"{FOLDER}/*/{RECORD_FILE}")), reverse=True)
+    known = sorted((path.parent.name for path in results_folder.glob(f"{SEARCH_FOLDER}/*/{RECORD_FILE}")), reverse=True)
     if not known:
-        raise UsageError(f"{results_folder / FOLDER}: there is no search yet", remedy="start one with `inv tune`")
+        raise UsageError(
+            f"{results_folder / SEARCH_FOLDER}: there is no search yet", remedy="start one with `inv tune`"
+        )
     name = tune_id or known[0]
     if name not in known:
         raise UsageError(f"search {name!r} does not exist", remedy=f"known searches: {', '.join(known[:5])}")
-    return _read(results_folder / FOLDER / name)
+    return _read(results_folder / SEARCH_FOLDER / name)
 
 
 def _read(folder: Path) -> TuneRecord:

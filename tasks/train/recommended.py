@@ -1,0 +1,48 @@
+"""The configuration that a benchmark recommends, or that a search found, as the trial of a training."""
+
+from pathlib import Path
+
+from bench.records import Trial
+from reports.read.load import load
+from reports.read.run import ReportError
+from reports.summary.summarize import summarize
+from reports.summary.text import best_row, recommended_label
+from tasks.errors import UsageError, translate_errors
+from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER, find_run, is_training
+from tasks.settings.load import Settings
+from tasks.train.trial_spec import apply_file, apply_trial
+
+
+def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:
+    """Return the settings with the lengths of a recommended configuration, and its trial. Raises UsageError.
+
+    `name` is a benchmark's run, whose results are summarized again, or a search.
+    """
+    best = settings.results_folder / SEARCH_FOLDER / name / BEST_FILE
+    if Path(name).name == name and best.is_file():
+        return apply_file(settings, str(best), "train: --from")
+    folder = find_run(settings.results_folder, name)
+    source = f"train: --from: {folder.name}"
+    if is_training(folder):
+        raise UsageError(f"{source}: is a training, not a benchmark", remedy="name a run of `inv bench` or `inv tune`")
+    with translate_errors(UsageError, ReportError):
+        summary = summarize(load(folder))
+    row = best_row(summary)
+    if row is None or recommended_label(summary) is None:
+        remedy = f"name another run, or compare configurations with `inv bench --resume={folder.name}`"
+        raise UsageError(f"{source}: recommends no configuration", remedy=remedy)
+    if row.trial.profile != settings.bench.profile:
+        raise UsageError(
+            f"{source}: profile {row.trial.profile}, but bench.profile is {settings.bench.profile}",
+            remedy="change the setting, or name another run",
+        )
+    return apply_trial(settings, row.trial, source)
+
+
+def describe_source(trial: Trial, source: str) -> str:
+    """Return a line with what a training takes over from a recommended configuration."""
+    return (
+        f"from {source}: {trial.name}: {trial.recipe}, {trial.base_precision}, rank {trial.lora_rank} on "
+        f"{', '.join(trial.lora_targets)}, rows of {trial.micro_batch_size} x {trial.max_seq_len} tokens packed end to "
+        "end; data, learning rate, steps and all else come from the settings"
+    )

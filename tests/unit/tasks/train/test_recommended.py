@@ -1,0 +1,79 @@
+"""`inv train --from`: the configuration that a benchmark recommends, or the best of a search."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bench.records import choose, suite
+from reports.read.load import load
+from reports.summary.summarize import summarize
+from reports.summary.text import train_command
+from tasks.errors import UsageError
+from tasks.settings.load import Settings
+from tasks.train import recommended, trial_spec
+from tests.support.reports import synthetic, training_run
+from tests.unit.tasks.train.conftest import MakeSettings
+
+RUN = "20261120-181600-quick"
+
+
+def write_benchmark(settings: Settings, *, names: tuple[str, ...] = ("baseline", "optimized"), **changed: str) -> Path:
+    """Write a run of the settings' model in which `optimized` is 4x as fast."""
+    trials = tuple(
+        dataclasses.replace(each, **{"model": settings.model.path, **changed})
+        for each in synthetic.quick()
+        if each.name in names
+    )
+    folder = settings.results_folder / RUN
+    synthetic.exact_run(folder, run_id=RUN, trials=trials)
+    return folder
+
+
+def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the_settings(
+    settings: MakeSettings,
+) -> None:
+    configured = settings(learning_rate=5e-4)
+    folder = write_benchmark(configured)
+    row = next(row for row in summarize(load(folder)).rows if row.label == "optimized")
+    with_lengths, trial = recommended.apply_recommended(configured, RUN)
+    training = trial_spec.make_trial(with_lengths, trial, workers=1, max_hours=None)
+    taken = {name: getattr(training, name) for name in trial_spec.FILE_FIELDS}
+    assert taken == {name: getattr(row.trial, name) for name in trial_spec.FILE_FIELDS}
+    assert training.learning_rate == 5e-4
+    assert train_command(summarize(load(folder))) == f"inv train --from={RUN}"
+
+
+def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
+    configured = settings()
+    best = choose(suite("recipes", "tiny", configured.model.path, "d"), ("fast-lean",))[0]
+    folder = configured.results_folder / "tune" / "s1"
+    folder.mkdir(parents=True)
+    (folder / "best.json").write_text(best.to_text())
+    assert recommended.apply_recommended(configured, "s1")[1] == best
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": "elsewhere"}, f"{RUN}: is for the model elsewhere, but model.path is "),
+        ({"profile": "gpu"}, f"{RUN}: profile gpu, but bench.profile is tiny"),
+        ({"names": ("optimized",)}, f"{RUN}: recommends no configuration"),
+    ],
+)
+def test_a_benchmark_without_a_usable_recommendation_is_refused(
+    settings: MakeSettings, changed: dict[str, str], message: str
+) -> None:
+    configured = settings()
+    write_benchmark(configured, **changed)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=message):
+        recommended.apply_recommended(configured, RUN)
+
+
+def test_a_run_that_is_no_benchmark_is_refused(settings: MakeSettings) -> None:
+    configured = settings()
+    training_run.write_run(configured.results_folder / "t1")
+    cases = {"t1": "is a training, not a benchmark", "none": "does not exist", "../t1": "not a path"}
+    for name, message in cases.items():
+        with pytest.raises(UsageError, match=message):
+            recommended.apply_recommended(configured, name)
