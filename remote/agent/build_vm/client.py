@@ -14,6 +14,7 @@ import pty
 import re
 import select
 import selectors
+import signal
 import struct
 import subprocess
 import termios
@@ -146,6 +147,8 @@ def classify_failure(lines: list[str], code: int) -> VmAgentError:
     """Classify a failed client run by the line of its output that shows the cause."""
     errors = [line for line in lines if re.search(r"error|denied|unauthorized|fail", line, re.IGNORECASE)] or lines
     kind, message = "failed", failed_build_step(lines) or (errors[-1] if errors else f"exit {code}, no message")
+    if code < 0:
+        message = f"the engine's client was ended by signal {-code} ({signal.strsignal(-code)})"
     # A step that ran out of space reports it well above the client's own last lines.
     for name, pattern, count in (
         ("full", DISK_FULL, 0),

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import sys
 import tarfile
 from pathlib import Path
@@ -37,6 +38,13 @@ def test_a_full_disk_is_found_above_the_clients_last_lines() -> None:
         "executor failed running: exit 1",
     ]
     assert classify_failure(lines, 1).kind == "full"
+
+
+@pytest.mark.parametrize("lines", [[], ["#9 0.5 compiling error.c"]])
+def test_a_killed_client_is_reported_with_its_signal(lines: list[str]) -> None:
+    failure = classify_failure(lines, -signal.SIGKILL)
+    assert failure.kind == "failed"
+    assert "signal 9" in str(failure)
 
 
 def test_an_image_id_is_the_digest_of_config_or_manifest() -> None:
