@@ -303,7 +303,7 @@ def _report_outcome(run: RunRecord, folder: Path, collected: list[CollectedTrial
             f"run {run.run_id}: some files could not be fetched", remedy=f"retry with `inv collect --run={run.run_id}`"
         )
     if missing:
-        advice = f"`{resume_command(run)}` resumes them"
+        advice = f"`{resume_command(run)}` resumes it"
         raise SomeTrialsFailed(
             f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended", remedy=advice
         )
