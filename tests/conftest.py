@@ -224,7 +224,7 @@ def local(tmp_path: Path) -> Iterator[LocalFleet]:
 @pytest.fixture
 def short_claim_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the ten seconds for which a job start waits for a slot."""
-    monkeypatch.setattr("remote.jobs.agent.CLAIM_SEC", 0.1)
+    monkeypatch.setattr("remote.jobs.job.CLAIM_SEC", 0.1)
 
 
 @pytest.fixture

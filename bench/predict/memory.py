@@ -29,7 +29,7 @@ OPTIMIZER_BYTES = {"adamw_torch": 8.0, "paged_adamw_8bit": 2.0}  # optimizer sta
 # Bytes per weight of a held layer; in 8 bits each orientation takes one.
 HELD_WEIGHT_BYTES = {"bf16": 2.0, "int8_backward": 1.0, "int8": 2.0}
 OUTLIER_COLUMNS = 32  # as in `bench.qlora.recipes.int8`
-QUANT_BLOCK = 128  # as in `bench.kernels.int8.block_quant`
+QUANT_BLOCK = 128  # as in `bench.kernels.int8.row_quant`
 MIB = 1 << 20
 # One captured INT8 step with 19 held layers took 20.4 GiB allocated, 21.31 reserved, 21.98 of the device.
 RESERVED_SHARE = 21.31 / 20.4

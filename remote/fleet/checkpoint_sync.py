@@ -25,7 +25,7 @@ from bench.records.run import PlannedTrial, Progress
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import HostError, check
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import pull, push
 
 MAX_LOCAL_CHECKPOINTS = 2

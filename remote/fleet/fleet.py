@@ -19,14 +19,13 @@ from pathlib import Path
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import Outcome, ReasonCode
 from remote.fleet.checkpoint_sync import CheckpointSync
-from remote.fleet.events import FleetEvent
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import OutcomeWriter
-from remote.fleet.queue import OpenTrial, TrialQueue
+from remote.fleet.queue import FleetEvent, OpenTrial, TrialQueue
 from remote.fleet.retry_policy import RetryLimits, RetryPolicy
 from remote.fleet.worker import DOWNLOAD_FOLDER, CommandFactory, FleetState, Worker
 from remote.hosts.base import Host
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 
 
 class Fleet:

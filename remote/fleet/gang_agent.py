@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from remote.hosts.base import Host, HostError
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 
 _FIRST_PORT, _PORT_COUNT = 21_000, 4_000  # below the ephemeral ports; two ports for each gang
 _STATE_ARGUMENTS = {"progress": "progress.json", "every_sec": 1.0, "for_sec": 0.0}  # a `watch` with one state

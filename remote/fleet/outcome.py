@@ -22,9 +22,8 @@ from bench.records.paths import NODE_RANK, PROGRESS_FILE, RESULT_FILE, TRIALS_FO
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import ExitCode, Outcome, ReasonCode
-from remote.fleet.events import EventType, FleetEvent, attempt_event
 from remote.fleet.ledger import Attempt, Ledger
-from remote.fleet.queue import OpenTrial, TrialQueue
+from remote.fleet.queue import EventType, FleetEvent, OpenTrial, TrialQueue, attempt_event
 from remote.hosts.base import Host
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command

@@ -1,11 +1,59 @@
-"""Queue of the trials that wait for a host. Thread-safe; the ledger says which are still open."""
+"""Queue of the trials that wait for a host. Thread-safe; the ledger says which are still open.
+
+Events that a fleet sends to a display, one for each change. Events decide nothing.
+"""
 
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
-from bench.records.run import PlannedTrial
+from bench.records.run import PlannedTrial, Progress
+from bench.records.status import TrialStatus
 from remote.fleet.ledger import Attempt, Ledger
+
+
+class EventType(Enum):
+    """The kind of a change."""
+
+    STARTED = "started"
+    ATTACHED = "attached"  # a resumed run: the trial still runs on its worker, or has ended there
+    PROGRESS = "progress"
+    RETRYING = "retrying"  # this attempt has no result; the trial is back in the queue
+    ENDED = "ended"
+    WORKER_LOST = "worker lost"
+    CREDENTIALS_REJECTED = "shut out"  # the operator's credentials expired; no worker is at fault and nothing is lost
+    WORKER_BUSY = "worker busy"  # it runs another run's trial; the fleet waits for it
+    WORKER_DIAGNOSED = "still waiting"  # why a lost worker does not come back, each time this changes
+    WORKER_BACK = "worker back"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetEvent:
+    """One change. A worker's own events have no `trial_id`; ENDED has a `status`, PROGRESS a `progress`.
+
+    `member` is the worker that this one, the leader of a gang, waits for. `may_still_run`: its job did not confirm its
+    end.
+    """
+
+    kind: EventType
+    worker: str
+    trial_id: str | None = None
+    attempt: int = 1
+    progress: Progress | None = None
+    status: TrialStatus | None = None
+    reason: str | None = None
+    member: str | None = None
+    may_still_run: bool = False
+
+
+def attempt_event(kind: EventType, planned: PlannedTrial, attempt: Attempt | None) -> FleetEvent:
+    """Return an event about `attempt`, which is None if the trial ended without one."""
+    if attempt is None:
+        return FleetEvent(kind=kind, worker=planned.worker or "", trial_id=planned.trial_id)
+    worker, number = attempt.worker, attempt.number
+    return FleetEvent(kind=kind, worker=worker, trial_id=planned.trial_id, attempt=number)
+
 
 _POLL_SEC = 1.0  # a change without a notification is noticed after this time
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
-from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy, Job, JobState, JobStatus, slot_path
+from remote.jobs.job import Agent, HostBusy, Job, JobState, JobStatus, slot_path
 
 T = TypeVar("T")
 _FIRST_PAUSE_SEC, _MAX_PAUSE_SEC = 0.2, 5.0

@@ -11,7 +11,6 @@ from bench.records.run import PlannedTrial, Progress
 from bench.records.schema import SchemaError, from_json
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
-from remote.fleet.events import EventType, FleetEvent, attempt_event
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.outcome import (
     OUT_FOLDER,
@@ -21,12 +20,11 @@ from remote.fleet.outcome import (
     fetch_result,
     shared_output_folder,
 )
-from remote.fleet.queue import OpenTrial, TrialQueue
+from remote.fleet.queue import EventType, FleetEvent, OpenTrial, TrialQueue, attempt_event
 from remote.fleet.retry_policy import CredentialsRejected, FleetStopped, RetryPolicy, WorkerBusy, WorkerLost
 from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState, JobStatus, slot_path
+from remote.jobs.job import Agent, Job, JobSpec, JobState, JobStatus, slot_path
 
 _logger = logging.getLogger(__name__)
 

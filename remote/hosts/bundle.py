@@ -1,6 +1,6 @@
 """Delivery of our own modules to a host. Every module of ours that runs on a host goes through here.
 
-A *program* is several modules, installed in a folder named by their digest (`remote.jobs.agent` installs and calls it).
+A *program* is several modules, installed in a folder named by their digest (`remote.jobs.job` installs and calls it).
 An *inline* module is sent as the text of `python -c` and leaves no file: for code that runs before anything may be
 written, or as another user.
 """

@@ -1,4 +1,7 @@
-"""This machine as a host: several workers on one laptop, each with its own work folder."""
+"""This machine as a host: several workers on one laptop, each with its own work folder.
+
+Output of git commands about the project.
+"""
 
 import getpass
 import os
@@ -8,9 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from remote.hosts.base import Completed, Connector, FleetRequest, InvalidAddress, RunOptions
+from remote.hosts.base import Completed, Connector, FleetRequest, HostError, InvalidAddress, RunOptions
 from remote.hosts.command import Command
 from remote.hosts.process import CannotStart, run_program
+
+_TIMEOUT_SEC = 20.0
+
+
+def run_git(root: Path, *arguments: str) -> str | None:
+    """Return the stripped output of a git command, or None without git, without a repository, or after a timeout."""
+    argv = ("git", "-C", str(root), *arguments)
+    try:
+        completed = run_program(argv, label="git", timeout_sec=_TIMEOUT_SEC)
+    except (CannotStart, HostError):
+        return None
+    return completed.stdout.decode(errors="replace").strip() if completed.exit_code == 0 else None
 
 
 def current_user() -> str:

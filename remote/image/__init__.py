@@ -8,7 +8,5 @@ engine: the container engine, its data-root and login, and the VM's disks
 model_fetch: fetches models to the VM
 plan: computes a build from what was observed
 references: validates names of registries, images and users; the record of a push
-signature: a signature with the user's own key, in cosign's format
-vm_info: system, processor, Python and user of the VM
 vm_jobs: long work on the VM as one detached job
 """

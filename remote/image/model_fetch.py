@@ -25,8 +25,7 @@ from remote.hosts.local import expand_user
 from remote.hosts.ssh.host import SshHost
 from remote.image import vm_jobs
 from remote.jobs import transfer
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job
+from remote.jobs.job import Agent, Job
 
 VERB = "fetch"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")

@@ -14,7 +14,7 @@ from typing import Any
 
 from remote.image.context import CodeFile, ContextError, ModelFolder, PackedShard, assign_slots, digest_of_code
 from remote.image.engine import Client, DiskInfo, EngineError, EngineFacts, FolderInfo
-from remote.image.vm_info import workdir_path
+from remote.image.vm_jobs import workdir_path
 from remote.jobs.transfer import FileEntry
 
 LABEL = "qlora-fleet"

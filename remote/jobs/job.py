@@ -2,16 +2,208 @@
 
 A job is a folder on the host (see `remote.agent.jobs`), by which any process can follow and cancel it. Its end is
 a file with the exit code, written last.
+
+Client of `remote.agent.jobs` on a host; installs it at the first call.
+
+Jobs and transfers use only this class, so a new kind of host only needs `run`.
 """
 
+import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import UnionType
 from typing import Any
 
-from remote.hosts.base import Host, HostError, HostUnreachable
+from remote.agent.shared.wire import EXIT_REFUSED, EXIT_TRUNCATED, decode_line
+from remote.hosts.base import ByteReader, Completed, Host, HostError, HostUnreachable, check
+from remote.hosts.bundle import PYTHON_FLAGS, Program, inline_command, load_program
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent
+from remote.hosts.process import MAX_OUTPUT_BYTES
+
+_logger = logging.getLogger(__name__)
+
+HOST_AGENT = "remote.agent.jobs"
+HOST_AGENT_MODULES = (HOST_AGENT, *(f"remote.agent.shared.{name}" for name in ("disk", "files", "wire")))
+CLAIM_SEC = 10.0  # a job that has just ended holds its slot for some milliseconds
+_CALL_SEC = 60.0
+_EXIT_FILE_MISSING = 2  # Python's exit code for a missing program file
+
+
+class HostRefused(HostError):
+    """Request that the host cannot fulfil: a full disk, a missing file, a path outside its folder."""
+
+
+class Agent:
+    """Jobs and files on one host."""
+
+    def __init__(self, host: Host, agent_program: Program | None = None) -> None:
+        """`agent_program` contains `HOST_AGENT_MODULES` and maybe more; None: only these."""
+        self.host, self.program = host, agent_program or load_program(*HOST_AGENT_MODULES)
+        self._installed = False
+
+    def start(self, job: str, spec: dict[str, Any], slot: str | None, names: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Start the job in this folder unless it was started before; return its state, or the slot's holder.
+
+        `names`: variables whose values in the job are returned as `environment`.
+        """
+        arguments: dict[str, Any] = {"job": job, "slot": slot, "claim_sec": CLAIM_SEC}
+        answer = self.call_line("start", arguments | ({"tell": list(names)} if names else {}), payload=spec)
+        self.field(answer, "state", str)
+        return answer
+
+    def cancel(self, job: str, *, grace_sec: float) -> dict[str, Any]:
+        """End the job in this folder; return its state after that."""
+        return self.call_line("cancel", {"job": job, "grace_sec": grace_sec}, timeout_sec=grace_sec + 30.0)
+
+    def holder(self, slot: str) -> str | None:
+        """Return the folder of the job that holds `slot`, a lock file on the host; None if it is free."""
+        holder: str | None = self.field(self.call_line("holder", {"slot": slot}), "holder", str | None)
+        return holder
+
+    def tail(self, root: str, path: str, size: int) -> str:
+        """Return the last `size` bytes of a file below `root` as text; empty if it does not exist."""
+        return str(self.field(self.call_line("tail", {"root": root, "path": path, "size": size}), "text", str))
+
+    def check_disk_space(self) -> None:
+        """Write a small file on the host and remove it. Raises HostRefused if the disk is full."""
+        self.call_line("room", {"folder": self.host.workdir})
+
+    def free_members(self, job: str, *, grace_sec: float) -> None:
+        """Free the other hosts of a job that has ended; a single host has none."""
+
+    def call_lines(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        *,
+        payload: object = None,
+        bulk: ByteReader | None = None,
+        on_line: Callable[[dict[str, Any]], None] | None = None,
+        timeout_sec: float = _CALL_SEC,
+        idle_timeout_sec: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Call `verb`; return its lines, each passed to `on_line` as it arrives.
+
+        Standard input is `payload` as JSON, then `bulk`. Raises HostRefused, HostUnreachable,
+        CommandTimedOut, CommandFailed, and whatever `on_line` raises.
+        """
+        lines: list[dict[str, Any]] = []
+        rest = bytearray()
+
+        def split_lines(piece: bytes) -> None:
+            rest.extend(piece)
+            while (end := rest.find(b"\n")) >= 0:
+                line = self.parse(bytes(rest[:end]))
+                del rest[: end + 1]
+                lines.append(line)
+                if on_line is not None:
+                    on_line(line)
+            if len(rest) > MAX_OUTPUT_BYTES:
+                raise HostUnreachable(f"{self.host.name}: too long a line in answer to {verb}")
+
+        self.call_bytes(
+            verb,
+            arguments,
+            payload=payload,
+            on_bytes=split_lines,
+            bulk=bulk,
+            timeout_sec=timeout_sec,
+            idle_timeout_sec=idle_timeout_sec,
+        )
+        return lines
+
+    def call_line(
+        self, verb: str, arguments: dict[str, Any], *, payload: object = None, timeout_sec: float = _CALL_SEC
+    ) -> dict[str, Any]:
+        """Call a verb that answers in exactly one line. No line means a lost stream, whatever the exit code."""
+        lines = self.call_lines(verb, arguments, payload=payload, timeout_sec=timeout_sec)
+        if len(lines) != 1:
+            raise HostUnreachable(f"{self.host.name}: {len(lines)} lines in answer to {verb}, expected one")
+        return lines[0]
+
+    def call_bytes(
+        self,
+        verb: str,
+        arguments: dict[str, Any],
+        *,
+        payload: object,
+        on_bytes: Callable[[bytes], None],
+        bulk: ByteReader | None = None,
+        timeout_sec: float,
+        idle_timeout_sec: float | None = None,
+    ) -> None:
+        """Call a verb whose answer `on_bytes` parses and checks. Raises like `call_lines`."""
+        head = b"" if payload is None else json.dumps(payload).encode()
+        arguments = {**arguments, "stdin_bytes": len(head)}
+        argv = (*self.host.python, *PYTHON_FLAGS, self.path(f"{HOST_AGENT}.__main__"), verb, json.dumps(arguments))
+        command = Command(argv=argv, is_self_verifying=True)
+
+        def run() -> Completed:
+            return self.host.run(
+                command,
+                stdin=_ConcatenatedReader(head, bulk) if bulk is not None else head or None,
+                on_stdout=on_bytes,
+                timeout_sec=timeout_sec,
+                idle_timeout_sec=idle_timeout_sec,
+            )
+
+        if bulk is not None and not self._installed:
+            self._install()  # before the call: the stream cannot be rewound for a second one
+        completed = run()
+        _logger.debug("%s: %s: exit code %d", self.host.name, verb, completed.exit_code)
+        if completed.exit_code == _EXIT_FILE_MISSING and self.program.folder.encode() in completed.stderr:
+            self._install()
+            completed = run()
+        self._check(command, completed)
+        self._installed = True
+
+    def _check(self, command: Command, completed: Completed) -> None:
+        message = f"{self.host.name}: {completed.stderr.decode(errors='replace').strip()}"
+        if completed.exit_code == EXIT_REFUSED:
+            raise HostRefused(message)
+        if completed.exit_code == EXIT_TRUNCATED:
+            raise HostUnreachable(message)
+        check(self.host, command, completed)
+
+    def parse(self, line: bytes) -> dict[str, Any]:
+        """Parse a line of the host's answer. Raises HostUnreachable if its checksum is wrong."""
+        try:
+            return decode_line(line)
+        except ValueError as error:
+            raise HostUnreachable(f"{self.host.name}: an answer is corrupt: {line[:80]!r}") from error
+
+    def field(self, line: Mapping[str, Any], name: str, kind: type | UnionType) -> Any:
+        """Return a field of an answer. Raises HostUnreachable if it is not of this kind: a host may send anything."""
+        if not isinstance(line.get(name, ...), kind):
+            raise HostUnreachable(f"{self.host.name}: an answer has no valid {name}: {repr(line)[:200]}")
+        return line[name]
+
+    def path(self, module: str) -> str:
+        """Return the path of the program's `module` on the host. Raises KeyError for another module."""
+        return f"{self.host.workdir}/{self.program.path(module)}"
+
+    def _install(self) -> None:
+        content = self.program.content
+        arguments = (self.host.workdir, self.program.folder, str(len(content)))
+        command = inline_command(self.host, "remote.agent.scripts.install", *arguments)
+        self._check(command, self.host.run(command, stdin=content, timeout_sec=_CALL_SEC))
+        self._installed = True
+
+
+class _ConcatenatedReader:
+    """Concatenation of `head` and `rest` as one ByteReader."""
+
+    def __init__(self, head: bytes, rest: ByteReader) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int, /) -> bytes:
+        if self._head:
+            piece, self._head = self._head[:size], self._head[size:]
+            return piece
+        return self._rest.read(size)
+
 
 LOG_FILE = "log.txt"
 

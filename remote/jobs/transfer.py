@@ -24,7 +24,7 @@ from remote.agent.shared.files import hash_file, is_movable, list_names, partial
 from remote.agent.shared.wire import RequestRefused
 from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
 from remote.hosts.process import MAX_OUTPUT_BYTES
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 
 _FLUSH_BYTES = 8 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")

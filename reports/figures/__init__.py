@@ -15,8 +15,7 @@ from reports.figures.cost import COST
 from reports.figures.diagnostic import DIAGNOSTIC
 from reports.figures.distributed import DISTRIBUTED
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import MarkGroup, Panel
+from reports.figures.drawing.layout import Chart, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.executive_summary import EXECUTIVE_SUMMARY
 from reports.figures.hardware import HARDWARE

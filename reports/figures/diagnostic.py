@@ -9,8 +9,7 @@ from bench.records.status import TrialStatus
 from bench.records.trial import Trial
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.read import reference_results

@@ -3,8 +3,7 @@
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, PUBLISHED
 from reports.read import measurements, reference_results

@@ -1,8 +1,7 @@
 """Figure 01, executive summary: the speed of each configuration in useful tokens and samples."""
 
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
 from reports.read import reference_results

@@ -7,8 +7,7 @@ from matplotlib.figure import Figure
 
 from reports import formatting
 from reports.figures.drawing import lines as line_drawing
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
+from reports.figures.drawing.layout import MARGIN_IN, Chart, Header, Sheet, create_layout, make_header
 from reports.figures.drawing.lines import label_points
 from reports.figures.drawing.style import ACCENT_TONE, DEEP_TONE, INK, PUBLISHED
 from reports.read import measurements, reference_results

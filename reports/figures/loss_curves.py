@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import lines, row_chart
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
+from reports.figures.drawing.layout import MARGIN_IN, Chart, Header, Sheet, create_layout, make_header
 from reports.figures.drawing.style import (
     ACCENT_TONE,
     BAND,

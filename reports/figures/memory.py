@@ -11,8 +11,17 @@ from matplotlib.figure import Figure
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import lines, row_chart
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import MARGIN_IN, Header, Mark, MarkGroup, Panel, Sheet, create_layout
+from reports.figures.drawing.layout import (
+    MARGIN_IN,
+    Chart,
+    Header,
+    Mark,
+    MarkGroup,
+    Panel,
+    Sheet,
+    create_layout,
+    make_header,
+)
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, INK, PAPER, PUBLISHED, shorten_text
 from reports.read import measurements, reference_results

@@ -20,8 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from reports.figures.drawing import style
-from reports.figures.drawing.chart import Chart, Drawing, Picture
-from reports.figures.drawing.layout import NARROW, WIDE
+from reports.figures.drawing.layout import NARROW, WIDE, Chart, Drawing, Picture
 from reports.figures.drawing.style import inline_svg
 
 MAX_PROCESSES = 4  # including this one

@@ -2,8 +2,7 @@
 
 from reports import formatting
 from reports.comparison.compare import RESOLUTION, ComparedRow, Comparison
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import Mark, MarkGroup, Panel
+from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
 from reports.read.run import Run

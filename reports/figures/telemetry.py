@@ -20,8 +20,7 @@ from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures import worker_map
 from reports.figures.drawing import lines
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import MARGIN_IN, Header, Sheet, create_layout
+from reports.figures.drawing.layout import MARGIN_IN, Chart, Header, Sheet, create_layout, make_header
 from reports.figures.drawing.style import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE, text_width_in
 from reports.read import telemetry
 from reports.read.run import Run

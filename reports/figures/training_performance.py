@@ -11,8 +11,15 @@ from matplotlib.transforms import ScaledTranslation
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.figures.drawing import lines, row_chart
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import Header, Sheet, create_layout, names_width_in, rows_height_in
+from reports.figures.drawing.layout import (
+    Chart,
+    Header,
+    Sheet,
+    create_layout,
+    make_header,
+    names_width_in,
+    rows_height_in,
+)
 from reports.figures.drawing.style import BAND, INK, MARKERS, MUTED, PAPER, shorten_text
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary

@@ -13,8 +13,7 @@ from matplotlib.patches import Rectangle
 
 from reports import formatting
 from reports.figures.drawing import row_chart
-from reports.figures.drawing.chart import Chart, make_header
-from reports.figures.drawing.layout import MAX_NAME_IN, Header, Sheet, create_layout, names_width_in
+from reports.figures.drawing.layout import MAX_NAME_IN, Chart, Header, Sheet, create_layout, make_header, names_width_in
 from reports.figures.drawing.style import ACCENT_TONE, INK, NAME_SIZE, OTHER_TONE, PAPER, shorten_text
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary

@@ -22,7 +22,7 @@ from bench.records.paths import REPORT_FOLDER, RESULT_FILE, RUN_FILE, TRIALS_FOL
 from bench.records.run import PlannedTrial, RunRecord
 from reports.comparison.compare import CompareError, compare
 from reports.figures import CHARTS, run_comparison
-from reports.figures.drawing.chart import Chart, Picture
+from reports.figures.drawing.layout import Chart, Picture
 from reports.figures.renderer import DrawError, FigurePool, RenderJob
 from reports.output import html, markdown, tables
 from reports.output.html import INDEX_FILE, without_refresh

@@ -17,7 +17,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from reports import formatting
-from reports.figures.drawing.chart import Chart, Picture
+from reports.figures.drawing.layout import Chart, Picture
 from reports.output import methods_text
 from reports.read.run import Run
 from reports.summary import text, warnings

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from reports import formatting
-from reports.figures.drawing.chart import Chart, Picture
+from reports.figures.drawing.layout import Chart, Picture
 from reports.output import methods_text
 from reports.summary import text, warnings
 from reports.summary import text as text_module

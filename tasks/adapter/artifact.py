@@ -13,7 +13,7 @@ from bench.records.paths import ADAPTER_CHECK_FILE, ADAPTER_FOLDER, TRAINING_FIL
 from bench.records.run import RunRecord
 from bench.records.training import AdapterCheck, TrainingRecord
 from remote.hosts.connectors import CONNECTORS
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors
 from tasks.clients.workers import fleet_hosts, run_adapter_command

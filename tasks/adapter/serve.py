@@ -29,7 +29,7 @@ from remote.hosts.command import Command, Secret
 from remote.hosts.connectors import CONNECTORS
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Forbidden
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from remote.serving import ServerSoftware
 from tasks.adapter.artifact import TrainedAdapter, open_training

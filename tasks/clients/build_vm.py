@@ -18,8 +18,7 @@ from remote.hosts.ssh.host import SshHost
 from remote.image.engine import EngineError
 from remote.image.model_fetch import CacheUnsafe, FetchError
 from remote.image.plan import ModelDamaged
-from remote.image.vm_info import WorkdirError, WorkdirUnsafe
-from remote.image.vm_jobs import JobFailed, JobLine
+from remote.image.vm_jobs import JobFailed, JobLine, WorkdirError, WorkdirUnsafe
 from tasks.errors import (
     ConfirmationRequired,
     Interrupted,

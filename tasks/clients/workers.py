@@ -34,7 +34,7 @@ from remote.hosts.base import (
 from remote.hosts.command import Command
 from remote.hosts.pods.host import PodConnector, PodHost
 from remote.hosts.pods.kubectl import ClusterError, Kubectl
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, error_class

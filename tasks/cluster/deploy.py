@@ -29,7 +29,7 @@ from tasks.cluster.checks import (
     print_refusal,
     record_change,
 )
-from tasks.cluster.wait import read_state, wait_for_pods
+from tasks.cluster.status import read_state, wait_for_pods
 from tasks.commands import DeployOptions
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.settings.load import Settings, load

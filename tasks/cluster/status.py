@@ -1,26 +1,191 @@
-"""`inv status`, `inv shell`, `inv logs`: the pods, a shell in one, their logs."""
+"""`inv status`, `inv shell`, `inv logs`: the pods, a shell in one, their logs.
+
+Wait for pods, with a live view of each. A pod that cannot start ends the wait with reason and remedy.
+"""
 
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.finding import grouped_lines
-from remote.cluster.diagnosis.pods import is_ready
+from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
+from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC, is_ready
 from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
 from remote.cluster.labels import PART_OF, label
-from remote.hosts.pods.kubectl import not_installed_error
+from remote.hosts.pods.kubectl import ClusterError, Unreachable, not_installed_error
 from remote.hosts.pods.pod_index import INDEX_LABEL
+from tasks.cli import terminal
 from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import open_cluster
 from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions
-from tasks.cluster.wait import pod_table
-from tasks.errors import TaskFailed, UsageError
-from tasks.settings.load import load
+from tasks.errors import RetryableError, TaskFailed, UsageError
+from tasks.settings.load import Settings, load
+
+# A poll is four requests for all pods together. Between polls a watch reports changes of pods. Without a change the
+# next poll follows after _POLL_SEC, for everything else: events, rejected pods, claims. Changes in quick succession
+# share one poll, after longer pauses while nothing is new: a failing image pull changes its pod repeatedly.
+_POLL_SEC = 15.0
+_MIN_BATCH_SEC, _MAX_BATCH_SEC = 0.5, 10.0
+_RETRY_SEC = 1.0
+_MAX_SILENCE_SEC = 60.0  # longer than a restart of the API server
+
+
+def read_state(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
+    """Read the current state of the Jobs with these names. Raises ClusterError."""
+    names = {job["metadata"]["name"] for job in jobs}
+    live = [job for job in cluster.list_fleet_objects("Job") if job["metadata"]["name"] in names]
+    pods = cluster.pods()
+    state = build_fleet(live, pods, [], [])
+    if state.is_up:
+        return state
+    claims = cluster.list_fleet_objects("PersistentVolumeClaim")
+    return build_fleet(live, pods, claims, cluster.events(), cluster.provider)
+
+
+def wait_for_pods(
+    settings: Settings,
+    cluster: Cluster,
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    plain: bool,
+    new_login: bool = False,
+    on_state: Callable[[PodFleet], object] = lambda _state: None,
+    retry_command: str = "inv deploy",
+) -> None:
+    """Wait until all pods of the Jobs are up. Raises TaskFailed with the reason as soon as waiting is pointless.
+
+    `new_login`: the pull secret is new, and the pods may still report that the old one was rejected. `on_state` gets
+    each state that is not final.
+    """
+    screen = terminal.console()
+    started = answered = time.monotonic()
+    limit = settings.cluster.ready_timeout_sec
+    policy = WaitPolicy(login_sec=MAX_BACK_OFF_SEC if new_login else 0.0)
+    old_events: Mapping[object, str | Diagnosis] = {}
+    batch_sec = _MIN_BATCH_SEC
+    with Live(console=screen, auto_refresh=False, transient=True) as live:
+        is_live = screen.is_terminal and not plain
+        while True:
+            now = time.monotonic()
+            try:
+                state = read_state(cluster, jobs)
+                answered = now
+            except Unreachable as error:
+                silence_sec = now - answered
+                if silence_sec > _MAX_SILENCE_SEC:
+                    raise RetryableError(
+                        f"{error} (silent for {silence_sec:.0f} s)", remedy=f"`{retry_command}` resumes"
+                    ) from error
+                time.sleep(_RETRY_SEC)
+                continue
+            events = _events(state)
+            if is_live:
+                findings = (Text(f"  {line}") for line in grouped_lines(state.all_findings))
+                live.update(Group(pod_table(state), *findings), refresh=True)
+            else:
+                for line in _lines([events[key] for key in events if key not in old_events]):
+                    screen.print(line)
+            has_news = events.keys() != old_events.keys()
+            batch_sec = _MIN_BATCH_SEC if has_news else min(_MAX_BATCH_SEC, 2 * batch_sec)
+            old_events = events
+            if state.is_up:
+                break
+            on_state(state)
+            expired = policy.expired_finding(state.all_findings, now)
+            if expired is not None:
+                raise TaskFailed(f"{_progress(state)}: {expired}", remedy=f"then `{retry_command}`")
+            elapsed_sec = now - started
+            if elapsed_sec > limit:
+                first = next(iter(state.all_findings), None)
+                reason = f": {first}" if first is not None else ""
+                raise RetryableError(
+                    f"{_progress(state)} after {elapsed_sec:.0f} s{reason}",
+                    remedy=f"`{retry_command}` continues to wait",
+                )
+            timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
+            _wait_for_change(cluster, timeout_sec, batch_sec)
+    screen.print(f"{_progress(state)}, after {time.monotonic() - started:.0f} s")
+    if not settings.connector.is_cluster and settings.cluster.overlay in ("pods", "preemptible"):
+        screen.print("set fleet.kind to pods to run `inv bench` on them")
+
+
+def _wait_for_change(cluster: Cluster, timeout_sec: float, batch_sec: float) -> None:
+    """Sleep until a pod changes, then for `batch_sec` to include further changes; at most for `timeout_sec`."""
+    started = time.monotonic()
+    try:
+        cluster.wait_for_change(max(1.0, timeout_sec))
+    except ClusterError:
+        time.sleep(_RETRY_SEC)  # the next poll reports the error
+    time.sleep(max(0.0, min(batch_sec, started + timeout_sec - time.monotonic())))
+
+
+class WaitPolicy:
+    """Age of each finding. A finding that lasts longer than its patience ends the wait.
+
+    `login_sec`: the minimum patience for a rejected login.
+    """
+
+    def __init__(self, login_sec: float = 0.0) -> None:
+        self._login_sec = login_sec
+        self._since: dict[tuple[str, str], float] = {}
+
+    def expired_finding(self, findings: Sequence[Diagnosis], now: float) -> Diagnosis | None:
+        """Return the first finding that has lasted too long. A finding that was absent starts again at zero."""
+        keys = {(finding.subject, finding.cause) for finding in findings}
+        self._since = {key: self._since.get(key, now) for key in keys}
+        return next((finding for finding in findings if self._deadline(finding) <= now), None)
+
+    def remaining_sec(self, findings: Sequence[Diagnosis], now: float) -> float:
+        """Return the seconds until the first of these findings has lasted too long."""
+        return min(map(self._deadline, findings), default=float("inf")) - now
+
+    def _deadline(self, finding: Diagnosis) -> float:
+        if finding.patience_sec is None:
+            return float("inf")
+        min_sec = self._login_sec if finding.cause in LOGIN_CAUSES else 0.0
+        return self._since[finding.subject, finding.cause] + max(finding.patience_sec, min_sec)
+
+
+def pod_table(state: PodFleet) -> Table:
+    """Return a table of all pods with node, state and restarts."""
+    table = terminal.plain_table("job", "index", "pod", "node", "state", "restarts")
+    for row in state.rows:
+        style = "green" if row.is_up else "red" if row.findings else "yellow"
+        cells = (row.job, str(row.index), row.pod or "-", row.node or "-")
+        table.add_row(*map(Text, cells), Text(row.state, style=style), str(row.restarts))
+    return table
+
+
+def _events(state: PodFleet) -> dict[object, str | Diagnosis]:
+    """Return each pod's line and each finding, by a key that does not depend on the text of a finding."""
+    rows: dict[object, str | Diagnosis] = {
+        # Leave the state of a pod with findings out of the key, because it alternates.
+        (row.job, row.index, row.pod, row.state if not row.findings else ""): (
+            f"{row.job}[{row.index}] {row.pod or '-'} {row.node or '-'} {row.state}"
+        )
+        for row in state.rows
+    }
+    return rows | {(finding.subject, finding.cause): finding for finding in state.all_findings}
+
+
+def _lines(events: Sequence[str | Diagnosis]) -> list[str]:
+    rows = [event for event in events if isinstance(event, str)]
+    return rows + [f"  {line}" for line in grouped_lines(event for event in events if isinstance(event, Diagnosis))]
+
+
+def _progress(state: PodFleet) -> str:
+    return f"{state.up_count} of {len(state.rows)} pods are up"
+
 
 _MAX_LINE_CHARS = 1 << 16
 

@@ -21,9 +21,8 @@ from bench.records.atomic_files import write_atomic
 from remote.providers import PROVIDERS, REMEDIES, Provider
 from tasks.cli.terminal import console
 from tasks.clients.cluster import known_provider
-from tasks.doctor.check import Check, run_checks
+from tasks.doctor.check import Check, CheckContext, run_checks
 from tasks.doctor.checks import cluster, machine, runs, settings, vm
-from tasks.doctor.context import CheckContext
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, file_errors
 from tasks.faults import CheckResult, CheckStatus
 from tasks.settings.load import load

@@ -38,8 +38,7 @@ from bench.records.training import TrainingRecord
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.outcome import OUT_FOLDER, shared_output_folder
 from remote.hosts.base import Host, HostError, PermissionDenied, collapse_whitespace
-from remote.jobs.agent import Agent
-from remote.jobs.job import LOG_FILE
+from remote.jobs.job import LOG_FILE, Agent
 from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
 from tasks.cli.flags import refuse_several

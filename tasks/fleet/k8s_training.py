@@ -32,8 +32,7 @@ from remote.hosts.base import Host, HostError, collapse_whitespace, read_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.hosts.pods.host import PodHost
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobState, JobStatus
+from remote.jobs.job import Agent, Job, JobState, JobStatus
 from remote.jobs.transfer import pull
 from reports.read.attempts import AttemptSpan
 from tasks.clients.cluster import (

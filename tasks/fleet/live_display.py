@@ -22,7 +22,7 @@ from rich.text import Text
 
 from bench.records.run import PlannedTrial, Progress
 from bench.records.status import TrialStatus
-from remote.fleet.events import EventType, FleetEvent
+from remote.fleet.queue import EventType, FleetEvent
 from reports import formatting
 from tasks.cli import terminal
 from tasks.errors import escape_controls

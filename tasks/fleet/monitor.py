@@ -21,8 +21,7 @@ from rich.text import Text
 from bench.records.run import RunRecord
 from remote.fleet.outcome import PROGRESS_PATH
 from remote.hosts.base import Host, HostError
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, slot_path
+from remote.jobs.job import Agent, Job, slot_path
 from tasks.cli import terminal
 from tasks.clients import workers
 from tasks.errors import RetryableError, escape_controls

@@ -17,8 +17,7 @@ from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.base import Host, HostError
 from remote.hosts.connectors import CONNECTORS
-from remote.jobs.agent import Agent
-from remote.jobs.job import slot_path
+from remote.jobs.job import Agent, slot_path
 from tasks.clients.workers import pod_hosts
 from tasks.fleet.k8s_training import is_k8s_training
 from tasks.fleet.run_store import resume_command

@@ -13,8 +13,8 @@ from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from bench.records.trial import MAX_BYTES
 from remote.hosts.connectors import CONNECTORS
+from remote.hosts.local import run_git
 from reports import formatting
-from tasks.cli.git import run_git
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings

@@ -18,13 +18,12 @@ from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
-from remote.fleet.events import FleetEvent
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
+from remote.fleet.queue import FleetEvent
 from remote.fleet.retry_policy import LoginTimeout, RetryLimits
 from remote.hosts.base import Host
-from remote.jobs.agent import Agent
-from remote.jobs.job import slot_path
+from remote.jobs.job import Agent, slot_path
 from reports import formatting
 from tasks.cli.lock import is_cancel_requested
 from tasks.cli.log import open_run_log

@@ -17,7 +17,7 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import RUN_FILE
 from bench.records.run import Progress, RunRecord
 from bench.records.schema import SchemaError, from_json
-from remote.fleet.events import EventType, FleetEvent
+from remote.fleet.queue import EventType, FleetEvent
 from reports import formatting
 from reports.read import attempts
 from reports.read.attempts import AttemptSpan

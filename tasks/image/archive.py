@@ -6,8 +6,7 @@ from invoke.context import Context
 
 from remote.image import engine, vm_jobs
 from remote.image.vm_jobs import Outcome
-from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy
+from remote.jobs.job import Agent, HostBusy
 from tasks.clients.build_vm import build_vm_job
 from tasks.errors import RetryableError, UsageError, translate_errors
 from tasks.image import build_profiles, jobs

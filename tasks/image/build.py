@@ -14,17 +14,16 @@ from typing import Any
 from invoke.context import Context
 
 from remote.hosts.base import Host
-from remote.image import engine, vm_info, vm_jobs
+from remote.hosts.local import run_git
+from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, inspect
 from remote.image.plan import BuildPlan, ImageSpec
 from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
-from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy, Job
+from remote.jobs.job import Agent, HostBusy, Job
 from tasks.cli.flags import refuse_several
-from tasks.cli.git import run_git
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.clients.registry import configured_image
 from tasks.clients.secrets import checked_index_url, registry_password
@@ -106,7 +105,7 @@ def _follow_running(settings: Settings, job: Job, tmp_folder: str, *, force: boo
 def plan_build(settings: Settings, host: Host, tmp_folder: str, *, force: bool = False) -> BuildPlan | None:
     """Plan the build; None if the image is up to date and `force` is not set."""
     with translate_errors(UsageError, ContextError):
-        vm_info.claim(host, tmp_folder, create=False)  # refuse another user's folder before reading it
+        vm_jobs.claim(host, tmp_folder, create=False)  # refuse another user's folder before reading it
         spec = image_spec(settings, tmp_folder)
         facts = engine.observe(host, spec.client)
         disks = engine.disk_info(host, (tmp_folder, facts.data_root), spec.model_folders())
@@ -188,7 +187,7 @@ def render(plan: BuildPlan) -> str:
 
 def _upload_code(settings: Settings, agent: Agent, plan: BuildPlan, tmp_folder: str) -> None:
     """Upload our files to the VM, verified, below a folder named by their digest."""
-    vm_info.claim(agent.host, tmp_folder)
+    vm_jobs.claim(agent.host, tmp_folder)
     files = {file.path: file.source for file in _context_files(settings)}
     sent = transfer.push(agent, files, plan.code_folder)
     print(

@@ -11,8 +11,7 @@ from remote.hosts.local import current_user
 from remote.image import vm_jobs
 from remote.image.vm_jobs import JobFailed, Outcome
 from remote.jobs import transfer
-from remote.jobs.agent import Agent
-from remote.jobs.job import LOG_FILE, Job, JobState
+from remote.jobs.job import LOG_FILE, Agent, Job, JobState
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import print_job_line, print_reconnect
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError

@@ -8,9 +8,9 @@ from pathlib import Path
 from invoke.context import Context
 
 from remote.hosts.command import Command, Secret
-from remote.image import model_fetch, vm_info, vm_jobs
+from remote.image import model_fetch, vm_jobs
 from remote.image.model_fetch import Fetch
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.commands import FetchOptions
@@ -72,8 +72,8 @@ def fetch_models(context: Context, options: FetchOptions) -> None:
     retry_command = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
     with build_vm_job(settings, retry_command) as host:
         tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
-        vm_info.claim(host, tmp_folder, create=not options.dry_run)
-        home = f"{vm_info.workdir_path(tmp_folder)}/models"
+        vm_jobs.claim(host, tmp_folder, create=not options.dry_run)
+        home = f"{vm_jobs.workdir_path(tmp_folder)}/models"
         for model in models:
             fetch = Fetch(
                 model=model,

@@ -23,8 +23,7 @@ from remote.image.context import ContextError
 from remote.image.plan import outdated_parts
 from remote.image.references import Reference, push_record_json
 from remote.image.vm_jobs import Outcome
-from remote.jobs.agent import Agent
-from remote.jobs.job import HostBusy
+from remote.jobs.job import Agent, HostBusy
 from remote.providers import registry_provider
 from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import confirm

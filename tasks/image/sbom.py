@@ -22,10 +22,10 @@ from remote.hosts.base import CommandTimedOut, Completed, Host
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Secret
 from remote.hosts.process import run_program
-from remote.image import bom, docker_client, engine, signature
+from remote.image import artifact, bom, docker_client, engine
+from remote.image.artifact import InvalidKey, NeedsPassPhrase
 from remote.image.bom import SbomComponent, Subject
 from remote.image.references import Reference
-from remote.image.signature import InvalidKey, NeedsPassPhrase
 from tasks.clients import registry, secrets
 from tasks.clients.build_vm import build_vm
 from tasks.clients.prompt import prompt_hidden
@@ -219,7 +219,7 @@ def show_image(context: Context, digest: str | None) -> None:
     if key is None:
         count = len(image["signatures"])
         print(f"  signature   {f'{count}, not verified: image.verify_key is not set' if count else 'none'}")
-    elif signature.is_signed(key, reference.repository, digest, image["signatures"]):
+    elif artifact.is_signed(key, reference.repository, digest, image["signatures"]):
         print("  signature   valid for image.verify_key")
     else:
         problems.append(f"{len(image['signatures'])} signatures, but no valid one for image.verify_key")
@@ -324,9 +324,9 @@ def signing_key(settings: Settings) -> EllipticCurvePrivateKey | None:
     pem = secrets.read_secret(settings, "image.sign_key", name).reveal()
     with translate_errors(UsageError, InvalidKey, prefix=f"image.sign_key: {name}: "):
         try:
-            return signature.load_private_key(pem, None)
+            return artifact.load_private_key(pem, None)
         except NeedsPassPhrase:
-            return signature.load_private_key(pem, _pass_phrase(settings, name))
+            return artifact.load_private_key(pem, _pass_phrase(settings, name))
 
 
 def verifying_key(settings: Settings) -> EllipticCurvePublicKey | None:
@@ -336,7 +336,7 @@ def verifying_key(settings: Settings) -> EllipticCurvePublicKey | None:
         return None
     pem = secrets.read_secret_text(settings, "image.verify_key", name)
     with translate_errors(UsageError, InvalidKey, prefix=f"image.verify_key: {settings.resolve_path(name)}: "):
-        return signature.load_public_key(pem)
+        return artifact.load_public_key(pem)
 
 
 def sign(
@@ -349,11 +349,11 @@ def sign(
 ) -> None:
     """Sign the pushed digest unless this key has signed it already. Raises HostError."""
     image = registry.query(settings, host, reference, login, {"do": "look", "name": digest})
-    if signature.is_signed(key.public_key(), reference.repository, digest, image["signatures"]):
+    if artifact.is_signed(key.public_key(), reference.repository, digest, image["signatures"]):
         print("already signed with image.sign_key")
         return
-    text = signature.build_payload(reference.repository, digest)
-    request = {"do": "sign", "subject": digest, "payload": text, "signature": signature.sign(key, text)}
+    text = artifact.build_payload(reference.repository, digest)
+    request = {"do": "sign", "subject": digest, "payload": text, "signature": artifact.sign(key, text)}
     tag = registry.query(settings, host, reference, login, request)["tag"]
     print(f"signed with image.sign_key: {reference.repository}:{tag}")
 

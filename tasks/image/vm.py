@@ -10,7 +10,7 @@ from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
 from remote.hosts.base import check, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
-from remote.image import engine, vm_info
+from remote.image import engine, vm_jobs
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.settings.load import load
@@ -27,14 +27,14 @@ def check_vm(context: Context, tmpdir: str | None) -> None:
     settings = load(context)
     started_at = time.monotonic()
     with build_vm(settings, "inv vm.check") as host:
-        facts = vm_info.observe(host)
+        facts = vm_jobs.observe(host)
         connect_sec = time.monotonic() - started_at
         version = ".".join(map(str, facts.python))
         print(f"{host.name}: connected in {connect_sec:.2f} s")
         print(f"  {facts.system}, kernel {facts.kernel}, {facts.machine}, Python {version}")
         print(f"  {facts.cores} cores, {facts.memory_bytes / 1e9:.1f} GB of memory")
         print(f"  user {facts.user} in {', '.join(facts.groups)}; home {facts.home}")
-        if facts.python[:2] >= vm_info.MIN_PYTHON:
+        if facts.python[:2] >= vm_jobs.MIN_PYTHON:
             for disk in engine.disk_info(host, (facts.home, resolve_tmpdir(settings, host, tmpdir)), []).folders:
                 state = "" if disk.exists else ", does not exist yet"
                 access = "writable" if disk.writable else "not writable for this user"
@@ -56,8 +56,8 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: float | None) ->
     with build_vm(settings, "inv vm.engine") as host:
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
         request = {
-            "owner": vm_info.claim(host, tmp_folder),
-            "file": f"{vm_info.workdir_path(tmp_folder)}/engine.ext4",
+            "owner": vm_jobs.claim(host, tmp_folder),
+            "file": f"{vm_jobs.workdir_path(tmp_folder)}/engine.ext4",
             "size_bytes": int((size_gb or DEFAULT_SIZE_GB) * 1e9),
             "is_size_given": size_gb is not None,
             "mount": MOUNT,

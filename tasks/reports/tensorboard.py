@@ -22,7 +22,7 @@ from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.outcome import OUT_FOLDER
 from remote.hosts.base import Host, HostError
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import pull
 from reports.exports import check_packages, export
 from reports.exports.trackers import TENSORBOARD

@@ -30,8 +30,7 @@ from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
-from tasks.settings.load import Settings
-from tasks.settings.renamed import translate_recorded
+from tasks.settings.load import Settings, translate_recorded
 from tasks.train import forecast, submit_job, trial_spec
 from tasks.train.session import TrainingSession, reachable_workers
 from tasks.train.trial_spec import TRIAL_ID

@@ -19,8 +19,7 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host, HostError
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, slot_path
+from remote.jobs.job import Agent, Job, slot_path
 from reports.read import attempts
 from reports.summary.cost import Price
 from tasks.cli.signals import as_ctrl_c

@@ -18,7 +18,7 @@ from bench.records.run import RunRecord
 from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.command import Command
 from remote.hosts.pods.host import SILENCE_SEC
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import pull
 from tests.benchmarks import Figure, compare_with, seconds, spread
 from tests.support.kubernetes import Cluster, unavailable_reason

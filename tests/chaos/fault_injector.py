@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from remote.hosts.base import HostError
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, slot_path
+from remote.jobs.job import Agent, Job, JobSpec, slot_path
 from tests.chaos.scenario import FaultThread
 from tests.support.hosts.local_fleet import kill_kubectl_execs
 from tests.support.kubernetes.faults import ENDINGS

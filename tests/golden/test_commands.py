@@ -17,8 +17,7 @@ from remote.hosts.local import LocalHost
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import PodIndex
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, slot_path
+from remote.jobs.job import Agent, Job, JobSpec, slot_path
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import CuttableHost
 from tests.unit.remote.hosts.pods.test_pod_index import READY

@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from bench.kernels import nf4, norm, swiglu  # noqa: E402 - after the skips
-from bench.kernels.int8 import block_quant, matmul, row_quant, weight_quant  # noqa: E402
+from bench.kernels.int8 import matmul, row_quant, weight_quant  # noqa: E402
 from bench.kernels.int8 import swiglu as int8_swiglu  # noqa: E402
-from bench.qlora.recipes import int8_tiles  # noqa: E402
+from bench.qlora.recipes import int8  # noqa: E402
 from tests.support.gpu import on_gpu, relative_error  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -97,9 +97,9 @@ def test_a_product_with_all_side_inputs(tokens, height, width, tiles):
                 actual = matmul.product(a, right, side_inputs, dtype=torch.bfloat16, tiles=tiles)
                 assert relative_error(actual, expected) < 4e-3
                 assert torch.equal(actual, matmul.product(a, right, side_inputs, dtype=torch.bfloat16, tiles=tiles))
-                if height % block_quant.BLOCK == 0:
+                if height % row_quant.BLOCK == 0:
                     blocks = matmul.product_as_blocks(a, right, side_inputs, dtype=torch.bfloat16, tiles=tiles)
-                    reference = block_quant.quantize_blocks_reference(expected, torch.bfloat16)
+                    reference = row_quant.quantize_blocks_reference(expected, torch.bfloat16)
                     assert relative_error(blocks.scales, reference.scales) < 1e-4
                     assert int((blocks.values.int() - reference.values.int()).abs().max()) <= 1
 
@@ -125,7 +125,7 @@ def test_the_candidates_of_tiles_give_equal_bits(tokens, height, width, candidat
                 matmul.product(*arguments, dtype=torch.bfloat16, tiles=tiles) for tiles in candidates.values()
             ]
             assert all(torch.equal(first, other) for other in others)
-            if height % block_quant.BLOCK == 0:
+            if height % row_quant.BLOCK == 0:
                 first, *others = [
                     matmul.product_as_blocks(*arguments, dtype=torch.bfloat16, tiles=tiles)
                     for tiles in candidates.values()
@@ -137,14 +137,14 @@ def test_the_candidates_of_tiles_give_equal_bits(tokens, height, width, candidat
 @on_gpu
 def test_tiles_are_measured_once_and_change_no_random_number(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(int8_tiles.VARIABLE, raising=False)
+    monkeypatch.delenv(int8.VARIABLE, raising=False)
     device, shapes = torch.device("cuda", 0), [(1536, 512), (512, 1536)]
     state = torch.cuda.get_rng_state()
     try:
-        first = int8_tiles.use_best_tiles(torch, device, shapes, 256)
+        first = int8.use_best_tiles(torch, device, shapes, 256)
         assert torch.equal(torch.cuda.get_rng_state(), state)
         selected = dict(matmul._selected)
-        second = int8_tiles.use_best_tiles(torch, device, shapes, 256)
+        second = int8.use_best_tiles(torch, device, shapes, 256)
         assert matmul._selected == selected
     finally:
         matmul.select_tiles({})
@@ -160,10 +160,10 @@ def test_swiglu_writes_int8_and_16_bits_on_request(tokens, inner, in_blocks):
     gate_up, d_act, columns = random(tokens, 2 * inner), random(tokens, inner), outliers(inner)
     factors = torch.rand(2 * inner, device="cuda") + 0.5
     if in_blocks:
-        if inner % block_quant.BLOCK:
+        if inner % row_quant.BLOCK:
             pytest.skip("no whole blocks")
-        gate_up = block_quant.quantize_blocks_reference(gate_up, torch.bfloat16)
-    numbers = block_quant.dequantize(gate_up)
+        gate_up = row_quant.quantize_blocks_reference(gate_up, torch.bfloat16)
+    numbers = row_quant.dequantize(gate_up)
     act, gradient = swiglu.swiglu_reference(numbers), swiglu.swiglu_backward_reference(numbers, d_act)
     actual, kept = int8_swiglu.swiglu_rows(gate_up, columns, keep_act=True)
     expected = row_quant.quantize_rows_reference(act, columns=columns)
@@ -238,7 +238,7 @@ def test_non_finite_rows_stay_non_finite_and_tiny_ones_become_zero():
     assert not y[[2, 3]].isfinite().any()
     assert (y[[1, 4]] == 0).all()
     wide = row_quant.quantize_rows(random(128, 128))
-    kept = block_quant.dequantize(matmul.product_as_blocks(row_quant.quantize_rows(x), wide, dtype=torch.bfloat16))
+    kept = row_quant.dequantize(matmul.product_as_blocks(row_quant.quantize_rows(x), wide, dtype=torch.bfloat16))
     assert torch.equal(kept.isfinite().all(1).cpu(), torch.tensor([True, True, False, False, True, True]))
     in_rows, _ = int8_swiglu.swiglu_rows(x, outliers(64))
     assert torch.equal(in_rows.scales.isfinite().cpu(), torch.tensor([True, True, False, False, True, True]))

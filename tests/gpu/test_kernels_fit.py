@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from bench.kernels import adamw8, lora, lora_out, loss, nf4, norm, pinned_gather, rope, short_attention  # noqa: E402
 from bench.kernels import swiglu as swiglu_16  # noqa: E402
-from bench.kernels.int8 import block_quant, matmul, row_quant, swiglu, weight_quant  # noqa: E402
+from bench.kernels.int8 import matmul, row_quant, swiglu, weight_quant  # noqa: E402
 from bench.kernels.norm import ResidualStream  # noqa: E402
 from bench.kernels.rope import AttentionHeads  # noqa: E402
 from tests.support import compiled_kernel  # noqa: E402
@@ -145,7 +145,7 @@ def launch_attention(hidden: int, heads: AttentionHeads, **_: Any) -> None:
 def launch_swiglu(inner: int, **_: Any) -> None:
     joined, d_act, columns, factors = meta(TOKENS, 2 * inner), meta(TOKENS, inner), columns_of(inner), floats(2 * inner)
     swiglu_16.swiglu(joined)
-    blocks = block_quant.empty_blocks(TOKENS, 2 * inner, BF16, "meta")
+    blocks = row_quant.empty_blocks(TOKENS, 2 * inner, BF16, "meta")
     for keep in (False, True):
         swiglu_16.swiglu_backward_(joined, d_act, keep_act=keep)
         for each in (joined, blocks):
@@ -172,7 +172,7 @@ def launch_products(capability: tuple[int, int], hidden: int, inner: int, **_: A
             matmul.product(plain, row_quant.QuantizedRows(values=int8(height, width)), dtype=BF16, tiles=tiles)
             for each in (side_inputs, outliers_only):
                 matmul.product(a, with_scales, each, dtype=BF16, tiles=tiles)
-                if height % block_quant.BLOCK == 0:
+                if height % row_quant.BLOCK == 0:
                     matmul.product_as_blocks(a, with_scales, each, dtype=BF16, tiles=tiles)
 
 

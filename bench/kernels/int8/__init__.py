@@ -1,6 +1,5 @@
 """Products with frozen weights in INT8.
 
-block_quant: INT8 results with a scale per row and block of columns
 matmul: the INT8 product, with outlier columns and LoRA adapters in 16 bits
 row_quant: INT8 activations and gradients with a scale per row, outlier columns separate
 swiglu: SwiGLU and its gradient, from and to INT8

@@ -8,7 +8,7 @@ a: `QuantizedRows` (T, K); b: `QuantizedRows` (N, K); outlier_weights (N, C): th
 `a.outliers`; u (T, n R) and work_b (N, R) as in `bench.kernels.lora_out`. INT8 products are summed exactly, in 32 bits,
 up to K = 133,000. The side inputs are added in float32 in the same kernel, so y is written once and rounded once.
 
-y can also be written in INT8 (`bench.kernels.int8.block_quant`), since a tile is one block of columns wide.
+y can also be written in INT8 (`bench.kernels.int8.row_quant`), since a tile is one block of columns wide.
 
 One H200, T = 4096, microseconds for the forward products of a layer of the 7B shape (q k v, o, gate up, down): bf16
 299, 203, 1436, 674; this kernel 174, 114, 753, 369 at the power limit, as fast as the library's FP8 with a scale per
@@ -22,8 +22,16 @@ from typing import Any
 import torch
 
 from bench.kernels import triton_compat
-from bench.kernels.int8.block_quant import BLOCK, QuantizedBlocks, empty_blocks, quantize_blocks_reference
-from bench.kernels.int8.row_quant import QuantizedRows, max_with_nan, round_to_int8, scale_and_inverse
+from bench.kernels.int8.row_quant import (
+    BLOCK,
+    QuantizedBlocks,
+    QuantizedRows,
+    empty_blocks,
+    max_with_nan,
+    quantize_blocks_reference,
+    round_to_int8,
+    scale_and_inverse,
+)
 from bench.kernels.lora_out import column_edges
 from bench.kernels.triton_compat import TensorDescriptor, ceil_div, gpu_properties, jit, tl, uses_triton
 

@@ -9,6 +9,13 @@ A row with a NaN or an infinity gets a scale of NaN, so every product with it is
 are all below MIN_MAGNITUDE becomes zeros.
 
 Bytes moved: 2TK in, TK out.
+
+INT8 results of a product, with a scale per row and BLOCK columns; used for gate and up.
+
+    y[t, n]  ~  values[t, n] scales[t, n // BLOCK]
+
+The product's kernel writes them: its tile is BLOCK columns wide. They take half the bytes of bf16, in both passes of
+SwiGLU and in memory, and add 0.7 % of rounding error to numbers that already have 1.5 % from the INT8 product.
 """
 
 from collections.abc import Iterator
@@ -156,3 +163,42 @@ def _int8_quantize_rows(
     scale, factor = scale_and_inverse(tl.reduce(tl.abs(value), 0, max_with_nan))
     tl.store(scales + row, scale)
     tl.store(values + row * width + column, round_to_int8(value * factor), mask=mask)
+
+
+BLOCK = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedBlocks:
+    """INT8 matrix: `values` int8 (T, N), `scales` float32 (T, N / BLOCK); `dtype` is that of the original numbers."""
+
+    values: Any
+    scales: Any
+    dtype: Any
+
+    def split(self, parts: int) -> list["QuantizedBlocks"]:
+        """Split the rows into at most `parts` views, like `row_quant.split_rows`."""
+        pieces = split_rows(parts, self.values, self.scales)
+        return [QuantizedBlocks(values=values, scales=scales, dtype=self.dtype) for values, scales in pieces]
+
+
+def empty_blocks(tokens: int, width: int, dtype: Any, device: Any) -> QuantizedBlocks:
+    """Allocate (T, N); N is a multiple of BLOCK."""
+    return QuantizedBlocks(
+        values=torch.empty((tokens, width), dtype=torch.int8, device=device),
+        scales=torch.empty((tokens, width // BLOCK), dtype=torch.float32, device=device),
+        dtype=dtype,
+    )
+
+
+def dequantize(y: Any) -> Any:
+    """Return `QuantizedBlocks` or a tensor as float32 (T, N)."""
+    if not isinstance(y, QuantizedBlocks):
+        return y.float()
+    numbers = y.values.float().unflatten(1, (-1, BLOCK)) * y.scales[..., None]
+    return numbers.flatten(1)
+
+
+def quantize_blocks_reference(y: Any, dtype: Any) -> QuantizedBlocks:
+    quantized = quantize_rows_reference(y.reshape(-1, BLOCK))
+    return QuantizedBlocks(values=quantized.values.view(y.shape), scales=quantized.scales.view(len(y), -1), dtype=dtype)

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from bench.kernels.int8.block_quant import BLOCK, QuantizedBlocks, dequantize
 from bench.kernels.int8.row_quant import (
+    BLOCK,
     OutlierColumns,
+    QuantizedBlocks,
     QuantizedRows,
+    dequantize,
     empty_rows,
     max_with_nan,
     quantize_rows_reference,

@@ -6,7 +6,6 @@ fast: this project's recipe
 layer: a decoder layer of `fast`, with forward and backward written out
 fused_linear: products of frozen NF4 weights with their LoRA adapters
 int8: a frozen weight multiplied in 8 bits
-int8_tiles: tiles of the INT8 products, timed on the GPU and kept in a file
 offload: layer inputs, embeddings and head in host memory
 cuda_graph: a micro-batch's forward and backward as CUDA graphs
 """

@@ -33,7 +33,7 @@ from bench.kernels.norm import ResidualStream, rms_norm_backward, stream_norm
 from bench.kernels.rope import AttentionHeads
 from bench.kernels.triton_compat import HAS_TRITON
 from bench.qlora.adamw8 import multi_tensor_adamw8bit
-from bench.qlora.recipes import int8, int8_tiles
+from bench.qlora.recipes import int8
 from bench.qlora.recipes.cuda_graph import CapturedGraph, CapturedStep
 from bench.qlora.recipes.fused_linear import Adapter, FusedLinear, dequantize
 from bench.qlora.recipes.int8 import Int8Linear
@@ -93,7 +93,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
             notes = (f"matmul {trial.matmul}",)
             if placement.is_cuda:
                 tokens = trial.micro_batch_size * trial.max_seq_len
-                notes += (int8_tiles.use_best_tiles(torch, placement.device, _product_shapes(base, trial), tokens),)
+                notes += (int8.use_best_tiles(torch, placement.device, _product_shapes(base, trial), tokens),)
         else:
             notes = flags = (f"matmul bf16 ({trial.matmul} is not supported: {reason})",)
             trial = dataclasses.replace(trial, matmul="bf16")

@@ -24,9 +24,8 @@ from typing import Any
 import torch
 
 from bench.kernels import lora, lora_out, nf4
-from bench.kernels.int8.block_quant import QuantizedBlocks
 from bench.kernels.int8.matmul import SideInputs
-from bench.kernels.int8.row_quant import OutlierColumns, QuantizedRows
+from bench.kernels.int8.row_quant import OutlierColumns, QuantizedBlocks, QuantizedRows
 from bench.kernels.int8.swiglu import swiglu_backward_rows, swiglu_rows
 from bench.kernels.lora import LoraInput, MaskSeed
 from bench.kernels.swiglu import swiglu, swiglu_backward_

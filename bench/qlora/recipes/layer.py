@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from bench.kernels.attention import Samples, attend, attend_backward
-from bench.kernels.int8.block_quant import QuantizedBlocks
-from bench.kernels.int8.row_quant import QuantizedRows
+from bench.kernels.int8.row_quant import QuantizedBlocks, QuantizedRows
 from bench.kernels.lora import MaskSeed, NormedInput
 from bench.kernels.norm import (
     ResidualStream,

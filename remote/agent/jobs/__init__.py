@@ -1,6 +1,6 @@
 """Program that runs on a host: detached jobs and verified file transfers.
 
-`remote.jobs.agent` installs this package in the host's work folder and calls it as `python .../__main__.py VERB JSON`.
+`remote.jobs.job` installs this package in the host's work folder and calls it as `python .../__main__.py VERB JSON`.
 It answers in lines of checksum and JSON and exits 0. It exits 3 if it cannot fulfil the request, with the reason on
 standard error, and 4 if its input ended early.
 

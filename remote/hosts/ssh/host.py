@@ -8,11 +8,13 @@ environment and folder are sent on the session's standard input, before the call
 listings see only the command's own argv, and the login shell's quoting does not matter.
 
 The command runs in its own process group under coreutils' `timeout`. At a local deadline the group is ended over the
-same connection; if the connection is lost, `timeout` ends it `session.MARGIN_SEC` after its deadline. As on every kind
+same connection; if the connection is lost, `timeout` ends it `MARGIN_SEC` after its deadline. As on every kind
 of host neither ends a process in its own session (setsid); work that should outlive the connection is a
 `remote.jobs.job`.
 
 Not covered: hosts that are not Linux, login shells of the csh family.
+
+One command on an open SSH connection: the shell script that starts it, its streams, its end.
 """
 
 import os
@@ -31,6 +33,190 @@ if TYPE_CHECKING:
     import paramiko
 
     from remote.hosts.ssh.connection import Connection
+
+import contextlib
+import math
+import re
+import selectors
+import time
+
+import paramiko
+
+from remote.hosts.base import HostError, HostUnreachable
+from remote.hosts.process import BoundedOutput
+from remote.hosts.ssh.connection import Connection
+
+MARGIN_SEC = 15.0
+_CHUNK_BYTES = 1 << 16
+_END_TIMEOUT_SEC = 10.0
+_POLL_SEC = 1.0  # a failed input does not wake the reading thread
+_MAX_LOGIN_OUTPUT_BYTES = 1 << 20
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+# Reads a shell script up to the line that is the mark, then runs it. It has no characters that a login shell could
+# misread, and variable names that no command's environment has. It forks no process: each would cost every command a
+# millisecond. It stays as the parent to report the signal that ended the command: 128 + n.
+_LOADER_SCRIPT = """
+IFS=:; for q_d in $PATH; do q_t=$q_d/timeout; [ -x "$q_t" ] && break; done
+[ -x "$q_t" ] || { echo "timeout: not found; install coreutils" >&2; exit 127; }
+q_s=; q_l=
+while IFS= read -r q_l && [ "$q_l" != "$1" ]; do q_s="$q_s$q_l
+"; done
+[ "$q_l" = "$1" ] || exit 255
+unset IFS; eval "$q_s"; exit $?
+"""
+# Runs in the child that becomes `timeout`, the leader of the command's group: prints its process number.
+_PRINT_GROUP_SCRIPT = 'read -r q_g q_x < /proc/self/stat; printf "%s %s\\n" "$1" "$q_g"'
+_END_GROUP_SCRIPT = (
+    "kill -s TERM -- -$1 2>/dev/null || exit 0; n=0; "
+    "while kill -s 0 -- -$1 2>/dev/null && [ $n -lt 20 ]; do sleep 0.1; n=$((n+1)); done; "
+    "kill -s KILL -- -$1 2>/dev/null; exit 0"
+)
+
+
+def build_script(command: Command, mark: str, timeout_sec: float) -> bytes:
+    """Build the shell script that runs `command`. Its last line is the mark, which shows that it is complete."""
+    for name in command.environment:
+        if not _VARIABLE.match(name):
+            raise ValueError(f"{name!r}: a shell cannot export an environment variable with this name")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in command.environment.items()]
+    if command.folder is not None:
+        folder = shlex.quote(command.folder)
+        missing = f"{{ printf '%s: No such file or directory' {folder} >&2; exit 127; }}"
+        lines += [f"[ -d {folder} ] || {missing}", f"cd -- {folder} || exit 127"]
+    deadline = str(math.ceil(timeout_sec + MARGIN_SEC))
+    # A shell writes "Killed" to its standard error when a signal ends its child; that is not the command's output.
+    lines.append("exec 3>&2 2>/dev/null")
+    lines.append(f'({_PRINT_GROUP_SCRIPT}; exec "$q_t" -k 2 {deadline} {shlex.join(command.argv)} 2>&3 3>&-)')
+    return os.fsencode("".join(f"{line}\n" for line in (*lines, mark)))
+
+
+class SshSession:
+    """One command on an open connection."""
+
+    def __init__(self, name: str, connection: Connection, mark: str, limits: ProcessLimits) -> None:
+        self._name, self._connection, self._limits = name, connection, limits
+        self._mark = mark.encode()
+        self._login_output: bytearray | None = bytearray()  # output before the mark; None after it
+        self._group: int | None = None
+        self._channel: paramiko.Channel | None = None
+        self._stdin_thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._stdout, self._stderr = BoundedOutput(limits.label), BoundedOutput(limits.label)
+
+    def start(self, script: bytes, stdin: bytes | ByteReader | None) -> None:
+        self._channel = self._connection.dial(self._name, f"exec sh -c '{_LOADER_SCRIPT}' sh {self._mark.decode()}")
+        # In its own thread: sending waits while the host's window is full; reading and the deadline must not wait.
+        content = script + stdin if isinstance(stdin, bytes) else script
+        source = stdin if stdin is not None and not isinstance(stdin, bytes) else None
+        self._stdin_thread = threading.Thread(target=self._feed, args=(content, source), name="ssh-stdin", daemon=True)
+        self._stdin_thread.start()
+
+    def _feed(self, content: bytes, source: ByteReader | None) -> None:
+        assert self._channel is not None  # noqa: S101 - for the type checker
+        transport, channel = self._connection.transport, self._channel
+        try:
+            while content:
+                if not _try_send(transport.write, channel, content):
+                    return
+                content = source.read(_CHUNK_BYTES) if source is not None else b""
+        except BaseException as error:  # noqa: BLE001 - errors of the input are raised in the caller's thread
+            self._failure = error
+        else:
+            _try_send(transport.end_input, channel)
+
+    def pump(self, on_stdout: Callable[[bytes], None] | None) -> Completed:
+        """Read the command's output to its end; return its exit code and output."""
+        channel = self._channel
+        assert channel is not None  # noqa: S101 - for the type checker
+        with selectors.DefaultSelector() as selector:
+            selector.register(channel.fileno(), selectors.EVENT_READ)
+            while True:
+                is_over = channel.eof_received or channel.closed  # checked first: earlier output is still read
+                has_read = self._read(channel, on_stdout)
+                remaining_sec = self._remaining_sec()
+                if is_over and not has_read:
+                    break
+                if not has_read:
+                    selector.select(min(remaining_sec, _POLL_SEC))
+        while not channel.exit_status_ready():
+            channel.status_event.wait(min(self._remaining_sec(), _POLL_SEC))
+        code = channel.recv_exit_status()
+        if code == -1:  # no exit status came: the connection, or the shell around the command, was killed
+            raise HostUnreachable(f"{self._name}: the connection broke while a command ran")
+        if self._login_output is not None:  # the command did not start: the loader or the login shell says why
+            self._stderr.append(self._login_output)
+            if code == 255:
+                raise HostUnreachable(f"{self._name}: a command arrived truncated")
+        return Completed(exit_code=code, stdout=bytes(self._stdout.content), stderr=bytes(self._stderr.content))
+
+    def _remaining_sec(self) -> float:
+        """Return the seconds until the nearer limit. Raises CommandTimedOut and the errors of the command's input."""
+        if self._failure is not None:
+            raise self._failure
+        return self._limits.remaining_sec()
+
+    def _read(self, channel: paramiko.Channel, on_stdout: Callable[[bytes], None] | None) -> bool:
+        has_read = False
+        while channel.recv_stderr_ready():
+            self._stderr.append(channel.recv_stderr(_CHUNK_BYTES))
+            has_read = True
+        while channel.recv_ready():
+            chunk = channel.recv(_CHUNK_BYTES)
+            has_read = True
+            if self._login_output is not None:
+                chunk = self._after_mark(chunk)
+            if chunk:
+                (self._stdout.append if on_stdout is None else on_stdout)(chunk)
+            self._limits.last_output = time.monotonic()  # after the callback, whose time is not silence
+            self._limits.remaining_sec()  # endless output has a deadline too
+        return has_read
+
+    def _after_mark(self, chunk: bytes) -> bytes:
+        """Remove the output of a login shell's start-up files before the command starts."""
+        assert self._login_output is not None  # noqa: S101 - for the type checker
+        self._login_output.extend(chunk)
+        mark = re.search(rb"%s (\d+)\n" % self._mark, self._login_output)
+        if mark is None:
+            if len(self._login_output) > _MAX_LOGIN_OUTPUT_BYTES:
+                raise HostUnreachable(f"{self._name}: its login shell prints endless output before a command starts")
+            return b""
+        self._group, rest, self._login_output = int(mark[1]), bytes(self._login_output[mark.end() :]), None
+        return rest
+
+    def end(self) -> None:
+        """End the command on the host if the connection is still open; otherwise `timeout` does it there."""
+        channel = self._channel
+        if channel is None or channel.exit_status_ready() or not self._connection.is_open():
+            return
+        deadline = time.monotonic() + _END_TIMEOUT_SEC
+        with contextlib.suppress(paramiko.SSHException, OSError, EOFError, HostError):
+            self._limits = ProcessLimits(self._name, _END_TIMEOUT_SEC, None)
+            while self._group is None and not channel.exit_status_ready() and time.monotonic() < deadline:
+                if not self._read(channel, lambda _: None):
+                    time.sleep(0.01)
+            if self._group is not None:
+                killer = self._connection.open_session(_END_TIMEOUT_SEC)
+                killer.settimeout(_END_TIMEOUT_SEC)
+                with contextlib.closing(killer):
+                    killer.exec_command(f"exec sh -c '{_END_GROUP_SCRIPT}' sh {self._group}")
+                    killer.recv(1)  # waits for its end
+
+    def close(self) -> None:
+        if self._channel is not None:
+            _try_send(self._connection.transport.close_channel, self._channel)
+        if self._stdin_thread is not None:
+            self._stdin_thread.join(_END_TIMEOUT_SEC)
+
+
+def _try_send(send: Callable[..., None], *arguments: object) -> bool:
+    """Call `send`. Returns False if the command has closed its session or the connection is lost; the reader tells."""
+    try:
+        send(*arguments)
+    except (paramiko.SSHException, OSError, EOFError):
+        return False
+    return True
+
 
 _WORKDIR_TIMEOUT_SEC = 30.0
 
@@ -105,7 +291,7 @@ class SshHost:
         idle_timeout_sec: float | None = None,
     ) -> Completed:
         """Run a command as in `Host.run`. Raises the errors of `connect` too."""
-        from remote.hosts.ssh.session import SshSession, build_script
+        from remote.hosts.ssh.host import SshSession, build_script
 
         mark = secrets.token_hex(8)
         script = build_script(command, mark, timeout_sec)

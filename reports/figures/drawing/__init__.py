@@ -1,7 +1,6 @@
 """Drawing tools shared by all figures.
 
 layout: sheets, headers, and panels placed in inches
-chart: the types of a figure: chart, drawing, picture
 row_chart: figures of rows; the rows and marks of configurations and measurements
 lines: axes, intervals and labels of panels with curves
 style: matplotlib's settings, colours, text widths; PNG, SVG, and SVG to embed in the page

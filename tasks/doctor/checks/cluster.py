@@ -24,9 +24,8 @@ from tasks.cluster.checks import (
     missing_permissions,
 )
 from tasks.cluster.nodes import check_capacity
-from tasks.cluster.wait import read_state
-from tasks.doctor.check import Checks
-from tasks.doctor.context import CheckContext
+from tasks.cluster.status import read_state
+from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.settings.load import Settings
 

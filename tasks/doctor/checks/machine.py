@@ -14,8 +14,7 @@ from packaging.utils import canonicalize_name
 
 from bench.records.status import read_failure
 from remote.hosts.process import run_program
-from tasks.doctor.check import Checks
-from tasks.doctor.context import CheckContext
+from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 
 MIN_FREE_BYTES, LOW_FREE_BYTES = 1_000_000_000, 5_000_000_000

@@ -2,8 +2,7 @@
 
 import importlib
 
-from tasks.doctor.check import Checks
-from tasks.doctor.context import CheckContext
+from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, Skipped, passed
 from tasks.oci import require_sdk
 

@@ -8,8 +8,7 @@ from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import inspect, pod_hosts
-from tasks.doctor.check import Checks
-from tasks.doctor.context import CheckContext
+from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.fleet.run_store import resume_command
 from tasks.reports.runs import RunInfo, find_runs

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from remote.cluster.quantities import parse_quantity
 from remote.image.references import InvalidReference, parse_image_name
 from tasks.clients import secrets
-from tasks.doctor.check import Checks
-from tasks.doctor.context import CheckContext
+from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.settings import sources
 from tasks.settings.load import ENVIRONMENT, Settings

@@ -10,11 +10,10 @@ from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.engine import FolderInfo
 from remote.image.references import Reference
-from remote.image.vm_info import workdir_path
+from remote.image.vm_jobs import workdir_path
 from remote.providers import registry_provider
 from tasks.clients import registry, secrets
-from tasks.doctor.check import Checks
-from tasks.doctor.context import CheckContext
+from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tasks.image import build_profiles
 from tasks.image.build import plan_build

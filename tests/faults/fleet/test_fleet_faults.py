@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.records.result import TrialResult
-from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import LedgerError
+from remote.fleet.queue import EventType, FleetEvent
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
 from tests.support.hosts import local_fleet

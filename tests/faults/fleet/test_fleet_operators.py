@@ -9,8 +9,8 @@ import pytest
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import ReasonCode
-from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
+from remote.fleet.queue import EventType, FleetEvent
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Job, JobSpec

@@ -13,14 +13,13 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
-from remote.fleet.events import EventType
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import TRIAL_FILE, shared_output_folder, with_shared_output
+from remote.fleet.queue import EventType
 from remote.hosts.base import Host
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec
+from remote.jobs.job import Agent, Job, JobSpec
 from tests.support.hosts.local_fleet import (
     QUICK_LIMITS,
     CuttableHost,

@@ -12,7 +12,7 @@ import pytest
 
 from bench.records.paths import CANCEL_FILE
 from bench.records.run import RunRecord
-from remote.fleet.events import EventType
+from remote.fleet.queue import EventType
 from remote.fleet.retry_policy import RetryLimits
 from tasks.cli.lock import ResultsInUse, acquire_lock, acquire_lock_to_cancel, is_cancel_requested
 from tasks.errors import RetryableError

@@ -14,8 +14,7 @@ import pytest
 
 from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent, HostRefused
-from remote.jobs.job import HostBusy, Job, JobSpec, JobState, JobStatus
+from remote.jobs.job import Agent, HostBusy, HostRefused, Job, JobSpec, JobState, JobStatus
 from tests.support.hosts.local_fleet import (
     PATIENCE_SEC,
     CuttableHost,

@@ -14,8 +14,7 @@ from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Forbidden
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.job import Agent, Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
 from tests.support.kubernetes.faults import ENDINGS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.fleet.events import EventType
+from remote.fleet.queue import EventType
 from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.base import HostError
 from remote.hosts.pods.host import SILENCE_SEC

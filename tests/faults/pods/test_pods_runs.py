@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from remote.fleet.events import EventType
+from remote.fleet.queue import EventType
 from remote.fleet.retry_policy import LoginTimeout
 from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
 from tests.support.pods import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import ChecksumMismatch, pull
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 from tests.support.hosts.migration import read_tree, write_random_files

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from remote.hosts.base import HostError
-from remote.jobs.agent import HostRefused
+from remote.jobs.job import HostRefused
 from remote.jobs.transfer import PartialFile, pull, push
 from tests.support.hosts.local_fleet import LocalFleet, mounted_tmpfs
 from tests.support.hosts.migration import read_tree, transfer_files, write_random_files

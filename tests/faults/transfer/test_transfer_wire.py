@@ -15,7 +15,7 @@ import pytest
 from remote.agent.shared.files import partial_path
 from remote.hosts.base import ByteReader, HostUnreachable
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import ChecksumMismatch, pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for
 from tests.support.hosts.migration import install_host_program, read_tree, transfer_files, write_random_files

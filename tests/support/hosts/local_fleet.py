@@ -27,17 +27,16 @@ from bench.records import Trial
 from bench.records.paths import LEDGER_FILE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
-from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import OUT_FOLDER, TRIAL_FILE
+from remote.fleet.queue import EventType, FleetEvent
 from remote.fleet.retry_policy import RetryLimits
 from remote.fleet.worker import CommandFactory
 from remote.hosts.base import Completed, Host, HostUnreachable, RunOptions
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, slot_path
+from remote.jobs.job import Agent, Job, JobSpec, slot_path
 from tests.support.faults import PATIENCE_SEC
 from tests.support.faults import wait_for as wait_for
 from tests.support.paths import ROOT

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from remote.jobs import transfer
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import LocalFleet
 

@@ -14,7 +14,7 @@ import pytest
 from remote.cluster.client import Cluster as Reader
 from remote.cluster.kubeconfig import resolve
 from tasks.cli.lock import acquire_lock
-from tasks.cluster import wait as waiting
+from tasks.cluster import status as waiting
 from tasks.settings.load import Sections, Settings
 from tests.support.kubernetes.real_cluster import AnyCluster, RealCluster, gpu_nodes, skip_unless_nodes_may_break
 from tests.system.cluster.conftest import DIGEST, OUR_USER, Operator

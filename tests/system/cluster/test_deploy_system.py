@@ -18,8 +18,7 @@ from remote.hosts.command import Command
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import PodIndex
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState, slot_path
+from remote.jobs.job import Agent, Job, JobSpec, JobState, slot_path
 from tests.support.kubernetes import Cluster
 from tests.support.kubernetes.real_cluster import RealCluster, gpu_nodes
 from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator

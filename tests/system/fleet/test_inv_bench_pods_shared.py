@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from remote.hosts.command import Command
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.job import Agent, Job, JobSpec, JobState
 from reports.summary.cost import worker_time
 from tests.support import inv_pods
 from tests.support.hosts.fake_worker_training import hold_file, install_fake_training

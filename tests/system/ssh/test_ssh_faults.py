@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 import remote.hosts.ssh.connection
-import remote.hosts.ssh.session
+import remote.hosts.ssh.host
 from remote.hosts.base import CommandFailed, CommandTimedOut, HostUnreachable, check
 from remote.hosts.command import Command, Secret
 from remote.jobs import transfer
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.job import Agent, Job, JobSpec, JobState
 from tests.support.machines.network import Network
 from tests.support.machines.ssh_tools import (
     PATIENCE_SEC,
@@ -91,7 +90,7 @@ def test_a_command_with_a_lost_link_ends_at_its_deadline_on_the_host(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_timeouts(monkeypatch)
-    monkeypatch.setattr(remote.hosts.ssh.session, "MARGIN_SEC", 1.0)
+    monkeypatch.setattr(remote.hosts.ssh.host, "MARGIN_SEC", 1.0)
     script = f"echo up; {sleeper(1)}; true"
     with from_laptop(network) as host:
         with pytest.raises((HostUnreachable, CommandTimedOut)):

@@ -12,8 +12,7 @@ from remote.agent.shared.wire import RequestRefused
 from remote.hosts.bundle import Program
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.job import Agent, Job, JobSpec, JobState
 from remote.jobs.transfer import pull, push
 from tests.support.hosts.local_fleet import PATIENCE_SEC, LocalFleet
 from tests.support.hosts.pythons import other_python

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from remote.fleet.events import EventType, FleetEvent
+from remote.fleet.queue import EventType, FleetEvent
 from remote.hosts.command import Command
 from tests.support.hosts.local_fleet import PATIENCE_SEC, QUICK_LIMITS, CuttableHost, LocalFleet
 

@@ -13,7 +13,7 @@ from bench.records.run import Progress
 from remote.fleet.checkpoint_sync import MAX_LOCAL_CHECKPOINTS, CheckpointSync, is_complete
 from remote.fleet.ledger import Ledger
 from remote.hosts.local import LocalHost
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 
 PLANNED: Any = SimpleNamespace(trial_id="train", trial=SimpleNamespace(training=object(), world_size=1))
 

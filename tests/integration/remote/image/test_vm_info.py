@@ -11,12 +11,12 @@ import pytest
 from remote.hosts.base import Completed, HostUnreachable, InvalidAddress
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
-from remote.image import vm_info
+from remote.image import vm_jobs
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
 
 def test_facts_about_this_machine(local: LocalFleet) -> None:
-    facts = vm_info.observe(local.host())
+    facts = vm_jobs.observe(local.host())
     assert facts.python == sys.version_info[:3]
     assert (facts.machine, facts.kernel, facts.cores) == (platform.machine(), platform.release(), os.cpu_count())
     assert facts.home == os.path.expanduser("~")
@@ -24,7 +24,7 @@ def test_facts_about_this_machine(local: LocalFleet) -> None:
 
 
 def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: LocalFleet) -> None:
-    facts = dataclasses.replace(vm_info.observe(local.host()), machine="x86_64", python=(3, 9, 0))
+    facts = dataclasses.replace(vm_jobs.observe(local.host()), machine="x86_64", python=(3, 9, 0))
     assert facts.problems() == ()
     python, machine = dataclasses.replace(facts, python=(3, 6, 8), machine="aarch64").problems()
     assert re.search(r"\b3\.6\.8\b.*\b3\.9\b", python.problem)
@@ -35,11 +35,11 @@ def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: L
 
 def test_a_vm_without_python_differs_from_one_that_does_not_respond(local: LocalFleet) -> None:
     with pytest.raises(InvalidAddress, match=r"^vm: .*/no/python.*; .*Python 3\.9"):
-        vm_info.observe(LocalHost(name="vm", workdir=str(local.folder), python=("/no/python",)))
+        vm_jobs.observe(LocalHost(name="vm", workdir=str(local.folder), python=("/no/python",)))
 
     class TruncatingHost(CuttableHost):
         def run(self, command: Command, **options: object) -> Completed:
             return dataclasses.replace(super().run(command, **options), stdout=b'{"system": ')  # type: ignore[arg-type]
 
     with pytest.raises(HostUnreachable, match="system"):
-        vm_info.observe(TruncatingHost(host=local.host()))
+        vm_jobs.observe(TruncatingHost(host=local.host()))

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tasks.cli.git import run_git
+from remote.hosts.local import run_git
 
 
 def test_a_file_name_in_another_encoding(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from remote.providers import PROVIDERS, register, registry_provider
 from remote.providers.provider import Generic
 from tasks.clients.cluster import manifest_values, resolve_provider
 from tasks.cluster.nodes import pod_requirements
-from tasks.doctor.check import Checks, run_check
-from tasks.doctor.context import CheckContext
+from tasks.doctor.check import CheckContext, Checks, run_check
 from tasks.doctor.doctor import all_checks
 from tasks.faults import CheckResult, CheckStatus, passed
 from tasks.settings.load import load

@@ -10,8 +10,7 @@ import pytest
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
 from remote.image.model_fetch import Fetch
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobState
+from remote.jobs.job import Agent, Job, JobState
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.image import jobs
 from tests.support.hosts.local_fleet import LocalFleet

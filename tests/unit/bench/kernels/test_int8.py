@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.kernels import nf4, swiglu
-from bench.kernels.int8 import block_quant, matmul, row_quant, weight_quant
+from bench.kernels.int8 import matmul, row_quant, weight_quant
 from bench.kernels.int8 import swiglu as int8_swiglu
 from bench.predict import memory
 from bench.qlora.recipes import int8
@@ -119,15 +119,15 @@ def test_a_product_in_blocks_moves_no_number_by_more_than_half_a_step_of_its_blo
     )
     exact = matmul.product(a, b, dtype=torch.float32)
     actual = matmul.product_as_blocks(a, b, dtype=torch.float32)
-    moved = (block_quant.dequantize(actual) - exact).abs().unflatten(1, (-1, block_quant.BLOCK))
-    assert (moved <= 1.001 * STEP * exact.abs().unflatten(1, (-1, block_quant.BLOCK)).amax(-1, keepdim=True)).all()
+    moved = (row_quant.dequantize(actual) - exact).abs().unflatten(1, (-1, row_quant.BLOCK))
+    assert (moved <= 1.001 * STEP * exact.abs().unflatten(1, (-1, row_quant.BLOCK)).amax(-1, keepdim=True)).all()
 
 
 def test_swiglu_of_blocks_equals_swiglu_of_their_numbers():
     joined, d_act, factors = torch.randn(6, 512), torch.randn(6, 256), torch.rand(512)
     joined[2, 7] = float("nan")
-    blocks = block_quant.quantize_blocks_reference(joined, torch.float32)
-    numbers = block_quant.dequantize(blocks)
+    blocks = row_quant.quantize_blocks_reference(joined, torch.float32)
+    numbers = row_quant.dequantize(blocks)
     assert numbers[2, :128].isnan().all()
     for source in (blocks, numbers):
         actual, _ = int8_swiglu.swiglu_rows(source, outliers(256, 1, 200))
@@ -147,7 +147,7 @@ def test_a_gradient_in_parts_of_tokens_is_bit_identical(tokens, parts):
     product_of_both = FusedLinear(weights=gate_up, int8=gate_up_eight)
     d_y, joined = (
         torch.randn(tokens, 64),
-        block_quant.quantize_blocks_reference(torch.randn(tokens, 512), torch.float32),
+        row_quant.quantize_blocks_reference(torch.randn(tokens, 512), torch.float32),
     )
     d_act = down_eight.input_gradient(d_y, None)
     _, expected = product_of_both.activation_gradient(joined, d_act, keep_act=False)
@@ -167,4 +167,4 @@ def test_the_copy_engine_is_used_from_hopper_on(capability, expected):
 
 
 def test_the_memory_prediction_has_the_same_constants():
-    assert (memory.QUANT_BLOCK, memory.OUTLIER_COLUMNS) == (block_quant.BLOCK, int8.MAX_OUTLIER_COLUMNS)
+    assert (memory.QUANT_BLOCK, memory.OUTLIER_COLUMNS) == (row_quant.BLOCK, int8.MAX_OUTLIER_COLUMNS)

@@ -7,8 +7,8 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.kernels.int8 import matmul
-from bench.qlora.recipes import int8_tiles
-from bench.qlora.recipes.int8_tiles import choose, read_choice, use_best_tiles, write_choice
+from bench.qlora.recipes import int8
+from bench.qlora.recipes.int8 import choose, read_choice, use_best_tiles, write_choice
 
 WIDE, TALL = (6144, 4096), (4096, 14336)
 NAMES = tuple(matmul.AMPERE_CANDIDATES)
@@ -68,7 +68,7 @@ def test_a_file_that_another_user_can_write_or_a_link_selects_nothing(tmp_path, 
     path.chmod(0o666)
     assert read_choice(path, [WIDE], matmul.AMPERE_CANDIDATES) is None
     path.chmod(0o644)
-    monkeypatch.setattr(int8_tiles.os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(int8.os, "geteuid", lambda: 4242)
     assert read_choice(path, [WIDE], matmul.AMPERE_CANDIDATES) is None
 
 
@@ -87,17 +87,17 @@ def gpu(tmp_path, monkeypatch):
     group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: state.ranks)
     state.torch = SimpleNamespace(distributed=group)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(int8_tiles.VARIABLE, raising=False)
-    monkeypatch.setattr(int8_tiles, "gpu_properties", lambda _: (state.capability, 72))
-    monkeypatch.setattr(int8_tiles, "_fingerprint", lambda *_: {"gpu": "NVIDIA A10"})
-    monkeypatch.setattr(int8_tiles, "_timer", timer)
+    monkeypatch.delenv(int8.VARIABLE, raising=False)
+    monkeypatch.setattr(int8, "gpu_properties", lambda _: (state.capability, 72))
+    monkeypatch.setattr(int8, "_fingerprint", lambda *_: {"gpu": "NVIDIA A10"})
+    monkeypatch.setattr(int8, "_timer", timer)
     yield state
     matmul.select_tiles({})
 
 
 def test_the_first_process_measures_and_the_next_reads_the_file(gpu, tmp_path):
     first = use_best_tiles(gpu.torch, None, [WIDE, TALL], 4096)
-    assert len(gpu.calls) == 2 * len(NAMES) * int8_tiles.ROUNDS
+    assert len(gpu.calls) == 2 * len(NAMES) * int8.ROUNDS
     assert matmul._selected == dict.fromkeys((WIDE, TALL), matmul.AMPERE_CANDIDATES[OTHER])
     assert f"6144x4096:{OTHER}" in first
     assert "measured" in first
@@ -105,21 +105,21 @@ def test_the_first_process_measures_and_the_next_reads_the_file(gpu, tmp_path):
     assert json.loads(path.read_text())["tiles"]["6144x4096"] == OTHER
     gpu.ranks = 4
     assert "file" in use_best_tiles(gpu.torch, None, [WIDE, TALL], 4096)
-    assert len(gpu.calls) == 2 * len(NAMES) * int8_tiles.ROUNDS
+    assert len(gpu.calls) == 2 * len(NAMES) * int8.ROUNDS
     assert set(matmul._selected) == {WIDE, TALL}
 
 
 @pytest.mark.parametrize("case", ["default", "several ranks", "untested GPU"])
 def test_the_defaults_are_used_on_request_and_where_nothing_may_be_measured(gpu, monkeypatch, case):
     matmul.select_tiles({WIDE: matmul.AMPERE_CANDIDATES[THIRD]})
-    monkeypatch.setenv(int8_tiles.VARIABLE, "default" if case == "default" else "auto")
+    monkeypatch.setenv(int8.VARIABLE, "default" if case == "default" else "auto")
     gpu.ranks, gpu.capability = 4 if case == "several ranks" else 1, (12, 0) if case == "untested GPU" else (8, 6)
     assert use_best_tiles(gpu.torch, None, [WIDE], 4096).startswith("INT8 tiles default")
     assert (gpu.calls, matmul._selected) == ([], {})
 
 
 def test_another_value_is_refused(gpu, monkeypatch):
-    monkeypatch.setenv(int8_tiles.VARIABLE, "fastest")
+    monkeypatch.setenv(int8.VARIABLE, "fastest")
     with pytest.raises(InputError):
         use_best_tiles(gpu.torch, None, [WIDE], 4096)
 

@@ -17,8 +17,8 @@ from remote.agent.build_vm import __main__ as registry_main
 from remote.agent.shared import referrers
 from remote.agent.shared.registry_api import INDEX_TYPE, MANIFEST_TYPE, Registry
 from remote.hosts.command import Secret
-from remote.image import bom, signature
-from remote.image.signature import InvalidKey, NeedsPassPhrase
+from remote.image import artifact, bom
+from remote.image.artifact import InvalidKey, NeedsPassPhrase
 from tasks.image import sbom
 from tests.support.machines.failures import raises_agent_error
 from tests.support.machines.oci_registry import OciRegistry, digest_of
@@ -158,9 +158,9 @@ def public_pem(key: ec.EllipticCurvePrivateKey) -> str:
 
 def test_a_signature_is_in_cosigns_layout_and_others_are_kept(registry: Registry, server: OciRegistry) -> None:
     mine, theirs, unused = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    text = signature.build_payload(REPOSITORY, DIGEST)
+    text = artifact.build_payload(REPOSITORY, DIGEST)
     for key in (theirs, mine):
-        referrers.sign(registry, DIGEST, text, signature.sign(key, text))
+        referrers.sign(registry, DIGEST, text, artifact.sign(key, text))
     manifest = json.loads(server.manifests[server.tags[f"sha256-{DIGEST[7:]}.sig"]])
     payload_type = "application/vnd.dev.cosign.simplesigning.v1+json"
     assert [layer["mediaType"] for layer in manifest["layers"]] == [payload_type] * 2
@@ -171,12 +171,12 @@ def test_a_signature_is_in_cosigns_layout_and_others_are_kept(registry: Registry
         "type": "cosign container image signature",
     }
     signatures = referrers.describe_image(registry, DIGEST)["signatures"]
-    keys = {name: signature.load_public_key(public_pem(key)) for name, key in (("mine", mine), ("theirs", theirs))}
-    assert all(signature.is_signed(key, REPOSITORY, DIGEST, signatures) for key in keys.values())
-    assert not signature.is_signed(unused.public_key(), REPOSITORY, DIGEST, signatures)
+    keys = {name: artifact.load_public_key(public_pem(key)) for name, key in (("mine", mine), ("theirs", theirs))}
+    assert all(artifact.is_signed(key, REPOSITORY, DIGEST, signatures) for key in keys.values())
+    assert not artifact.is_signed(unused.public_key(), REPOSITORY, DIGEST, signatures)
     # A signature for another repository or another image does not count.
-    assert not signature.is_signed(keys["mine"], "fra.ocir.io/ns/other", DIGEST, signatures)
-    assert not signature.is_signed(keys["mine"], REPOSITORY, f"sha256:{'0' * 64}", signatures)
+    assert not artifact.is_signed(keys["mine"], "fra.ocir.io/ns/other", DIGEST, signatures)
+    assert not artifact.is_signed(keys["mine"], REPOSITORY, f"sha256:{'0' * 64}", signatures)
 
 
 @pytest.mark.parametrize("part", [
@@ -185,20 +185,20 @@ def test_a_signature_is_in_cosigns_layout_and_others_are_kept(registry: Registry
 ])  # fmt: skip
 def test_an_invalid_signature_does_not_count(part: dict[str, object]) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    text = signature.build_payload(REPOSITORY, DIGEST)
+    text = artifact.build_payload(REPOSITORY, DIGEST)
     if isinstance(part.get("payload"), str):  # a valid signature of an invalid payload
         text = str(part["payload"])
-    entry = {"payload": text, "signature": signature.sign(key, text), **part}
-    assert not signature.is_signed(key.public_key(), REPOSITORY, DIGEST, [entry])
+    entry = {"payload": text, "signature": artifact.sign(key, text), **part}
+    assert not artifact.is_signed(key.public_key(), REPOSITORY, DIGEST, [entry])
 
 
 def test_a_key_that_cannot_sign_is_refused_with_the_command_that_creates_one() -> None:
     key, phrase = ec.generate_private_key(ec.SECP256R1()), """ph'r"äse \\ $x"""
     encrypted = key_pem(key, phrase.encode())
-    assert signature.load_private_key(encrypted, Secret(phrase)).private_numbers() == key.private_numbers()
-    assert signature.load_private_key(key_pem(key), Secret("needless")).private_numbers() == key.private_numbers()
+    assert artifact.load_private_key(encrypted, Secret(phrase)).private_numbers() == key.private_numbers()
+    assert artifact.load_private_key(key_pem(key), Secret("needless")).private_numbers() == key.private_numbers()
     with pytest.raises(NeedsPassPhrase):
-        signature.load_private_key(encrypted, None)
+        artifact.load_private_key(encrypted, None)
     unusable = {
         "pass phrase": (encrypted, Secret("another")),
         "ECDSA": (key_pem(ec.generate_private_key(ec.SECP384R1())), None),
@@ -207,11 +207,11 @@ def test_a_key_that_cannot_sign_is_refused_with_the_command_that_creates_one() -
     }
     for token, (pem, pass_phrase) in unusable.items():
         with pytest.raises(InvalidKey, match=token) as caught:
-            signature.load_private_key(pem, pass_phrase)
+            artifact.load_private_key(pem, pass_phrase)
         assert "openssl genpkey -algorithm EC" in str(caught.value)
         assert phrase not in str(caught.value)
     with pytest.raises(InvalidKey, match="openssl pkey -in KEY -pubout"):
-        signature.load_public_key(key_pem(key))
+        artifact.load_public_key(key_pem(key))
 
 
 def test_a_digest_has_the_fallback_tag_of_the_standard() -> None:

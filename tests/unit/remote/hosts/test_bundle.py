@@ -14,7 +14,7 @@ from remote.agent.scripts import install
 from remote.agent.shared import wire
 from remote.hosts.bundle import load_program, read_source
 from remote.image.vm_jobs import create_agent
-from remote.jobs.agent import HOST_AGENT, HOST_AGENT_MODULES
+from remote.jobs.job import HOST_AGENT, HOST_AGENT_MODULES
 from tests.support.hosts.local_fleet import LocalFleet
 
 ROOT = Path(__file__).parents[4]

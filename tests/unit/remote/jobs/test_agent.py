@@ -11,8 +11,7 @@ from remote.agent.shared.wire import encode_line
 from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
 from remote.jobs import transfer
-from remote.jobs.agent import Agent
-from remote.jobs.job import Job, JobSpec, JobState
+from remote.jobs.job import Agent, Job, JobSpec, JobState
 from remote.jobs.transfer import push
 
 RUNNING, ENDED = encode_line({"state": "running"}), encode_line({"state": "ended", "exit_code": 0, "why": "exited"})

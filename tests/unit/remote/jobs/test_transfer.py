@@ -18,7 +18,7 @@ from remote.agent.shared.wire import encode_line
 from remote.hosts.base import Completed, HostError, HostUnreachable
 from remote.hosts.command import Command
 from remote.jobs import transfer
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from remote.jobs.transfer import pull
 from tests.support.cases import Case, load_cases
 from tests.support.hosts.migration import read_tree, write_random_files

@@ -18,7 +18,7 @@ from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
 from tasks.clients.registry import resolve_image
 from tasks.cluster.nodes import pod_requirements
-from tasks.cluster.wait import WaitPolicy
+from tasks.cluster.status import WaitPolicy
 from tasks.errors import UsageError
 from tasks.fleet.pending_results import DISCARDED_FILE, discard, incomplete_runs, pending_runs
 from tasks.settings.load import load

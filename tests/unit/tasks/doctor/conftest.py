@@ -10,8 +10,7 @@ from invoke import Context
 from remote.cluster.client import Kind
 from remote.cluster.kubeconfig import Target
 from remote.providers import PROVIDERS, Provider
-from tasks.doctor.check import run_check
-from tasks.doctor.context import CheckContext, SharedFact
+from tasks.doctor.check import CheckContext, SharedFact, run_check
 from tasks.doctor.doctor import all_checks
 from tasks.faults import CheckResult
 from tasks.settings.load import load

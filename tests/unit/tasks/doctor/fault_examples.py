@@ -10,7 +10,7 @@ from remote.hosts.base import HostError
 from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
-from remote.image.vm_info import VmFacts
+from remote.image.vm_jobs import VmFacts
 from remote.providers import GENERIC
 from tasks.doctor.checks.cluster import CAUSES
 from tasks.faults import from_error

@@ -12,8 +12,7 @@ from invoke import Context
 from remote.hosts.base import LoginRefused
 from remote.hosts.pods.kubectl import Unreachable
 from tasks.doctor import doctor
-from tasks.doctor.check import Check, run_check, run_checks
-from tasks.doctor.context import CheckContext, SharedFact
+from tasks.doctor.check import Check, CheckContext, SharedFact, run_check, run_checks
 from tasks.doctor.doctor import all_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed

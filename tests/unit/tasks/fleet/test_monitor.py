@@ -10,7 +10,7 @@ from rich.console import Console
 from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
-from remote.jobs.agent import Agent
+from remote.jobs.job import Agent
 from tasks.clients import workers
 from tasks.errors import RetryableError
 from tasks.fleet import monitor

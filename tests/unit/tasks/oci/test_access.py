@@ -15,8 +15,8 @@ from invoke import Config, Context
 from oci.container_engine import ContainerEngineClient
 from oci.identity import IdentityClient
 
+from tasks.doctor.check import CheckContext
 from tasks.doctor.checks import oci as doctor
-from tasks.doctor.context import CheckContext
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.faults import passed
 from tasks.oci import api_errors, clients, commands

@@ -11,9 +11,8 @@ import yaml
 from invoke import Context
 
 from tasks.errors import UsageError
-from tasks.settings import renamed
-from tasks.settings.load import Settings, load
-from tasks.settings.renamed import RENAMED, RENAMED_VALUES
+from tasks.settings import load as load_module
+from tasks.settings.load import RENAMED, RENAMED_VALUES, Settings, load
 from tasks.settings.schema import LEAVES
 from tasks.settings.sources import set_value
 from tasks.tuning.space import RECIPES
@@ -24,7 +23,7 @@ Make = Callable[..., Context]
 @pytest.fixture(autouse=True)
 def _print_again() -> None:
     """Forget the lines about old names that other tests have printed."""
-    renamed._print_once.cache_clear()
+    load_module._print_once.cache_clear()
 
 
 def refusal(context: Context) -> str:

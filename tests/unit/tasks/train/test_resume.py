@@ -13,13 +13,12 @@ from invoke import Context
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, Progress, RunRecord
 from bench.records.status import Outcome, TrialStatus
-from remote.fleet.events import EventType, FleetEvent
 from remote.fleet.ledger import Ledger
+from remote.fleet.queue import EventType, FleetEvent
 from tasks.commands import TrainOptions
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet.training_progress import TrainingView
-from tasks.settings.load import Settings
-from tasks.settings.renamed import RENAMED
+from tasks.settings.load import RENAMED, Settings
 from tasks.train import resume, submit_job, train, trial_spec
 from tasks.train.session import TrainingSession
 from tasks.train.trial_spec import TRIAL_ID
