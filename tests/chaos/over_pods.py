@@ -99,6 +99,8 @@ class PodsTarget:
         if len([pod for pod in self.pods.live() if pod["ready"]]) < PODS:
             at_last("deploy")  # an interrupted deployment may have left no Job
         self.pods.wait_ready()
+        if not any(self._runs()):  # nothing began in pods that cannot run anything
+            at_last("bench", "--quick")
         for run in self._runs():
             ledger = Ledger(run / LEDGER_FILE)
             if any(map(ledger.needs_work, ledger.entries)):

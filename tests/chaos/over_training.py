@@ -43,7 +43,9 @@ class TrainingTarget:
 
     def next_command(self, chooser: random.Random) -> tuple[str, ...]:
         self.data.write_bytes(chooser.choice(list(self.versions.values())) if chooser.random() < 0.3 else self.original)
-        if not self._runs() or chooser.random() < 0.3:
+        runs = self._runs()
+        has_work = bool(runs) and self._status(runs[-1]) is not TrialStatus.SUCCEEDED
+        if not runs or chooser.random() < (0.2 if has_work else 0.7):
             return ("train",)
         return chooser.choice([("train", "--resume")] * 6 + [("cancel",), ("collect",)])
 
@@ -76,6 +78,9 @@ class TrainingTarget:
             assert status is TrialStatus.SUCCEEDED, f"exit 0 of a training that is {status}"
 
     def finish(self, at_last: Callable[..., CommandResult]) -> None:
+        if not self._runs():  # nothing began in a project that cannot train at all
+            self.data.write_bytes(self.original)
+            at_last("train")
         for run in self._runs():
             self.data.write_bytes(self.versions[self._planned[run.name]])
             if self._status(run) is not TrialStatus.SUCCEEDED:

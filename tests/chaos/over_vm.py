@@ -111,6 +111,8 @@ class BuildVmTarget:
         for source, name in (("/opt/qlora-fleet/.", "code"), ("/models/.", "models")):
             (copy / name).mkdir(parents=True)
             self.build_vm.docker("cp", f"{container}:{source}", str(copy / name))
+        planted = self.build_vm.docker("cp", f"{container}:/workspace/mallory", str(copy), check=False)
+        assert planted.returncode != 0, "the image was built by another Dockerfile than the project's"
         self.build_vm.docker("rm", container)
         code, models = _read_tree(copy / "code"), _read_tree(copy / "models")
         shutil.rmtree(copy)
