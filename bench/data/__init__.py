@@ -4,7 +4,7 @@ inputs: facts about checked inputs; InputError
 trial_inputs: checks that a trial's model, data and recipe suit each other
 model_folder: checks a model folder without loading it; the header of a weights file
 formats: the formats of a data line, and the keys that decide what is trained on
-file_types: rows of JSONL, JSON arrays, CSV and gzip of them
+file_types: rows of Parquet, JSONL, JSON arrays, CSV and gzip
 readers: data files to conversations, each line checked
 tokenizer: a model folder's tokenizer, chat template and control tokens, without torch
 masking: conversations to token ids and target masks

@@ -1,7 +1,7 @@
-"""Types of data files, by content and then by suffix: JSONL, a JSON array, CSV, and gzip of them.
+"""Types of data files, by content and then by suffix: Parquet, JSONL, a JSON array, CSV, and gzip of these three.
 
 Each gives the rows of a file one after another. At most `MAX_ROW_BYTES` of a row are held in memory, and a compressed
-file may not grow without bound. Only the standard library.
+file may not grow without bound. Only the standard library, and pyarrow once a Parquet file is read.
 """
 
 import codecs
@@ -15,9 +15,9 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
-from bench.data.formats import LINE_REFUSED, detect_kind
+from bench.data.formats import FORMATS, LINE_REFUSED, detect_kind
 from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.atomic_files import open_regular
@@ -27,8 +27,8 @@ MAX_COLUMNS = 256
 # Limit of an unpacked file: the larger of 100 times its stored size (text shrinks to a third or a tenth) and 256 MiB.
 MAX_GROWTH, ALWAYS_UNPACKED_BYTES = 100, 256 << 20
 CHUNK_BYTES = 1 << 16
-GZIP = b"\x1f\x8b"
-UNREAD = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PAR1": "Parquet"}
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
+UNREAD = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are parsed
 DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
 PLAIN_DECODER = json.JSONDecoder()
@@ -59,7 +59,9 @@ class DataRows:
         try:
             with open_regular(self.path) as file:
                 self._max_unpacked_bytes = max(ALWAYS_UNPACKED_BYTES, MAX_GROWTH * os.fstat(file.fileno()).st_size)
-                for number, row in self._rows(_buffered(file, self._add_stored)):
+                stream = _buffered(file, self._add_stored)
+                rows = self._parquet_rows(stream, file) if stream.peek().startswith(PARQUET) else self._rows(stream)
+                for number, row in rows:
                     yield number, row
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(
@@ -71,16 +73,29 @@ class DataRows:
                 f"{self.path}: cannot be read: {error.strerror}", remedy="name a regular file with conversations"
             ) from error
 
+    def _parquet_rows(self, stream: io.BufferedReader, file: BinaryIO) -> Iterator[tuple[int, Row]]:
+        self.unit, before = "row", os.fstat(file.fileno())
+        while stream.read(1 << 20):  # for the digest: its end is read first
+            pass
+        yield from _parquet_rows(self.path, file, self._add_unpacked_bytes)
+        after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
+
     def _rows(self, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
         if stream.peek().startswith(GZIP):
             stream = _buffered(gzip.GzipFile(fileobj=stream), self._add_unpacked)
         first_bytes = stream.peek()
-        for magic, name in {**UNREAD, GZIP: "gzip of gzip"}.items():
+        for magic, name in {**UNREAD, GZIP: "gzip of gzip", PARQUET: "gzip of Parquet"}.items():
             if first_bytes.startswith(magic):
                 raise InputError(f"{self.path}: {name} is not read here", remedy="unpack it, or compress it with gzip")
         if first_bytes.lstrip().startswith(b"["):  # no line of JSONL and no header of CSV begins so
             self.unit = "row"
             return _array_rows(self.path, stream)
+        if self.path.suffix.lower() == ".parquet" and first_bytes:
+            raise InputError(
+                f"{self.path}: is not Parquet", remedy="write the file again, or name it after its content"
+            )
         is_csv = self.path.name.lower().removesuffix(".gz").endswith(".csv")
         return _csv_rows(self.path, stream) if is_csv else _lines(self.path, stream)
 
@@ -89,11 +104,14 @@ class DataRows:
         self.bytes += len(piece)
 
     def _add_unpacked(self, piece: memoryview) -> None:
-        self._unpacked_bytes += len(piece)
+        self._add_unpacked_bytes(len(piece))
+
+    def _add_unpacked_bytes(self, count: int) -> None:
+        self._unpacked_bytes += count
         if self._unpacked_bytes > self._max_unpacked_bytes:
             raise InputError(
                 f"{self.path}: unpacks to more than {self._max_unpacked_bytes >> 20} MiB, {MAX_GROWTH} times its size",
-                remedy="unpack it and name that file",
+                remedy="write it as plain JSONL",
             )
 
 
@@ -301,3 +319,46 @@ class _CsvText:
                 yield line.decode("utf-8-sig" if self._number == 1 else "utf-8")  # spreadsheets write the mark
             except UnicodeDecodeError as error:
                 raise InputError(f"{self._path}: line {self._number}: not UTF-8 text") from error
+
+
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+def _parquet_rows(path: Path, file: BinaryIO, add_unpacked_bytes: Callable[[int], None]) -> Iterator[tuple[int, Row]]:
+    """Yield the rows as JSON text, read one by one: a short value in the file may stand in all of them.
+
+    Columns that decide nothing are not read, and null. The sizes that the file states are checked before any row.
+    """
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise InputError(f"{path}: pyarrow, which reads Parquet, is missing", remedy="pip install pyarrow") from error
+    number = 0
+    try:
+        file.seek(0)
+        source = parquet.ParquetFile(file, buffer_size=CHUNK_BYTES)
+        columns = source.schema_arrow.names
+        _check_columns(f"{path}: columns", columns)
+        metadata, known = source.metadata, {key for data_format in FORMATS.values() for key in data_format.known}
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        # Checked and forgotten: the values themselves are counted below.
+        add_unpacked_bytes(size := sum(group.total_byte_size for group in groups))
+        add_unpacked_bytes(-size)
+        unread = {name: None for name in columns if name not in known and name not in LINE_REFUSED}
+        wanted = [name for name in columns if name not in unread]
+        for row in source.iter_batches(batch_size=1, columns=wanted, use_threads=False):
+            number += 1
+            add_unpacked_bytes(row.nbytes)
+            yield number, _parquet_row(f"{path}: row {number}", row, unread)
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(f"{path}: after row {number}: not Parquet: {reason}", remedy="write the file again") from error
+
+
+def _parquet_row(location: str, row: Any, unread: dict[str, None]) -> Row:
+    if row.nbytes > MAX_ROW_BYTES:
+        return _too_long(location)
+    try:
+        return json.dumps(row.to_pylist()[0] | unread, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:  # bytes, dates, text that is not UTF-8
+        return InputError(f"{location}: a value is not JSON: {error}", remedy="write texts, or lists of turns")

@@ -5,11 +5,14 @@ import gzip
 import hashlib
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from bench.data import dataset, file_types, readers
 from bench.data.inputs import InputError
@@ -40,6 +43,18 @@ def as_csv(rows: list[Any]) -> bytes:
     return text.getvalue().encode("utf-8-sig")
 
 
+def as_parquet(rows: list[Any], **options: Any) -> bytes:
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), content, **options)
+    return content.getvalue()
+
+
+def as_parquet_of(**columns: Any) -> bytes:
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), content)
+    return content.getvalue()
+
+
 WRITERS: dict[str, Callable[[list[Any]], bytes]] = {
     "d.json": as_array,
     "no suffix": as_array,
@@ -47,6 +62,8 @@ WRITERS: dict[str, Callable[[list[Any]], bytes]] = {
     "d.jsonl.gz": lambda rows: gzip.compress(as_jsonl(rows)),
     "misnamed.jsonl": lambda rows: gzip.compress(as_jsonl(rows[:1])) + gzip.compress(as_jsonl(rows[1:])),
     "d.json.gz": lambda rows: gzip.compress(as_array(rows)),
+    "d.parquet": as_parquet,
+    "misnamed.csv": lambda rows: as_parquet(rows, row_group_size=2, compression="zstd"),
     "D.CSV.GZ": lambda rows: gzip.compress(as_csv(rows)),
 }
 
@@ -128,6 +145,45 @@ BROKEN = {
     "no comma": ("d.json", as_array(ROWS[:1])[:-1] + as_array(ROWS[:1])[1:], "row 1: .*comma"),
     "a last comma": ("d.json", as_array(ROWS[:2])[:-1] + b",]", "row 3: not JSON"),
     "two arrays": ("d.json", as_array(ROWS[:1]) * 2, "row 1: .*nothing after"),
+    "Parquet in gzip": ("d.gz", gzip.compress(as_parquet(ROWS)), "gzip of Parquet"),
+    "not Parquet": ("d.parquet", LINES, "is not Parquet"),
+    "nothing for Parquet": ("d.parquet", b"", "empty"),
+    "cut Parquet": ("d.parquet", as_parquet(ROWS)[:-9], "after row 0: not Parquet"),
+    "four bytes of Parquet": ("d.parquet", b"PAR1", "after row 0: not Parquet"),
+    "damaged Parquet": ("d.parquet", b"PAR1" + b"\xff" * 900 + as_parquet(ROWS)[904:], "after row 0: not Parquet"),
+    "a column's name not UTF-8": (
+        "d.parquet",
+        as_parquet(ROWS, store_schema=False).replace(b"completion", b"\xff" * 10),
+        "after row 0: not Parquet",
+    ),
+    "other columns": ("d.parquet", as_parquet([{"text": "x"}]), "columns: .*found keys text"),
+    "no rows": (
+        "d.parquet",
+        as_parquet_of(prompt=pyarrow.array([], "string"), completion=pyarrow.array([], "string")),
+        "empty",
+    ),
+    "a list of texts": ("d.parquet", as_parquet([{"messages": ["x"]}]), r"row 1: messages\[0\]: .*text"),
+    "turns in an object": (
+        "d.parquet",
+        as_parquet([{"messages": CHATS[0]["messages"][0]}]),
+        "row 1: messages: .*an object",
+    ),
+    "turns in text": ("d.parquet", as_parquet([{"messages": "x"}]), "row 1: messages: .*text"),
+    "other fields of turns": (
+        "d.parquet",
+        as_parquet([{"messages": [{"who": "user", "text": "x"}]}]),
+        r"row 1: messages\[0\]: ",
+    ),
+    "numbers for text": ("d.parquet", as_parquet([{"prompt": 1, "completion": 2}]), "row 1: prompt: .*a whole number"),
+    "bytes for text": ("d.parquet", as_parquet([{"prompt": b"1", "completion": b"2"}]), "row 1: a value is not JSON"),
+    "not UTF-8 in Parquet": (
+        "d.parquet",
+        as_parquet(
+            [{"prompt": "aXYb", "completion": "c"}], compression="none", use_dictionary=False, write_statistics=False
+        ).replace(b"aXYb", b"a\xff\xffb"),
+        "row 1: a value is not JSON",
+    ),
+    "a label of no in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "label": 0.0}]), "row 1: label: "),
     "not UTF-8 in an array": ("d.json", b'[{"prompt": "\xff"}]', "row 1: not UTF-8"),
 }
 
@@ -174,3 +230,23 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(InputError, match=rf"^{path}: unpacks to more than 1 MiB"):
         readers.read(path)
     readers.read(write(path, gzip.compress(LINES + b"\n" * (1 << 19))))
+
+
+def test_a_small_parquet_file_of_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_types, "ALWAYS_UNPACKED_BYTES", 1 << 20)
+    same, long = {"prompt": "x" * 9999, "completion": "y"}, {"prompt": "x" * (9 << 20), "completion": "y"}
+    for rows in ([same] * 9999, [long]):  # one value in all rows, and one that is compressed
+        path = write(tmp_path / "d.parquet", as_parquet(rows, compression="zstd"))
+        with pytest.raises(InputError, match=rf"^{path}: unpacks to more than 1 MiB"):
+            readers.read(path)
+    monkeypatch.setattr(file_types, "ALWAYS_UNPACKED_BYTES", 1 << 30)
+    monkeypatch.setattr(file_types, "MAX_ROW_BYTES", 1 << 20)
+    with pytest.raises(InputError, match=rf"^{path}: row 1: longer"):
+        readers.read(path)
+
+
+def test_parquet_without_its_reader_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "d.parquet", as_parquet(ROWS))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match="pip install pyarrow"):
+        readers.read(path)
