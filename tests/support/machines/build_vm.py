@@ -51,7 +51,6 @@ INV_TIMEOUT_SEC = 280.0
 GROUP = 4712
 # Shell scripts that change the context as the engine's client starts, after every check of ours.
 EXCHANGES = {
-    "a file of ours": "printf '# mallory' >> {context}/bench/machine/gpu_specs.py",
     "a file of ours, with its size and time": (
         "f={context}/bench/machine/gpu_specs.py; touch -r $f {context}/../time; "
         "sed s/#/@/ $f > {context}/../other; cat {context}/../other > $f; touch -r {context}/../time $f"

@@ -91,17 +91,12 @@ def test_a_laptop_that_is_closed_leaves_the_build_running_and_the_next_call_foll
     assert len(build_vm.job_folders()) == jobs + 1
 
 
-@pytest.mark.parametrize("fault", ["drop", "sshd"])
-def test_a_build_survives_a_broken_connection(build_vm: BuildVm, fault: str) -> None:
-    build_vm.edit_bench(f"a broken connection: {fault}")
+def test_a_build_survives_a_broken_connection(build_vm: BuildVm) -> None:
+    build_vm.edit_bench("a broken connection")
     jobs = len(build_vm.job_folders())
     process, _ = build_vm.start_inv_to_gate("build")
-    if fault == "sshd":
-        assert build_vm.network.vm_sshd.kill_sessions() > 0
-    else:
-        build_vm.network.cable.cut(fault)  # type: ignore[arg-type]
+    assert build_vm.network.vm_sshd.kill_sessions() > 0
     wait_for_line(process, "reconnecting")
-    build_vm.network.cable.repair()
     build_vm.open_gate()
     build_vm.wait_for_exit(process)
     assert len(build_vm.job_folders()) == jobs + 1
@@ -310,17 +305,3 @@ def test_a_client_without_buildx_is_reported(build_vm: BuildVm) -> None:
     script.chmod(0o755)
     refused = build_vm.inv_refused("build", IMAGE_CLIENT=str(script))
     assert "; apt-get install docker-buildx" in refused
-
-
-def test_an_edit_that_keeps_a_files_size_is_in_the_image(build_vm: BuildVm) -> None:
-    build_vm.edit_bench("an edit: 1")
-    build_vm.inv("build")
-    path = build_vm.project / "bench" / "machine" / "gpu_specs.py"
-    path.write_text(path.read_text().replace("an edit: 1", "an edit: 2"))
-    build_vm.inv("build")
-    container = build_vm.docker("create", IMAGE).stdout.strip()
-    try:
-        copied = build_vm.docker("cp", f"{container}:/opt/qlora-fleet/bench/machine/gpu_specs.py", "-").stdout
-    finally:
-        build_vm.docker("rm", container)
-    assert "# an edit: 2\n" in copied

@@ -119,13 +119,6 @@ def test_an_archive_in_a_folder_of_all_users_is_refused_where_another_user_prepa
     built_vm.inv("image.archive", str(share))
 
 
-def test_a_failed_docker_save_leaves_no_archive(built_vm: BuildVm) -> None:
-    broken = "echo 'Error response from daemon: something broke' >&2; exit 1"
-    client, folder = built_vm.gated_client("save", before=broken, is_open=True), f"{built_vm.tmpdir}/broken"
-    assert "something broke" in built_vm.inv("image.archive", folder, code=1, IMAGE_CLIENT=client).stderr
-    assert list(Path(folder).iterdir()) == []
-
-
 def test_an_archive_that_does_not_fit_leaves_nothing_behind(built_vm: BuildVm) -> None:
     built_vm.vm.mount_small_disk("/mnt/archives", megabytes=160, owner=USER)
     filler_bytes = "$(($(stat -f -c '%a*%S' /mnt/archives) - 5000000))"

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -259,21 +258,13 @@ def test_a_login_that_expires_during_the_push_is_renewed_once(build_vm: BuildVm)
     build_vm.inv("push")
 
 
-@pytest.mark.parametrize("fault", ["down", "laptop"])
-def test_a_push_continues_without_connection_and_laptop(build_vm: BuildVm, fault: str) -> None:
-    relabel(build_vm, f"push without {fault}")
+def test_a_push_continues_without_connection(build_vm: BuildVm) -> None:
+    relabel(build_vm, "push without a connection")
     jobs = len(build_vm.job_folders())
-    process, client = build_vm.start_inv_to_gate("push")
-    if fault == "laptop":
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
-        process = build_vm.start_inv("push", IMAGE_CLIENT=client)
-        assert process.stdout is not None
-        assert "a push is already running" in process.stdout.readline()
-    else:
-        build_vm.network.cable.cut("down")
-        wait_for_line(process, "reconnecting")
-        build_vm.network.cable.repair()
+    process, _ = build_vm.start_inv_to_gate("push")
+    build_vm.network.cable.cut("down")
+    wait_for_line(process, "reconnecting")
+    build_vm.network.cable.repair()
     build_vm.open_gate()
     build_vm.wait_for_exit(process)
     assert len(build_vm.job_folders()) == jobs + 1
