@@ -123,6 +123,7 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
     findings = builder.findings
     _add_unread_keys(all_files, findings)
     conversations = split(spec, files, held_out, findings)
+    units = {file.path: file.conversations[0].unit for file in files}
     repetitions = {(conversation.file, conversation.line): count for conversation, count in conversations.training}
     with use_all_cores():
         training = [
@@ -157,7 +158,7 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
             for kind, count in sorted(findings.counts.items())
         ],
         left_out=left_out,
-        shown=[_preview(example, tokenizer) for example in training[:PREVIEW_COUNT]],
+        shown=[_preview(example, units[example.file], tokenizer) for example in training[:PREVIEW_COUNT]],
     )
 
 
@@ -216,10 +217,10 @@ def _facts(file: DataFile, weight: float) -> FileFacts:
     )  # fmt: skip
 
 
-def _preview(example: Example, tokenizer: Any) -> ConversationPreview:
+def _preview(example: Example, unit: str, tokenizer: Any) -> ConversationPreview:
     """Decode an example's text, in parts that are targets and parts that are not."""
     return ConversationPreview(
-        place=f"{example.file}: line {example.line}",
+        place=f"{example.file}: {unit} {example.line}",
         tokens=len(example.ids),
         targets=example.targets.count(1),
         parts=list(_parts(example, tokenizer)),
