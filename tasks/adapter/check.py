@@ -29,7 +29,7 @@ def check_adapter(context: Context, run: str | None, *, answers: int, as_json: b
     with acquire_lock(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
         check = measure(settings, trained, answers, quiet=as_json)
     with json_output(as_json) as print_json:
-        print_json({"kind": "adapter.check", "schema_version": 1, **schema.to_json(check)})
+        print_json("adapter.check", schema.to_json(check))
     if not as_json:
         print_check(console(), trained, check)
     if failure := find_failure(trained, check):

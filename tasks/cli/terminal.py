@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich import box
 from rich.cells import cell_len
@@ -94,16 +94,22 @@ def ruled_table(*headers: str, right: Collection[str] = ()) -> Table:
     return table
 
 
+JSON_VERSION = 1  # schema version of every object that a command prints
+PrintJson: TypeAlias = Callable[[str, Mapping[str, Any]], None]
+
+
 @contextlib.contextmanager
-def json_output(enabled: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def json_output(enabled: bool) -> Iterator[PrintJson]:
     """Yield a function that prints one JSON object to standard output; all other output goes to standard error.
 
-    Unless `enabled`, the function prints nothing and the other output stays on standard output.
+    The object has the given kind and JSON_VERSION, then the given fields. Unless `enabled`, the function prints
+    nothing and the other output stays on standard output.
     """
     out = sys.stdout
 
-    def print_json(document: Mapping[str, Any]) -> None:
+    def print_json(kind: str, fields: Mapping[str, Any]) -> None:
         if enabled:
+            document = {"kind": kind, "schema_version": JSON_VERSION, **fields}
             is_unicode = (out.encoding or "").lower().startswith("utf") and not getattr(out, "is_ascii", False)
             print(json.dumps(document, indent=1, ensure_ascii=not is_unicode), file=out, flush=True)
 

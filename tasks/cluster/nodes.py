@@ -1,6 +1,6 @@
 """`inv nodes`: nodes that can run a pod, and the findings on the others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from invoke.context import Context
@@ -19,7 +19,7 @@ from remote.cluster.diagnosis.nodes import (
 from remote.cluster.manifests import Image
 from remote.cluster.quantities import format_gib, parse_quantity
 from remote.hosts.pods.kubectl import Forbidden
-from tasks.cli.terminal import console, json_output, plain_table
+from tasks.cli.terminal import PrintJson, console, json_output, plain_table
 from tasks.clients.cluster import open_cluster, resolve_provider, resolved_provider, uses_preemptible_nodes
 from tasks.clients.registry import resolve_image
 from tasks.errors import TaskFailed, UsageError
@@ -31,7 +31,7 @@ def show_nodes(context: Context, *, as_json: bool) -> None:
         _show_nodes(load(context), print_json)
 
 
-def _show_nodes(settings: Settings, print_json: Callable[[Mapping[str, Any]], None]) -> None:
+def _show_nodes(settings: Settings, print_json: PrintJson) -> None:
     try:
         image: Image | None = resolve_image(settings)
     except UsageError as error:
@@ -43,13 +43,12 @@ def _show_nodes(settings: Settings, print_json: Callable[[Mapping[str, Any]], No
     print_nodes(reports)
     needed = settings.fleet.size
     print_json(
+        "nodes",
         {
-            "kind": "nodes",
-            "schema_version": 1,
             "needed": needed,
             "room": capacity(reports),
             "nodes": [to_document(report) for report in reports],
-        }
+        },
     )
     print(check_capacity(settings, needed, reports))
 

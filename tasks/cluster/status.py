@@ -212,14 +212,12 @@ def show_status(context: Context, *, as_json: bool) -> None:
             names = ", ".join(job_set["metadata"]["name"] for job_set in sets)
             screen.print(f"jobset {names}: its controller has not created a Job yet")
         screen.print(f"{state.up_count} of {len(state.rows)} pods are up")
-        print_json(to_document(state))
+        print_json("status", to_document(state))
 
 
 def to_document(state: PodFleet) -> dict[str, Any]:
     """Return the deployment's state as JSON for programs; docs/reference.md describes the fields."""
     return {
-        "kind": "status",
-        "schema_version": 1,
         "up": state.up_count,
         "pods": [
             {

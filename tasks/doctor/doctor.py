@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from invoke.context import Context
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from bench.records.atomic_files import write_atomic
 from remote.providers import PROVIDERS, REMEDIES, Provider
-from tasks.cli.terminal import console
+from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import known_provider
 from tasks.doctor.check import Check, CheckContext, run_checks
 from tasks.doctor.checks import cluster, machine, runs, settings, vm
@@ -76,7 +77,10 @@ def run_doctor(context: Context, only: str | None, *, as_json: bool, document: b
         if not as_json:
             print_subject(screen, subject_outcomes, width)
     elapsed_sec = monotonic() - started
-    print(to_json(outcomes, elapsed_sec) if as_json else summary(outcomes, elapsed_sec), flush=True)
+    if not as_json:
+        print(summary(outcomes, elapsed_sec), flush=True)
+    with json_output(as_json) as print_json:
+        print_json("doctor", to_document(outcomes, elapsed_sec))
     check_context.close()
     _raise_for_failures(outcomes)
 
@@ -127,7 +131,8 @@ def summary(outcomes: Sequence[CheckOutcome], elapsed_sec: float) -> str:
     return f"{', '.join(counts)}; {len(outcomes)} checks in {elapsed_sec:.1f} s"
 
 
-def to_json(outcomes: Sequence[CheckOutcome], elapsed_sec: float) -> str:
+def to_document(outcomes: Sequence[CheckOutcome], elapsed_sec: float) -> dict[str, Any]:
+    """Return the outcomes as JSON for programs."""
     rows = [
         {
             "subject": check.subject,
@@ -141,9 +146,7 @@ def to_json(outcomes: Sequence[CheckOutcome], elapsed_sec: float) -> str:
         for check, results in outcomes
         for result in results
     ]
-    return json.dumps(
-        {"kind": "doctor", "schema_version": 1, "took_sec": round(elapsed_sec, 2), "answers": rows}, indent=1
-    )
+    return {"took_sec": round(elapsed_sec, 2), "answers": rows}
 
 
 def render(checks: Sequence[Check]) -> str:

@@ -64,7 +64,7 @@ def compare_runs(
         return
     with json_output(as_json) as print_json:
         result = _compare_benchmarks(folders, allow=allowed, tolerance=tolerance / 100.0, out=out)
-        print_json(json.loads(to_json(result)))
+        print_json("comparison", json.loads(to_json(result)))
         _raise_for_result(result)
 
 

@@ -47,7 +47,7 @@ def list_runs(context: Context, *, as_json: bool) -> None:
     runs = find_runs(settings.results_folder)
     if as_json:
         with json_output(as_json) as print_json:
-            print_json({"kind": "runs", "schema_version": 1, "runs": [asdict(run) for run in runs]})
+            print_json("runs", {"runs": [asdict(run) for run in runs]})
         return
     if not runs:
         print(f"{settings.results_folder}: no runs yet; type `inv bench --quick` to start one")

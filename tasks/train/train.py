@@ -33,7 +33,7 @@ def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
     probe = forecast.probe_workers(settings, hosts, trial)
     if as_json:
         with json_output(as_json) as print_json:
-            print_json({"kind": "data.check", "schema_version": 1, **schema.to_json(probe.data)})
+            print_json("data.check", schema.to_json(probe.data))
         return
     predicted = forecast.predict(settings, trial, probe)
     output.show_report(console(), probe.data, settings, predicted)

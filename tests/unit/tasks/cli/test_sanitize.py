@@ -58,12 +58,13 @@ def test_symbols_and_tables_are_ascii_for_a_reader_without_others(monkeypatch: p
     console_of_tables().print(table)
     print("✗ Gerät – 3 … 4")  # noqa: RUF001
     with json_output(True) as print_json:
-        print_json({"path": "Gerät – 3"})  # noqa: RUF001
+        print_json("paths", {"path": "Gerät – 3"})  # noqa: RUF001
     drawn, _, rest = content.getvalue().decode().partition("x Ger")
     assert drawn.isascii()
     text, _, document = rest.partition("\n")
     assert text == "ät - 3 ... 4"
-    assert json.loads(document) == {"path": "Gerät – 3"}  # noqa: RUF001
+    expected = {"kind": "paths", "schema_version": 1, "path": "Gerät – 3"}  # noqa: RUF001
+    assert json.loads(document) == expected
 
 
 @pytest.mark.parametrize(

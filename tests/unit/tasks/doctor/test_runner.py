@@ -1,6 +1,5 @@
 """Tests of the parallel run of checks: deadlines, errors as results, shared facts, output and exit codes."""
 
-import json
 import re
 import threading
 from collections.abc import Callable
@@ -123,7 +122,7 @@ def test_the_exit_code_follows_from_the_statuses(
 
 def test_the_json_document_has_a_state_for_each_status() -> None:
     results = [passed("good"), WARNING, FAILURE, SKIPPED]
-    document = json.loads(doctor.to_json([(make_check("one", None), results)], 1.0))
+    document = doctor.to_document([(make_check("one", None), results)], 1.0)
     assert [answer["state"] for answer in document["answers"]] == ["fine", "careful", "wrong", "unasked"]
 
 
