@@ -130,7 +130,7 @@ def check_commits(first: str = FIRST_CHECKED) -> list[Violation]:
 
 
 def is_checked(path: str) -> bool:
-    return path.endswith((".py", ".md", ".toml", "invoke.yaml")) and path not in EXEMPT
+    return path.endswith((".py", ".md", ".toml", ".yaml")) and path not in EXEMPT
 
 
 def check_tree() -> list[Violation]:
