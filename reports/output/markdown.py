@@ -56,7 +56,7 @@ def _heading(summary: Summary, recommendation: str) -> Iterator[str]:
     if text_module.has_basis(recommendation):
         yield _md(text_module.ONE_PROCESS_BASIS)
     if (command := text.train_command(summary)) is not None:
-        yield f"Train with it: `{command}`"
+        yield f"Train with {_md(text.recommended_label(summary) or '')}: `{command}`"
 
 
 def _cautions(cautions: Sequence[str]) -> list[str]:

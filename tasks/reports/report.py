@@ -20,7 +20,7 @@ from reports.output.build import ReportSummary, build
 from reports.output.html import INDEX_FILE
 from reports.read.run import ReportError, ReportWriteError
 from reports.statistics.types import Ratio
-from reports.summary.text import train_command
+from reports.summary.text import recommended_label, train_command
 from reports.summary.warnings import MAX_SHOWN, describe_unfit
 from reports.training import page as training
 from tasks.cli.flags import parse_names
@@ -137,7 +137,7 @@ def print_summary(summary: ReportSummary) -> None:
     if summary.profile_note is not None:
         out.print(Text(summary.profile_note, style="yellow"))
     if (command := train_command(summary)) is not None:
-        print(f"train with it: `{command}`")
+        print(escape_controls(f"train with {recommended_label(summary)}: `{command}`"))
     # Print without wrapping, so that the path can be clicked and copied.
     print(display_path(summary.index))
 
