@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from bench.records.status import Failure
+from bench.records.units import format_mib
 from remote.agent.shared.responses import read_response
 from remote.hosts.base import Host, HostError, collapse_whitespace, is_loopback
 from remote.hosts.bundle import inline_command
@@ -176,7 +177,7 @@ class ServerClient:
             remedy = "; pass its key file with --key-file" if response.status in (401, 403) else ""
             raise kind(f"{url}: {response.status} {response.reason}: {text}{remedy}")
         if len(response.content) > MAX_RESPONSE_BYTES:
-            raise BadServer(f"{url}: the response exceeds {MAX_RESPONSE_BYTES >> 20} MiB")
+            raise BadServer(f"{url}: the response exceeds {format_mib(MAX_RESPONSE_BYTES)}")
         try:
             document = json.loads(response.content)
         except (ValueError, RecursionError):

@@ -102,14 +102,6 @@ def gigabytes(count: int | None) -> str:
     return UNKNOWN if count is None else f"{number(count / 1e9)} GB"
 
 
-def size(amount: float) -> str:
-    """Format bytes in the largest fitting unit: `64 MB`, `1.07 GB`, `512 B`."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(amount) >= scale:
-            return f"{amount / scale:,.4g} {unit}"
-    return f"{number(amount, 0)} B"
-
-
 def dollars(amount: float | None) -> str:
     """Format US dollars: `$1,234.50`; below one dollar `$0.1234`, because a trial costs cents."""
     return UNKNOWN if amount is None else f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"

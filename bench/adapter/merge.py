@@ -35,6 +35,7 @@ from bench.records import schema
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
 from bench.records.training import MergeFacts
+from bench.records.units import format_gb, format_mb
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 
 MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", "lock", "README.md"
@@ -90,7 +91,7 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
         (part / SHARDS_FILE).unlink()
         (part / LOCK_FILE).unlink()
         os.rename(part, out)
-    log(f"{out}: {facts.bytes / 1e9:.2f} GB in {facts.shards} shards, read back and verified")
+    log(f"{out}: {format_gb(facts.bytes, 2)} in {facts.shards} shards, read back and verified")
     return facts
 
 
@@ -152,7 +153,7 @@ def _check_disk_space(part: Path, needed: int) -> None:
     free = shutil.disk_usage(part).free
     if free < needed + OVERHEAD_BYTES:
         raise InputError(
-            f"{part.parent}: {free / 1e9:.2f} GB free, {(needed + OVERHEAD_BYTES) / 1e9:.2f} GB needed",
+            f"{part.parent}: {format_gb(free, 2)} free, {format_gb(needed + OVERHEAD_BYTES, 2)} needed",
             remedy="free some space, or name a folder on another disk",
         )
 
@@ -181,7 +182,7 @@ def _write_shards(
             shards_file.write(json.dumps({"name": name, "sha256": digest}) + "\n")
             shards_file.flush()
             os.fsync(shards_file.fileno())
-        log(f"shard {number} of {len(shards)}: {name}, {(part / name).stat().st_size / 1e6:,.1f} MB, read back")
+        log(f"shard {number} of {len(shards)}: {name}, {format_mb((part / name).stat().st_size)}, read back")
 
 
 def _merge_tensor(file: Any, device: str, merged: lora.MergedWeights, name: str) -> Any:

@@ -18,6 +18,7 @@ from bench.records import suite
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE
 from bench.records.result import TrialResult
+from bench.records.units import format_gib
 
 TRIAL_SEC = 300.0
 
@@ -35,7 +36,7 @@ def selfcheck() -> int:
     if facts["gpu_name"] is None:
         print(f"{'device':>14} cpu: {facts['cpu_model']}; no CUDA device is visible, so trials run on the CPU")
     else:
-        print(f"{'device':>14} cuda: {facts['gpu_name']}, {facts['gpu_memory_bytes'] / 2**30:.1f} GiB")
+        print(f"{'device':>14} cuda: {facts['gpu_name']}, {format_gib(facts['gpu_memory_bytes'])}")
     with tempfile.TemporaryDirectory(prefix="bench-selfcheck-") as folder:
         return _run_two_steps(Path(folder))
 

@@ -21,6 +21,7 @@ from bench.data.formats import FORMATS, LINE_REFUSED, detect_kind
 from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.atomic_files import open_regular
+from bench.records.units import format_mib
 
 MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 256
@@ -110,7 +111,8 @@ class DataRows:
         self._unpacked_bytes += count
         if self._unpacked_bytes > self._max_unpacked_bytes:
             raise InputError(
-                f"{self.path}: unpacks to more than {self._max_unpacked_bytes >> 20} MiB, {MAX_GROWTH} times its size",
+                f"{self.path}: unpacks to more than {format_mib(self._max_unpacked_bytes)}, "
+                f"{MAX_GROWTH} times its size",
                 remedy="write it as plain JSONL",
             )
 
@@ -158,7 +160,7 @@ def _lines(path: Path, stream: io.BufferedReader) -> Iterator[tuple[int, bytes]]
 
 
 def _too_long(location: str) -> InputError:
-    return InputError(f"{location}: longer than {MAX_ROW_BYTES >> 20} MiB", remedy="split or remove it")
+    return InputError(f"{location}: longer than {format_mib(MAX_ROW_BYTES)}", remedy="split or remove it")
 
 
 def parse_json(location: str, text: str) -> Any:
@@ -229,7 +231,7 @@ class _ArrayText:
                     return value
             if end - self._start > MAX_ROW_BYTES:
                 raise InputError(
-                    f"{location}: not JSON, or longer than {MAX_ROW_BYTES >> 20} MiB", remedy="correct or split it"
+                    f"{location}: not JSON, or longer than {format_mib(MAX_ROW_BYTES)}", remedy="correct or split it"
                 )
             self._read_on()
 

@@ -28,6 +28,7 @@ from bench.data.formats import (
 from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.records import schema
 from bench.records.training import MAX_SKIPPED_SHARE
+from bench.records.units import format_percent
 
 MAX_LISTED = 20
 MAX_REASON_CHARS = 160
@@ -73,7 +74,7 @@ class BadLines:
     def _error(self, count: str) -> InputError:
         prefix = f"{self.source}: "
         reasons = [text.removeprefix(prefix)[:MAX_REASON_CHARS] for text in self.places()[:MAX_LISTED]]
-        share = f"{MAX_SKIPPED_SHARE:.0%}".replace("%", " %")
+        share = format_percent(MAX_SKIPPED_SHARE)
         remedies = {
             "refuse": f", or set train.bad_lines: skip, which leaves out at most {share} of the lines",
             "skip": f", because train.bad_lines: skip leaves out at most {share} of the lines",

@@ -24,6 +24,7 @@ from bench.records.paths import PROGRESS_FILE, STEPS_FILE
 from bench.records.result import Measurement, Metrics, Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.status import Outcome
+from bench.records.units import format_gib
 
 LOG_EVERY_STEPS = 5
 TAIL_LINES = 40
@@ -338,7 +339,7 @@ def summary_line(trial: Trial, trial_id: str, outcome: Outcome, metrics: Metrics
             f": {metrics.samples_per_sec:.2f} samples/s, "
             f"{times.median:.4f} s/step [{times.low:.4f}, {times.high:.4f}], "
             f"{metrics.tokens_per_sec:.0f} tokens/s ({metrics.useful_tokens_per_sec:.0f} useful), "
-            f"loss {_number(metrics.first_loss)} -> {_number(metrics.last_loss)}, peak {kind} {peak / 2**30:.2f} GiB"
+            f"loss {_number(metrics.first_loss)} -> {_number(metrics.last_loss)}, peak {kind} {format_gib(peak, 2)}"
         )
     return f"{line}, {elapsed:.1f} s in all"
 

@@ -19,6 +19,7 @@ from typing import Any
 from bench.harness.record import Record, peak_rss_bytes
 from bench.records import Trial
 from bench.records.status import Outcome, ReasonCode
+from bench.records.units import format_gib, format_mib
 
 # Messages of allocators that raise a plain RuntimeError: torch, CUDA's libraries and bitsandbytes.
 _OUT_OF_MEMORY = re.compile(
@@ -225,4 +226,4 @@ _CHANGES: dict[str, Callable[[Trial], dict[str, Any]]] = {
 
 
 def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    return format_gib(count, 2) if count >= 2**30 else format_mib(count, 1)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
+TIMEOUT, GPU_IS_LOST = 10, 15  # of nvmlReturn_t
+MAX_EVENTS = 64  # in one call
 DEVICE_FOLDER = Path("/dev")
 HIDE_ALL_VALUES = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
 
@@ -96,6 +98,40 @@ class Gpu:
             "gpu_max_sm_clock_mhz": self._query("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_SM),
         }
 
+    def ecc_errors(self, *, is_corrected: bool) -> int | None:
+        """Return the ECC errors since the driver was loaded."""
+        kind = "NVML_MEMORY_ERROR_TYPE_CORRECTED" if is_corrected else "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"
+        constants = [getattr(self._library, name, None) for name in (kind, "NVML_VOLATILE_ECC")]
+        count = None if None in constants else self._query("nvmlDeviceGetTotalEccErrors", *constants)
+        return None if count is None else int(count)
+
+    def remapped_rows(self) -> tuple[int, int, int, int] | None:
+        """Return rows remapped after corrected and uncorrected errors, whether one is pending, and whether one failed."""
+        rows = self._query("nvmlDeviceGetRemappedRows")
+        return None if rows is None else (int(rows[0]), int(rows[1]), int(rows[2]), int(rows[3]))
+
+    def pcie_link(self) -> dict[str, int | None]:
+        """Return generation and lanes of the PCIe link, now and at most."""
+        return {
+            "pcie_generation": self._query("nvmlDeviceGetCurrPcieLinkGeneration"),
+            "pcie_lanes": self._query("nvmlDeviceGetCurrPcieLinkWidth"),
+            "pcie_generation_max": self._query("nvmlDeviceGetMaxPcieLinkGeneration"),
+            "pcie_lanes_max": self._query("nvmlDeviceGetMaxPcieLinkWidth"),
+        }
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the driver reports that it has lost the GPU."""
+        try:
+            self._library.nvmlDeviceGetTemperature(self._handle, self._library.NVML_TEMPERATURE_GPU)
+        except self._library.NVMLError as error:
+            return getattr(error, "value", None) == GPU_IS_LOST
+        return False
+
+    def xid_events(self) -> "XidEvents":
+        """Return the XID events from now on."""
+        return XidEvents(self._library, self._handle)
+
     @property
     def name(self) -> str | None:
         return _text(self._query("nvmlDeviceGetName"))
@@ -134,6 +170,31 @@ class Gpu:
             return call(self._handle, *arguments)
         except self._library.NVMLError:
             return None
+
+
+class XidEvents:
+    """XID events of one GPU since this object was made; none if the driver does not report them."""
+
+    def __init__(self, library: Any, handle: Any) -> None:
+        self._library, self._events = library, None
+        try:
+            events = library.nvmlEventSetCreate()
+            library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, events)
+            self._events = events
+        except (library.NVMLError, AttributeError):  # an older library or driver
+            pass
+
+    def drain(self) -> list[int]:
+        """Return the events since the last call, without waiting."""
+        xids: list[int] = []
+        while self._events is not None and len(xids) < MAX_EVENTS:
+            try:
+                xids.append(int(self._library.nvmlEventSetWait_v2(self._events, 0).eventData))
+            except self._library.NVMLError as error:
+                if getattr(error, "value", None) != TIMEOUT:
+                    self._events = None  # a lost GPU: another call would report the same error at once
+                break
+        return xids
 
 
 def select_gpus(library: Any, visible_devices: str | None) -> list[Gpu]:

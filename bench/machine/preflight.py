@@ -19,6 +19,7 @@ from typing import Any
 from bench.data.inputs import InputError
 from bench.machine import nvml
 from bench.records import Trial
+from bench.records.units import format_mib
 from bench.records.workloads import WORKLOADS
 from bench.torch_stack import Stack
 
@@ -97,7 +98,7 @@ def inspect_gpus(
         ]
         if not others and held is not None and held > MAX_IDLE_BYTES:
             flags.append(
-                f"GPU {gpu.index} is shared: {held // nvml.MIB:,} MiB were in use before the trial, "
+                f"GPU {gpu.index} is shared: {format_mib(held)} were in use before the trial, "
                 "by processes that cannot be seen from here"
             )
     return GpuNeighbours(facts=facts, flags=flags)
@@ -105,7 +106,7 @@ def inspect_gpus(
 
 def describe_process(pid: int, held: int | None) -> str:
     """Describe another process for a flag."""
-    return f"another process (pid {pid}, {f'{held // nvml.MIB:,}' if held else 'unknown'} MiB)"
+    return f"another process (pid {pid}, {format_mib(held) if held else 'unknown memory'})"
 
 
 def _wait_for_freed_memory(gpu: nvml.Gpu, settle_sec: float, sleep: Callable[[float], None]) -> int | None:

@@ -27,6 +27,7 @@ from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
 from bench.records.paths import METRICS_VARIABLE, TELEMETRY_FILE
 from bench.records.result import Measurement
+from bench.records.units import format_gib, format_percent
 
 STOP_TIMEOUT_SEC = 3.0
 MEASURE_PHASE = "measure"
@@ -243,7 +244,7 @@ def format_measurement(measurement: Measurement) -> str:
     """Format a measurement for the log."""
     value, name = measurement.value or 0.0, measurement.name
     if name.endswith("_bytes"):
-        return f"{name.removesuffix('_bytes').replace('_', ' ')} {value / 2**30:.2f} GiB"
+        return f"{name.removesuffix('_bytes').replace('_', ' ')} {format_gib(value, 2)}"
     label, _, unit = name.rpartition("_")
     return f"{label.replace('_', ' ')} {value:.0f} {'%' if unit == 'percent' else unit}"
 
@@ -259,7 +260,7 @@ def _slowdown_flags(rows: Sequence[Row]) -> list[str]:
     for name in nvml.SLOWDOWNS.values():
         share = _limited_share(rows, {name})
         if share is not None and share >= SLOWDOWN_SHARE:
-            flags.append(f"throttled: {name} in {100 * share:.0f} % of samples")
+            flags.append(f"throttled: {name} in {format_percent(share)} of samples")
     return flags
 
 

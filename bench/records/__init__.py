@@ -12,6 +12,7 @@ student: Student's t, and the tail of the F distribution
 status: statuses of trials, their causes, exit codes
 training: data, settings and result of a fine-tuning (training.json)
 trial: one configuration to measure, trial files, suites at the scale of a profile
+units: bytes and shares as text
 validation: checks of fields of records, and declarations of training settings
 workloads: what runs a trial, with its suites and its treatment in plans and reports
 

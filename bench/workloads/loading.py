@@ -23,6 +23,7 @@ from bench.harness.termination import StopSignals
 from bench.machine import page_cache
 from bench.qlora.step import TorchSession, load_base, open_session
 from bench.records.bootstrap import Interval, summarize
+from bench.records.units import format_percent
 from bench.torch_stack import free_memory
 
 WARM_REPEATS = 3
@@ -60,7 +61,7 @@ class CacheDrop:
         if self.resident_share is None:
             return "the page cache was asked to drop the files; the effect cannot be verified here"
         if self.is_refused:
-            return f"the page cache did not drop the files: {100 * self.resident_share:.0f} % of their pages stayed"
+            return f"the page cache did not drop the files: {format_percent(self.resident_share)} of their pages stayed"
         return None
 
     def context(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 
+from bench.records.units import format_mib
 from remote.cluster.kubeconfig import Target, connect
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.manifests import to_yaml
@@ -137,7 +138,7 @@ class Cluster:
             content += piece
             if len(content) > _MAX_RESPONSE_BYTES:
                 raise ClusterError(
-                    f"{self.target.server}: the response to {path} exceeds {_MAX_RESPONSE_BYTES >> 20} MiB"
+                    f"{self.target.server}: the response to {path} exceeds {format_mib(_MAX_RESPONSE_BYTES)}"
                 )
             if time.monotonic() > until:
                 raise self._response_error(path, f"is incomplete after {_RESPONSE_TIMEOUT_SEC:.0f} s")

@@ -37,8 +37,3 @@ def is_equal(left: object, right: object) -> bool:
         return parse_quantity(left) == parse_quantity(right)
     except ValueError:
         return False
-
-
-def format_gib(number: Decimal | float) -> str:
-    """Format bytes as in 24.0 GiB."""
-    return f"{float(number) / 2**30:.1f} GiB"

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.records.atomic_files import sha256_of
 from bench.records.status import Failure
+from bench.records.units import format_mb
 from remote.agent.shared.errors import VmAgentError, with_retries
 from remote.agent.shared.referrers import EMPTY_CONTENT, EMPTY_TYPE, TITLE_ANNOTATION, descriptor
 from remote.agent.shared.registry_api import MANIFEST_TYPE, Registry, digest_of
@@ -172,7 +173,7 @@ def push(
 
 
 def _send_blob(registry: Registry, blob: Path | bytes, digest: str, log: Callable[[str], None]) -> None:
-    size = f"{(len(blob) if isinstance(blob, bytes) else blob.stat().st_size) / 1e6:,.1f} MB"
+    size = format_mb(len(blob) if isinstance(blob, bytes) else blob.stat().st_size)
     if registry.has_blob(digest):  # also true if an earlier upload succeeded and only its reply was lost
         log(f"{digest[:19]}, {size}: already in the registry")
         return

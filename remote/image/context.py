@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.records.status import Failure
+from bench.records.units import format_gb
 from remote.agent.shared.files import hash_file
 from remote.jobs.transfer import FileEntry
 
@@ -147,8 +148,8 @@ def assign_slots(models: Sequence[ModelFolder]) -> tuple[PackedShard, ...]:
 def _to_shard(slot: int, model: ModelFolder, file: FileEntry) -> PackedShard:
     if file.size > MAX_LAYER_BYTES:
         raise ContextError(
-            f"{model.folder}/{file.path}: {file.size / 1e9:.1f} GB in one file exceeds the limit for a layer "
-            f"({MAX_LAYER_BYTES / 1e9:.0f} GB)",
+            f"{model.folder}/{file.path}: {format_gb(file.size)} in one file exceeds the limit for a layer "
+            f"({format_gb(MAX_LAYER_BYTES, 0)})",
             remedy="save the model in smaller shards",
         )
     path = f"models/{model.name}/{file.path}"

@@ -17,6 +17,7 @@ import urllib3.connectionpool
 import urllib3.exceptions
 from docker.transport.basehttpadapter import BaseHTTPAdapter
 
+from bench.records.units import format_mib
 from remote.hosts.base import Completed, Host, HostUnreachable
 from remote.hosts.command import Command
 from remote.hosts.ssh.host import SshHost
@@ -78,7 +79,7 @@ def _limit_response_size(name: str, send: Callable[..., requests.Response]) -> C
             content += chunk
             if len(content) > MAX_RESPONSE_BYTES:
                 response.close()
-                raise EngineError(f"{name}: the engine's response exceeds {MAX_RESPONSE_BYTES >> 20} MiB")
+                raise EngineError(f"{name}: the engine's response exceeds {format_mib(MAX_RESPONSE_BYTES)}")
         if not is_stream:
             response._content = bytes(content)  # read by `content` and `json()`
         return response

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from bench.records.units import format_gb
 from remote.image.context import CodeFile, ContextError, ModelFolder, PackedShard, assign_slots, digest_of_code
 from remote.image.engine import Client, DiskInfo, EngineError, EngineFacts, FolderInfo
 from remote.image.vm_jobs import workdir_path
@@ -359,7 +360,7 @@ def check_free_space(needs: Sequence[SpaceNeed]) -> None:
         if total > folder.free_bytes:
             paths = " and ".join(dict.fromkeys(need.folder.path for need in device_needs))
             raise InsufficientSpace(
-                f"{paths}: {folder.free_bytes / 1e9:.1f} GB free, this build needs {total / 1e9:.1f} GB",
+                f"{paths}: {format_gb(folder.free_bytes)} free, this build needs {format_gb(total)}",
                 remedy="free some "
                 "(`docker builder prune` on the VM removes old cache), or start an engine on the share with "
                 "`inv vm.engine`",

@@ -16,6 +16,7 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.paths import ENVIRONMENT_FILE, TRIALS_FOLDER
 from bench.records.status import TrialStatus
+from bench.records.units import format_size
 from reports import formatting
 from reports.read.fingerprint import CPU, device
 from reports.read.run import Run
@@ -157,7 +158,7 @@ def _gpu(document: Mapping[str, Any]) -> str:
     if name in (CPU, "device unknown"):
         return CPU if name == CPU else UNKNOWN
     size = document.get("gpu_memory_bytes")
-    return f"{name}, {formatting.size(size)}" if isinstance(size, (int, float)) and size else name
+    return f"{name}, {format_size(size)}" if isinstance(size, (int, float)) and size else name
 
 
 def _lock(document: Mapping[str, Any], names: Collection[str] | None = None) -> str:

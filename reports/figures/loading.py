@@ -1,5 +1,6 @@
 """Figure 04, model loading: time from files to a model on the device, its parts, and the model's memory."""
 
+from bench.records.units import format_percent
 from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
@@ -90,7 +91,7 @@ def _saved_note(saved_percent: float | None, published: PublishedResults | None)
     if saved_percent is None or published is None:
         return ""
     full, small = (published.loading[precision]["device_memory_bytes"] for precision in ("bf16", "nf4"))
-    return f" NF4 saves {saved_percent:.1f} % of the device memory ({100.0 * (1.0 - small / full):.1f} % published)."
+    return f" NF4 saves {saved_percent:.1f} % of the device memory ({format_percent(1.0 - small / full, 1)} published)."
 
 
 def _find(values: list[MeasuredValue], precision: str, cache: str | None) -> MeasuredValue | None:

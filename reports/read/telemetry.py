@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from bench.records.atomic_files import read_regular, regular_file_size
+from bench.records.units import format_mb
 
 NUMBERS = (
     "elapsed_sec",
@@ -45,7 +46,7 @@ def unusable_reason(path: Path) -> str | None:
     """Return why the file at `path` cannot be used; None if it can, or does not exist."""
     try:
         if regular_file_size(path, follow=False) > _MAX_TELEMETRY_BYTES:
-            return f"it is larger than {_MAX_TELEMETRY_BYTES / 1e6:.0f} MB"
+            return f"it is larger than {format_mb(_MAX_TELEMETRY_BYTES, 0)}"
         with path.open("rb") as file:
             columns = file.readline(_MAX_LINE_BYTES).strip().split(b",")
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.records.result import Measurement, TrialResult
 from bench.records.status import TrialStatus
+from bench.records.units import format_size
 from bench.records.workloads import WORKLOADS
 from reports import formatting
 from reports.read import measurements
@@ -259,7 +260,7 @@ def _value_text(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)) and key.endswith("bytes"):
-        return formatting.size(float(value))
+        return format_size(float(value))
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):

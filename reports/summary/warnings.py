@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
+from bench.records.units import format_percent
 from reports import formatting
 from reports.read.fingerprint import CPU, Hosts
 from reports.statistics import per_config, pooling
@@ -143,7 +144,7 @@ def _other_worker_warnings(measured: Mapping[str, Sequence[Process]], baseline: 
     workers = {label: {process.worker for process in processes} for label, processes in measured.items()}
     disjoint = [label for label, names in workers.items() if names.isdisjoint(workers.get(baseline, names))]
     if disjoint:
-        assumed = f"that workers are within about {100 * per_config.ASSUMED_NOISE:.0f} % of each other"
+        assumed = f"that workers are within about {format_percent(per_config.ASSUMED_NOISE)} of each other"
         text = f"{formatting.first_n(disjoint, 3)} ran on other workers than {baseline}; their ratios assume {assumed}"
         yield RunWarning(text=f"{text}; `--spread replicate` runs every configuration on every worker.", weight=0.3)
 
@@ -173,7 +174,7 @@ def _slow_worker_warnings(
         own = {result.trial_id for result in results if result.worker == worker}
         causes = [group for group in groups if worker in group.workers and _is_about_slow_workers(group, slow)]
         why = "".join(f", {cause.worst} ({len(own & set(cause.trials))} of {len(own)} trials)" for cause in causes)
-        text = f"{worker} is {100 * share:.0f} % slower than the other workers{why}."
+        text = f"{worker} is {format_percent(share)} slower than the other workers{why}."
         yield RunWarning(text=text, weight=0.6 + share)
 
 
@@ -244,7 +245,7 @@ def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
         most = f", most that of {label}," if len(notable) > 1 else ""
         text = f"Slow steps make the elapsed throughput of {names} lower than the steady state{most} by "
         remark = "the headline, times, dollars and energy use elapsed throughput."
-        yield RunWarning(text=f"{text}{100 * share:.1f} %; {remark}", weight=share)
+        yield RunWarning(text=f"{text}{format_percent(share, 1)}; {remark}", weight=share)
 
 
 def _group_flags(results: Sequence[TrialResult]) -> list[_FlagGroup]:

@@ -12,6 +12,7 @@ from bench.records.paths import ADAPTER_CHECK_FILE, LEDGER_FILE, RUN_FILE, TRAIN
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import FORM_LABELS, AdapterCheck, DataFinding, Evaluation, ServedForm, TrainingRecord
+from bench.records.units import format_gib, format_mb
 from reports import formatting
 from reports.read import attempts, validation
 from reports.read.attempts import AttemptSpan
@@ -288,8 +289,8 @@ def _restarts(restarts: Sequence[AttemptSpan]) -> str:
 def _adapter(record: TrainingRecord) -> str:
     if record.adapter_sha256 is None:
         return "none"
-    size = sum(record.adapter_files.values()) / 1e6
-    return f"step {record.adapter_step:,}, {size:.1f} MB, sha256 {record.adapter_sha256}"
+    size = format_mb(sum(record.adapter_files.values()))
+    return f"step {record.adapter_step:,}, {size}, sha256 {record.adapter_sha256}"
 
 
 def _hours(seconds: float) -> str:
@@ -304,7 +305,7 @@ def _time(seconds: float) -> str:
 
 
 def _gib(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / 2**30:.2f} GiB"
+    return "unknown" if count is None else format_gib(count, 2)
 
 
 def _percent(value: float | None) -> str:

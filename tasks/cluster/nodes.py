@@ -6,6 +6,7 @@ from typing import Any
 from invoke.context import Context
 from rich.text import Text
 
+from bench.records.units import format_gib
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import (
     ANY_PRODUCT,
@@ -17,7 +18,7 @@ from remote.cluster.diagnosis.nodes import (
     parse_drivers,
 )
 from remote.cluster.manifests import Image
-from remote.cluster.quantities import format_gib, parse_quantity
+from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import Forbidden
 from tasks.cli.terminal import PrintJson, console, json_output, plain_table
 from tasks.clients.cluster import open_cluster, resolve_provider, resolved_provider, uses_preemptible_nodes

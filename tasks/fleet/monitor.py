@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.run import RunRecord
+from bench.records.units import format_gib
 from remote.fleet.outcome import PROGRESS_PATH
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent, Job, slot_path
@@ -240,7 +241,7 @@ def table(samples: Sequence[WorkerSample], width: int) -> Table:
 
 def _gpu_cells(gpu: Mapping[str, Any]) -> tuple[str, ...]:
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
-    memory = UNKNOWN if used is None or total is None else f"{used / 2**30:.1f}/{total / 2**30:.1f} GiB"
+    memory = UNKNOWN if used is None or total is None else f"{used / 2**30:.1f}/{format_gib(total)}"
     return (
         f"{gpu['gpu']} {(gpu['name'] or UNKNOWN).removeprefix('NVIDIA ')}",
         _with_unit(gpu["utilization_percent"], "%"),

@@ -4,6 +4,7 @@ from typing import Any
 
 from invoke.context import Context
 
+from bench.records.units import format_gb
 from remote.image import engine, vm_jobs
 from remote.image.vm_jobs import Outcome
 from remote.jobs.job import Agent, HostBusy
@@ -19,8 +20,8 @@ def save_archive(context: Context, path: str) -> None:
     facts = outcome.facts
     compressor = facts["compressor"]
     result = "already there" if compressor is None else f"by {compressor}, {outcome.wall_time_sec:.1f} s"
-    gigabytes = facts["size_bytes"] / 1e9
-    print(f"{facts['path']} {gigabytes:.3f} GB, {result}; check it anywhere: sha256sum --check FILE.sha256")
+    size = format_gb(facts["size_bytes"], 3)
+    print(f"{facts['path']} {size}, {result}; check it anywhere: sha256sum --check FILE.sha256")
 
 
 def load_archive(context: Context, path: str) -> None:
@@ -67,7 +68,6 @@ def _check_free_space(settings: Settings, agent: Agent, path: str) -> None:
             is_unpack = disk.path == unpack_folder
             remedy = "set DOCKER_TMPDIR for the engine to a larger disk" if is_unpack else "choose a larger disk"
             raise UsageError(
-                f"{disk.path}: {disk.free_bytes / 1e9:.1f} GB free, up to {image['Size'] / 1e9:.1f} GB needed: "
-                f"{purpose}",
+                f"{disk.path}: {format_gb(disk.free_bytes)} free, up to {format_gb(image['Size'])} needed: {purpose}",
                 remedy=remedy,
             )

@@ -13,6 +13,7 @@ from typing import Any
 
 from invoke.context import Context
 
+from bench.records.units import format_gb, format_mb
 from remote.hosts.base import Host
 from remote.hosts.local import run_git
 from remote.image import engine, vm_jobs
@@ -173,10 +174,10 @@ def render(plan: BuildPlan) -> str:
     lines = [
         f"image {plan.image}, build {plan.digest[:12]}",
         *(f"  {note}" for note in plan.notes),
-        *(f"  {need.folder.path}: {need.need_bytes / 1e9:.2f} GB for {need.purpose}" for need in plan.needs),
-        *(f"  {disk.path}: {disk.free_bytes / 1e9:.1f} GB free on {disk.kind}" for disk in disks),
+        *(f"  {need.folder.path}: {format_gb(need.need_bytes, 2)} for {need.purpose}" for need in plan.needs),
+        *(f"  {disk.path}: {format_gb(disk.free_bytes)} free on {disk.kind}" for disk in disks),
         *(
-            f"  slot {file.slot:02d} <- {escape_controls(file.source)} ({file.size / 1e9:.2f} GB)"
+            f"  slot {file.slot:02d} <- {escape_controls(file.source)} ({format_gb(file.size, 2)})"
             for file in plan.packed
         ),
         f"  {len(plan.code)} files of ours -> {plan.code_folder}",
@@ -191,7 +192,7 @@ def _upload_code(settings: Settings, agent: Agent, plan: BuildPlan, tmp_folder: 
     files = {file.path: file.source for file in _context_files(settings)}
     sent = transfer.push(agent, files, plan.code_folder)
     print(
-        f"sent {len(sent.transferred)} files, {sent.byte_count / 1e6:.2f} MB; {len(sent.already_present)} were there",
+        f"sent {len(sent.transferred)} files, {format_mb(sent.byte_count, 2)}; {len(sent.already_present)} were there",
         flush=True,
     )
 
@@ -225,7 +226,7 @@ def _print_image(settings: Settings, host: Host, result: str, started_at: float)
     facts = inspect(host, engine_client(settings), name)
     if facts is None:
         raise TaskFailed(f"{host.name}: {name} was removed meanwhile", remedy="rerun `inv build`")
-    print(f"{name} {facts['Id'][7:19]} {result}; {facts['Size'] / 1e9:.2f} GB, {time.monotonic() - started_at:.1f} s")
+    print(f"{name} {facts['Id'][7:19]} {result}; {format_gb(facts['Size'], 2)}, {time.monotonic() - started_at:.1f} s")
 
 
 def _git_sha(root: Path) -> str:

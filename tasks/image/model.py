@@ -7,6 +7,7 @@ from pathlib import Path
 
 from invoke.context import Context
 
+from bench.records.units import format_gb
 from remote.hosts.command import Command, Secret
 from remote.image import model_fetch, vm_jobs
 from remote.image.model_fetch import Fetch
@@ -108,8 +109,8 @@ def _fetch(settings: Settings, agent: Agent, fetch: Fetch, retry_command: str) -
         )
     facts = jobs.follow(settings, job).facts
     fetched = facts["fetched_bytes"]
-    transfer = f"{fetched / 1e9:.2f} GB of it downloaded now" if fetched else "already there; nothing was downloaded"
-    size = f"{facts['files']} files, {facts['bytes'] / 1e9:.2f} GB"
+    transfer = f"{format_gb(fetched, 2)} of it downloaded now" if fetched else "already there; nothing was downloaded"
+    size = f"{facts['files']} files, {format_gb(facts['bytes'], 2)}"
     print(
         f"{fetch.model} at {facts['revision']}: {size}, verified against {facts['verified_against']}; {transfer}; "
         f"{time.monotonic() - started_at:.1f} s",
@@ -139,4 +140,4 @@ class _UploadLines:
     def __call__(self, sent_bytes: int, total_bytes: int) -> None:
         if time.monotonic() - self._printed_at > 2.0:
             self._printed_at = time.monotonic()
-            print(f"sent {sent_bytes / 1e9:.2f} GB, {100 * sent_bytes // max(1, total_bytes)} %", flush=True)
+            print(f"sent {format_gb(sent_bytes, 2)}, {100 * sent_bytes // max(1, total_bytes)} %", flush=True)

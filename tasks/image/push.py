@@ -16,6 +16,7 @@ from typing import Any
 from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
+from bench.records.units import format_mb
 from remote.hosts.base import Host, HostError
 from remote.hosts.command import Secret
 from remote.image import engine, vm_jobs
@@ -69,8 +70,8 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
         facts = outcome.facts
         _save_outcome(settings, reference, facts)
         result = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "already there; nothing was sent"
-        megabytes = facts["compressed_bytes"] / 1e6
-        print(f"{reference.repository}@{facts['digest']} {result}; {megabytes:.2f} MB in the registry")
+        size = format_mb(facts["compressed_bytes"], 2)
+        print(f"{reference.repository}@{facts['digest']} {result}; {size} in the registry")
         if key is not None:
             sign(settings, host, reference, facts["digest"], (user, password()), key)
 

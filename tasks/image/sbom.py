@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
+from bench.records.units import format_gb
 from remote.agent.shared.registry_api import json_object, json_objects, size_of
 from remote.hosts.base import CommandTimedOut, Completed, Host
 from remote.hosts.bundle import read_source
@@ -241,7 +242,7 @@ def _lines(image: Json, problems: list[str]) -> Iterator[tuple[str, str]]:
     digest, manifest = str(image["digest"]), image["manifest"]
     sizes = [size for layer in json_objects(manifest.get("layers")) if (size := size_of(layer)) is not None]
     yield "image", digest
-    yield "registry", f"{sum(sizes) / 1e9:.2f} GB in {len(sizes)} layers"
+    yield "registry", f"{format_gb(sum(sizes), 2)} in {len(sizes)} layers"
     labels = json_object(json_object((_parse_object(image["config"]) or {}).get("config")).get("Labels"))
     base, commit = (str(labels.get(f"org.opencontainers.image.{key}", "")) for key in ("base.name", "revision"))
     yield "base", base or "unknown"

@@ -6,6 +6,7 @@ import tarfile
 
 from invoke.context import Context
 
+from bench.records.units import format_gb, format_mb
 from remote.image import docker_client
 from remote.image.context import bench_files
 from remote.image.docker_client import ImageLayer
@@ -25,23 +26,24 @@ def show_size(context: Context, mbps: float, allocatable_gb: float) -> None:
     with build_vm(settings, "inv image.size") as host, docker_client.connect(host, engine_client(settings)) as sdk:
         layers = docker_client.layers(sdk.images.get(build_profiles.image_name(settings)))
     for layer in layers:
-        print(escape_controls(f"{layer.size / 1e6:12.2f} MB  {layer.kind:<8} {layer.step[:80]}"))
+        print(escape_controls(f"{format_mb(layer.size, 2):>15}  {layer.kind:<8} {layer.step[:80]}"))
     total = sum(layer.size for layer in layers)
     sizes = {
         kind: sum(layer.size for layer in layers if layer.kind == kind)
         for kind in ("weights", "stack", "system", "code")
     }
-    print(f"{total / 1e6:12.2f} MB  total: " + ", ".join(f"{kind} {size / 1e6:.2f} MB" for kind, size in sizes.items()))
+    kinds = ", ".join(f"{kind} {format_mb(size, 2)}" for kind, size in sizes.items())
+    print(f"{format_mb(total, 2):>15}  total: {kinds}")
     compressed, source = _compressed_bytes(settings, layers)
-    code_megabytes = _code_layer_bytes(settings) / 1e6
-    print(f"an edit of bench pushes {code_megabytes:.3f} MB; a first push, {compressed / 1e9:.2f} GB ({source})")
+    code = format_mb(_code_layer_bytes(settings), 3)
+    print(f"an edit of bench pushes {code}; a first push, {format_gb(compressed, 2)} ({source})")
     pull_sec = compressed * 8 / (mbps * 1e6)
     duration = f"{pull_sec:.0f} s" if pull_sec < 120 else f"{pull_sec / 60:.1f} min"
     print(f"a node with {mbps:g} Mb/s pulls it in {duration}, without unpacking")
     # A node stores the pulled layers in addition to the unpacked ones.
-    needed = (total + compressed) / 1e9
-    verdict = "fits" if needed <= allocatable_gb else "does not fit: grow the nodes' boot volume"
-    print(f"a node needs {needed:.1f} GB for it and has {allocatable_gb:g} GB allocatable: {verdict}")
+    needed = total + compressed
+    verdict = "fits" if needed <= allocatable_gb * 1e9 else "does not fit: grow the nodes' boot volume"
+    print(f"a node needs {format_gb(needed)} for it and has {allocatable_gb:g} GB allocatable: {verdict}")
 
 
 def _compressed_bytes(settings: Settings, layers: list[ImageLayer]) -> tuple[float, str]:

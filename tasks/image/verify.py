@@ -11,6 +11,7 @@ from typing import Any
 
 from invoke.context import Context
 
+from bench.records.units import format_gb
 from remote.hosts.base import Completed
 from remote.image import docker_client
 from remote.image.plan import model_digests
@@ -44,7 +45,7 @@ def verify_image(context: Context, *, on_node: bool) -> None:
     name = build_profiles.image_name(settings)
     with build_vm(settings, "inv image.verify") as host, docker_client.connect(host, engine_client(settings)) as sdk:
         image = sdk.images.get(name)
-        print(f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e9:.2f} GB unpacked")
+        print(f"{name} {str(image.id)[7:19]}, {format_gb(image.attrs['Size'], 2)} unpacked")
         for key, value in sorted(image.labels.items()):
             print(escape_controls(f"  {key} = {value}"))
         run = partial(docker_client.run_check, sdk, name)
@@ -154,7 +155,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         visibility = "a device is visible" if device["visible"] else "no device on this machine (not required here)"
         yield f"  CUDA {device['cuda']}: {visibility}"
     for model in report["models"]:
-        yield f"  model {model['name']}: {model['files']} files, {model['bytes'] / 1e9:.2f} GB, every sha256 checked"
+        yield f"  model {model['name']}: {model['files']} files, {format_gb(model['bytes'], 2)}, every sha256 checked"
     if not report["models"]:
         yield "  no model in the image"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from invoke.context import Context
 
+from bench.records.units import format_gb
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
 from remote.hosts.base import check, parse_json
 from remote.hosts.bundle import inline_command
@@ -32,13 +33,13 @@ def check_vm(context: Context, tmpdir: str | None) -> None:
         version = ".".join(map(str, facts.python))
         print(f"{host.name}: connected in {connect_sec:.2f} s")
         print(f"  {facts.system}, kernel {facts.kernel}, {facts.machine}, Python {version}")
-        print(f"  {facts.cores} cores, {facts.memory_bytes / 1e9:.1f} GB of memory")
+        print(f"  {facts.cores} cores, {format_gb(facts.memory_bytes)} of memory")
         print(f"  user {facts.user} in {', '.join(facts.groups)}; home {facts.home}")
         if facts.python[:2] >= vm_jobs.MIN_PYTHON:
             for disk in engine.disk_info(host, (facts.home, resolve_tmpdir(settings, host, tmpdir)), []).folders:
                 state = "" if disk.exists else ", does not exist yet"
                 access = "writable" if disk.writable else "not writable for this user"
-                print(f"  {disk.path}: {disk.free_bytes / 1e9:.1f} GB free on {disk.kind}, {access}{state}")
+                print(f"  {disk.path}: {format_gb(disk.free_bytes)} free on {disk.kind}, {access}{state}")
     problems = facts.problems()
     for problem in problems:
         print(f"  ! {problem}")
@@ -81,7 +82,5 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: float | None) ->
         facts: dict[str, Any] = parse_json(host, completed.stdout, "the output of the engine's start")
         file_state = "created" if facts["made"] else "already there"
         engine_state = "started" if facts["started"] else "already running"
-        print(
-            f"{host.name}: {request['file']} {file_state}, mounted at {MOUNT}, {facts['free_bytes'] / 1e9:.1f} GB free"
-        )
+        print(f"{host.name}: {request['file']} {file_state}, mounted at {MOUNT}, {format_gb(facts['free_bytes'])} free")
         print(f"engine {engine_state}; to build with it, set image.engine: unix://{SOCKET} and image.network: host")

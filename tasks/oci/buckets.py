@@ -21,6 +21,7 @@ from typing import Any
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from bench.records.scratch_folders import scratch_folder
+from bench.records.units import format_mb
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.oci import require_sdk
 from tasks.oci.api_errors import ApiNotFound, Operation
@@ -250,7 +251,7 @@ def _upload_missing(
 ) -> int:
     sent = 0
     for name, path in paths.items():
-        size = f"{path.stat().st_size / 1e6:,.1f} MB"
+        size = format_mb(path.stat().st_size)
         if bucket.has(name, path, existing.get(name)):
             log(f"{name}, {size}: already there")
             continue

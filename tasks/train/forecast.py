@@ -21,6 +21,7 @@ from bench.records import Trial, schema
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.training import LIMITS, DataReport, Forecast
+from bench.records.units import format_gib
 from remote.hosts.base import Host
 from reports.read.fingerprint import CPU, device
 from reports.statistics.per_config import measure
@@ -158,7 +159,7 @@ def check_limits(settings: Settings, trial: Trial, probe: ProbeResult) -> None:
     if peak is not None and gpu_memory is not None and peak > gpu_memory:
         raise UsageError(
             f"train.micro_batch_size: {trial.micro_batch_size} x {trial.max_seq_len} tokens need about "
-            f"{peak / 2**30:.1f} GiB, and {probe.device} has {gpu_memory / 2**30:.1f}",
+            f"{format_gib(peak)}, and {probe.device} has {format_gib(gpu_memory)}",
             remedy="lower it, or set train.gradient_checkpointing to true, or lower train.max_seq_len",
         )
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from bench.records import Trial
 from bench.records.training import ConversationPreview, DataReport
+from bench.records.units import format_gib
 from reports.formatting import count, estimate
 from reports.summary.cost import Amount
 from reports.training import data_page
@@ -115,10 +116,9 @@ def headline(predicted: TrainingForecast) -> list[str]:
     else:
         lines.append(f"{_estimate_text(predicted.usd, prefix='$')} at {predicted.price.description}")
     if predicted.peak_bytes is not None:
-        gpu_memory = "" if predicted.memory_bytes is None else f" of {predicted.memory_bytes / 2**30:.1f}"
-        lines.append(
-            f"predicted peak memory of the longest batch: {predicted.peak_bytes / 2**30:.2f}{gpu_memory} GiB per GPU"
-        )
+        gpu_memory = "" if predicted.memory_bytes is None else f" of {format_gib(predicted.memory_bytes)}"
+        peak = format_gib(predicted.peak_bytes, 2)
+        lines.append(f"predicted peak memory of the longest batch: {peak}{gpu_memory} per GPU")
     lines += _communication(predicted)
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
 

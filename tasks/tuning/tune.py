@@ -11,6 +11,7 @@ from typing import Any
 
 from invoke.context import Context
 
+from bench.records.units import format_gib, format_percent
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from remote.hosts.base import Host
 from reports import formatting
@@ -135,8 +136,8 @@ def _check_limit(record: TuneRecord) -> None:
         return
     smallest = min(record.candidates, key=lambda candidate: candidate.peak_bytes or 0)
     raise UsageError(
-        f"tune.memory_gib: {(record.limit_bytes or 0) / 2**30:.3g} GiB is below the smallest configuration, "
-        f"{smallest.key}, which needs about {(smallest.peak_bytes or 0) / 2**30:.3g} GiB",
+        f"tune.memory_gib: {format_gib(record.limit_bytes or 0)} is below the smallest configuration, "
+        f"{smallest.key}, which needs about {format_gib(smallest.peak_bytes or 0)}",
         remedy="raise it, shorten samples (tune.length_percentile), or use a smaller model",
     )
 
@@ -145,7 +146,7 @@ def show_plan(record: TuneRecord, workers: int) -> None:
     """Print how many candidates exist and fit, and the first wave."""
     limit = record.memory_limit()
     fitting_count = sum(map(limit.fits, record.candidates))
-    limit_text = "no memory limit" if record.limit_bytes is None else f"within {record.limit_bytes / 2**30:.1f} GiB"
+    limit_text = "no memory limit" if record.limit_bytes is None else f"within {format_gib(record.limit_bytes)}"
     print(
         f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {fitting_count} fit ({limit_text}); "
         f"first wave over {formatting.count(workers, 'worker')}:"
@@ -154,6 +155,6 @@ def show_plan(record: TuneRecord, workers: int) -> None:
     for candidate in choose_wave(Surrogate(record.candidates), {}, limit, workers):
         peak = limit.corrected_peak(candidate)
         size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
-        table.add_row(candidate.key, size, f"{100 * candidate.useful_share:.0f} %")
+        table.add_row(candidate.key, size, format_percent(candidate.useful_share))
     console().print(table)
     print("nothing was changed")

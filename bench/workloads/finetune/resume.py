@@ -23,6 +23,7 @@ from bench.records.atomic_files import write_atomic
 from bench.records.status import ReasonCode
 from bench.records.training import Restart
 from bench.records.trial import rename_old_fields
+from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Manifest, State
 
@@ -207,6 +208,6 @@ def check_free_space(checkpoints: Path, needed: int) -> None:
     free = stat.f_bavail * stat.f_frsize
     if free < needed:
         raise InputError(
-            f"{checkpoints}: {free / 2**20:,.0f} MiB free, checkpoints need {needed / 2**20:,.0f} MiB",
+            f"{checkpoints}: {format_mib(free)} free, checkpoints need {format_mib(needed)}",
             remedy="free some space, or use a folder on another disk",
         )

@@ -20,6 +20,7 @@ from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
 from bench.records.training import SampleAnswer, Training
+from bench.records.units import format_mb
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.checkpoint_manager import CheckpointManager, Weights, load_checkpoint, write_adapter
@@ -135,7 +136,7 @@ class Trainer:
         rows = math.ceil(self.training.rows_per_step / self.group.world_size)
         percent, enough_rows = predict_communication(row_sec, send_sec, rows, len(self.gradients.buckets))
         message = (
-            f"communication is predicted to take {percent:.1f} % of a step: {self.gradients.bytes / 1e6:,.1f} MB of "
+            f"communication is predicted to take {percent:.1f} % of a step: {format_mb(self.gradients.bytes)} of "
             f"gradients are exchanged in {send_sec:.3g} s"
         )
         if percent > COMMUNICATION_GOAL_PERCENT:

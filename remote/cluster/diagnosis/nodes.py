@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from bench.records.units import format_gib
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
-from remote.cluster.quantities import format_gib, parse_quantity
+from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import object_errors
 from remote.providers import GENERIC, Provider
 

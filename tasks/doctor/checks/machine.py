@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bench.records.status import read_failure
+from bench.records.units import format_gb
 from remote.hosts.process import run_program
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
@@ -83,7 +84,7 @@ def programs(context: CheckContext) -> CheckResult:
 def disk(context: CheckContext) -> CheckResult:
     folder = context.settings.results_folder
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    values = {"folder": folder, "free": f"{free / 1e9:.1f} GB"}
+    values = {"folder": folder, "free": format_gb(free)}
     if free < MIN_FREE_BYTES:
         return DISK_FULL.result(**values)
     return DISK_SMALL.result(**values) if free < LOW_FREE_BYTES else passed(f"{values['free']} free at {folder}")

@@ -6,6 +6,7 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
+from bench.records.units import format_gb
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import inspect, pod_hosts
 from tasks.doctor.check import CheckContext, Checks
@@ -75,5 +76,5 @@ def whole(context: CheckContext) -> CheckResult:
             raise Skipped("no pod is deployed")
         inputs = inspect(settings, pod_hosts(settings, cluster.target)[:1])
     model, data = inputs["model"], inputs["data"]
-    size = f"{model['parameters'] / 1e6:.0f} M parameters, {model['bytes'] / 1e9:.2f} GB"
+    size = f"{model['parameters'] / 1e6:.0f} M parameters, {format_gb(model['bytes'], 2)}"
     return passed(f"{model['path']}: {size}, complete; {data['path']}: {data['samples']} samples")

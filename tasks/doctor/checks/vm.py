@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from bench.records.units import format_gb
 from remote.hosts.base import Host
 from remote.hosts.command import Secret
 from remote.image import engine, vm_jobs
@@ -46,7 +47,7 @@ def connection(context: CheckContext) -> CheckResult | list[CheckResult]:
         return [from_error(problem) for problem in problems]
     version = ".".join(map(str, vm.python))
     login = f"{context.vm.get_or_skip().name}: {vm.user}, in {elapsed_sec:.1f} s"
-    return passed(f"{login}; {vm.system}, Python {version}, {vm.cores} cores, {vm.memory_bytes / 1e9:.0f} GB")
+    return passed(f"{login}; {vm.system}, Python {version}, {vm.cores} cores, {format_gb(vm.memory_bytes, 0)}")
 
 
 @CHECKS.register("engine", "Does the engine answer this user, and does it have BuildKit?")
@@ -73,12 +74,12 @@ def share(context: CheckContext) -> CheckResult | list[CheckResult]:
     folders = context.on_vm(lambda host: _folders(context, host))
     folder_info = folders[0]
     if full := {folder.device: folder for folder in folders if folder.free_bytes < buildplan.HEADROOM_BYTES}:
-        need = f"{buildplan.HEADROOM_BYTES / 1e9:.1f} GB"
+        need = format_gb(buildplan.HEADROOM_BYTES)
         return [
-            FULL.result(folder=folder.path, free=f"{folder.free_bytes / 1e9:.1f} GB", kind=folder.kind, need=need)
+            FULL.result(folder=folder.path, free=format_gb(folder.free_bytes), kind=folder.kind, need=need)
             for folder in full.values()
         ]
-    free = f"{folder_info.free_bytes / 1e9:.1f} GB free on {folder_info.kind}"
+    free = f"{format_gb(folder_info.free_bytes)} free on {folder_info.kind}"
     return passed(f"{folder_info.path}: {free}; our folder in it is private, or does not exist yet")
 
 
@@ -104,7 +105,7 @@ def models(context: CheckContext) -> CheckResult:
     names = [model.replace("/", "--") for model in context.settings.image.models]
     folders = [(name, f"{workdir_path(tmp)}/models/{name}") for name in names]
     model_folders = context.on_vm(lambda host: buildplan.model_folders(engine.disk_info(host, (), folders)))
-    sizes = ", ".join(f"{folder.name} {folder.size / 1e9:.1f} GB" for folder in model_folders)
+    sizes = ", ".join(f"{folder.name} {format_gb(folder.size)}" for folder in model_folders)
     return passed(f"{sizes}: every file has the size in the manifest")
 
 
@@ -115,7 +116,7 @@ def room(context: CheckContext) -> CheckResult:
     if plan is None:
         return passed(f"{build_profiles.image_name(context.settings)} exists and is up to date")
     needs = sum(need.need_bytes for need in plan.needs)
-    return passed(f"the next build needs {needs / 1e9:.1f} GB, and there is room")
+    return passed(f"the next build needs {format_gb(needs)}, and there is room")
 
 
 LOGIN = Fault("login rejected: {message}", "{registry-login}")
