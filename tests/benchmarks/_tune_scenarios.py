@@ -25,7 +25,7 @@ from typing import Any
 from bench.predict import memory, throughput
 from bench.records.validation import ATTENTION_PROJECTIONS
 from tasks.tuning.space import RECOMPUTE, Candidate, candidates, with_predictions
-from tests.mistral_7b import CONFIG
+from tests.model_shapes import MISTRAL_7B as CONFIG
 
 GRID = Path(__file__).with_name("grid_h200.jsonl")
 RECIPES = ("reference", "stock", "fast")

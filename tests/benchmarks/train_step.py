@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.train_step [--model DIR] [--recipe fast] [--matmul bf16] [--steps 60] [--json FILE]
 
-On a GPU the model is one of any size with random weights (`python -m tests.mistral_7b DIR` makes 7B's shape); without
+On a GPU the model is one of any size with random weights (`python -m tests.model_shapes DIR` makes 7B's shape); without
 --model, and on a CPU, the demo's small one. Data is made here: chats whose lengths are log-normal, packed.
 
 Both sides train on the same rows, one row a step, in alternating blocks. Bare: forward, backward, clipping, update

@@ -30,7 +30,7 @@ from tasks.tuning.space import DIMENSIONS, Candidate, MemoryLimit, TrialObservat
 from tasks.tuning.tune import SHORT_STEPS
 from tests.benchmarks import Figure
 from tests.benchmarks._tune_scenarios import GRID, Scenario, changed, measured, points, recompute_of, space
-from tests.mistral_7b import CONFIG
+from tests.model_shapes import MISTRAL_7B as CONFIG
 
 HELD_OUT = tuple(GRID.with_name(f"{name}_h200.jsonl") for name in ("held_out", "held_out_2", "no_dropout"))
 FIXED_SEC = 20.0

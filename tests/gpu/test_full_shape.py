@@ -16,7 +16,8 @@ import pytest
 from bench.records import suite
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from tests.mistral_7b import CONFIG, PARAMETERS, write
+from tests.model_shapes import MISTRAL_7B as CONFIG
+from tests.model_shapes import SHAPES, write
 from tests.support.gpu import on_gpu, run_trial
 
 DISK_BYTES = 20 << 30
@@ -60,8 +61,8 @@ def test_a_published_trial_succeeds_at_full_size(measure, name):
     assert all(loss is not None and 0 < loss < 2 * math.log(CONFIG["vocab_size"]) for loss in result.steps.loss)
     assert result.metrics is not None
     assert result.metrics.peak_vram_bytes is not None
-    assert result.metrics.peak_vram_bytes > PARAMETERS // 2  # more than four bits per parameter
-    assert result.fingerprint["model_parameters"] == PARAMETERS
+    assert result.metrics.peak_vram_bytes > SHAPES["mistral-7b"].parameters // 2  # more than four bits per parameter
+    assert result.fingerprint["model_parameters"] == SHAPES["mistral-7b"].parameters
     assert (result.fingerprint["device"], result.fingerprint["compute_dtype"]) == ("cuda", "bfloat16")
     assert result.fingerprint["optimizer"] == "bitsandbytes AdamW, 8 bit, paged"
     assert result.fingerprint["gpu_name"]

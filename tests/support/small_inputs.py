@@ -9,7 +9,7 @@ import pytest
 
 from bench.harness.record import Clock, Record, Request
 from bench.records import Trial
-from tests.mistral_7b import shapes
+from tests.model_shapes import tensors
 
 CONFIG = {
     "model_type": "mistral",
@@ -52,7 +52,7 @@ def write_model(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    write_weights(folder / "model.safetensors", shapes(CONFIG))
+    write_weights(folder / "model.safetensors", tensors(CONFIG))
     return folder
 
 
@@ -71,7 +71,7 @@ def model_folder(tmp_path: Path) -> Path:
 def sharded_folder(model_folder: Path) -> Path:
     """The model of `model_folder` in two weights files and their index."""
     (model_folder / "model.safetensors").unlink()
-    expected = shapes(CONFIG)
+    expected = tensors(CONFIG)
     names = sorted(expected)
     weight_map = {}
     for number, part in enumerate((names[:7], names[7:]), start=1):

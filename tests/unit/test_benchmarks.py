@@ -9,17 +9,16 @@ import pytest
 from bench.data import demo
 from bench.data.model_folder import check_model
 from bench.machine import nvml
-from bench.predict import flops, memory
-from bench.qlora.recipes.cuda_graph import CHECKPOINT_COPIES, HEADROOM_BYTES
+from bench.records.validation import ALL_LINEAR
 from tasks.tuning.tune import SHORT_STEPS
-from tests import benchmarks, mistral_7b
+from tests import benchmarks, model_shapes
 from tests.benchmarks import __main__ as table
 from tests.benchmarks import _tune_scenarios, fast_step, tune_replay
-from tests.benchmarks._gpu import LIMIT_BYTES, Draw, format_draw, is_host_bound, metered
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, Draw, format_draw, is_host_bound, metered
 
 pytestmark = pytest.mark.slow
 
-SMALL = mistral_7b.CONFIG | {
+SMALL = model_shapes.MISTRAL_7B | {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 5,
@@ -52,7 +51,7 @@ def test_a_failing_benchmark_does_not_stop_the_others(monkeypatch, capsys):
 
 def test_a_model_of_random_weights_passes_the_model_check(tmp_path):
     demo.build_tokenizer(tmp_path, [f"word {number}" for number in range(64)])
-    mistral_7b.write(tmp_path, SMALL)
+    model_shapes.write(tmp_path, SMALL)
     facts = check_model(tmp_path)
     block = 2 * 32 * 64 + 2 * 32 * 32 + 3 * 32 * 48 + 2 * 32
     assert facts.parameters == 5 * block + 2 * 4096 * 32 + 32
@@ -61,15 +60,15 @@ def test_a_model_of_random_weights_passes_the_model_check(tmp_path):
 
 
 def test_the_shape_is_the_published_one():
-    sizes = mistral_7b.shapes(mistral_7b.CONFIG).values()
-    assert sum(map(math.prod, sizes)) == mistral_7b.PARAMETERS
+    sizes = model_shapes.tensors(model_shapes.MISTRAL_7B).values()
+    assert sum(map(math.prod, sizes)) == model_shapes.SHAPES["mistral-7b"].parameters
 
 
 def test_the_product_shapes_cover_all_matrices_of_a_model():
-    *of_a_layer, head = (rows * columns for rows, columns in fast_step.product_shapes(mistral_7b.CONFIG))
-    shapes = mistral_7b.shapes(mistral_7b.CONFIG)
+    *of_a_layer, head = (rows * columns for rows, columns in fast_step.product_shapes(model_shapes.MISTRAL_7B))
+    shapes = model_shapes.tensors(model_shapes.MISTRAL_7B)
     matrices = [math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name]
-    assert mistral_7b.CONFIG["num_hidden_layers"] * sum(of_a_layer) + head == sum(matrices)
+    assert model_shapes.MISTRAL_7B["num_hidden_layers"] * sum(of_a_layer) + head == sum(matrices)
 
 
 def test_without_a_gpu_no_power_is_reported(monkeypatch):
@@ -121,17 +120,18 @@ def test_a_reference_is_host_bound_if_it_uses_far_less_of_the_gpu(watts, capped,
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in fast_step.cases() if case.recipe == "fast"], ids=lambda case: case.name
+    ("changes", "expected"),
+    [
+        ({}, HELD_LAYERS),
+        ({"matmul": "int8"}, HELD_IN_EIGHT["int8"]),
+        ({"matmul": "int8_backward"}, HELD_IN_EIGHT["int8_backward"]),
+        ({"lora_targets": ALL_LINEAR}, 9),  # one layer more left 0.35 GiB, and the step was not captured
+    ],
 )
-def test_the_held_layers_of_a_case_leave_room_to_capture_its_step(case):
-    """All linear layers in bf16 with one layer more, which leave 0.35 GiB, were not captured."""
-    trial = benchmarks.a_trial(
-        case.name, "M", recipe="fast", max_seq_len=case.max_seq_len, micro_batch_size=case.micro_batch_size,
-        **case.changes,
-    )  # fmt: skip
-    trained = 4 * flops.adapter_weights(mistral_7b.CONFIG, trial.lora_rank, trial.lora_targets)
-    needed = memory.peak_bytes(mistral_7b.CONFIG, trial) + CHECKPOINT_COPIES * trained + HEADROOM_BYTES
-    assert LIMIT_BYTES - needed >= 0.7 * 2**30  # 21.31 GiB reserved for 20.4, without the headroom
+def test_a_held_case_leaves_room_to_capture_its_step(changes, expected):
+    fields = {"max_seq_len": 512, "micro_batch_size": 8, "gradient_checkpointing": False, "optimizer": "adamw_torch"}
+    trial = benchmarks.a_trial("held", "M", recipe="fast", **fields, **changes)
+    assert fast_step.hold_most_layers(model_shapes.MISTRAL_7B, trial).held_layers == expected
 
 
 def test_ragged_samples_have_the_mean_length_that_was_asked_for():
@@ -153,6 +153,6 @@ def test_the_replayed_search_finds_the_best_for_a_small_part_of_the_grids_gpu_ti
 
 def test_an_existing_folder_is_not_overwritten_by_a_model(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
-        mistral_7b.main([str(tmp_path)])
+        model_shapes.main([str(tmp_path)])
     assert caught.value.code == 2
     assert f"{tmp_path}: already exists" in capsys.readouterr().err

@@ -6,7 +6,8 @@ import pytest
 
 from bench.predict import flops
 from bench.records.validation import ATTENTION_PROJECTIONS
-from tests.mistral_7b import CONFIG, PARAMETERS
+from tests.model_shapes import MISTRAL_7B as CONFIG
+from tests.model_shapes import SHAPES
 
 TINY = {
     "model_type": "mistral",
@@ -32,7 +33,7 @@ def test_mistral_7b_has_its_published_parameters():
     block = 33_554_432 + 8_388_608 + 176_160_768
     assert flops.block_weights(CONFIG) == 32 * block == 6_979_321_856
     assert flops.head_weights(CONFIG) == 134_217_728
-    assert parameters(CONFIG) == PARAMETERS
+    assert parameters(CONFIG) == SHAPES["mistral-7b"].parameters
     # Tied embeddings are still a product.
     assert flops.head_weights(CONFIG | {"tie_word_embeddings": True}) == 134_217_728
 

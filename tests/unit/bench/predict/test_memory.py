@@ -8,7 +8,7 @@ from bench.predict import flops, memory, throughput
 from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.benchmarks.tune_replay import GRID, HELD_OUT, memory_ratios
-from tests.mistral_7b import CONFIG
+from tests.model_shapes import MISTRAL_7B as CONFIG
 from tests.support.cases import load_cases
 
 SAVED = {"gradient_checkpointing": False}

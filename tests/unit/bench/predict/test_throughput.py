@@ -9,7 +9,7 @@ import pytest
 
 from bench.data.packing import Row, pack_whole_samples
 from bench.predict import memory, throughput
-from tests.mistral_7b import CONFIG
+from tests.model_shapes import MISTRAL_7B as CONFIG
 
 LENGTHS = [10, 100, 30, 200, 64, 65, 1, 128]
 

@@ -10,7 +10,7 @@ from bench.torch_stack import Stack
 from bench.workloads import inference
 from bench.workloads.decoding import Generated
 from bench.workloads.inference import Generation, batch_sizes, check_length, disable_sliding_window
-from tests.mistral_7b import CONFIG
+from tests.model_shapes import MISTRAL_7B as CONFIG
 from tests.support.faults import OutOfMemoryError
 from tests.support.recorded_result import InMemoryRecord
 
