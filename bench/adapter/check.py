@@ -32,16 +32,16 @@ from bench.data.model_folder import check_model, read_config
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
 from bench.machine import fingerprint
-from bench.qlora.step import Placement, choose_placement
+from bench.qlora.step import Placement, TrainingStep, choose_placement
 from bench.records import Trial
 from bench.records.training import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
+from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer, end_tokens_of
 from bench.workloads.finetune.training_set import training_of
 from bench.workloads.ranks.process import RankGroup
 
 PROGRESS_SEC = 10.0
 LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64
-GeneratedAnswer = tuple[str, bool]  # (text, has_ended)
 Item = TypeVar("Item")
 TRAINED, BF16, MERGED, FOLDER = "trained", "bf16", "merged-{}", "folder"
 
@@ -189,7 +189,7 @@ class Checker:
             yield MERGED.format(base), partial(self._measure_merged, base)
         if self.request.merged is not None:
             folder = Path(self.request.merged)
-            yield FOLDER, lambda: self._measure_plain(model := self._load_plain(folder), evaluate.end_tokens_of(model))
+            yield FOLDER, lambda: self._measure_plain(model := self._load_plain(folder), end_tokens_of(model))
 
     def _measure_trained(self) -> tuple[list[float], list[GeneratedAnswer]]:
         step, peft_model = lora.load_trained(self.modules, self.trial, self.placement, Path(self.request.adapter))
@@ -204,8 +204,7 @@ class Checker:
                 RankGroup(self.modules.torch),
                 lambda number: self.progress.update(f"{self.name}: packed row", number, total),
             )
-        with evaluate.evaluation_mode(self.modules.torch, step.model), step.autocast():
-            return losses, self._generate_answers(peft_model, self.ends)
+        return losses, self._generate_answers(peft_model, self.ends, step)
 
     def _measure_bf16(self) -> tuple[list[float], list[GeneratedAnswer]]:
         model = self._load_plain(Path(self.trial.model))
@@ -243,14 +242,13 @@ class Checker:
         losses = plain_losses(self.modules.torch, model, examples)
         return losses, self._generate_answers(model, ends)
 
-    def _generate_answers(self, model: Any, ends: Sequence[int]) -> list[GeneratedAnswer]:
-        cases = self.progress.track(f"{self.name}: answer", self.cases)
-        if not ends:
-            raise InputError("no token ends an answer: eos_token_id is missing in the model's files")
-        return [
-            evaluate.generate_greedily(self.modules, model, self.tokenizer, case.prompt, ends, case.max_tokens)
-            for case in cases
-        ]
+    def _generate_answers(
+        self, model: Any, ends: Sequence[int], step: TrainingStep | None = None
+    ) -> list[GeneratedAnswer]:
+        generator = AnswerGenerator(self.modules, model, self.tokenizer, ends, step=step)
+        if self.cases:
+            self.progress.log(f"{self.name}: {len(self.cases)} answers")
+        return generator.answer([case.prompt for case in self.cases], [case.max_tokens for case in self.cases])
 
 
 def plain_losses(torch: Any, model: Any, examples: Iterable[Any]) -> list[float]:
@@ -290,6 +288,7 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> Ch
     lora.check_base(model, adapter, request.model_sha256)
     modules, tokenizer = torch_stack.load(), load_tokenizer(model)
     step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
+    generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer)
     special_tokens = training_of(request.trial).data.special_tokens
     answers: list[list[str]] = []
     unended = 0
@@ -298,7 +297,7 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> Ch
         for turn in turns:
             messages.append({"role": "user", "content": turn})
             prompt = encode_prompt(tokenizer, "chat", messages, special_tokens, lambda message: log(f"[{message}]"))
-            text, has_ended = evaluate.generate_answer(modules, step, peft_model, tokenizer, prompt, request.most)
+            ((text, has_ended),) = generator.answer([prompt], [request.most])
             messages.append({"role": "assistant", "content": text})
             unended += not has_ended
             log(text if has_ended else f"{text} [not ended after {request.most} tokens]")

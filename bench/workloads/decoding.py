@@ -6,7 +6,8 @@ captures the graph itself because transformers does not compile models quantized
 compiler. Its step is `bench.workloads.decode_step`. Without capture the same loop runs anywhere. Both paths give the
 same tokens, up to rounding.
 
-Not covered: sampling, sequences of different lengths, ends before the last token.
+Not covered: sampling; here, sequences of different lengths and ends before the last token, for which
+`bench.workloads.finetune.answers` extends `FastPath`.
 """
 
 import importlib
@@ -200,6 +201,7 @@ class FastPath:
                     self._step()
             torch.cuda.current_stream().wait_stream(stream)
             self._reset()
-            with torch.cuda.graph(graph):
+            # thread_local: another thread, of a checkpoint or of NCCL, may use CUDA during the capture.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step()
         self._graph = graph

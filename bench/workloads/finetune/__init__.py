@@ -4,7 +4,8 @@ finetune: `measure`, which starts and follows the ranks, and writes rank 0's rep
 rank: the program of each rank
 trainer: the training loop, from the newest checkpoint to the end
 training_set: examples, global batches, rows as tensors
-evaluate: held-out loss with its interval, answers to prompts
+evaluate: held-out loss with its interval
+answers: greedy answers in batches, by the decoding step on a GPU
 steps: one optimizer step over a global batch, divided among any number of ranks and micro-batches
 checkpoint: checkpoint folders with a manifest of checksums
 checkpoint_manager: checkpoints written by a thread during the training; the final adapter

@@ -1,4 +1,4 @@
-"""The held-out loss with its interval, and greedy answers to prompts.
+"""The held-out loss with its interval, and the tokens of sample prompts.
 
 The loss is the sum over all targets of the held-out examples, divided by their number. Its interval is over examples:
 a ratio of two sums over n examples, sum(l) / sum(t), varies by sqrt(n / (n - 1) sum((l - ratio t)^2)) / sum(t), which
@@ -8,11 +8,10 @@ example: the same formula for the differences.
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bench.data.collate import padding_token
 from bench.data.masking import encode_prompt
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
@@ -110,41 +109,3 @@ def encode_prompts(
         )
         for n, text in enumerate(prompts, 1)
     ]
-
-
-def generate_answer(
-    stack: Any, step: TrainingStep, peft_model: Any, tokenizer: Any, prompt: Sequence[int], max_tokens: int
-) -> tuple[str, bool]:
-    """Generate a greedy answer of at most `max_tokens`; return it and whether it ended before that."""
-    end_tokens = {tokenizer.eos_token_id, *end_tokens_of(peft_model)} - {None}
-    with evaluation_mode(stack.torch, step.model), step.autocast(), step.on_device():
-        return generate_greedily(stack, peft_model, tokenizer, prompt, end_tokens, max_tokens)
-
-
-def generate_greedily(
-    stack: Any, model: Any, tokenizer: Any, prompt: Sequence[int], end_tokens: Collection[int], max_tokens: int
-) -> tuple[str, bool]:
-    """Generate at most `max_tokens` tokens after the prompt; return the text and whether an end token ended it."""
-    torch = stack.torch
-    settings = stack.transformers.GenerationConfig(
-        max_new_tokens=max_tokens, do_sample=False, use_cache=True, eos_token_id=sorted(end_tokens),
-        pad_token_id=padding_token(tokenizer),
-    )  # fmt: skip
-    ids = torch.tensor([list(prompt)], device=next(model.parameters()).device)
-    with torch.no_grad(), _uncompiled(torch):
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-    new_tokens = out[0, ids.shape[1] :].tolist()
-    has_ended = bool(new_tokens) and new_tokens[-1] in end_tokens
-    return tokenizer.decode(new_tokens, skip_special_tokens=True).strip(), has_ended
-
-
-def end_tokens_of(model: Any) -> list[int]:
-    """Return the tokens at which a server ends an answer, from the model's generation config."""
-    end_ids = getattr(model.generation_config, "eos_token_id", None)
-    return [token for token in (end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]) if token is not None]
-
-
-def _uncompiled(torch: Any) -> Any:
-    """Return a context that disables torch.compile: `stock`'s layers would be recompiled for each answer length."""
-    stance = getattr(torch.compiler, "set_stance", None)
-    return contextlib.nullcontext() if stance is None else stance("force_eager")

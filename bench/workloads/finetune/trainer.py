@@ -22,6 +22,7 @@ from bench.records import Trial, schema
 from bench.records.training import SampleAnswer, Training
 from bench.records.units import format_mb
 from bench.workloads.finetune import evaluate
+from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer
 from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.checkpoint_manager import CheckpointManager, Weights, load_checkpoint, write_adapter
 from bench.workloads.finetune.resume import Identity, Journal, ResumePoint, check_free_space
@@ -317,14 +318,18 @@ class Trainer:
             )
         self.group.barrier()
 
-    def _generate_answers(self, log: Callable[[str], object]) -> list[tuple[str, bool]]:
+    def _generate_answers(self, log: Callable[[str], object]) -> list[GeneratedAnswer]:
         prompts = evaluate.encode_prompts(self.tokenizer, self.training.prompts, self.training.data.special_tokens, log)
-        return [
-            evaluate.generate_answer(
-                self.modules, self.step, self.peft_model, self.tokenizer, prompt, self.training.answer_tokens
-            )
-            for prompt in prompts
-        ]
+        return self._generator().answer(prompts, [self.training.answer_tokens] * len(prompts))
+
+    def _generator(self) -> AnswerGenerator:
+        return AnswerGenerator.of_step(
+            self.modules,
+            self.step,
+            self.peft_model,
+            self.tokenizer,
+            on_step=lambda: self._report_progress("answer", self.state.step),
+        )
 
     def _evaluate(self) -> None:
         """Evaluate the held-out loss after the state's step, on all ranks."""

@@ -11,7 +11,7 @@ import pytest
 from bench.adapter import check, merge
 from bench.data.inputs import InputError, InputRejected
 from bench.data.masking import Example
-from bench.workloads.finetune import evaluate
+from bench.workloads.finetune import answers as answers_module
 from bench.workloads.finetune.checkpoint_manager import adapter_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
@@ -70,7 +70,7 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     (Path(merge_fields()["out"]) / "SHA256SUMS").unlink()
     checker = check.Checker(request, lambda _: None, None)
     _, answers = checker._measure_plain(checker._load_plain(Path(merge_fields()["out"])), [3])
-    assert evaluate.end_tokens_of(checker._load_plain(Path(merge_fields()["out"]))) == [3]
+    assert answers_module.end_tokens_of(checker._load_plain(Path(merge_fields()["out"]))) == [3]
     assert not any(has_ended for _, has_ended in answers)
     with pytest.raises(InputRejected, match="expected 000000000000"):
         check.Checker(dataclasses.replace(request, model_sha256="0" * 64), lambda _: None, None)

@@ -1,0 +1,85 @@
+"""Greedy answers in batches: every path writes the tokens that transformers writes for each prompt alone."""
+
+import pytest
+
+from bench.data.inputs import InputError
+from bench.workloads.decoding import prepare_model
+from bench.workloads.finetune.answers import AnswerGenerator, BatchPath, plain_model
+from tests.support import tiny_training
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
+LENGTHS, LIMITS = (9, 31, 4, 17, 17, 26), (24, 3, 40, 18, 1, 30)
+
+
+@pytest.fixture
+def model(modules, lab):
+    """A trained-looking peft model in float32, in evaluation mode."""
+    trainer = lab().trainer(None)
+    for name, parameter in trainer.peft_model.named_parameters():
+        if "lora_B" in name:
+            modules.torch.nn.init.normal_(parameter, std=0.5)
+    return trainer.peft_model.eval()
+
+
+@pytest.fixture
+def prompts(modules):
+    generator = modules.torch.Generator().manual_seed(3)
+    return [modules.torch.randint(3, 260, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def alone(modules, model, prompt, limit, ends):
+    settings = modules.transformers.GenerationConfig(
+        max_new_tokens=limit, do_sample=False, eos_token_id=sorted(ends), pad_token_id=0
+    )
+    ids = modules.torch.tensor([prompt])
+    with modules.torch.no_grad():
+        out = model.generate(input_ids=ids, attention_mask=ids.new_ones(ids.shape), generation_config=settings)
+    return out[0, len(prompt) :].tolist()
+
+
+def test_each_answer_of_a_batch_is_the_one_of_its_prompt_alone(modules, lab, model, prompts):
+    tokenizer = lab().tokenizer
+    free = [alone(modules, model, prompt, limit, {263}) for prompt, limit in zip(prompts, LIMITS, strict=True)]
+    ends = {263, free[0][len(free[0]) // 2]}  # one that ends some answers before their limits
+    expected = [alone(modules, model, prompt, limit, ends) for prompt, limit in zip(prompts, LIMITS, strict=True)]
+    assert 0 < sum(answer[-1] in ends for answer in expected) < len(expected)
+
+    looks = []
+    generator = AnswerGenerator(modules, model, tokenizer, ends, on_step=lambda: looks.append(1))
+    answers = generator.answer(prompts, LIMITS)
+    assert [answer.has_ended for answer in answers] == [tokens[-1] in ends for tokens in expected]
+    assert [answer.text for answer in answers] == [
+        tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in expected
+    ]
+    assert generator.method == "transformers (no GPU)"
+    assert len(looks) >= max(map(len, expected))
+
+    base = plain_model(model)
+    prepare_model(modules, base)
+    placement = tiny_training.Placement(device=modules.torch.device("cpu"), compute_dtype=modules.torch.float32)
+    length = max(map(sum, zip(LENGTHS, LIMITS, strict=True)))
+    path = BatchPath(modules, base, placement, batch=4, length=length, capture=False)
+    written = path.answer(prompts[:4], LIMITS[:4], ends) + path.answer(prompts[4:], LIMITS[4:], ends)
+    assert written == expected
+
+
+def test_a_batch_that_does_not_fit_in_memory_is_halved(modules, lab, model, prompts, monkeypatch):
+    generator = AnswerGenerator(modules, model, lab().tokenizer, {263})
+    expected, sizes = generator.answer(prompts, LIMITS), []
+    real = generator._answer_plainly
+
+    def limited(prompts, limits):
+        sizes.append(len(prompts))
+        if len(prompts) > 4:
+            raise MemoryError
+        return real(prompts, limits)
+
+    monkeypatch.setattr(generator, "_answer_plainly", limited)
+    assert generator.answer(prompts, LIMITS) == expected
+    assert sizes == [6, 6, 4, 2]
+
+
+def test_without_prompts_or_end_tokens(modules, lab, model):
+    assert AnswerGenerator(modules, model, lab().tokenizer, {263}).answer([], []) == []
+    with pytest.raises(InputError):
+        AnswerGenerator(modules, model, lab().tokenizer, set())
