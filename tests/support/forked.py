@@ -83,7 +83,8 @@ class ForkServer:
 
     def __enter__(self) -> ForkServer:
         arguments = ("-m", "tests.support.forked", str(self.path), str(self._until), *self._libraries, " " * ARGV_BYTES)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         stdin = subprocess.DEVNULL if self._until else subprocess.PIPE
         self._process = self._start((sys.executable, *arguments), env=environment, stdin=stdin)
         deadline = time.monotonic() + START_SEC
