@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from bench.records import schema
 from bench.records.status import Failure
 from bench.records.units import format_mib
 from remote.agent.shared.responses import read_response
@@ -118,7 +119,7 @@ def connect_in_pod(host: Host) -> "ServerClient":
             raise ServerUnavailable(collapse_whitespace(error)) from error
         head, _, content = completed.stdout.partition(b"\n")
         try:
-            header = json.loads(head)
+            header = schema.parse_object(head)
             if completed.exit_code or "away" in header:
                 raise ServerUnavailable(f"{host.name}{path}: {header.get('away')}")
             return ServerResponse(status=int(header["status"]), reason=str(header["reason"]), content=content)
@@ -179,12 +180,9 @@ class ServerClient:
         if len(response.content) > MAX_RESPONSE_BYTES:
             raise BadServer(f"{url}: the response exceeds {format_mib(MAX_RESPONSE_BYTES)}")
         try:
-            document = json.loads(response.content)
-        except (ValueError, RecursionError):
-            document = None
-        if not isinstance(document, dict):
-            raise BadServer(f"{url}: the response is not a JSON object")
-        return document
+            return schema.parse_object(response.content)
+        except ValueError as error:
+            raise BadServer(f"{url}: the response is not a JSON object") from error
 
 
 class NoErrorProcessor(urllib.request.HTTPErrorProcessor):
@@ -212,9 +210,7 @@ class ServerSoftware:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse the program's output: the last line is a JSON object. Raises ValueError."""
-        document = json.loads((text.strip().splitlines() or [""])[-1])
-        if not isinstance(document, dict):
-            raise ValueError("expected a JSON object")
+        document = schema.parse_object((text.strip().splitlines() or [""])[-1])
         versions = [document.get(name) for name in ("vllm", PLUGIN, BITSANDBYTES)]
         if not all(version is None or (isinstance(version, str) and version.isprintable()) for version in versions):
             raise ValueError("expected versions as text")

@@ -26,14 +26,23 @@ class SchemaError(ValueError):
     """Document with a missing, unknown or mistyped field; the message names the field."""
 
 
-def parse(content: bytes) -> Any:
+def parse(content: bytes | str, *, max_values: int = MAX_VALUES) -> Any:
     """Parse untrusted JSON. Raises ValueError; a SchemaError (a ValueError) has the reason."""
-    if content.count(b",") + content.count(b"[") + content.count(b"{") > MAX_VALUES:
-        raise SchemaError(f"it has more than {MAX_VALUES:,} values")
+    content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if content.count(b",") + content.count(b"[") + content.count(b"{") > max_values:
+        raise SchemaError(f"it has more than {max_values:,} values")
     try:
         return json.loads(content, parse_constant=_reject_constant, object_pairs_hook=object_from_pairs)
     except RecursionError as error:
         raise SchemaError("not usable JSON: its values are nested too deep") from error
+
+
+def parse_object(content: bytes | str) -> dict[str, Any]:
+    """Parse an untrusted JSON object. Raises like `parse`, also for another type."""
+    document = parse(content)
+    if not isinstance(document, dict):
+        raise SchemaError(f"expected an object, found {type_name(document)}")
+    return document
 
 
 def _reject_constant(name: str) -> None:

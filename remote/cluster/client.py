@@ -6,7 +6,6 @@ argv by hand.
 """
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 
+from bench.records import schema
 from bench.records.units import format_mib
 from remote.cluster.kubeconfig import Target, connect
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
@@ -82,6 +82,7 @@ _CONNECT_SEC, _READ_SEC = 5.0, 20.0
 _KUBECTL_TIMEOUT_SEC = 120.0
 _RESPONSE_TIMEOUT_SEC = 120.0  # limit for one whole response
 _MAX_RESPONSE_BYTES = 256 << 20  # 10,000 pods take a fifth of it
+_MAX_RESPONSE_VALUES = 10_000_000
 _RETRY_PAUSES_SEC = (0.5, 1.0, 2.0, 4.0)
 _JSON = "application/json"
 _OBJECT_SECTIONS = ("metadata", "spec", "status")
@@ -146,8 +147,8 @@ class Cluster:
 
     def _parse(self, path: str, text: bytes) -> dict[str, Any]:
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            document = schema.parse(text, max_values=_MAX_RESPONSE_VALUES)
+        except ValueError as error:
             raise self._response_error(path, "is truncated", "retry") from error
         if not isinstance(document, dict):
             raise self._response_error(path, f"is not from Kubernetes: {text[:60]!r}", CHECK_NETWORK)
@@ -207,8 +208,8 @@ class Cluster:
 
     def _to_error(self, status: int, body: object, path: str) -> ClusterError:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # a body that is not Kubernetes' JSON
-            text = json.loads(text).get("message") or text
+        with contextlib.suppress(ValueError):  # a body that is not Kubernetes' JSON
+            text = schema.parse_object(text).get("message") or text
         message = collapse_whitespace(text)[:300]
         if status == 401:
             return Misconfigured(

@@ -9,7 +9,6 @@ Not covered: steps since the last downloaded checkpoint, if the leader's disk is
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import MANIFEST_FILE
 from bench.records.run import PlannedTrial, Progress
@@ -139,7 +139,7 @@ def _local_checkpoints(folder: Path) -> list[Path]:
 def is_complete(folder: Path) -> bool:
     """Check that a checkpoint has every file of its manifest, each with its sha256."""
     try:
-        files = json.loads((folder / MANIFEST_FILE).read_bytes())["files"]
+        files = schema.parse_object((folder / MANIFEST_FILE).read_bytes())["files"]
         is_flat = all(Path(name).name == name for name in files)
         has_hashes = all(sha256_of(folder / name) == facts["sha256"] for name, facts in files.items() if is_flat)
         return bool(files) and is_flat and has_hashes

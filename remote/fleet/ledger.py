@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.status import Failure, Outcome, ReasonCode, TrialStatus, add_reason_code
 from remote.agent.shared.disk import sync_folder
@@ -176,11 +177,11 @@ class Ledger:
         whole = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
-                event = json.loads(line)
+                event = schema.parse_object(line)
                 _check_types(event)
                 self._validate(event)
                 self._apply(event)
-            except (ValueError, KeyError, TypeError, RecursionError, LedgerError) as error:
+            except (ValueError, KeyError, TypeError, LedgerError) as error:
                 raise LedgerError(
                     f"{self.path}: line {number} is damaged: {error}", remedy="restore the file"
                 ) from error

@@ -4,13 +4,13 @@ A `Completed` has the command's own exit code. A host whose transport can lose a
 can) must detect that and raise HostUnreachable.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Required, TypedDict, TypeVar, Unpack
 
+from bench.records import schema
 from remote.hosts.command import Command
 
 T = TypeVar("T")
@@ -163,8 +163,8 @@ def parse_json(host: Host, text: bytes | str, label: str, convert: Callable[[Any
     Raises HostUnreachable, also for a document that `convert` cannot read: a transport may have truncated it.
     """
     try:
-        return convert(json.loads(text))
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        return convert(schema.parse(text))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise HostUnreachable(f"{host.name}: {label} is truncated or not JSON: it starts with {text[:60]!r}") from error
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol, cast
 
+from bench.records.units import format_mib
 from remote.hosts.base import ByteReader, CommandTimedOut, Completed, TooMuchOutput
 
 _logger = logging.getLogger(__name__)
@@ -123,7 +124,8 @@ class BoundedOutput:
     def append(self, chunk: bytes | bytearray) -> None:
         """Append output. Raises TooMuchOutput."""
         if len(self.content) + len(chunk) > MAX_OUTPUT_BYTES:
-            raise TooMuchOutput(f"{self._label}: printed more than {MAX_OUTPUT_BYTES >> 20} MiB", remedy="it was ended")
+            limit = format_mib(MAX_OUTPUT_BYTES)
+            raise TooMuchOutput(f"{self._label}: printed more than {limit}", remedy="it was ended")
         self.content += chunk
 
 

@@ -22,6 +22,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.status import Failure
 from bench.records.units import format_mb
@@ -105,7 +106,7 @@ def _is_valid(key: ec.EllipticCurvePublicKey, repository: str, digest: str, entr
     try:
         text = entry["payload"]
         key.verify(base64.b64decode(entry["signature"], validate=True), text.encode(), ALGORITHM)
-        critical = json.loads(text)["critical"]
+        critical = schema.parse_object(text)["critical"]
         named = (
             critical["identity"]["docker-reference"],
             critical["image"]["docker-manifest-digest"],

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from bench.records import schema
 from bench.records.units import format_gb
 from remote.image.context import CodeFile, ContextError, ModelFolder, PackedShard, assign_slots, digest_of_code
 from remote.image.engine import Client, DiskInfo, EngineError, EngineFacts, FolderInfo
@@ -236,10 +237,9 @@ def outdated_parts(spec: ImageSpec, existing: Mapping[str, str]) -> tuple[str, .
 def model_digests(labels: Mapping[str, str]) -> dict[str, str]:
     """Parse the label that the build wrote: model name to the sha256 of its manifest; empty if it is damaged."""
     try:
-        digests = json.loads(labels.get(f"{LABEL}.models") or "{}")
-    except (ValueError, RecursionError):
+        return schema.parse_object(labels.get(f"{LABEL}.models") or "{}")
+    except ValueError:
         return {}
-    return digests if isinstance(digests, dict) else {}
 
 
 def _model_digests(models: Sequence[ModelFolder]) -> dict[str, str]:

@@ -7,7 +7,6 @@ Not covered: a job that its host started later than the ledger says, because the
 """
 
 import codecs
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -37,6 +36,7 @@ _MAX_RESTART_COST = 1e12  # limit of step, lost_sec and usd
 class AttemptSpan:
     """One attempt. `began` and `ended` are Unix times (None: still running); `reason` is why it ended early.
 
+    `is_retried`: the run went on with another attempt, so that the workers were held until that one began.
     If the attempt was a restart, `lost_sec` and `usd` are its cost since the checkpoint at `step`, or None if the cost
     was not recorded.
     """
@@ -50,6 +50,7 @@ class AttemptSpan:
     lost_sec: float | None = None
     usd: float | None = None
     workers: int = 1
+    is_retried: bool = False
 
 
 def read(run_folder: Path, trial_id: str) -> list[AttemptSpan]:
@@ -57,10 +58,10 @@ def read(run_folder: Path, trial_id: str) -> list[AttemptSpan]:
     spans: dict[int, AttemptSpan] = {}
     for line in _to_utf8(_read_ledger(run_folder))[0].splitlines():
         try:
-            event = json.loads(line)
+            event = schema.parse_object(line)
             if event["trial_id"] == trial_id:
                 _apply_event(spans, event, datetime.fromisoformat(event["time"]).timestamp())
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
     return list(spans.values())
 
@@ -124,6 +125,13 @@ def worker_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
     return sum(attempt.workers * _duration_sec(attempt, now) for attempt in attempts)
 
 
+def held_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
+    """Sum the time for which the workers were held, times their number: `worker_sec` and the waits for a restart."""
+    ends = [*(following.began for following in attempts[1:]), now]
+    spans = zip(attempts, ends, strict=True)
+    return worker_sec([replace(span, ended=end) if span.is_retried else span for span, end in spans], now)
+
+
 def _duration_sec(attempt: AttemptSpan, now: float) -> float:
     return max(0.0, (now if attempt.ended is None else attempt.ended) - attempt.began)
 
@@ -161,7 +169,8 @@ def _apply_event(spans: dict[int, AttemptSpan], event: dict[str, object], timest
         reason, code = event.get("reason"), event.get("reason_code")
         known = ReasonCode(code) if isinstance(code, str) else None
         text = None if reason is None else Outcome(TrialStatus.LOST, known, str(reason)).text
-        spans[number] = replace(spans[number], ended=timestamp, reason=text)
+        is_retried = event["event"] == "retried"
+        spans[number] = replace(spans[number], ended=timestamp, reason=text, is_retried=is_retried)
     elif event["event"] == "restarted" and number in spans:
         cost = {
             name: value

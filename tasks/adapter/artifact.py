@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records import Trial
+from bench.records import Trial, schema
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_CHECK_FILE, ADAPTER_FOLDER, TRAINING_FILE
@@ -68,10 +68,10 @@ class TrainedAdapter:
     def read_merged(self) -> dict[str, Any] | None:
         """Read path and base of this adapter's merged model, None if missing."""
         try:
-            record = json.loads((self.folder / MERGED_FILE).read_bytes())
+            record = schema.parse_object((self.folder / MERGED_FILE).read_bytes())
         except (OSError, ValueError):
             return None
-        is_ours = isinstance(record, dict) and record.get("adapter_sha256") == self.record.adapter_sha256
+        is_ours = record.get("adapter_sha256") == self.record.adapter_sha256
         if not is_ours or not isinstance(record.get("path"), str):
             return None
         # Whether a folder on a remote worker exists is unknown here.

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 
+from bench.records import schema
 from bench.records.atomic_files import write_atomic
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT
@@ -91,10 +92,10 @@ def target_identity(target: Target) -> dict[str, str]:
 def _read_last_cluster(settings: Settings) -> dict[str, str | None]:
     """Return the identity of the cluster that was changed last, or an empty dict."""
     try:
-        last = json.loads((settings.results_folder / LAST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        last = schema.parse_object((settings.results_folder / LAST_FILE).read_bytes())
+    except (OSError, ValueError):
         return {}  # missing, or not written by us
-    return {key: last.get(key) for key in ("context", "server", "namespace")} if isinstance(last, dict) else {}
+    return {key: last.get(key) for key in ("context", "server", "namespace")}
 
 
 def _confirm_production(settings: Settings, target: Target, *, yes: bool) -> None:

@@ -1,10 +1,10 @@
 """Registry of the settings: its names, queries that the build VM runs, and the image that pods run, by its digest."""
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from bench.records import schema
 from bench.records.atomic_files import read_regular
 from remote.cluster.manifests import Image
 from remote.hosts.base import Host
@@ -70,12 +70,9 @@ def query(
     return vm_jobs.query_registry(vm_jobs.create_agent(host), question, timeout_sec=timeout_sec)
 
 
-def read_push_record(settings: Settings) -> Any:
+def read_push_record(settings: Settings) -> dict[str, Any]:
     """Parse the record of the last `inv push`. Raises OSError and ValueError."""
-    try:
-        return json.loads(read_regular(settings.image_file, max_bytes=_MAX_RECORD_BYTES))
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    return schema.parse_object(read_regular(settings.image_file, max_bytes=_MAX_RECORD_BYTES))
 
 
 def resolve_image(settings: Settings) -> Image:
@@ -98,7 +95,7 @@ def resolve_image(settings: Settings) -> Image:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}", remedy="`inv push` rewrites it") from error
     try:
-        sizes = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
+        sizes: list[Any] = [pushed.get(key) for key in ("size_bytes", "compressed_bytes")]
         size = sum(sizes) if all(type(size) is int and 0 <= size < 1 << 63 for size in sizes) else None
         requires = pushed.get("requires")
         reference = f"{pushed['repository']}@{pushed['digest']}"

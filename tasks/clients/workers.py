@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.records import Trial
+from bench.records import Trial, schema
 from bench.records.paths import CHECKPOINTS_FOLDER, METRICS_VARIABLE, NODE_COUNT
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import ExitCode, read_failure
@@ -321,7 +321,7 @@ def run_adapter_command(
         buffer[:] = last
         for line in lines:
             try:
-                document = json.loads(line) if line.startswith(b"{") else {}
+                document = schema.parse_object(line) if line.startswith(b"{") else {}
             except ValueError:  # other output of the process
                 continue
             last_document = line

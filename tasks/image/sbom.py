@@ -16,6 +16,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from invoke.context import Context
 
+from bench.records import schema
 from bench.records.atomic_files import write_atomic
 from bench.records.units import format_gb
 from remote.agent.shared.registry_api import json_object, json_objects, size_of
@@ -121,12 +122,12 @@ def _documents(
 ) -> tuple[list[SbomComponent], dict[str, Any]]:
     """Parse the image's inventory and build its SBOM documents. Raises TaskFailed."""
     try:
-        components = bom.list_components(json.loads(inventory.stdout.splitlines()[-1]), lock)
+        components = bom.list_components(schema.parse(inventory.stdout.splitlines()[-1]), lock)
         return components, {
             "bom.cdx.json": bom.cyclonedx(subject, components),
             "bom.spdx.json": bom.spdx(subject, components),
         }
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         last = " ".join(inventory.stderr[-500:].decode(errors="replace").split()[-30:])
         raise TaskFailed(
             f"{name}: its inventory cannot be read: {last or 'a package or model has no name or version'}"
@@ -167,7 +168,7 @@ def audit(lock: Path, folder: Path) -> list[str]:
     argv = (program, *flags, "--progress-spinner", "off")
     try:
         completed = run_program(argv, label=PROGRAM, timeout_sec=AUDIT_TIMEOUT_SEC)
-        packages = json.loads(completed.stdout)["dependencies"]
+        packages = schema.parse_object(completed.stdout)["dependencies"]
         lines = _summarise(packages)
     except CommandTimedOut:
         return [f"vulnerabilities: {PROGRAM} was not done after {AUDIT_TIMEOUT_SEC:.0f} s; {OFFLINE_HINT}"]
@@ -308,10 +309,9 @@ def _check_subject(sha256: object, digest: str) -> None:
 
 def _parse_object(text: object) -> Json | None:
     try:
-        document = json.loads(str(text))
-    except (ValueError, RecursionError):
+        return schema.parse_object(str(text))
+    except ValueError:
         return None
-    return document if isinstance(document, dict) else None
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ On a node a pod runs the digest that `inv push` recorded, with a worker's resour
 workers use all of them it stays pending, and the reason is printed.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from invoke.context import Context
 
+from bench.records import schema
 from bench.records.units import format_gb
 from remote.hosts.base import Completed
 from remote.image import docker_client
@@ -124,10 +124,10 @@ def _pushed_models(settings: Settings, report: dict[str, Any]) -> dict[str, str]
 def parse_report(name: str, completed: Completed) -> dict[str, Any]:
     """Parse the report from the last line of stdout and check every field read here. Raises TaskFailed."""
     try:
-        report: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
+        report = schema.parse_object(completed.stdout.splitlines()[-1])
         report["wrong"] = [str(line) for line in report["wrong"]]
         list(_lines(report)), list(differing_models(report, {}))
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         last = " ".join((completed.stderr or completed.stdout)[-500:].decode(errors="replace").split()[-30:])
         raise TaskFailed(f"{name}: self-check exited with {completed.exit_code} and no report: {last}") from error
     return report

@@ -5,7 +5,6 @@ The list is queried by part number, without a login. Reports use US dollars; pri
 
 import datetime
 import http.client
-import json
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 from invoke.context import Context
 
+from bench.records import schema
 from remote.agent.shared.errors import with_retries
 from remote.agent.shared.responses import read_response
 from reports.summary import prices
@@ -108,7 +108,7 @@ def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
             remedy="is a proxy intercepting the connection?",
         )
     try:
-        items = json.loads(content)["items"]
+        items = schema.parse_object(content)["items"]
         item = next(item for item in items if item["partNumber"] == part)
         name, metric = (" ".join(str(item[key]).split())[:120] for key in ("displayName", "metricName"))
         local = {str(item["currencyCode"]): item["prices"] for item in item["currencyCodeLocalizations"]}
@@ -116,7 +116,7 @@ def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
         steps = sorted({(float(item.get("rangeMin") or 0.0), float(item["value"])) for item in paid})
     except StopIteration as error:
         raise UsageError(f"{response} lacks that part", remedy="prices are unchanged") from error
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise UsageError(f"{response} has an unknown format", remedy="prices are unchanged") from error
     if currency not in local:
         raise UsageError(

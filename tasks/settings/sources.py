@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from invoke.config import Config
 
+from bench.records import schema
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expand_user
 from tasks.errors import UsageError, translate_errors
@@ -182,10 +183,10 @@ def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
 
 def _parse_json(text: str, path: Path) -> tuple[Any, None]:
     try:
-        return json.loads(text), None
+        return schema.parse(text), None
     except json.JSONDecodeError as error:
         raise UsageError(f"{display_path(path)}:{error.lineno}: not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{display_path(path)}: unusable JSON: {error}") from error
 
 

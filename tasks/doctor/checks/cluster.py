@@ -1,11 +1,11 @@
 """Checks of the cluster, everything that pods need, the nodes (as `inv nodes`) and the deployed pods."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from bench.records import schema
 from remote.cluster.client import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.cluster.diagnosis.finding import Diagnosis, group
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
@@ -90,7 +90,7 @@ def kubectl(context: CheckContext) -> CheckResult:
         completed = run_program(
             ("kubectl", "version", "--client", "-o", "json"), label="kubectl version", timeout_sec=_KUBECTL_TIMEOUT_SEC
         )
-        client = str(json.loads(completed.stdout)["clientVersion"]["gitVersion"])
+        client = str(schema.parse_object(completed.stdout)["clientVersion"]["gitVersion"])
     except CannotStart as error:
         with translate_cluster_errors():
             raise not_installed_error(error) from error

@@ -1,0 +1,113 @@
+"""Every reader of JSON from outside refuses the same documents, as its callers expect."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bench.records.paths import MANIFEST_FILE
+from remote.cluster.client import Cluster
+from remote.fleet.checkpoint_sync import is_complete
+from remote.fleet.ledger import Ledger, LedgerError
+from remote.hosts.base import Completed, HostUnreachable, parse_json
+from remote.hosts.local import LocalHost
+from remote.hosts.pods.kubectl import Unreachable
+from remote.image.bom import Subject
+from remote.image.plan import model_digests
+from remote.serving import BadServer, ServerClient, ServerResponse, ServerSoftware
+from reports.read import attempts
+from tasks.clients.cluster import LAST_FILE, _read_last_cluster
+from tasks.clients.registry import read_push_record
+from tasks.errors import TaskFailed, UsageError
+from tasks.image.sbom import _documents, _parse_object
+from tasks.image.verify import parse_report
+from tasks.oci.prices import parse_price
+from tasks.settings.load import Settings
+from tasks.settings.sources import _content
+from tests.support.cases import Case, load_cases
+
+SUBJECT = Subject(repository="h/r", digest="sha256:a", pushed_at="2026-01-01T00:00:00Z", labels={})
+
+
+def write(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def parse_cluster_response(text: str, _folder: Path) -> object:
+    client = SimpleNamespace(target=SimpleNamespace(server="https://c"))
+    client._response_error = functools.partial(Cluster._response_error, cast(Cluster, client))
+    return Cluster._parse(cast(Cluster, client), "/api", text.encode())
+
+
+def read_from_host(text: str, _folder: Path) -> object:
+    return parse_json(LocalHost(name="a", workdir="/"), text, "the answer", lambda document: document["key"])
+
+
+def parse_server_models(text: str, _folder: Path) -> object:
+    response = ServerResponse(status=200, reason="OK", content=text.encode())
+    return ServerClient("http://s", lambda _path, _data: response).models()
+
+
+def read_ledger(text: str, folder: Path) -> object:
+    return Ledger(write(folder / "ledger.jsonl", text + "\n"))
+
+
+def read_attempts(text: str, folder: Path) -> object:
+    write(folder / "ledger.jsonl", text)
+    return attempts.read(folder, "one")
+
+
+def read_checkpoint(text: str, folder: Path) -> object:
+    write(folder / MANIFEST_FILE, text)
+    return is_complete(folder)
+
+
+def read_push(text: str, folder: Path) -> object:
+    settings = Settings(root=folder)
+    write(settings.image_file, text)
+    return read_push_record(settings)
+
+
+def read_last_cluster(text: str, folder: Path) -> object:
+    settings = Settings(root=folder)
+    write(settings.results_folder / LAST_FILE, text)
+    return _read_last_cluster(settings)
+
+
+READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for each document, or the error
+    parse_cluster_response: Unreachable,
+    parse_server_models: BadServer,
+    read_ledger: LedgerError,
+    read_attempts: [],
+    read_checkpoint: False,
+    read_push: (ValueError, OSError),
+    read_last_cluster: {},
+    lambda text, _: parse_json(
+        LocalHost(name="a", workdir="/"), text, "the answer", lambda it: it["x"]
+    ): HostUnreachable,
+    lambda text, _: ServerSoftware.parse(text): ValueError,
+    lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
+    lambda text, _: parse_price(text.encode(), "B1", "USD"): UsageError,
+    lambda text, _: parse_report("i", Completed(exit_code=0, stdout=text.encode())): TaskFailed,
+    lambda text, _: _documents("i", SUBJECT, Completed(exit_code=0, stdout=text.encode()), ""): TaskFailed,
+    lambda text, _: _parse_object(text): None,
+    lambda text, folder: _content(write(folder / "settings.json", text)): UsageError,
+}
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "untrusted_json.yaml"))
+def test_refused(case: Case, tmp_path: Path) -> None:
+    text = case["text"].replace("%", case.get("fill", "") * case.get("times", 1))
+    for number, (read, expected) in enumerate(READERS.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if isinstance(expected, (type, tuple)):
+            with pytest.raises(expected):
+                read(text, folder)
+        else:
+            assert read(text, folder) == expected
