@@ -29,7 +29,7 @@ from typing import Any, Self
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.status import Failure, Outcome, ReasonCode, TrialStatus, add_reason_code
-from remote.agent.shared.disk import sync_folder
+from remote.agent.shared.files import sync_folder
 
 _logger = logging.getLogger(__name__)
 

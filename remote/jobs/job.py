@@ -25,7 +25,7 @@ from remote.hosts.process import MAX_OUTPUT_BYTES
 _logger = logging.getLogger(__name__)
 
 HOST_AGENT = "remote.agent.jobs"
-HOST_AGENT_MODULES = (HOST_AGENT, *(f"remote.agent.shared.{name}" for name in ("disk", "files", "wire")))
+HOST_AGENT_MODULES = (HOST_AGENT, *(f"remote.agent.shared.{name}" for name in ("files", "wire")))
 CLAIM_SEC = 10.0  # a job that has just ended holds its slot for some milliseconds
 _CALL_SEC = 60.0
 _EXIT_FILE_MISSING = 2  # Python's exit code for a missing program file

@@ -19,8 +19,15 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from remote.agent.shared.disk import join_inside, sync_folder
-from remote.agent.shared.files import hash_file, is_movable, list_names, partial_path, read_chunks
+from remote.agent.shared.files import (
+    hash_file,
+    is_movable,
+    join_inside,
+    list_names,
+    partial_path,
+    read_chunks,
+    sync_folder,
+)
 from remote.agent.shared.wire import RequestRefused
 from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
 from remote.hosts.process import MAX_OUTPUT_BYTES

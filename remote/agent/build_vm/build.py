@@ -17,9 +17,8 @@ from typing import IO, Any, cast
 
 from remote.agent.build_vm.client import classify_failure, query, run_logged
 from remote.agent.build_vm.job import JobLog, wrap_os_errors, write_json
-from remote.agent.shared.disk import read_json, write_atomic
 from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.files import hash_file
+from remote.agent.shared.files import hash_file, read_json, write_atomic
 from remote.agent.shared.secure_dir import ForeignOwner, ensure_own_folder
 
 DISK_FULL_BYTES = 64 << 20  # with less free space, a build failure is attributed to the engine's disk

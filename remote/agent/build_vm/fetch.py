@@ -24,9 +24,8 @@ from typing import Any
 
 from remote.agent.build_vm.job import JobLog, wrap_os_errors
 from remote.agent.build_vm.model_sources import ProgressReporter, Source, create_source, read_token
-from remote.agent.shared.disk import write_atomic
 from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.files import CHUNK_BYTES
+from remote.agent.shared.files import CHUNK_BYTES, write_atomic
 from remote.agent.shared.model_files import TOKEN_PIPE, UPLOAD_FOLDER, Entry, is_plain_name, select_files
 
 MANIFEST_FILE, SUMS_FILE = "manifest.json", "SHA256SUMS"

@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from remote.agent.shared.disk import write_atomic
 from remote.agent.shared.errors import VmAgentError
+from remote.agent.shared.files import write_atomic
 
 PROGRESS_LINES = 60  # the last lines, which are sent with the progress once a second
 MAX_LINE_CHARS = 300

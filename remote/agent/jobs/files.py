@@ -11,8 +11,16 @@ import os
 import sys
 import time
 
-from remote.agent.shared.disk import join_inside, sync_folder
-from remote.agent.shared.files import CHUNK_BYTES, hash_file, is_movable, list_names, partial_path, read_chunks
+from remote.agent.shared.files import (
+    CHUNK_BYTES,
+    hash_file,
+    is_movable,
+    join_inside,
+    list_names,
+    partial_path,
+    read_chunks,
+    sync_folder,
+)
 from remote.agent.shared.wire import InputTruncated, RequestRefused, encode_line, print_line, read_exactly
 
 TYPE_CHECKING = False

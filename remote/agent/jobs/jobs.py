@@ -21,7 +21,7 @@ import json
 import os
 import time
 
-from remote.agent.shared.disk import join_inside, read_bytes, read_json, sync_folder, uptime_sec, write_atomic
+from remote.agent.shared.files import join_inside, read_bytes, read_json, sync_folder, uptime_sec, write_atomic
 from remote.agent.shared.wire import RequestRefused, print_line, read_exactly
 
 TYPE_CHECKING = False

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 
-from remote.agent.shared.disk import read_bytes, uptime_sec, write_atomic
+from remote.agent.shared.files import read_bytes, uptime_sec, write_atomic
 
 RESERVE_FILE, RESERVE_BYTES = "end.reserve", 8192
 

@@ -1,8 +1,7 @@
 """Modules that more than one program uses, or a program and its client.
 
-disk: safe paths, durable writes, JSON files
 errors: failures by kind, and their retries
-files: names, partial files and digests of a transfer
+files: safe paths, durable writes, JSON files; names, partial files and digests of a transfer
 model_files: which files of a model are fetched, and where a cache has them
 referrers: documents and signatures that are attached to an image in its registry
 registry_api: HTTP client of a registry: manifests and blobs

@@ -1,19 +1,74 @@
-"""Files that a transfer moves: names, partial files and digests, as both sides see them."""
+"""Files on a host: safe paths, durable writes, JSON; names, partial files and digests of a transfer."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+
+from remote.agent.shared.wire import RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
+    from typing import Any, BinaryIO
 
     AnyPath = str | os.PathLike[str]
 
 CHUNK_BYTES = 1 << 20
 MAX_NAME_BYTES = 255  # limit of ext4, xfs, tmpfs and NFS
+
+
+def join_inside(root: str, name: str) -> str:
+    """Join `root` and `name`. Raises RequestRefused for a name that would leave `root`."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+        raise RequestRefused(f"{name!r} is not a path inside the folder")
+    return os.path.join(root, *parts)
+
+
+def write_atomic(path: AnyPath, content: bytes) -> None:
+    """Write `content` to `path` atomically and durably."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    sync_folder(folder or ".")
+
+
+def sync_folder(folder: AnyPath) -> None:
+    """Make the names in a folder durable (fsync)."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: AnyPath) -> Any:
+    """Parse a JSON file; None if it is absent or not JSON."""
+    try:
+        return json.loads(read_bytes(path))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def uptime_sec() -> float:
+    """Return the seconds since the host started."""
+    return float(read_bytes("/proc/uptime").split()[0])
+
+
+def read_bytes(path: AnyPath) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def hash_file(path: AnyPath) -> tuple[int, str]:

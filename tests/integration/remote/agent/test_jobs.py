@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.agent.shared.disk import join_inside
-from remote.agent.shared.files import MAX_NAME_BYTES, partial_path
+from remote.agent.shared.files import MAX_NAME_BYTES, join_inside, partial_path
 from remote.agent.shared.wire import RequestRefused
 from remote.hosts.bundle import Program
 from remote.hosts.command import Command
