@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.data import file_types, packing, readers
+from bench.data.findings import DROPPED_KINDS, SKIPPED, DataFindings
 from bench.data.formats import shorten
 from bench.data.inputs import Conversation, InputError
-from bench.data.masking import DROPPED_KINDS, SKIPPED, DataFindings, Example, ExampleBuilder
+from bench.data.masking import Example, ExampleBuilder
 from bench.data.model_folder import check_model
 from bench.data.readers import BadLines, DataFile
 from bench.data.tokenizer import use_all_cores

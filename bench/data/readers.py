@@ -7,24 +7,13 @@ Every error is an InputError of one line that names the file, the line or row, a
 """
 
 import codecs
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from json.encoder import encode_basestring as quoted
 from pathlib import Path
 from typing import Any
 
+from bench.data.conversations import parse_conversation
 from bench.data.file_types import DataRows, Row, parse_json
-from bench.data.formats import (
-    FORMATS,
-    KNOWN_TURN_KEYS,
-    check_keys,
-    check_turn,
-    detect_kind,
-    expected_keys,
-    is_trained,
-    system_turn,
-)
+from bench.data.formats import FORMATS, detect_kind, expected_keys
 from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.records import schema
 from bench.records.training import MAX_SKIPPED_SHARE
@@ -150,38 +139,7 @@ def _parse_row(file: str, unit: str, number: int, row: Row, expected_kind: str) 
             f"{location}: has the keys of {kind}, earlier ones those of {expected_kind}",
             remedy="use one kind per file",
         )
-    data_format = FORMATS[kind]
-    unread = set(check_keys(location, document, data_format.known))
-    raw_turns = [*system_turn(location, document), *data_format.turns(location, document)]
-    turns, untrained = [], []
-    for index, raw in enumerate(raw_turns):
-        role, content = check_turn(raw, index)
-        turns.append((role, content))
-        if raw.document is not None:
-            unread.update(
-                f"{raw.key}[].{key}" for key in check_keys(raw.location, raw.document, KNOWN_TURN_KEYS, is_turn=True)
-            )
-            if not is_trained(raw.location, raw.document, is_answer=role == "assistant"):
-                untrained.append(index)
-    return kind, Conversation(
-        file=file,
-        line=number,
-        unit=unit,
-        turns=tuple(turns),
-        digest=_digest(location, turns),
-        prompt_turns=sum(raw.key == "prompt" for raw in raw_turns),
-        untrained=tuple(untrained),
-        unread_keys=tuple(sorted(unread)),
-    )
-
-
-def _digest(location: str, turns: Sequence[tuple[str, str]]) -> bytes:
-    try:
-        # The output of json.dumps without spaces, in a third of its time.
-        encoded = f"[{','.join(f'[{quoted(role)},{quoted(text)}]' for role, text in turns)}]".encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{location}: contains a lone surrogate (\\ud800 to \\udfff)", remedy="remove it") from error
-    return hashlib.sha256(encoded).digest()
+    return kind, parse_conversation(document, FORMATS[kind], file=file, line=number, unit=unit)
 
 
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.data import dataset, file_types, masking
+from bench.data import dataset, file_types, findings, masking
 from bench.data.inputs import InputError
 from bench.records import schema
 from bench.records.training import DataReport, TrainingData
@@ -85,8 +85,8 @@ def test_a_line_that_the_template_rejects_is_listed_or_skipped(tmp_path: Path, b
     with pytest.raises(InputError, match=r"2 lines .*line 1: .*line 101: "):
         build(spec_of(str(path)))
     data = build(spec_of(str(path), bad_lines="skip"))
-    assert (len(data.training), data.left_out, count(data, masking.SKIPPED)) == (200, 2, 2)
-    (skipped,) = [finding for finding in data.findings if finding.what == masking.SKIPPED]
+    assert (len(data.training), data.left_out, count(data, findings.SKIPPED)) == (200, 2, 2)
+    (skipped,) = [finding for finding in data.findings if finding.what == findings.SKIPPED]
     assert [location.split(": ")[1] for location in skipped.places] == ["line 1", "line 101"]
     path.write_text("\n".join(["{", bad, *good]))
     assert build(spec_of(str(path), bad_lines="skip")).left_out == 2
@@ -106,7 +106,7 @@ def test_keys_that_are_not_read_are_findings(tmp_path: Path, build) -> None:
 
 
 def test_a_file_without_answers_is_rejected_for_that_and_not_for_its_repeated_lines(tmp_path: Path, build) -> None:
-    with pytest.raises(InputError, match=masking.NO_TARGET):
+    with pytest.raises(InputError, match=findings.NO_TARGET):
         build(spec_of(write(tmp_path / "d.jsonl", [1, 1, 1, 2], answer=" ")))
     path = write(tmp_path / "t.jsonl", [1, 1, 1])
     with pytest.raises(InputError, match=dataset.IN_VALIDATION):
@@ -115,7 +115,7 @@ def test_a_file_without_answers_is_rejected_for_that_and_not_for_its_repeated_li
 
 def test_data_without_an_example_is_rejected_with_the_first_reason(tmp_path: Path, build) -> None:
     path = write(tmp_path / "d.jsonl", range(3), answer=" ")
-    with pytest.raises(InputError, match=rf"d\.jsonl: .*line 1: {masking.NO_TARGET}"):
+    with pytest.raises(InputError, match=rf"d\.jsonl: .*line 1: {findings.NO_TARGET}"):
         build(spec_of(path))
     with pytest.raises(InputError, match=r"; raise train\.validation_fraction"):
         build(spec_of(write(tmp_path / "e.jsonl", range(3)), validation_share=1e-9))
