@@ -206,7 +206,6 @@ DISTRIBUTED = Workload(
     name="distributed",
     title="Distributed",
     size="{max_seq_len} x {micro_batch_size} x {world_size}",
-    module="bench.workloads.distributed.distributed",
     needs=("model", "optimizer", "recipe"),
     memory_fields=MEMORY_FIELDS,
     has_steps=True,

@@ -6,7 +6,8 @@ loading: loading a model from files onto the device
 inference: generating answers to prompts
 decoding: the default and the fast decoding path
 decode_step: one decoding step of the fast path, fused for NF4 on a GPU
-distributed: training steps on several ranks
+distributed: training steps on several ranks, and the cost of communication
+distributed_rank: the program of each of these ranks
 finetune: a fine-tuning on one or several ranks
 ranks: the launcher of their ranks, and the process of each rank
 """

@@ -9,7 +9,7 @@ A read measures the disk only if the page cache was empty. Any user may ask Linu
 cannot be checked, a read does not count as cold.
 
 Not covered: caches below the kernel's, in a disk or in a file server; links between GPUs
-(`bench.workloads.distributed.distributed`); arithmetic outside matrix products; products under 20 us (size 2048 in 8
+(`bench.workloads.distributed`); arithmetic outside matrix products; products under 20 us (size 2048 in 8
 bits on a Hopper), which measure the kernel launch rate.
 """
 

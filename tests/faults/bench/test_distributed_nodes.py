@@ -62,7 +62,7 @@ def rank_of(node: subprocess.Popen) -> int:
     for pid in descendant_pids(node.pid):
         with contextlib.suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"bench.workloads.distributed.rank" in argv and b"torchrun" not in argv:
+            if b"bench.workloads.distributed_rank" in argv and b"torchrun" not in argv:
                 return pid
     raise AssertionError("no rank is running")
 

@@ -17,9 +17,9 @@ from bench.data.inputs import InputError
 from bench.harness import termination
 from bench.records.bootstrap import summarize
 from bench.records.status import Outcome, ReasonCode, TrialStatus
-from bench.workloads.distributed import distributed
-from bench.workloads.distributed.distributed import RankReport
-from bench.workloads.distributed.rank import covered_sec
+from bench.workloads import distributed
+from bench.workloads.distributed import RankReport
+from bench.workloads.distributed_rank import covered_sec
 from bench.workloads.ranks import launcher, torchrun
 from bench.workloads.ranks.launcher import choose_backend, make_limits, rendezvous_endpoint, visible_gpus
 from bench.workloads.ranks.process import Heartbeat

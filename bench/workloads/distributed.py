@@ -26,7 +26,7 @@ from bench.records.result import Steps
 from bench.workloads.ranks.launcher import RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
 
-MODULE = "bench.workloads.distributed.rank"
+MODULE = "bench.workloads.distributed_rank"
 RESAMPLES = 2000
 REDUCE_SIZE_COUNT = {"gpu": 5, "tiny": 3}
 

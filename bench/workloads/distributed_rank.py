@@ -1,6 +1,6 @@
 """The program of each rank of a distributed trial: the training step under DDP, with and without communication.
 
-torchrun starts it as `python -m bench.workloads.distributed.rank FOLDER BACKEND SILENCE_SEC STEP_SEC`. Each rank trains
+torchrun starts it as `python -m bench.workloads.distributed_rank FOLDER BACKEND SILENCE_SEC STEP_SEC`. Each rank trains
 on every n-th chat, in an order set by the seed; all ranks load the same base weights from files, so only adapters and
 their gradients are exchanged.
 
