@@ -4,8 +4,10 @@
     conversations         ShareGPT: [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]
     instruction, output   Alpaca, with an optional "input"
     prompt, completion    text, or lists of messages; answers in the prompt are not trained on
+    prompt, completions   a list of completions, each an answer to the same prompt
 
-A "system" text next to them is the first turn. Turns have either pair of keys. A new format is one `Format` in FORMATS.
+A "system" text next to them is the first turn, "tools" are those of `bench.data.tool_calls`. Turns have either pair of
+keys; content is text or a list of text parts. A new format is one `Format` in FORMATS.
 
 A key that decides what is trained on is honoured or refused by name, because `weight: 0` trained on anyway, or `tools`
 left out of the prompt, is another training than the file describes. Other unknown keys are counted.
@@ -18,23 +20,28 @@ from typing import Any, NamedTuple
 from bench.data.inputs import InputError
 from bench.records import schema
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 # Other tools' names for the three roles.
 ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
-TOOL_ROLES = frozenset({"tool", "function", "function_call", "observation", "ipython"})
+OLD_TOOL_ROLES = frozenset({"function", "function_call", "observation", "ipython"})
 TURN_KEYS = (("role", "content"), ("from", "value"))  # a turn has either pair
 TURN_MARKS = ("weight", "train", "loss")  # honoured in a turn: whether it is trained on
 KNOWN_TURN_KEYS = frozenset({*TURN_MARKS, *(key for pair in TURN_KEYS for key in pair)})
+ROLE_KEYS = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}  # read in turns of these roles
 
 
 class RawTurn(NamedTuple):
-    """Unchecked turn: where it is, the key of the line it comes from, and its object if that has other keys."""
+    """Unchecked turn: where it is, the key of the line it comes from, and its object if that has other keys.
+
+    `answer` numbers the answers of a line that has several; None for the turns that they share.
+    """
 
     location: str
     key: str
     role: Any
     content: Any
     document: Mapping[str, Any] | None = None
+    answer: int | None = None
 
 
 def system_turn(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
@@ -61,6 +68,20 @@ def _from_completion(location: str, document: Mapping[str, Any]) -> Iterator[Raw
             yield RawTurn(f"{location}: {key}", key, role, document[key])
 
 
+def _from_completions(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
+    completions = document["completions"]
+    if not isinstance(completions, list) or not completions:
+        actual = "an empty list" if completions == [] else schema.type_name(completions)
+        raise InputError(f"{location}: completions: expected a list of answers, found {actual}")
+    for index, completion in enumerate(completions):
+        turn_location = f"{location}: completions[{index}]"
+        for turn in _from_completion(turn_location, {"prompt": document["prompt"], "completion": completion}):
+            if turn.key == "completion":
+                yield turn._replace(answer=index)
+            elif index == 0:
+                yield turn
+
+
 def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
     if not isinstance(turns, list) or not turns:
         actual = "an empty list" if turns == [] else schema.type_name(turns)
@@ -75,7 +96,8 @@ def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
         if any(map(turn.__contains__, other)):
             raise InputError(f"{turn_location}: has keys of role, content and of from, value", remedy="keep one pair")
         role, content = map(turn.get, pair)
-        yield RawTurn(turn_location, key, role, content, turn if len(turn) > len(pair) else None)
+        has_other_keys = len(turn) > len(pair) or not all(map(turn.__contains__, pair))
+        yield RawTurn(turn_location, key, role, content, turn if has_other_keys else None)
 
 
 @dataclass(frozen=True)
@@ -89,7 +111,7 @@ class Format:
 
     @property
     def known(self) -> tuple[str, ...]:
-        return (*self.keys, *self.optional, "system")
+        return (*self.keys, *self.optional, "system", "tools")
 
 
 def index_formats(formats: Iterable[Format]) -> dict[str, Format]:
@@ -116,6 +138,7 @@ FORMATS = index_formats(
         ),
         Format("Alpaca", ("instruction", "output"), _from_alpaca, ("input",)),
         Format("prompt and completion", ("prompt", "completion"), _from_completion),
+        Format("prompt and completions", ("prompt", "completions"), _from_completions),
     ]
 )
 
@@ -145,12 +168,18 @@ def expected_keys() -> str:
 
 
 def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
-    """Return the role and content of a turn: a known role, text, and a system turn only as the first."""
-    location, role_name, content = turn.location, turn.role, turn.content
+    """Return the role and text of a turn: a known role, text or parts of text, and a system turn only as the first.
+
+    The assistant's turn with tool calls may have no text.
+    """
+    location, role_name = turn.location, turn.role
     if not isinstance(role_name, str):
         raise InputError(f"{location}: role: expected text, found {schema.type_name(role_name)}")
-    if role_name in TOOL_ROLES:
-        raise InputError(f"{location}: role {role_name}: tool turns are not trained on", remedy="remove the line")
+    if role_name in OLD_TOOL_ROLES:
+        raise InputError(
+            f"{location}: role {role_name}: not read",
+            remedy="write calls as tool_calls of the assistant, and their results as role tool",
+        )
     role = ROLE_ALIASES.get(role_name, role_name)
     if role not in ROLES:
         raise InputError(f"{location}: role: expected one of {', '.join(ROLES)}, found {role_name[:40]!r}")
@@ -158,14 +187,33 @@ def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
         raise InputError(
             f"{location}: role system: only the first turn may be the system's", remedy="join the two texts"
         )
-    if not isinstance(content, str):
-        raise InputError(f"{location}: content: expected text, found {schema.type_name(content)}")
-    return role, content
+    has_calls = role == "assistant" and turn.document is not None and not _is_empty(turn.document.get("tool_calls"))
+    return role, "" if turn.content is None and has_calls else _join_parts(location, turn.content)
+
+
+def _join_parts(location: str, content: object) -> str:
+    """Return a text, or the parts of a list of texts, one directly after another as templates write them."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InputError(f"{location}: content: expected text or a list of parts, found {schema.type_name(content)}")
+    texts = []
+    for index, part in enumerate(content):
+        part_location = f"{location}: content[{index}]"
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
+        if isinstance(kind, str) and kind != "text":
+            raise InputError(f"{part_location}: type {shorten(kind)}: {MEDIA}")
+        if kind != "text" or not isinstance(text, str):
+            actual = schema.type_name(text if kind == "text" else part)
+            raise InputError(f'{part_location}: expected {{"type": "text", "text": ...}}, found {actual}')
+        texts.append(text)
+    return "".join(texts)
 
 
 # Keys that decide what is trained on ----------------------------------------------------------------------------------
 
-TOOLS = "tools are not written into the prompt; remove the line"
+DOCUMENTS = "documents are not written into the prompt; write them into a turn, or remove the line"
+OLD_TOOLS = "the older form of tools and tool_calls; write these"
 MEDIA = "only text is trained on; remove the line"
 THOUGHT = "not written by the template; write the thought into the content, as <think>...</think> before the answer"
 PREFERENCE = "preferences are not trained on; write the good answer as a conversation of its own"
@@ -197,10 +245,11 @@ def _is_one(value: object) -> bool:
 
 # By key: whether a value changes nothing, and why any other is refused.
 REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
-    **dict.fromkeys(("tools", "functions", "documents"), (_is_empty, TOOLS)),
-    **dict.fromkeys(
-        ("tool_calls", "tool_call_id", "function_call"), (_is_empty, "tool turns are not trained on; remove the line")
-    ),
+    "documents": (_is_empty, DOCUMENTS),
+    **dict.fromkeys(("functions", "function_call"), (_is_empty, OLD_TOOLS)),
+    "tools": (_is_empty, "belong to the line; move them next to its turns"),
+    "tool_calls": (_is_empty, "only turns of the assistant have them; move them there"),
+    "tool_call_id": (_is_empty, "only turns of role tool have it; correct the role, or remove it"),
     **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), (_is_empty, MEDIA)),
     **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), (_is_no, THOUGHT)),
     **dict.fromkeys(("chosen", "rejected", "rejected_response"), (_is_empty, PREFERENCE)),

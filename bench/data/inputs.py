@@ -1,7 +1,11 @@
 """Facts about a trial's checked inputs: model folder, data file and conversations. Only the standard library."""
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from bench.records.status import Failure
 from bench.records.validation import printable
@@ -51,6 +55,10 @@ class Conversation:
     `unit` is what the number counts: "line", or "row" in files without lines. `digest` is the sha256 of the turns:
     equal for lines of any kind with the same turns. The first `prompt_turns` turns are the prompt; answers in it, and
     turns in `untrained`, which the line excludes, are not trained on.
+
+    `additions` has the further keys of a turn's message by its index: `tool_calls`, or `name` and `tool_call_id` of a
+    result. `alternatives` are the line's other answers to the same prompt, each a conversation; the digest of the first
+    one is that of the line.
     """
 
     file: str
@@ -61,6 +69,9 @@ class Conversation:
     untrained: tuple[int, ...] = ()
     unread_keys: tuple[str, ...] = ()
     unit: str = "line"
+    tools: tuple[dict[str, Any], ...] = ()
+    additions: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    alternatives: tuple[Conversation, ...] = ()
 
     @property
     def answers(self) -> list[int]:
@@ -68,12 +79,35 @@ class Conversation:
         return [
             index
             for index, (role, text) in enumerate(self.turns)
-            if role == "assistant" and text.strip() and index >= self.prompt_turns and index not in self.untrained
+            if role == "assistant"
+            and (text.strip() or index in self.additions)
+            and index >= self.prompt_turns
+            and index not in self.untrained
         ]
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": role, "content": content} for role, content in self.turns]
+    def messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in self.turns]
+        for index, addition in self.additions.items():
+            messages[index].update(addition)
+        return messages
+
+    def first_turns(self, count: int) -> Conversation:
+        """Return the conversation of the first turns, without other answers."""
+        additions = {index: addition for index, addition in self.additions.items() if index < count}
+        return dataclasses.replace(self, turns=self.turns[:count], additions=additions, alternatives=())
+
+    def with_system(self, text: str | None) -> Conversation:
+        """Return the conversation after a system's turn with this text, unless it has one or there is no text."""
+        if text is None or self.turns[0][0] == "system":
+            return self
+        return dataclasses.replace(
+            self,
+            turns=(("system", text), *self.turns),
+            prompt_turns=self.prompt_turns + (self.prompt_turns > 0),
+            untrained=tuple(index + 1 for index in self.untrained),
+            additions={index + 1: addition for index, addition in self.additions.items()},
+        )
 
     @property
     def location(self) -> str:

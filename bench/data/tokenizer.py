@@ -6,15 +6,18 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from bench.data.inputs import InputError
+from bench.data.tool_calls import map_strings, strings
 from bench.torch_stack import set_environment
 
-Messages: TypeAlias = Sequence[dict[str, str]]
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Tools: TypeAlias = Sequence[dict[str, Any]]
+T = TypeVar("T")
 PARALLELISM_VARIABLE = "TOKENIZERS_PARALLELISM"  # the library tokenizers reads it at each call
 # Fixed date for templates that write the current one: the same data must give the same examples on every day.
 TEMPLATE_DATE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -82,22 +85,22 @@ class ChatTemplate:
             # Flatten the chain of dicts, which is slow to copy. transformers caches this template and renders with it.
             fixed_date = {"strftime_now": lambda form: TEMPLATE_DATE.strftime(form)}
             self._template.globals = {**self._template.globals, **fixed_date}
-            variables = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
+            variables = {"documents": None, **tokenizer.special_tokens_map}
             self._variables = self._template.globals | variables
             if all(self._renders_equally(prompt) for prompt in (False, True)):
                 self._render = self._render_compiled
 
     def _renders_equally(self, prompt: bool) -> bool:
-        compiled = self._with_timeout(self._render_compiled, PROBE_MESSAGES, prompt)
-        return compiled == self._render_by_transformers(PROBE_MESSAGES, prompt)
+        compiled = self._with_timeout(self._render_compiled, PROBE_MESSAGES, (), prompt)
+        return compiled == self._render_by_transformers(PROBE_MESSAGES, (), prompt)
 
-    def render(self, location: str, messages: Messages, *, prompt: bool = False) -> str:
+    def render(self, location: str, messages: Messages, *, prompt: bool = False, tools: Tools = ()) -> str:
         """Render a conversation; `location` is its file and line, for messages. Raises InputError.
 
         Raises TemplateTimeout if the template does not end.
         """
         try:
-            return self._with_timeout(self._render, messages, prompt)
+            return self._with_timeout(self._render, messages, tools, prompt)
         except _TimerFired as error:
             raise TemplateTimeout(
                 f"{location}: the model's chat template did not end within {TEMPLATE_TIMEOUT_SEC:g} s of CPU time; "
@@ -107,25 +110,29 @@ class ChatTemplate:
             why = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"{location}: rejected by the model's chat template: {why}") from error
 
-    def _with_timeout(self, render: Callable[[Messages, bool], str], messages: Messages, prompt: bool) -> str:
+    def _with_timeout(
+        self, render: Callable[[Messages, Tools, bool], str], messages: Messages, tools: Tools, prompt: bool
+    ) -> str:
         """Call `render`. Raises _TimerFired after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.
 
         Not covered: a single Python operation that does not end, and other threads.
         """
         if threading.get_ident() != self._thread:
-            return render(messages, prompt)
+            return render(messages, tools, prompt)
         # Repeated, because jinja may catch the first signal's exception.
         signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_TIMEOUT_SEC, TEMPLATE_TIMEOUT_SEC)
         try:
-            return render(messages, prompt)
+            return render(messages, tools, prompt)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
-    def _render_by_transformers(self, messages: Messages, prompt: bool) -> str:
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
+    def _render_by_transformers(self, messages: Messages, tools: Tools, prompt: bool) -> str:
+        options = {"tokenize": False, "add_generation_prompt": prompt, "tools": list(tools) or None}
+        return str(self._tokenizer.apply_chat_template(messages, **options))
 
-    def _render_compiled(self, messages: Messages, prompt: bool) -> str:
-        variables = {**self._variables, "messages": messages, "add_generation_prompt": prompt}
+    def _render_compiled(self, messages: Messages, tools: Tools, prompt: bool) -> str:
+        values = {"messages": messages, "add_generation_prompt": prompt, "tools": list(tools) or None}
+        variables = {**self._variables, **values}
         return "".join(self._template.root_render_func(self._template.new_context(variables, shared=True)))
 
 
@@ -153,13 +160,13 @@ class ControlTokens:
         self._hidden = re.compile(f"[{chr(TYPED)}-{chr(TYPED + MAX_CONTROL_TOKENS - 1)}]{FILL}*")
         self._copy: tuple[Any, dict[int, int]] | None = None
 
-    def find(self, messages: Messages) -> list[str]:
-        """List the control tokens that are typed in the messages, each once."""
-        return sorted({token for message in messages for token in self._pattern.findall(message["content"])})
+    def find(self, messages: Messages, tools: Tools = ()) -> list[str]:
+        """List the control tokens that are typed in the messages and tools, each once."""
+        return sorted({token for text in strings([messages, tools]) for token in self._pattern.findall(text)})
 
-    def hide(self, location: str, messages: Messages) -> list[dict[str, str]]:
-        """Return the messages with typed control tokens replaced, for the template. Raises InputError."""
-        if any(chr(OWN) <= character <= LAST for message in messages for character in message["content"]):
+    def hide(self, location: str, value: T) -> T:
+        """Return messages or tools with typed control tokens replaced, for the template. Raises InputError."""
+        if any(chr(OWN) <= character <= LAST for text in strings(value) for character in text):
             raise InputError(
                 f"{location}: contains a control token and characters of Unicode's private plane 16",
                 remedy="remove one of them",
@@ -168,7 +175,7 @@ class ControlTokens:
         def replace(match: re.Match[str]) -> str:
             return self._replacement(TYPED, match.group())
 
-        return [{**message, "content": self._pattern.sub(replace, message["content"])} for message in messages]
+        return map_strings(lambda text: self._pattern.sub(replace, text), value)
 
     def encode(self, texts: Sequence[str]) -> list[tuple[list[int], Any]]:
         """Tokenize rendered texts; return token ids and encoding of each. Typed control tokens become text."""

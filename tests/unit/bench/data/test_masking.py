@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.data import masking
+from bench.data import findings, masking
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
@@ -30,7 +30,7 @@ def conversation(turns: Turns) -> Conversation:
     )
 
 
-def build(tokenizer: Any, turns: Turns, **options: Any) -> tuple[list[Example], masking.DataFindings]:
+def build(tokenizer: Any, turns: Turns, **options: Any) -> tuple[list[Example], findings.DataFindings]:
     builder = ExampleBuilder(tokenizer, **{"max_seq_len": 4096} | options)
     return list(builder.build([conversation(turns)])), builder.findings
 
@@ -45,12 +45,12 @@ def targets(tokenizer: Any, example: Example) -> str:
 def test_a_conversation_gives_its_targets_and_findings(case: Case, tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of(case["template"], end=case.get("end", ""))
     turns = [tuple(turn.split(": ", 1)) for turn in case["turns"]]
-    examples, findings = build(tokenizer, turns, **case.get("options", {}))
+    examples, reported = build(tokenizer, turns, **case.get("options", {}))
     assert all(len(example.targets) == len(example.ids) for example in examples)
     assert [targets(tokenizer, example) for example in examples] == case.get("targets", mock.ANY)
     assert [tokenizer.decode(example.ids) for example in examples] == case.get("texts", mock.ANY)
-    assert findings.counts == {getattr(masking, kind): 1 for kind in case["findings"]}
-    assert all(places == ["d.jsonl: line 1"] for places in findings.locations.values())
+    assert reported.counts == {getattr(findings, kind): 1 for kind in case["findings"]}
+    assert all(places == ["d.jsonl: line 1"] for places in reported.locations.values())
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<[|"), min_size=1, max_size=20).filter(str.strip)
@@ -156,9 +156,9 @@ def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tok
     whole = len(build(tokenizer, turns)[0][0].ids)
     two = len(build(tokenizer, TWO)[0][0].ids)
     for max_seq_len in (two, two + 5, whole - 1):
-        (example,), findings = build(tokenizer, turns, max_seq_len=max_seq_len, too_long="cut")
+        (example,), reported = build(tokenizer, turns, max_seq_len=max_seq_len, too_long="cut")
         assert example.ids == build(tokenizer, TWO)[0][0].ids
-        assert findings.counts == {masking.TOO_LONG_CUT: 1}
+        assert reported.counts == {findings.TOO_LONG_CUT: 1}
     assert build(tokenizer, turns, max_seq_len=whole, too_long="cut")[1].counts == {}
 
 

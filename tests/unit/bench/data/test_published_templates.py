@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.data import masking
+from bench.data import findings
 from bench.data.collate import make_rows
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
@@ -113,5 +113,5 @@ def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, token
         ((prompt, text),) = answers(tokenizer, example)
         assert prompt.endswith("<think>\n")
         assert text == f"{expected}{DEEPSEEK_END}"
-        assert builder.findings.counts[masking.THOUGHT_ADDED] == (turns is not THOUGHTFUL)
-        assert builder.findings.counts[masking.PROMPT_ADDS] == 1
+        assert builder.findings.counts[findings.THOUGHT_ADDED] == (turns is not THOUGHTFUL)
+        assert builder.findings.counts[findings.PROMPT_ADDS] == 1

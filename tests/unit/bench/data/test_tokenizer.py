@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.data import masking
+from bench.data import findings, masking
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
 
@@ -20,7 +20,7 @@ TYPED = (
 PLAIN = tuple((role, "".join(letter for letter in text if letter not in "<>")) for role, text in TYPED)
 
 
-def build(tokenizer: Any, *conversations: Any, policy: str = "text") -> tuple[list[Example], masking.DataFindings]:
+def build(tokenizer: Any, *conversations: Any, policy: str = "text") -> tuple[list[Example], findings.DataFindings]:
     builder = ExampleBuilder(tokenizer, max_seq_len=4096, special_tokens=policy)
     lines = [
         Conversation(file="d.jsonl", line=line, turns=tuple(turns), digest=b"")
@@ -36,9 +36,9 @@ def control_ids(tokenizer: Any, example: Example) -> list[int]:
 @pytest.mark.parametrize("template", ["chatml", "mistral", "mistral-v3", "open thought"])
 def test_typed_control_tokens_are_text(template: str, tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of(template)
-    examples, findings = build(tokenizer, TYPED)
+    examples, reported = build(tokenizer, TYPED)
     expected, _ = build(tokenizer, PLAIN)
-    kept, kept_findings = build(tokenizer, TYPED, policy="keep")
+    kept, kept_reported = build(tokenizer, TYPED, policy="keep")
     assert [control_ids(tokenizer, example) for example in examples] == [
         control_ids(tokenizer, example) for example in expected
     ]
@@ -47,8 +47,8 @@ def test_typed_control_tokens_are_text(template: str, tokenizer_of: Callable[...
         len(control_ids(tokenizer, each)) for each in examples
     ]
     for name in ("<|im_end|>", "<|im_start|>", "</s>", "<s>"):
-        assert findings.counts[masking.TYPED_TOKEN.format(name)] == 1
-        assert kept_findings.counts[masking.TYPED_TOKEN_KEPT.format(name)] == 1
+        assert reported.counts[findings.TYPED_TOKEN.format(name)] == 1
+        assert kept_reported.counts[findings.TYPED_TOKEN_KEPT.format(name)] == 1
 
 
 def test_the_targets_are_the_answers_with_their_typed_tokens(tokenizer_of: Callable[..., Any]) -> None:
@@ -87,9 +87,9 @@ def test_replacements_cannot_be_typed(tokenizer_of: Callable[..., Any]) -> None:
 
 def test_a_thought_keeps_its_control_tokens(tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of("open thought", special=["<think>", "</think>"])
-    (example,), findings = build(tokenizer, (("user", "a"), ("assistant", "<think>\nhm</think>A")))
+    (example,), reported = build(tokenizer, (("user", "a"), ("assistant", "<think>\nhm</think>A")))
     assert tokenizer.decode(example.ids).endswith("<think>\nhm</think>A</s>")
-    assert not [kind for kind in findings.counts if "control token" in kind]
+    assert not [kind for kind in reported.counts if "control token" in kind]
 
 
 @pytest.mark.parametrize("template", ["chatml", "mistral", "mistral-v3", "open thought"])
@@ -100,10 +100,10 @@ def test_a_prompt_is_tokenized_like_that_of_the_examples(template: str, tokenize
     ids = masking.encode_prompt(tokenizer, "chat", question, "text", logged.append)
     assert ids == example.ids.tolist()[: len(ids)]
     assert example.targets.index(1) == len(ids)
-    assert logged == [f"chat {masking.TYPED_TOKEN.format('</s>')}"]
+    assert logged == [f"chat {findings.TYPED_TOKEN.format('</s>')}"]
     kept = masking.encode_prompt(tokenizer, "chat", question, "keep", logged.append)
     assert kept.count(tokenizer.convert_tokens_to_ids("</s>")) == 1 + ids.count(tokenizer.convert_tokens_to_ids("</s>"))
-    assert logged[1:] == [f"chat {masking.TYPED_TOKEN_KEPT.format('</s>')}"]
+    assert logged[1:] == [f"chat {findings.TYPED_TOKEN_KEPT.format('</s>')}"]
 
 
 def test_a_control_token_of_an_earlier_turn_stays_text_and_is_logged_once(tokenizer_of: Callable[..., Any]) -> None:

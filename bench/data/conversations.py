@@ -1,0 +1,90 @@
+"""A data line's object to its conversation: turns, tools and calls, other answers, and what is trained on.
+
+Only the standard library.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from json.encoder import encode_basestring as quoted
+from typing import Any
+
+from bench.data.formats import (
+    KNOWN_TURN_KEYS,
+    ROLE_KEYS,
+    Format,
+    RawTurn,
+    check_keys,
+    check_turn,
+    is_trained,
+    system_turn,
+)
+from bench.data.inputs import Conversation, InputError
+from bench.data.tool_calls import CallTracker, Tool, read_calls, read_tools
+
+
+def parse_conversation(
+    document: Mapping[str, Any], data_format: Format, *, file: str, line: int, unit: str
+) -> Conversation:
+    """Return the conversation of a line of this format. Raises InputError, which names line and key."""
+    location = f"{file}: {unit} {line}"
+    unread = tuple(check_keys(location, document, data_format.known))
+    tools = read_tools(location, document.get("tools"))
+    raw_turns = [*system_turn(location, document), *data_format.turns(location, document)]
+    answers = dict.fromkeys(raw.answer for raw in raw_turns if raw.answer is not None)
+    first, *others = [
+        replace(conversation, file=file, line=line, unit=unit, unread_keys=(*unread, *conversation.unread_keys))
+        for conversation in (
+            _parse_turns(location, tools, [raw for raw in raw_turns if raw.answer in (None, answer)])
+            for answer in answers or [None]
+        )
+    ]
+    if not others:
+        return first
+    digest = hashlib.sha256(b"".join(conversation.digest for conversation in (first, *others))).digest()
+    return replace(first, alternatives=tuple(others), digest=digest)
+
+
+def _parse_turns(location: str, tools: tuple[Tool, ...], raw_turns: Sequence[RawTurn]) -> Conversation:
+    """Return the conversation of these turns, without its file and line."""
+    turns, untrained, unread = list[tuple[str, str]](), list[int](), set[str]()
+    additions, tracker = dict[int, dict[str, Any]](), CallTracker()
+    for index, raw in enumerate(raw_turns):
+        role, content = check_turn(raw, index)
+        turns.append((role, content))
+        document = raw.document or {}
+        if document:
+            known = KNOWN_TURN_KEYS | ROLE_KEYS.get(role, set())
+            unread.update(f"{raw.key}[].{key}" for key in check_keys(raw.location, document, known, is_turn=True))
+            if not is_trained(raw.location, document, is_answer=role == "assistant"):
+                untrained.append(index)
+        if role == "tool":
+            additions[index] = tracker.add_result(raw.location, document)
+            continue
+        tracker.check_answered(raw.location)
+        if role == "assistant" and (calls := read_calls(raw.location, document.get("tool_calls"), tools)):
+            tracker.add_calls(raw.location, calls)
+            additions[index] = {"tool_calls": calls}
+    return Conversation(
+        file="",
+        line=0,
+        turns=tuple(turns),
+        digest=_digest(location, turns, [tools, additions] if tools or additions else None),
+        prompt_turns=sum(raw.key == "prompt" for raw in raw_turns),
+        untrained=tuple(untrained),
+        unread_keys=tuple(sorted(unread)),
+        tools=tools,
+        additions=additions,
+    )
+
+
+def _digest(location: str, turns: Sequence[tuple[str, str]], tool_parts: object) -> bytes:
+    try:
+        # The output of json.dumps without spaces, in a third of its time.
+        encoded = f"[{','.join(f'[{quoted(role)},{quoted(text)}]' for role, text in turns)}]".encode()
+        if tool_parts is not None:
+            encoded += json.dumps(tool_parts, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{location}: contains a lone surrogate (\\ud800 to \\udfff)", remedy="remove it") from error
+    return hashlib.sha256(encoded).digest()

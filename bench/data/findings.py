@@ -1,0 +1,59 @@
+"""Findings about conversations: what was dropped, cut, added or unusual, counted by kind. Only the standard library."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from bench.data.inputs import Conversation
+from bench.data.readers import BadLines
+
+MAX_LOCATIONS = 20  # locations listed for each kind of finding
+
+# Kinds of findings. The first four drop the conversation.
+SKIPPED = "cannot be used: skipped by train.bad_lines"
+NO_TARGET = "has no answer to train on"
+TOO_LONG_DROPPED = "is longer than max_seq_len: dropped"
+FIRST_ANSWER_TOO_LONG = "its first answer does not fit max_seq_len: dropped"
+TOO_LONG_CUT = "is longer than max_seq_len: its last turns are cut"
+SPLIT_BY_ANSWER = "the template changes earlier turns: split into one example per answer"
+EOS_ADDED = "the template writes no end token after the answer: end of sequence added"
+PROMPT_ADDS = "the template leaves text of the prompt out once it is answered: trained after the prompt"
+THOUGHT_ADDED = "the prompt ends in an open thought: the answer is trained after an empty one"
+THOUGHT_LEFT_OUT = "the template leaves out the thought of an answer: not trained on"
+CALL_TEXT_LEFT_OUT = "the template leaves out the text of a turn with tool calls: not trained on"
+OTHER_PROMPT = "the template writes another text than as a prompt: rendered without the prompt"
+OTHER_EOS = "ends with another token than the tokenizer's end of sequence"
+DOUBLED_BOS = "begins with two start-of-sequence tokens"
+SPANNING_TOKEN = "a token spans the prompt's end and the answer's beginning: not a target"  # noqa: S105 - not a password
+TYPED_TOKEN = "has the control token {} in its text: tokenized as text"  # noqa: S105 - not a password
+TYPED_TOKEN_KEPT = "has the control token {} in its text: kept as a control token"  # noqa: S105 - not a password
+DROPPED_KINDS = (SKIPPED, NO_TARGET, TOO_LONG_DROPPED, FIRST_ANSWER_TOO_LONG)
+
+
+@dataclass(kw_only=True)
+class DataFindings:
+    """Findings about conversations: the count and the first `MAX_LOCATIONS` locations of each kind."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    locations: dict[str, list[str]] = field(default_factory=dict)
+
+    _latest: dict[str, str] = field(default_factory=dict)
+
+    def add_skipped(self, kind: str, bad_lines: BadLines) -> None:
+        """Count lines that were left out because they cannot be used, with the reason of each."""
+        if bad_lines.count:
+            self.counts[kind] += bad_lines.count
+            self.locations[kind] = [*self.locations.get(kind, []), *bad_lines.places()][:MAX_LOCATIONS]
+
+    def is_latest(self, kind: str, conversation: Conversation) -> bool:
+        """Return whether this conversation was the last one that was counted for the kind."""
+        return self._latest.get(kind) == conversation.location
+
+    def add(self, kind: str, conversation: Conversation) -> None:
+        """Count a conversation, once for each kind, however many of its answers are concerned."""
+        if self.is_latest(kind, conversation):
+            return
+        self._latest[kind] = conversation.location
+        self.counts[kind] += 1
+        locations = self.locations.setdefault(kind, [])
+        if len(locations) < MAX_LOCATIONS:
+            locations.append(conversation.location)

@@ -1,0 +1,195 @@
+"""Tool turns in the shape that a chat template writes, found by rendering a probe.
+
+Templates differ in what they take. Most want the arguments of a call as an object, DeepSeek's as JSON text. Mistral's
+rejects an id that does not have nine characters. Some write no tools, no calls or no results. None of this is decided
+by a template's name: a short conversation with a call is rendered in each shape, and the first one counts whose text
+contains the call and its result.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+import string
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from bench.data.inputs import Conversation, InputError
+from bench.data.tokenizer import ChatTemplate, Messages
+from bench.data.tool_calls import Tool
+
+FUNCTION, KEY, VALUE = "probe_function", "probe_key", "probe_value"
+DESCRIPTION, RESULT, TEXT, QUESTION = "probe_description", "probe_result", "probe_text", "probe_question"
+LONG_ID, SHORT_ID = "call_probe_0123456789", "probe0123"
+SHORT_ID_PATTERN = re.compile(r"[A-Za-z0-9]{9}")
+ID_CHARACTERS = string.digits + string.ascii_letters
+PROBE_TOOLS: tuple[Tool, ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": FUNCTION,
+            "description": DESCRIPTION,
+            "parameters": {
+                "type": "object",
+                "properties": {KEY: {"type": "string", "description": DESCRIPTION}},
+                "required": [KEY],
+            },
+        },
+    },
+)
+REMEDY = "use a model whose template writes them, set train.chat_template, or remove the line"
+
+
+class Shape(NamedTuple):
+    """Shape of calls: arguments as JSON text, content of a turn without text, ids, and whether a text is written."""
+
+    has_text_arguments: bool
+    empty_content: str | None
+    has_short_ids: bool
+    needs_ids: bool = True
+    writes_text: bool = True
+
+
+class ToolTemplate:
+    """The tool turns of conversations in the shape of one chat template."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._shapes: dict[bool, Shape | str] = {}  # by whether there are tools: the shape, or why there is none
+        self._writes_tools: bool | None = None
+
+    def messages(self, conversation: Conversation) -> tuple[list[dict[str, Any]], bool]:
+        """Return the conversation's messages in the template's shape, and whether it leaves a call turn's text out.
+
+        Raises InputError, with the line, if the template does not write its tools or tool turns.
+        """
+        if conversation.tools and not self._has_tools():
+            raise InputError(
+                f"{conversation.location}: tools: the model's chat template does not write them", remedy=REMEDY
+            )
+        messages, is_text_lost = conversation.messages, False
+        if conversation.additions:
+            shape = self._shape(conversation)
+            identifiers: dict[str, str] = {}
+            for index in conversation.additions:
+                calls = messages[index].get("tool_calls")
+                if calls is not None:
+                    is_text_lost |= bool(messages[index]["content"].strip()) and not shape.writes_text
+                    messages[index] = _call_turn(messages[index], index, shape, identifiers)
+                else:
+                    messages[index] = _result_turn(messages, index, shape, identifiers)
+        return messages, is_text_lost
+
+    def _has_tools(self) -> bool:
+        if self._writes_tools is None:
+            turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": TEXT}]
+            self._writes_tools = any(
+                DESCRIPTION in self._render(messages, PROBE_TOOLS, prompt=prompt)
+                for messages, prompt in ((turns, False), (turns[:1], True))
+            )
+        return self._writes_tools
+
+    def _shape(self, conversation: Conversation) -> Shape:
+        has_tools = bool(conversation.tools)
+        shape = self._find_shape(has_tools)
+        if isinstance(shape, Shape):
+            return shape
+        if not has_tools and isinstance(self._find_shape(True), Shape):
+            raise InputError(
+                f"{conversation.location}: tools: missing, and the model's chat template writes tool calls only with "
+                "them",
+                remedy="add the tools to the line",
+            )
+        raise InputError(f"{conversation.location}: {shape}", remedy=REMEDY)
+
+    def _find_shape(self, has_tools: bool) -> Shape | str:
+        if has_tools not in self._shapes:
+            self._shapes[has_tools] = self._probe(PROBE_TOOLS if has_tools else ())
+        return self._shapes[has_tools]
+
+    def _probe(self, tools: Sequence[Tool]) -> Shape | str:
+        reason = "tool_calls: the model's chat template does not write them"
+        for has_text_arguments, content, has_short_ids in itertools.product((False, True), ("", None), (False, True)):
+            shape = Shape(has_text_arguments, content, has_short_ids)
+            identifier = SHORT_ID if has_short_ids else LONG_ID
+            text = self._render(_probe_turns(shape, identifier), tools)
+            # Python's form of an object, or JSON text within a JSON string, is not what the model was trained on.
+            if FUNCTION not in text or VALUE not in text or f"'{KEY}'" in text or f'\\"{KEY}' in text:
+                continue
+            if RESULT not in text:
+                reason = "role tool: the model's chat template does not write results of tools"
+                continue
+            return shape._replace(
+                needs_ids=not self._render(_probe_turns(shape, None), tools),
+                writes_text=TEXT in self._render(_probe_turns(shape._replace(empty_content=TEXT), identifier), tools),
+            )
+        return reason
+
+    def _render(self, messages: Messages, tools: Sequence[Tool], *, prompt: bool = False) -> str:
+        """Render a probe; an empty text if the template rejects it."""
+        try:
+            return self._template.render("", messages, prompt=prompt, tools=tools)
+        except InputError:  # a probe is not in the data: the template may reject it
+            return ""
+
+
+def _probe_turns(shape: Shape, identifier: str | None) -> list[dict[str, Any]]:
+    """Build a question, a call in this shape, its result and an answer."""
+    call: dict[str, Any] = {"type": "function", "function": {"name": FUNCTION, "arguments": {KEY: VALUE}}}
+    calling = {"role": "assistant", "content": shape.empty_content or "", "tool_calls": [call]}
+    result: dict[str, Any] = {"role": "tool", "content": RESULT, "name": FUNCTION}
+    if identifier is not None:
+        call["id"] = result["tool_call_id"] = identifier
+    identifiers = {} if identifier is None else {identifier: identifier}
+    return [
+        {"role": "user", "content": QUESTION},
+        _call_turn(calling, 1, shape._replace(needs_ids=False), identifiers),
+        result,
+        {"role": "assistant", "content": "A."},
+    ]
+
+
+def _call_turn(message: dict[str, Any], turn: int, shape: Shape, identifiers: dict[str, str]) -> dict[str, Any]:
+    """Return the assistant's turn in this shape; note the id that each of its ids becomes."""
+    calls = []
+    for index, call in enumerate(message["tool_calls"]):
+        function = call["function"]
+        if shape.has_text_arguments:
+            arguments = json.dumps(function["arguments"], ensure_ascii=False)
+            function = {**function, "arguments": arguments}
+        shaped = {"type": "function", "function": function}
+        identifier = call.get("id")
+        if identifier is not None:
+            identifiers[identifier] = _shaped_id(identifier, shape)
+            shaped["id"] = identifiers[identifier]
+        elif shape.needs_ids:
+            shaped["id"] = _derived_id(f"{turn} {index} {function['name']}")
+        calls.append(shaped)
+    content = message["content"] if message["content"].strip() else shape.empty_content
+    return {**message, "content": content, "tool_calls": calls}
+
+
+def _result_turn(
+    messages: list[dict[str, Any]], index: int, shape: Shape, identifiers: dict[str, str]
+) -> dict[str, Any]:
+    """Return a tool's turn with the id of its call."""
+    message = messages[index]
+    identifier = message.get("tool_call_id")
+    if identifier is not None:
+        return {**message, "tool_call_id": identifiers[identifier]}
+    if not shape.needs_ids:
+        return message
+    calling = max(turn for turn in range(index) if "tool_calls" in messages[turn])
+    return {**message, "tool_call_id": messages[calling]["tool_calls"][index - calling - 1]["id"]}
+
+
+def _shaped_id(identifier: str, shape: Shape) -> str:
+    if not shape.has_short_ids or SHORT_ID_PATTERN.fullmatch(identifier):
+        return identifier
+    return _derived_id(identifier)
+
+
+def _derived_id(seed: str) -> str:
+    """Return nine letters and digits that follow from the seed."""
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest(), "big")
+    return "".join(ID_CHARACTERS[number // 62**place % 62] for place in range(9))

@@ -1,0 +1,76 @@
+"""A line's tools, calls, results, parts of text and several answers become messages, or an error by line and key."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from bench.data.conversations import parse_conversation
+from bench.data.formats import FORMATS, detect_kind
+from bench.data.inputs import Conversation, InputError
+from tests.support.cases import Case, load_cases
+
+
+def parse(line: dict[str, Any]) -> Conversation:
+    return parse_conversation(line, FORMATS[detect_kind("line 1", line)], file="d.jsonl", line=1, unit="line")
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "conversation_lines.yaml"))
+def test_a_line_gives_its_messages_or_an_error_that_names_its_place(case: Case) -> None:
+    line = json.loads(json.dumps(case["line"]))
+    if "error" in case:
+        with pytest.raises(InputError) as caught:
+            parse(line)
+        assert case["error"] in str(caught.value).replace("d.jsonl: ", "")
+        assert str(caught.value).startswith("d.jsonl: line 1: ")
+        assert "\n" not in str(caught.value)
+        return
+    conversation = parse(line)
+    assert conversation.messages == case["expected"]
+    assert [other.messages for other in conversation.alternatives] == case.get("others", [])
+    assert conversation.answers == case["answers"]
+    assert conversation.unread_keys == ()
+
+
+def tool_line(arguments: object) -> dict[str, Any]:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]}
+
+
+def test_deep_nesting_is_rejected_by_its_place() -> None:
+    deep: Any = {}
+    for _ in range(500):
+        deep = {"a": deep}
+    for arguments in (deep, json.dumps(deep), '{"a":' * 500_000):
+        with pytest.raises(InputError, match=r"messages\[1\]: tool_calls"):
+            parse(tool_line(arguments))
+    with pytest.raises(InputError, match=r"line 1: tools"):
+        parse({"prompt": "a", "completion": "A", "tools": "[" * (1 << 20)})
+
+
+def test_the_digest_follows_tools_calls_and_answers_and_is_older_versions_without_them() -> None:
+    turns = [["user", "a"], ["assistant", "A"]]
+    plain = parse({"prompt": "a", "completion": "A"})
+    assert plain.digest == hashlib.sha256(json.dumps(turns, separators=(",", ":")).encode()).digest()
+    tool = {"type": "function", "function": {"name": "f"}}
+    lines = [
+        {"prompt": "a", "completion": "A", "tools": [tool]},
+        {"prompt": "a", "completions": ["A", "B"]},
+        tool_line({"x": 1}),
+        tool_line({"x": 2}),
+    ]
+    assert len({plain.digest, *(parse(line).digest for line in lines)}) == 1 + len(lines)
+    assert parse({"prompt": "a", "completions": ["A"]}).digest == plain.digest
+
+
+def test_a_system_text_for_all_lines_moves_the_turns_and_keeps_a_lines_own() -> None:
+    prompt = [*tool_line({})["messages"], {"role": "tool", "content": "r"}]
+    marked = [{"role": "assistant", "content": "A", "train": False}, {"role": "assistant", "content": "B"}]
+    conversation = parse({"prompt": prompt, "completion": marked})
+    moved = conversation.with_system("s")
+    assert moved.messages == [{"role": "system", "content": "s"}, *conversation.messages]
+    assert moved.answers == [index + 1 for index in conversation.answers] == [5]
+    assert conversation.with_system(None) is conversation
+    assert moved.with_system("t") is moved
+    assert moved.first_turns(3).messages == moved.messages[:3]
