@@ -48,6 +48,11 @@ class RunRecord(Checksummed):
     settings: dict[str, Any]
     provenance: dict[str, Any]
 
+    @property
+    def is_on_one_machine(self) -> bool:
+        """True if the workers share this machine; in plans of earlier versions only `local` did."""
+        return bool(self.provenance.get("is_on_one_machine", self.fleet_kind == "local"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:

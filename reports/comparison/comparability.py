@@ -77,7 +77,7 @@ def read_conditions(run: Run) -> Conditions:
             gpus_by_worker.setdefault(result.worker, set()).update(uuids)
     values = {name: _distinct(read(document) for document in documents) for name, read in _READERS.items()}
     values["profile"] = (run.record.profile,)
-    values["workers"] = (str(len(run.record.workers)) if run.record.fleet_kind == "local" else "apart",)
+    values["workers"] = (str(len(run.record.workers)) if run.record.is_on_one_machine else "apart",)
     return Conditions(
         run_id=run.record.run_id,
         values={name: values[name] for name in NAMES},

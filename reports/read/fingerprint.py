@@ -156,7 +156,7 @@ def device(document: Mapping[str, Any]) -> str:
 
 def _contention(record: RunRecord, known: list[dict[str, Any]]) -> str | None:
     """Return a sentence if the workers of one machine use more threads than it has cores; None if not or unknown."""
-    if record.fleet_kind != "local":
+    if not record.is_on_one_machine:
         return None
     threads = max((document.get("torch_threads") or 0 for document in known), default=0)
     cores = min((cores for document in known if (cores := document.get("cpu_allowed_cores"))), default=0)

@@ -234,7 +234,7 @@ def _where_measured(measured: MeasuredRate | None, record: RunRecord, hosts: Hos
 
 def _location(amount: int, record: RunRecord, hosts: Hosts) -> str:
     workers = formatting.count(amount, "worker")
-    location = f"{workers} of one machine" if record.fleet_kind == "local" else workers
+    location = f"{workers} of one machine" if record.is_on_one_machine else workers
     return f"on {location} ({hosts.device}, profile {record.profile})"
 
 

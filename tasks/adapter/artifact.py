@@ -12,7 +12,6 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_CHECK_FILE, ADAPTER_FOLDER, TRAINING_FILE
 from bench.records.run import RunRecord
 from bench.records.training import AdapterCheck, TrainingRecord
-from remote.hosts.connectors import CONNECTORS
 from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors
@@ -75,7 +74,7 @@ class TrainedAdapter:
         if not is_ours or not isinstance(record.get("path"), str):
             return None
         # Whether a folder on a remote worker exists is unknown here.
-        return record if not CONNECTORS[self.run.fleet_kind].is_local or Path(record["path"]).is_dir() else None
+        return record if not self.run.is_on_one_machine or Path(record["path"]).is_dir() else None
 
     def write_merged(self, path: str, facts: dict[str, Any]) -> None:
         """Record path and facts of this adapter's merged model. Raises OSError."""

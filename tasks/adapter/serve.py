@@ -108,7 +108,7 @@ def merge_command(trained: TrainedAdapter) -> str:
     run = f"--run={trained.run.run_id}"
     steps = [f"serve --merged {run}"]
     if trained.read_merged() is None:
-        out = "" if CONNECTORS[trained.run.fleet_kind].is_local else f" --out={VOLUME}/merged/{trained.run.run_id}"
+        out = "" if trained.run.is_on_one_machine else f" --out={VOLUME}/merged/{trained.run.run_id}"
         steps.insert(0, f"adapter.merge {run} --base={trained.trial.base_precision}{out}")
         if trained.read_check() is None:
             steps.insert(0, f"adapter.check {run}")

@@ -65,6 +65,7 @@ def new_record(
         provenance={
             **plan.git_state(settings.root),
             "inputs": dict(inputs),
+            "is_on_one_machine": settings.connector.is_local,
             **({"cluster": cluster} if cluster else {}),
         },
     )

@@ -1,5 +1,6 @@
 """Tests of a fleet over a connector that only its registration adds: settings, hosts, plan and trials."""
 
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ def _registered() -> Iterator[None]:
 
 
 def test_trials_run_over_the_hosts_of_a_registered_connector(
-    context: Callable[..., Context], local: LocalFleet
+    context: Callable[..., Context], local: LocalFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load(context(text="fleet: {kind: dummy, size: 3}"))
     hosts = fleet_hosts(settings)
@@ -54,6 +55,10 @@ def test_trials_run_over_the_hosts_of_a_registered_connector(
     planned = plan_trials(suite("quick", "tiny", "model", "data.jsonl"), names, "replicate", 1, is_over_pods=False)
     run = new_record(settings, "quick", planned, names, inputs={})
     assert (run.fleet_kind, run.workers) == ("dummy", [host.name for host in hosts])
+    assert not run.is_on_one_machine
+    monkeypatch.setattr(DummyConnector, "is_local", True)
+    assert new_record(settings, "quick", planned, names, inputs={}).is_on_one_machine
+    assert dataclasses.replace(run, fleet_kind="local", provenance={}).is_on_one_machine  # of an earlier version
     (group,) = worker_groups(settings, run_hosts(settings, run), run)
     local.plan("fine one", "fine two", "fine three")
     local.fleet(group.hosts[1:], make_agent=group.make_agent).run()
