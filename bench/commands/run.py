@@ -47,7 +47,7 @@ def run(request: Request) -> int:
         nodes = NodeList.from_environment() if trial.workload.is_ranked else None
         if nodes is not None and nodes.rank > 0:
             where = f"while machine {nodes.rank} ran its ranks"
-            with telemetry.serve_gpu_metrics(request, trial):
+            with telemetry.watch_gpus(request, trial, stops):
                 return load(trial.workload).follow(request, trial, nodes, stops)  # type: ignore[no-any-return]
         check_not_finished(request.out)
         is_new_folder = not request.out.exists()
@@ -68,8 +68,10 @@ def run(request: Request) -> int:
         record = Record(request, trial, clock)
         record.fingerprint.update(environment.facts)
         record.flags += environment.flags
-        with telemetry.record_telemetry(record):
+        with telemetry.record_telemetry(record, stops):
             outcome = _execute(record, inputs, stops)
+        if record.gpu_fault is not None and outcome.reason_code is not ReasonCode.GPU_FAULT:
+            outcome = record.gpu_fault
         if request.strict and record.flags and outcome.status is TrialStatus.SUCCEEDED:
             outcome = Outcome.of(ReasonCode.STRICT, f"refused by --strict: {record.flags[0]}")
     except (TrialError, InputError) as error:

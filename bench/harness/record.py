@@ -153,6 +153,7 @@ class Record:
         self.measurements: list[Measurement] = []
         self.observed: list[Measurement] = []  # telemetry, not counted as steps
         self.flags: list[str] = []
+        self.gpu_fault: Outcome | None = None  # the outcome of a trial on a GPU that showed a fault
         self.on_phase: Callable[[str], None] | None = None  # called with each new phase, and with "" between phases
         self.on_finish: Callable[[Outcome], None] | None = None  # called before the result is written
         self.on_progress: Callable[[], None] | None = None  # called at each step and phase

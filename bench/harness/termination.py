@@ -10,6 +10,7 @@ such a trial is ended by SIGKILL and leaves no result.
 
 import contextlib
 import errno
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -36,19 +37,28 @@ _CONNECTION_LOST = re.compile(
     re.IGNORECASE,
 )
 
+# Messages of CUDA for errors of the hardware (cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable) and a lost GPU.
+_CUDA_FAULT = re.compile(r"uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost", re.IGNORECASE)
+
 
 class Stopped(BaseException):
     """Stop of the trial by a signal or the deadline. A BaseException, so that no library handles it as a failure."""
 
     def __init__(self, code: ReasonCode, reason: str) -> None:
         super().__init__(reason)
-        self.outcome = Outcome.of(code, reason)
+        self.code, self.outcome = code, Outcome.of(code, reason)
 
 
 class WorkerGone(RuntimeError):
     """Loss of a machine of the trial: not the trial's fault, so it is retried."""
 
     reason_code = ReasonCode.RANK_LOST
+
+
+class GpuFault(WorkerGone):
+    """A fault of a GPU, found by its wrong results or reported by its driver."""
+
+    reason_code = ReasonCode.GPU_FAULT
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -65,6 +75,12 @@ class StopSignals:
         self.received: Stopped | None = None
         self._is_active, self._is_deferred = True, False
         self._deadline = 0.0
+        self._requested: Stopped | None = None
+
+    def request(self, code: ReasonCode, reason: str) -> None:
+        """Stop the trial from any thread."""
+        self._requested = Stopped(code, reason)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def install(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
@@ -100,7 +116,7 @@ class StopSignals:
         if number == signal.SIGALRM:
             self.received = Stopped(ReasonCode.DEADLINE, f"the deadline of {self._deadline:g} s passed")
         elif number == signal.SIGTERM:
-            self.received = Stopped(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM")
+            self.received = self._requested or Stopped(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM")
         else:
             self.received = Stopped(ReasonCode.CANCELLED, "stopped by SIGINT")
         if not self._is_deferred:
@@ -122,8 +138,11 @@ def classify_error(error: BaseException, record: Record | None = None) -> Outcom
         reason, remedy = (message[:300], None) if record is None else _explain_out_of_memory(message, record)
         return Outcome.of(ReasonCode.OUT_OF_MEMORY, reason, remedy)
     message = f"{type(error).__name__}: {message}"
-    is_lost = isinstance(error, RuntimeError) and is_connection_error(message)
-    default = ReasonCode.CONNECTION_LOST if is_lost else ReasonCode.ERROR
+    default = ReasonCode.ERROR
+    if isinstance(error, RuntimeError) and _CUDA_FAULT.search(message):
+        default = ReasonCode.GPU_FAULT
+    elif isinstance(error, RuntimeError) and is_connection_error(message):
+        default = ReasonCode.CONNECTION_LOST
     return Outcome.of(code or default, message[:300], remedy)
 
 

@@ -2,6 +2,7 @@
 
 cpu_contention: time that the trial waited for a CPU
 fingerprint: facts of the machine and the software behind a result
+gpu_health: ECC errors, remapped rows, XID events and the PCIe link; faults
 gpu_specs: published figures of GPUs
 nvml: readings of the GPUs
 page_cache: cached part of a file, and dropping it

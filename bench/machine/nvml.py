@@ -106,7 +106,7 @@ class Gpu:
         return None if count is None else int(count)
 
     def remapped_rows(self) -> tuple[int, int, int, int] | None:
-        """Return rows remapped after corrected and uncorrected errors, whether one is pending, and whether one failed."""
+        """Return rows remapped after corrected and uncorrected errors, and if one is pending or has failed."""
         rows = self._query("nvmlDeviceGetRemappedRows")
         return None if rows is None else (int(rows[0]), int(rows[1]), int(rows[2]), int(rows[3]))
 

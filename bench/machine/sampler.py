@@ -7,6 +7,9 @@ It ignores signals, so that an interrupted trial has its telemetry.
 Rows are flushed once a second and at each phase's end. A full disk ends the sampling with one line, never the trial.
 Times are seconds of the monotonic clock, which all processes of a machine share.
 
+It also watches the GPUs' health (`bench.machine.gpu_health`). On standard output it writes JSON lines for the trial:
+`{"fault": TEXT}` once, as soon as a GPU shows a fault, and `{"facts": {...}}` at the end.
+
 Not covered: CPU time of children that start and end between two listings of the process tree (2 s apart). Resident
 memory counts a shared page once per process.
 """
@@ -14,6 +17,7 @@ memory counts a shared page once per process.
 import argparse
 import csv
 import io
+import json
 import os
 import select
 import signal
@@ -24,11 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import nvml
+from bench.machine.gpu_health import HealthMonitor
 
 SAMPLE_INTERVAL_SEC = 0.2
 FLUSH_INTERVAL_SEC = 1.0
 PROCESS_LIST_INTERVAL_SEC = 1.0  # listing processes costs the driver more than all other readings together
 TREE_INTERVAL_SEC = 2.0
+HEALTH_INTERVAL_SEC = 2.0
+LAST_EVENT_SEC = 0.2  # the driver reports an XID a moment after the kernel that met the error has failed
 MIN_INTERVAL_SEC = 0.05  # the kernel's ticks (10 ms) are too coarse for a shorter interval
 COLUMNS = (
     "elapsed_sec",
@@ -201,7 +208,42 @@ class Sampler:
         return self.newest
 
 
-def sample_until_closed(sampler: Sampler, table: SampleTable, phases: int) -> None:
+class HealthReporter:
+    """Writer of the GPUs' health on standard output, for the trial."""
+
+    def __init__(self, gpus: Sequence[nvml.Gpu]) -> None:
+        self._monitor = HealthMonitor(gpus)
+        self._read_at = float("-inf")
+        self._has_fault = not gpus
+
+    def update(self) -> None:
+        """Read the GPUs if it is time, and report the first fault."""
+        if not self._has_fault and time.monotonic() - self._read_at >= HEALTH_INTERVAL_SEC:
+            self._read()
+
+    def close(self) -> None:
+        """Read the GPUs for the last time, and report a fault and the facts."""
+        if not self._has_fault:
+            time.sleep(LAST_EVENT_SEC)
+            self._read()
+        self._write({"facts": self._monitor.facts()})
+
+    def _read(self) -> None:
+        self._read_at = time.monotonic()
+        fault = self._monitor.read()
+        if fault is not None:
+            self._has_fault = True
+            self._write({"fault": fault})
+
+    @staticmethod
+    def _write(line: Mapping[str, Any]) -> None:
+        try:
+            print(json.dumps(line), flush=True)
+        except OSError:  # the trial was killed; the exit would flush the broken pipe again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def sample_until_closed(sampler: Sampler, table: SampleTable, health: HealthReporter, phases: int) -> None:
     """Sample until `phases`, a descriptor with one phase name per line, closes. Raises OSError from the table."""
     next_at, last_at = time.monotonic(), float("-inf")
     rest = b""
@@ -212,6 +254,7 @@ def sample_until_closed(sampler: Sampler, table: SampleTable, phases: int) -> No
             table.add(sampler.rows())
             last_at = now
             next_at = max(next_at + SAMPLE_INTERVAL_SEC, now) if now >= next_at else next_at
+            health.update()
         if is_ready:
             piece = os.read(phases, 4096)
             *lines, rest = (rest + piece).split(b"\n")
@@ -237,7 +280,9 @@ def main(on_start: Callable[[Sampler], object] = lambda _sampler: None) -> int:
         gpus = nvml.visible_gpus()[: arguments.gpus]
         sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
         on_start(sampler)
-        sample_until_closed(sampler, table, sys.stdin.fileno())
+        health = HealthReporter(gpus)
+        sample_until_closed(sampler, table, health, sys.stdin.fileno())
+        health.close()
     except OSError as error:
         print(f"{arguments.out}: {error.strerror}", file=sys.stderr)
         return 1

@@ -9,9 +9,11 @@ import contextlib
 import csv
 import dataclasses
 import itertools
+import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +21,21 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
+from bench.harness.termination import StopSignals
 from bench.machine import cpu_contention, nvml, prometheus
 from bench.machine.fingerprint import import_path
+from bench.machine.gpu_health import link_flag
 from bench.machine.preflight import describe_process
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
 from bench.records.paths import METRICS_VARIABLE, TELEMETRY_FILE
 from bench.records.result import Measurement
+from bench.records.status import Outcome, ReasonCode
 from bench.records.units import format_gib, format_percent
 
 STOP_TIMEOUT_SEC = 3.0
+MAX_GPUS = 64  # of one machine
 MEASURE_PHASE = "measure"
 SUMMARY_COLUMNS = (
     "gpu_utilization_percent",
@@ -57,14 +63,18 @@ class TelemetrySummary:
 
 
 @contextlib.contextmanager
-def record_telemetry(record: Record) -> Iterator[None]:
-    """Sample during the block, then add summary and flags to the record. A failure does not end the trial."""
+def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterator[None]:
+    """Sample during the block, then add summary, flags and the GPUs' health to the record.
+
+    A fault of a GPU becomes the record's `gpu_fault` and stops the trial by `stops`. A failure of the sampler does not.
+    """
     path = record.request.out / TELEMETRY_FILE
     publisher = _open_publisher(record)
     sampler = _start_sampler(record, path, () if publisher is None else publisher.descriptors)
     if sampler is None:
         yield
         return
+    health = _HealthReader(record, sampler, stops)
     phases = sampler.stdin.fileno() if sampler.stdin is not None else -1
     os.set_blocking(phases, False)  # a sampler that hangs in the driver must not hang the trial
     cpu_waits = _CpuWaitWindow(excluded_pid=sampler.pid)
@@ -85,6 +95,7 @@ def record_telemetry(record: Record) -> Iterator[None]:
         if publisher is not None:
             publisher.close()
         _stop_sampler(record, sampler)
+        health.join()
     summary = summarize_rows(read_rows(path))
     wait_summary = cpu_waits.summary()
     measurements = [*summary.measurements, *wait_summary.measurements]
@@ -96,24 +107,43 @@ def record_telemetry(record: Record) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def serve_gpu_metrics(request: Request, trial: Trial) -> Iterator[None]:
-    """Serve the GPUs of a training's further machine at /metrics, if configured. Nothing is recorded."""
-    if not os.environ.get(METRICS_VARIABLE):
-        yield
-        return
+def watch_gpus(request: Request, trial: Trial, stops: StopSignals) -> Iterator[None]:
+    """Watch the GPUs of a training's further machine; a fault stops its ranks. Serve them at /metrics if configured."""
     record = Record(request, trial, Clock())
-    publisher = _open_publisher(record)
-    if publisher is None:
-        yield
-        return
-    publisher.publish_labels()
-    sampler = _start_sampler(record, Path(os.devnull), publisher.descriptors)
+    publisher = _open_publisher(record) if os.environ.get(METRICS_VARIABLE) else None
+    if publisher is not None:
+        publisher.publish_labels()
+    sampler = _start_sampler(record, Path(os.devnull), () if publisher is None else publisher.descriptors)
+    health = None if sampler is None else _HealthReader(record, sampler, stops)
     try:
         yield
     finally:
-        publisher.close()
-        if sampler is not None:
+        if publisher is not None:
+            publisher.close()
+        if sampler is not None and health is not None:
             _stop_sampler(record, sampler)
+            health.join()
+
+
+class _HealthReader(threading.Thread):
+    """Thread that reads the sampler's lines about the GPUs' health; it is blocked in the read except for a fault."""
+
+    def __init__(self, record: Record, sampler: subprocess.Popen[bytes], stops: StopSignals | None) -> None:
+        super().__init__(daemon=True, name="gpu health")
+        self._record, self._lines, self._stops = record, sampler.stdout, stops
+        self.start()
+
+    def run(self) -> None:
+        for line in self._lines or ():
+            message = json.loads(line)
+            if fault := message.get("fault"):
+                self._record.gpu_fault = Outcome.of(ReasonCode.GPU_FAULT, fault)
+                self._record.log(f"GPU fault: {fault}")
+                if self._stops is not None:
+                    self._stops.request(ReasonCode.GPU_FAULT, fault)
+            self._record.fingerprint.update(facts := message.get("facts", {}))
+            if (flag := link_flag(facts)) is not None:
+                self._record.flags.append(flag)
 
 
 class _CpuWaitWindow:
@@ -164,16 +194,18 @@ def _open_publisher(record: Record) -> prometheus.MetricsPublisher | None:
 
 def _start_sampler(record: Record, path: Path, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
     program = ("bench.machine.prometheus", *map(str, descriptors)) if descriptors else ("bench.machine.sampler",)
+    trial = record.trial
+    gpus = MAX_GPUS if trial.workload.uses_every_gpu else trial.world_size
     argv = (
         *(sys.executable, "-m", *program, "--root", str(os.getpid())),
-        *("--started", repr(record.clock.started), "--gpus", str(record.trial.world_size), "--out", str(path)),
+        *("--started", repr(record.clock.started), "--gpus", str(gpus), "--out", str(path)),
     )
     try:
         return subprocess.Popen(
             argv,
             env={**os.environ, "PYTHONPATH": import_path()},
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=descriptors,
             start_new_session=True,  # it outlives a signal to the trial's process group
@@ -184,12 +216,15 @@ def _start_sampler(record: Record, path: Path, descriptors: tuple[int, ...]) -> 
 
 
 def _stop_sampler(record: Record, sampler: subprocess.Popen[bytes]) -> None:
+    if sampler.stdin is not None:
+        sampler.stdin.close()
     try:
-        _, errors = sampler.communicate(timeout=STOP_TIMEOUT_SEC)
+        sampler.wait(STOP_TIMEOUT_SEC)
     except subprocess.TimeoutExpired:
         sampler.kill()
         record.log(f"telemetry: the sampler did not end within {STOP_TIMEOUT_SEC:g} s and was killed")
         return
+    errors = b"" if sampler.stderr is None else sampler.stderr.read()
     if sampler.returncode != 0:
         lines = errors.decode(errors="replace").strip().splitlines()
         record.log(f"telemetry: stopped early: {lines[-1] if lines else f'exit {sampler.returncode}'}")

@@ -99,8 +99,9 @@ class ReasonCode(str, Enum):
 
     `label` is for people. `is_transient`: the same run may retry the trial. `counts_as_attempt`: a training's attempt
     that ended so uses up one of its restarts. `is_rejected`: the trial did not begin, and may restart once its input is
-    fixed. `may_still_run`: its end is not confirmed. `exit_code` is that of the operator's command, and
-    `remedy` what it prints, for a training that ended so; `{resume}` is the command that resumes it.
+    fixed. `may_still_run`: its end is not confirmed. `is_worker_faulty`: the worker takes no more trials of the run, and a
+    training keeps no step after it. `exit_code` is that of the operator's command, and `remedy` what it prints, for a
+    training that ended so; `{resume}` is the command that resumes it.
     """
 
     _value_: str
@@ -110,6 +111,7 @@ class ReasonCode(str, Enum):
     counts_as_attempt: bool
     is_rejected: bool
     may_still_run: bool
+    is_worker_faulty: bool
     exit_code: ExitCode
     remedy: str
 
@@ -124,6 +126,7 @@ class ReasonCode(str, Enum):
         member._value_ = value
         member.status, member.label, member.is_transient = status, label, status.is_transient
         member.counts_as_attempt, member.is_rejected, member.may_still_run = True, False, False
+        member.is_worker_faulty = False
         member.exit_code = ExitCode.RETRYABLE if status.is_resumable else ExitCode.FAILED
         member.remedy = RESUME_REMEDY if status.is_resumable else RETRY_REMEDY
         for name, item in (attributes or {}).items():
@@ -151,6 +154,7 @@ class ReasonCode(str, Enum):
     RANK_LOST = "rank_lost", TrialStatus.LOST, "a rank was lost"
     START_TIMED_OUT = "start_timed_out", TrialStatus.LOST, "a rank's machine did not join in time", _FROM_OUTSIDE
     CONNECTION_LOST = "connection_lost", TrialStatus.LOST, "the connection between ranks broke"
+    GPU_FAULT = "gpu_fault", TrialStatus.LOST, "its GPU has a fault", {"is_worker_faulty": True}
     NO_RESULT = "no_result", TrialStatus.LOST, "it left no result"
     RESULT_UNVERIFIED = "result_unverified", TrialStatus.LOST, "its result is damaged"
     CANNOT_START = "cannot_start", TrialStatus.LOST, "its program cannot be started"

@@ -93,7 +93,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
             for size in scale.sizes:
                 _add_matmul(record, session, chip, dtype, size, scale)
                 stops.check()
-        _add_copies(record, session, chip, scale, stops)
+        add_copies(record, session, chip, scale, stops)
         model, _, _ = inputs
         add_reads(record, Path(model.path), scale.read_bytes, stops)
 
@@ -107,7 +107,7 @@ def matmul_tflops(
     """
     torch = session.modules.torch
     _check_supported(session, dtype)
-    with _float32_precision(torch, "high" if dtype == "tf32" else "highest"), torch.no_grad():
+    with float32_precision(torch, "high" if dtype == "tf32" else "highest"), torch.no_grad():
         multiply = _product(session, dtype, size, operand_bytes)
         try:
             seconds = sample_sec(session, multiply, budget_sec)
@@ -208,7 +208,7 @@ def _random(session: TorchSession, dtype: str, size: int) -> Any:
 
 
 @contextlib.contextmanager
-def _float32_precision(torch: Any, precision: str) -> Iterator[None]:
+def float32_precision(torch: Any, precision: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -229,8 +229,13 @@ def _add_matmul(
     record.add("matmul_tflops", tflops, share_percent=share, dtype=dtype, size=size)
 
 
-def _add_copies(
-    record: Record, session: TorchSession, chip: gpu_specs.GpuSpec | None, scale: HardwareScale, stops: StopSignals
+def add_copies(
+    record: Record,
+    session: TorchSession,
+    chip: gpu_specs.GpuSpec | None,
+    scale: HardwareScale,
+    stops: StopSignals,
+    **context: Any,
 ) -> None:
     """Add copy rates within the device's memory and between it and pinned host memory, one direction at a time."""
     torch, device = session.modules.torch, session.placement.device
@@ -242,11 +247,11 @@ def _add_copies(
         [2 * count / second / 1e9 for second in sample_sec(session, lambda: target.copy_(source), scale.budget_sec)]
     )
     share = gpu_specs.share_percent(rate.median, None if chip is None else chip.memory_gb_per_sec)
-    record.add("device_copy_gb_per_sec", rate, share_percent=share, bytes=count)
+    record.add("device_copy_gb_per_sec", rate, share_percent=share, bytes=count, **context)
     stops.check()
     if not session.placement.is_cuda:
         for name in ("host_to_device_gb_per_sec", "device_to_host_gb_per_sec"):
-            record.add(name, None, note="no GPU to copy to")
+            record.add(name, None, note="no GPU to copy to", **context)
         return
     host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
     host.copy_(source)
@@ -255,7 +260,7 @@ def _add_copies(
     for name, destination, origin in directions:
         copy = partial(destination.copy_, origin, non_blocking=True)
         rates = [count / second / 1e9 for second in sample_sec(session, copy, scale.budget_sec)]
-        record.add(name, summarize(rates), bytes=count, pinned=True)
+        record.add(name, summarize(rates), bytes=count, pinned=True, **context)
         stops.check()
 
 

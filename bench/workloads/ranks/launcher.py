@@ -19,7 +19,7 @@ from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
 from bench.records.status import ReasonCode
-from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
+from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList, input_error_code
 from bench.workloads.ranks.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, RankStopped, Torchrun
 
 PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
@@ -78,8 +78,8 @@ class RankLauncher:
             hub = None if nodes is None else stack.enter_context(NodeHub(nodes, self._trial.world_size, ranks.folder))
             try:
                 self._await_end(record, ranks, hub, on_line, has_stopped)
-            except Stopped:
-                if self._stop_after_step is not None:
+            except Stopped as stopped:
+                if self._stop_after_step is not None and not stopped.code.is_worker_faulty:
                     self._stop_after_step(ranks.folder, ranks.poll)
                     ranks.dispatch_lines(on_line)
                 raise
@@ -137,10 +137,10 @@ class RankLauncher:
                     files = prepare()
                     self.check()
                 except InputError as error:
-                    link.report_bad_input(mine[0], error)
+                    link.report_error(mine[0], input_error_code(error), str(error))
                     raise
-                except Stopped:  # reported as below: otherwise this machine would count as lost
-                    link.send_end({"stopped": list(mine)})
+                except Stopped as stopped:  # reported as below: otherwise this machine would count as lost
+                    _send_stop(link, mine, stopped)
                     raise
                 with self._torchrun(files) as ranks:
                     return self._follow_leader(ranks, link, mine)
@@ -162,16 +162,24 @@ class RankLauncher:
             while (code := poll()) is None:
                 self._stops.check()
                 time.sleep(POLL_SEC)
-        except Stopped:
-            if self._stop_after_step is not None:
+        except Stopped as stopped:
+            if self._stop_after_step is not None and not stopped.code.is_worker_faulty:
                 self._stop_after_step(ranks.folder, poll)
             # Sent before these ranks are killed: otherwise the first machine would report a failure. With another code
             # than 0, torchrun was stopped as well, and its ranks may not have ended their step.
-            link.send_end({} if poll() == 0 else {"stopped": list(mine)})
+            _send_stop(link, mine, stopped, has_ended_step=poll() == 0)
             raise
         poll()
         link.send_end({"ranks": [], **ranks.local_failures()} if code else {})
         return 0 if code == 0 else 1
+
+
+def _send_stop(link: LeaderLink, ranks: range, stopped: Stopped, *, has_ended_step: bool = False) -> None:
+    """Tell the first machine why this one's ranks end."""
+    if stopped.code.is_worker_faulty:
+        link.report_error(ranks[0], stopped.code, str(stopped))
+    else:
+        link.send_end({} if has_ended_step else {"stopped": list(ranks)})
 
 
 def log_failure(record: Record, ranks: Torchrun, error: Exception) -> None:

@@ -214,9 +214,8 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
                 self._send_file(f"error-{rank}.json", {**error, "age_sec": time.monotonic() - error.pop("at")})
             self._send_file(f"logs/{rank}/stderr.log", "\n".join(logs[rank]))
 
-    def report_bad_input(self, rank: int, error: InputError) -> None:
-        """Report that this machine cannot participate because the trial's input is not usable here."""
-        code, reason = input_error_code(error), str(error)
+    def report_error(self, rank: int, code: ReasonCode, reason: str) -> None:
+        """Report that this machine cannot participate: its input is not usable, or its GPU has a fault."""
         self._send_file(f"error-{rank}.json", {"rank": rank, "reason_code": code, "reason": reason, "age_sec": 0.0})
         self.send_end({"ranks": []})
 

@@ -218,6 +218,12 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         for path in self.folder.glob("failures-*.json"):
             for name, more in read_object(path).items():
                 failures.setdefault(name, []).extend(more)
+        errors = self._reported_errors()
+        faults = [error for error in errors if ReasonCode(error["reason_code"]).is_worker_faulty]
+        # Whatever else happened follows from a faulty GPU.
+        return self._error_of(faults[0]) if faults else self._first_failure(failures, errors)
+
+    def _first_failure(self, failures: Mapping[str, Any], errors: list[dict[str, Any]]) -> Exception:
         for rank in failures.get("stopped", []):
             return RankStopped(f"one of its workers was told to stop, and rank {rank} had no time to end its step")
         for rank, code in failures.get("ranks", []):
@@ -230,15 +236,9 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             return RankGone(
                 f"rank {rank} is gone with its machine in {self._samples[rank].position}{self.last_line(rank)}"
             )
-        errors = [
-            error
-            for rank in range(self._trial.world_size)
-            if (error := read_object(self.folder / f"error-{rank}.json"))
-        ]
-        errors.sort(key=lambda error: float(error["at"]))
         for error in errors:
             if ReasonCode(error["reason_code"]).status is not TrialStatus.LOST:
-                return self._reported_error(error)
+                return self._error_of(error)
         disconnected = {int(error["rank"]) for error in errors}
         for rank, code in failures.get("ranks", []):
             if rank in disconnected or (errors and code == -signal.SIGTERM):
@@ -246,12 +246,17 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             name = f"signal {-code}" if code < 0 else f"code {code}"
             return RankFailed(f"rank {rank} ended with {name} in {self._samples[rank].position}{self.last_line(rank)}")
         if errors:
-            return self._reported_error(errors[0])
+            return self._error_of(errors[0])
         tail = failures.get("torchrun") or " ".join(_tail(self.folder / "torchrun.log")[-1:]) or "no output"
         message = f"torchrun ended with code {self._process.returncode}: {tail}"
         return RanksDisconnected(message) if termination.is_connection_error(tail) else RankFailed(message)
 
-    def _reported_error(self, report: dict[str, Any]) -> Exception:
+    def _reported_errors(self) -> list[dict[str, Any]]:
+        """Return the contents of the ranks' error files, the earliest first."""
+        paths = [self.folder / f"error-{rank}.json" for rank in range(self._trial.world_size)]
+        return sorted(filter(None, map(read_object, paths)), key=lambda error: float(error["at"]))
+
+    def _error_of(self, report: dict[str, Any]) -> Exception:
         """Return the error that a rank has reported in its error file."""
         code = ReasonCode(report["reason_code"])
         if code.is_rejected:
@@ -259,7 +264,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         message = f"rank {report['rank']}: {report['reason']} (in {self._samples[report['rank']].position})"
         if code is ReasonCode.OUT_OF_MEMORY:
             return RankOutOfMemory(message, report.get("vram_bytes"), report.get("rss_bytes"))
-        if code.status is TrialStatus.LOST:
+        if code.status is TrialStatus.LOST and not code.is_worker_faulty:
             return RanksDisconnected(message)
         return RankFailed(message, code, report.get("remedy"))
 

@@ -1,7 +1,8 @@
 """Fake of nvidia-ml-py for machines without a GPU: the library's names, with values from `GPUS`.
 
 On PYTHONPATH it precedes the real library, so that the sampler's process imports it too; FAKE_NVML, a JSON list, then
-defines its GPUs. Not covered: the real structs and symbol versions, the duration of calls, and a driver that hangs.
+defines its GPUs. The file FAKE_NVML_SWITCH, a JSON object, replaces values of the first GPU once it exists, so that a test
+can let an error happen in the middle of a trial. Not covered: the real structs and symbol versions, the duration of calls, and a driver that hangs.
 """
 
 import json
@@ -9,6 +10,9 @@ import os
 from types import SimpleNamespace
 
 NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 0, 1, 0
+NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = 10, 15
+nvmlEventTypeXidCriticalError = 8  # noqa: N816
 nvmlMemory_v2 = 0x02000028  # noqa: N816
 GIB = 1 << 30
 USUAL = {
@@ -23,15 +27,28 @@ USUAL = {
     "reasons": 0x4,
     "processes": [],
     "unsupported": [],
+    "ecc": [0, 0],  # corrected, uncorrected
+    "rows": [0, 0, 0, 0],  # remapped after corrected and uncorrected errors, pending, failed
+    "pcie": {"generation": [5, 5], "lanes": [16, 16]},  # now, at most
+    "xids": [],
+    "lost": False,
 }
 GPUS = [{**USUAL, **gpu} for gpu in json.loads(os.environ.get("FAKE_NVML", "[]"))]
 
 
 class NVMLError(Exception):
-    pass
+    def __init__(self, text, value=999):
+        super().__init__(text)
+        self.value = value
 
 
 def _gpu(index, function):
+    switch = os.environ.get("FAKE_NVML_SWITCH", "")
+    if index == 0 and os.path.exists(switch):
+        with open(switch, encoding="utf-8") as file:
+            GPUS[0].update(json.load(file))
+    if GPUS[index]["lost"]:
+        raise NVMLError("GPU is lost", NVML_ERROR_GPU_IS_LOST)
     if function in GPUS[index]["unsupported"]:
         raise NVMLError(function)
     return GPUS[index]
@@ -104,3 +121,44 @@ def nvmlDeviceGetCurrentClocksThrottleReasons(handle):  # noqa: N802
 def nvmlDeviceGetComputeRunningProcesses(handle):  # noqa: N802
     processes = _gpu(handle, "nvmlDeviceGetComputeRunningProcesses")["processes"]
     return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in processes]
+
+
+def nvmlDeviceGetTotalEccErrors(handle, kind, _counter):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetTotalEccErrors")["ecc"][kind]
+
+
+def nvmlDeviceGetRemappedRows(handle):  # noqa: N802
+    return tuple(_gpu(handle, "nvmlDeviceGetRemappedRows")["rows"])
+
+
+def nvmlDeviceGetCurrPcieLinkGeneration(handle):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetCurrPcieLinkGeneration")["pcie"]["generation"][0]
+
+
+def nvmlDeviceGetMaxPcieLinkGeneration(handle):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetMaxPcieLinkGeneration")["pcie"]["generation"][1]
+
+
+def nvmlDeviceGetCurrPcieLinkWidth(handle):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetCurrPcieLinkWidth")["pcie"]["lanes"][0]
+
+
+def nvmlDeviceGetMaxPcieLinkWidth(handle):  # noqa: N802
+    return _gpu(handle, "nvmlDeviceGetMaxPcieLinkWidth")["pcie"]["lanes"][1]
+
+
+def nvmlEventSetCreate():  # noqa: N802
+    return {"gpu": None, "given": 0}
+
+
+def nvmlDeviceRegisterEvents(handle, _types, events):  # noqa: N802
+    _gpu(handle, "nvmlDeviceRegisterEvents")
+    events["gpu"] = handle
+
+
+def nvmlEventSetWait_v2(events, _timeout):  # noqa: N802
+    xids = _gpu(events["gpu"], "nvmlEventSetWait_v2")["xids"]
+    if events["given"] >= len(xids):
+        raise NVMLError("Timeout", NVML_ERROR_TIMEOUT)
+    events["given"] += 1
+    return SimpleNamespace(eventData=xids[events["given"] - 1])

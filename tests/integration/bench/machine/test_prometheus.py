@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from bench.harness.record import Request
+from bench.harness.termination import StopSignals
 from bench.machine import telemetry
 from bench.records.paths import METRICS_VARIABLE
 from tests.support.faults import wait_for
@@ -98,7 +99,7 @@ def test_a_further_machine_of_a_training_shows_its_gpus_and_no_step(
             text: str = answer.read().decode()
         return text if "gpu_power" in text else ""
 
-    with telemetry.serve_gpu_metrics(request, make_trial()):
+    with telemetry.watch_gpus(request, make_trial(), StopSignals()):
         text = wait_for(scraped, "a reading of the GPU", WAIT_SEC)
     assert 'qlora_fleet_gpu_power_watts{run="r",trial="t",worker="worker-1",gpu="0"}' in text
     assert all("gpu=" in line for line in text.splitlines() if "{" in line)

@@ -26,7 +26,12 @@ def last_messages(monkeypatch) -> list[Any]:
     """Return the last messages of this machine to the first one, which has ended."""
     messages: list[Any] = []
     gone = raising(LeaderGone("the first machine has ended the trial"))
-    link = SimpleNamespace(check=gone, send_changes=lambda *_: None, send_end=messages.append)
+    link = SimpleNamespace(
+        check=gone,
+        send_changes=lambda *_: None,
+        send_end=messages.append,
+        report_error=lambda *error: messages.append(error),
+    )
     monkeypatch.setattr(launcher, "LeaderLink", lambda *_: contextlib.nullcontext(link))
     monkeypatch.setattr(launcher, "choose_backend", lambda *_: "gloo")
     monkeypatch.setattr(launcher, "rendezvous_endpoint", lambda: "")
@@ -55,13 +60,16 @@ def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
     assert (run_local_ranks(trial, dict), last_messages) == (code, [message])
 
 
-def test_a_machine_that_is_drained_while_it_reads_its_inputs_is_stopped_and_not_lost(make_trial, last_messages):
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(ReasonCode.WORKER_STOPPED, {"stopped": [1]}), (ReasonCode.GPU_FAULT, (1, ReasonCode.GPU_FAULT, "why"))],
+)
+def test_a_machine_that_is_stopped_while_it_reads_its_inputs_says_why_and_is_not_lost(
+    make_trial, last_messages, code, message
+):
     with pytest.raises(Stopped):
-        run_local_ranks(
-            make_trial(kind="distributed", world_size=2),
-            raising(Stopped(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM")),
-        )
-    assert last_messages == [{"stopped": [1]}]
+        run_local_ranks(make_trial(kind="distributed", world_size=2), raising(Stopped(code, "why")))
+    assert last_messages == [message]
 
 
 @pytest.mark.usefixtures("restored_signals")
