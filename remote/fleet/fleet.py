@@ -35,6 +35,8 @@ class Fleet:
     expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.outcome`).
     `on_event` is called from several threads and must not raise. `trial_ids` limits the fleet to these trials (None:
     all). `checkpoint_sync` transfers a training's checkpoints. `diagnose` says why a lost host does not come back.
+    `move_worker` gives a worker, by its name, another machine after a fault of its GPU; a worker for which it returns
+    False takes no more trials.
     `is_cancel_requested` is polled while the fleet runs, and stops it.
     """
 
@@ -53,6 +55,7 @@ class Fleet:
         trial_ids: Collection[str] | None = None,
         checkpoint_sync: CheckpointSync | None = None,
         diagnose: Callable[[], str | None] = lambda: None,
+        move_worker: Callable[[str], bool] = lambda _name: False,
         is_cancel_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         limits = RetryLimits() if limits is None else limits
@@ -76,9 +79,11 @@ class Fleet:
             retry_policy=self._retry_policy,
             make_command=make_command,
             on_event=on_event,
+            healthy_workers={host.name for host in hosts},
             shared_folder=shared_folder,
             checkpoint_sync=checkpoint_sync,
             diagnose=diagnose,
+            move_worker=move_worker,
         )
         self._workers = {host.name: Worker(make_agent(host), state) for host in hosts}
         self._failure: BaseException | None = None

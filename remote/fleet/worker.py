@@ -36,6 +36,14 @@ class Superseded(Exception):
     """The end of the followed trial through another attempt."""
 
 
+class WorkerFaulty(Exception):
+    """A host whose GPU showed a fault: it takes no more trials of the run."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
 @dataclass(frozen=True, kw_only=True)
 class FleetState:
     """State shared by the workers of one fleet; all of it is safe to use from many threads."""
@@ -48,9 +56,11 @@ class FleetState:
     retry_policy: RetryPolicy
     make_command: CommandFactory
     on_event: Callable[[FleetEvent], None]
+    healthy_workers: set[str]
     shared_folder: str | None
     checkpoint_sync: CheckpointSync | None = None
     diagnose: Callable[[], str | None] = lambda: None
+    move_worker: Callable[[str], bool] = lambda _name: False
 
 
 class Worker:
@@ -77,6 +87,11 @@ class Worker:
             except WorkerLost as lost:
                 if not self._await_return(lost):
                     return
+            except WorkerFaulty as fault:
+                for trial, _ in self.earlier_attempts:
+                    self._queue.stop_awaiting(trial, self.name)
+                self._end_own_trials(fault.outcome)
+                return
             except FleetStopped:
                 for trial, attempt in self.earlier_attempts:
                     self._cancel(trial, attempt)
@@ -237,11 +252,19 @@ class Worker:
             # The operator cancelled it, and has now resumed the run.
             verdict = Outcome.of(ReasonCode.CANCELLED, "cancelled earlier")
             self._fleet.outcome_writer.requeue(trial, attempt, verdict)
-        elif verdict.is_transient and trial.allows_retry_after(attempt) and not self._retry_policy.is_halted:
+            return
+        is_running, healthy = not self._retry_policy.is_halted, self._fleet.healthy_workers
+        is_faulty = verdict.cause is not None and verdict.cause.is_worker_faulty
+        if is_faulty and is_running and not self._fleet.move_worker(self.name):
+            healthy.discard(self.name)
+        may_retry = verdict.is_transient and trial.allows_retry_after(attempt) and is_running
+        if may_retry and any(map(trial.can_run_on, set(healthy))):
             self.agent.free_members(attempt.folder, grace_sec=self._retry_policy.limits.grace_sec)
             self._fleet.outcome_writer.requeue(trial, attempt, verdict)
         else:
             self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict, result)
+        if self.name not in healthy:
+            raise WorkerFaulty(verdict)
 
     def _cancel(self, trial: OpenTrial, attempt: Attempt) -> None:
         """Cancel the attempt for the operator. If it has ended before, that end counts."""
@@ -299,10 +322,14 @@ class Worker:
         for trial, attempt in self.earlier_attempts:
             if self._queue.give_up(trial, self.name):
                 self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict)
+        self._end_own_trials(verdict)
+        return False
+
+    def _end_own_trials(self, verdict: Outcome) -> None:
+        """End the open trials that only this host may run."""
         for trial in self._queue.open_trials():
             if trial.planned.worker == self.name:
                 self._fleet.outcome_writer.end_trial(trial.planned, None, verdict)
-        return False
 
 
 def _loss_event(lost: WorkerLost) -> EventType:

@@ -102,6 +102,27 @@ def test_only_transient_failures_are_retried(
     assert reason is None if token is None else token in (reason or "")
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_trial_of_a_faulty_gpu_is_retried_on_another_one(local: LocalFleet, is_moved: bool) -> None:
+    local.plan("faulty-once", "fine 1", "fine 2", "fine 3")
+    moved: list[str] = []
+    local.fleet(local.hosts(2), move_worker=lambda name: bool(moved.append(name)) or is_moved).run()
+    assert set(local.statuses().values()) == {"SUCCEEDED"}
+    first, second = (line.split()[-1] for line in local.bench_log_lines("started faulty-once"))
+    assert moved == [first]
+    if not is_moved:
+        assert first != second
+        started = [line.split()[-1] for line in local.bench_log_lines("started")]
+        assert started.count(first) == 1, "it takes no trials after the fault"
+
+
+def test_trials_that_only_a_worker_with_a_faulty_gpu_may_run_are_lost_with_that_cause(local: LocalFleet) -> None:
+    local.plan("faulty-once", "fine 1", pin="worker-1")
+    local.fleet(local.hosts(1)).run()
+    assert local.statuses() == {"faulty-once": "LOST", "fine-1": "LOST"}
+    assert all("XID 79" in (reason or "") for reason in local.reasons().values())
+
+
 def test_a_trial_that_ignores_its_deadline_is_stopped_from_outside(local: LocalFleet) -> None:
     local.plan("hang", workers=1, deadline_sec=5.0)  # on a busy machine, its first step may take seconds
     local.fleet(local.hosts(1), limits=replace(QUICK_LIMITS, deadline_margin_sec=0.1, grace_sec=0.2)).run()

@@ -76,7 +76,7 @@ class Bench:
             pass
         time.sleep(pause_sec)
 
-    def write_result(self, end: str, reason: str | None, trial_id: str | None = None) -> int:
+    def write_result(self, end: str, reason: str | None, trial_id: str | None = None, **more: str) -> int:
         result = {
             "kind": "trial_result",
             "schema_version": 1,
@@ -87,6 +87,7 @@ class Bench:
             "worker": self.flags["--worker"],
             "run_id": self.flags["--run-id"],
             "attempt": int(self.flags["--attempt"]),
+            **more,
         }
         sealed = json.dumps(result, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         self.write_file(RESULT_FILE, {**result, "sha256": hashlib.sha256(sealed.encode()).hexdigest()})
@@ -159,6 +160,12 @@ def oom_result(bench: Bench) -> int:
     return bench.write_result("OUT_OF_MEMORY", "CUDA out of memory in phase measure")
 
 
+def faulty_once(bench: Bench) -> int:
+    if bench.started_before:
+        return fine(bench)
+    return bench.write_result("LOST", "GPU 0: XID 79", reason_code="gpu_fault")
+
+
 def wrong_result(bench: Bench) -> int:
     return bench.write_result("SUCCEEDED", None, trial_id="another-trial")
 
@@ -184,7 +191,7 @@ BEHAVIOURS: "dict[str, Callable[[Bench], int]]" = {
     act.__name__.replace("_", "-"): act
     for act in (
         *(fine, steps, slow, hang, crash, exit_2, killed, killed_once, preempted_once, oom_result, wrong_result),
-        *(torn_result, says_done_leaves_nothing, success_then_lingers),
+        *(faulty_once, torn_result, says_done_leaves_nothing, success_then_lingers),
     )
 }
 
