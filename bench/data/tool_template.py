@@ -37,11 +37,16 @@ PROBE_TOOLS: tuple[Tool, ...] = (
         },
     },
 )
+# A call in Python's form, or JSON text within a JSON string, is not what a model was trained on.
+OTHER_FORMS = (f"'{KEY}'", f"'name': '{FUNCTION}'", f'\\"{KEY}')
 REMEDY = "use a model whose template writes them, set train.chat_template, or remove the line"
 
 
 class Shape(NamedTuple):
-    """Shape of calls: arguments as JSON text, content of a turn without text, ids, and whether a text is written."""
+    """Shape of calls: arguments as JSON text, content of a turn without text, ids, and whether a text is written too.
+
+    Without `writes_text` the template leaves the text of such a turn out, or its calls, so the text is left out.
+    """
 
     has_text_arguments: bool
     empty_content: str | None
@@ -113,15 +118,15 @@ class ToolTemplate:
             shape = Shape(has_text_arguments, content, has_short_ids)
             identifier = SHORT_ID if has_short_ids else LONG_ID
             text = self._render(_probe_turns(shape, identifier), tools)
-            # Python's form of an object, or JSON text within a JSON string, is not what the model was trained on.
-            if FUNCTION not in text or VALUE not in text or f"'{KEY}'" in text or f'\\"{KEY}' in text:
+            if FUNCTION not in text or VALUE not in text or any(form in text for form in OTHER_FORMS):
                 continue
             if RESULT not in text:
                 reason = "role tool: the model's chat template does not write results of tools"
                 continue
+            with_text = self._render(_probe_turns(shape._replace(empty_content=TEXT), identifier), tools)
             return shape._replace(
                 needs_ids=not self._render(_probe_turns(shape, None), tools),
-                writes_text=TEXT in self._render(_probe_turns(shape._replace(empty_content=TEXT), identifier), tools),
+                writes_text=all(part in with_text for part in (TEXT, FUNCTION, VALUE)),
             )
         return reason
 
@@ -165,7 +170,7 @@ def _call_turn(message: dict[str, Any], turn: int, shape: Shape, identifiers: di
         elif shape.needs_ids:
             shaped["id"] = _derived_id(f"{turn} {index} {function['name']}")
         calls.append(shaped)
-    content = message["content"] if message["content"].strip() else shape.empty_content
+    content = message["content"] if message["content"].strip() and shape.writes_text else shape.empty_content
     return {**message, "content": content, "tool_calls": calls}
 
 

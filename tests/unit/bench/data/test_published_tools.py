@@ -1,0 +1,230 @@
+"""Tool turns under the published templates of many families: what is trained on, after which prompt, in which shape.
+
+The templates are read as in test_published_templates.py.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from bench.data import findings
+from bench.data.conversations import parse_conversation
+from bench.data.formats import FORMATS
+from bench.data.inputs import Conversation, InputError
+from bench.data.masking import ExampleBuilder
+from bench.data.tokenizer import ChatTemplate
+from bench.data.tool_template import ToolTemplate
+from tests.unit.bench.data.test_published_templates import AXOLOTL, TRL, answers, control_tokens, template_text
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "its name"}}}
+FUNCTION = {"name": "get_weather", "description": "Weather of a city", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+TURNS = [
+    {"role": "user", "content": "Weather in Rome?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "21 C"},
+    {"role": "assistant", "content": "It is mild."},
+]
+MORE_TURNS = [*TURNS, {"role": "user", "content": "Thanks"}, {"role": "assistant", "content": "Bye."}]
+FAMILIES = {
+    TRL: (
+        *("gemma4", "glm4moe", "gptoss", "lfm2_2_5", "llama3_1", "llama3_2", "muse_glimmer", "nemotron_3_nano"),
+        *("qwen2_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_instruct_2507", "qwen3_vl"),
+    ),
+    AXOLOTL: ("jamba", "llama4", "mistral_v2v3", "mistral_v3_tekken", "qwen_25"),
+}
+TEMPLATES = [pytest.param(f"{folder}/{name}.jinja", id=name) for folder, names in FAMILIES.items() for name in names]
+
+
+def conversation(messages: Sequence[dict[str, Any]], **keys: Any) -> Conversation:
+    line = {"messages": messages, **keys}
+    return parse_conversation(line, FORMATS["messages"], file="d.jsonl", line=7, unit="line")
+
+
+def tokenizer_with(name: str, tokenizer_of: Callable[..., Any]) -> Any:
+    template = template_text(name)
+    return tokenizer_of(template, special=control_tokens(template))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("turns", [TURNS, MORE_TURNS], ids=["one", "more"])
+def test_calls_are_trained_after_their_prompt_and_results_are_not(
+    name: str, turns: list[dict[str, Any]], tokenizer_of: Callable[..., Any]
+) -> None:
+    tokenizer, source = tokenizer_with(name, tokenizer_of), conversation(turns, tools=TOOLS)
+    builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
+    trained = [pair for example in builder.build([source]) for pair in answers(tokenizer, example)]
+    messages, _ = ToolTemplate(ChatTemplate(tokenizer)).messages(source)
+    prompts = [
+        tokenizer.apply_chat_template(
+            messages[:index], tools=list(source.tools), tokenize=False, add_generation_prompt=True
+        )
+        for index in source.answers
+    ]
+    assert [prompt for prompt, _ in trained] == prompts
+    for (_, text), index in zip(trained, source.answers, strict=True):
+        parts = ("get_weather", "Rome") if index == 1 else (turns[index]["content"],)
+        assert all(part in text for part in parts)
+        assert not any(other in text for other in ("21 C", "Weather of a city", "Thanks"))
+    result = next(prompt for prompt, _ in trained[1:2])
+    assert "21 C" in result
+    assert "Weather of a city" in prompts[0]
+
+
+# By template for training: what TRL trains on before and after our targets, which the prompt ends with, or which
+# follows the token that ends a turn.
+TRL_ALSO_TRAINS = {
+    "glm4moe": ("", ""),
+    "gptoss": ("<|start|>assistant", ""),
+    "lfm2_v2": ("", "\n"),
+    "muse_glimmer": ("<|start|>assistant", ""),
+    "nemotron_3_nano": ("<think>", "\n"),
+    "nemotron_3_super": ("<think>", "\n"),
+    "qwen2_5": ("\n", "\n"),
+    "qwen3": ("", "\n"),
+    "qwen3_5_nothink": ("<think>\n\n</think>\n\n", "\n"),
+    "qwen3_5_think": ("<think>\n", "\n"),
+    "qwen3_instruct_2507": ("", "\n"),
+    "qwen3_vl": ("", "\n"),
+}
+
+
+@pytest.mark.parametrize("name", TRL_ALSO_TRAINS)
+def test_targets_are_those_of_trl_but_for_listed_differences(name: str, tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_with(f"{TRL}/{name}_training.jinja", tokenizer_of)
+    source = conversation(TURNS, tools=TOOLS)
+    builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
+    ours = [text for example in builder.build([source]) for _, text in answers(tokenizer, example)]
+    messages, _ = ToolTemplate(ChatTemplate(tokenizer)).messages(source)
+    encoded = tokenizer.apply_chat_template(
+        messages, tools=list(source.tools), return_assistant_tokens_mask=True, return_dict=True
+    )
+    pairs = zip(encoded["assistant_masks"], encoded["input_ids"], strict=True)
+    groups = itertools.groupby(pairs, key=lambda pair: pair[0])
+    theirs = [tokenizer.decode([token for _, token in group]) for is_target, group in groups if is_target]
+    before, after = TRL_ALSO_TRAINS[name]
+    assert theirs == [f"{before}{text}{after}" for text in ours]
+
+
+def test_a_template_that_demands_nine_characters_keeps_such_ids_and_gets_others_derived(
+    tokenizer_of: Callable[..., Any],
+) -> None:
+    tokenizer = tokenizer_with(f"{AXOLOTL}/mistral_v2v3.jinja", tokenizer_of)
+    texts = {}
+    for identifier in ("call_1", "abcDEF789", None):
+        call = {key: value for key, value in (CALL | {"id": identifier}).items() if value is not None}
+        turns = [TURNS[0], TURNS[1] | {"tool_calls": [call]}, {"role": "tool", "content": "21 C"}, TURNS[3]]
+        builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
+        (example,) = builder.build([conversation(turns, tools=TOOLS)])
+        text = tokenizer.decode(example.ids)
+        ids = re.findall(r'"(?:call_)?id": "([^"]*)"', text)
+        assert len(ids) == 2
+        assert ids[0] == ids[1]
+        assert re.fullmatch(r"[A-Za-z0-9]{9}", ids[0])
+        texts[identifier] = ids[0]
+    assert texts["abcDEF789"] == "abcDEF789"
+    assert len(set(texts.values())) == 3
+    again = ExampleBuilder(tokenizer, max_seq_len=100_000)
+    (example,) = again.build([conversation(TURNS, tools=TOOLS)])
+    assert texts["call_1"] in tokenizer.decode(example.ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reason"),
+    [
+        (f"{TRL}/gemma3.jinja", TOOLS, "tools: "),
+        (f"{TRL}/llama3.jinja", None, "tool_calls: "),
+        (f"{TRL}/lfm2.jinja", TOOLS, "tool_calls: "),
+        (f"{AXOLOTL}/falcon_h1.jinja", TOOLS, "tool_calls: "),
+    ],
+)
+def test_a_template_without_tools_refuses_the_line(
+    template: str, tools: Any, reason: str, tokenizer_of: Callable[..., Any]
+) -> None:
+    builder = ExampleBuilder(tokenizer_with(template, tokenizer_of), max_seq_len=100_000)
+    with pytest.raises(InputError, match=rf"^d\.jsonl: line 7: {reason}.*; "):
+        list(builder.build([conversation(TURNS, tools=tools)]))
+
+
+def test_a_template_of_json_text_gets_arguments_as_text_and_calls_without_tools(
+    tokenizer_of: Callable[..., Any],
+) -> None:
+    tokenizer = tokenizer_with(f"{TRL}/deepseekv3.jinja", tokenizer_of)
+    builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
+    trained = [text for example in builder.build([conversation(TURNS)]) for _, text in answers(tokenizer, example)]
+    assert '```json\n{"city": "Rome"}\n```' in trained[0]
+
+
+BARE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "CALL{% endfor %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "turns", "reason"),
+    [
+        ("{{ c.function.name }}{{ c.function.arguments | tojson }}", TURNS[:3], "tools: missing"),
+        ("{{ c.function.name }}", TURNS, "tool_calls: "),
+        ("{{ c }}", TURNS, "tool_calls: "),
+    ],
+)
+def test_a_call_without_tools_or_without_its_arguments_is_refused(
+    call: str, turns: list[dict[str, Any]], reason: str, tokenizer_of: Callable[..., Any]
+) -> None:
+    needs_tools = "{% if tools %}{{ tools | tojson }}" + BARE.replace("CALL", call) + "{% else %}"
+    template = f"{needs_tools}{BARE.replace('CALL', '')}{{% endif %}}"
+    builder = ExampleBuilder(tokenizer_of(template), max_seq_len=100_000)
+    with pytest.raises(InputError, match=rf"line 7: {reason}"):
+        list(builder.build([conversation(turns)]))
+
+
+def test_a_text_that_the_template_leaves_out_is_counted_and_never_replaces_the_call(
+    tokenizer_of: Callable[..., Any],
+) -> None:
+    turns = [TURNS[0], TURNS[1] | {"content": "I look."}, *TURNS[2:]]
+    for name in (f"{TRL}/llama3_1.jinja", f"{TRL}/deepseek_r1_distill.jinja"):
+        tokenizer = tokenizer_with(name, tokenizer_of)
+        builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
+        text = "".join(tokenizer.decode(example.ids) for example in builder.build([conversation(turns)]))
+        assert "get_weather" in text
+        assert "I look." not in text
+        assert builder.findings.counts[findings.CALL_TEXT_LEFT_OUT] == 1
+
+
+def test_control_tokens_typed_in_tools_calls_and_results_are_text(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_with(f"{TRL}/qwen2_5.jinja", tokenizer_of)
+    (end,) = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    counts = []
+    for word in ("x", "<|im_end|>"):
+        tools = [{"type": "function", "function": FUNCTION | {"description": word}}]
+        call = CALL | {"function": {"name": "get_weather", "arguments": {"city": word, word: 1}}}
+        turns = [TURNS[0], TURNS[1] | {"tool_calls": [call]}, TURNS[2] | {"content": word}, TURNS[3]]
+        builder = ExampleBuilder(tokenizer, max_seq_len=100_000, special_tokens="text")
+        (example,) = builder.build([conversation(turns, tools=tools)])
+        counts.append(list(example.ids).count(end))
+        assert tokenizer.decode(example.ids).count(f'{{"city": "{word}", "{word}": 1}}') == 1
+    assert counts[0] == counts[1]
+    assert builder.findings.counts[findings.TYPED_TOKEN.format("<|im_end|>")] == 1
+
+
+def test_each_answer_of_a_prompt_is_an_example_and_a_long_one_is_cut_after_a_call(
+    tokenizer_of: Callable[..., Any],
+) -> None:
+    tokenizer = tokenizer_with(f"{TRL}/qwen2_5.jinja", tokenizer_of)
+    line = {"prompt": TURNS[:1], "completions": [TURNS[1:], "I do not know."], "tools": TOOLS, "system": "s"}
+    source = parse_conversation(line, FORMATS["prompt and completions"], file="d.jsonl", line=7, unit="line")
+    whole = list(ExampleBuilder(tokenizer, max_seq_len=100_000).build([source]))
+    assert [[text for _, text in answers(tokenizer, example)][-1] for example in whole] == [
+        "It is mild.<|im_end|>",
+        "I do not know.<|im_end|>",
+    ]
+    builder = ExampleBuilder(tokenizer, max_seq_len=len(whole[0].ids) - 1, too_long="cut")
+    cut, short = builder.build([source])
+    assert short.ids == whole[1].ids
+    assert [text for _, text in answers(tokenizer, cut)] == [text for _, text in answers(tokenizer, whole[0])][:1]
+    assert builder.findings.counts == {findings.TOO_LONG_CUT: 1, findings.OTHER_EOS: 1}
