@@ -1,7 +1,9 @@
-"""Types of data files, by content and then by suffix: Parquet, JSONL, a JSON array, CSV, and gzip of these three.
+"""Types of data files, by content and then by suffix: Parquet, JSONL, a JSON array, CSV, gzip and zstd of the last
+three, and a folder saved by `datasets`.
 
 Each gives the rows of a file one after another. At most `MAX_ROW_BYTES` of a row are held in memory, and a compressed
-file may not grow without bound. Only the standard library, and pyarrow once a Parquet file is read.
+file may not grow without bound (`bench.data.row_limits`). Only the standard library, and pyarrow where it is needed
+(`bench.data.arrow_files`).
 """
 
 import codecs
@@ -13,43 +15,65 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
-from bench.data.formats import FORMATS, LINE_REFUSED, detect_kind
+from bench.data import arrow_files, row_limits
+from bench.data.formats import LINE_REFUSED
 from bench.data.inputs import InputError
+from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
 from bench.records import schema
 from bench.records.atomic_files import open_regular
-from bench.records.units import format_mib
+from bench.records.units import format_gib, format_mib
 
-MAX_ROW_BYTES = 16 << 20
-MAX_COLUMNS = 256
-# Limit of an unpacked file: the larger of 100 times its stored size (text shrinks to a third or a tenth) and 256 MiB.
-MAX_GROWTH, ALWAYS_UNPACKED_BYTES = 100, 256 << 20
-CHUNK_BYTES = 1 << 16
+MAX_FILES = 10_000  # of a pattern
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
-UNREAD = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # a frame, or one to skip before it
+UNREAD = {  # at the beginning of a file, or of its unpacked text
+    b"PK\x03\x04": "zip",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    GZIP: "gzip",
+    PARQUET: "Parquet",
+}
+PACKED_SUFFIXES = (".gz", ".zst")
 JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are parsed
 DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
 PLAIN_DECODER = json.JSONDecoder()
 BLANKS = re.compile(r"[ \t\r\n]*")
 
-# The JSON text of a row, its object, or why it cannot be used.
-Row: TypeAlias = bytes | dict[str, Any] | InputError
+
+def expand(path: str) -> list[Path]:
+    """Return the files that a path names: itself, or those that match a pattern in its last part, in order.
+
+    Raises InputError for a pattern without a file.
+    """
+    if not any(mark in path for mark in "*?[") or os.path.lexists(path):
+        return [Path(path)]
+    pattern = Path(path)
+    files = sorted(file for file in pattern.parent.glob(pattern.name) if not file.name.startswith("."))
+    if not 0 < len(files) <= MAX_FILES:
+        raise InputError(
+            f"{path}: {len(files):,} files match, expected 1 to {MAX_FILES:,}",
+            remedy="only the last part of a path may have *, ? or [ ]",
+        )
+    return files
 
 
 class DataRows:
     """Rows of a data file, each with its number; iterating raises InputError for a file that cannot be read on.
 
-    `unit` says what the number counts, "line" or "row". `sha256` and `bytes` are those of the file as it is stored,
-    and complete after the last row.
+    `columns` are the user's names of columns. `unit` says what the number counts, "line" or "row". `sha256` and `bytes`
+    are those of the file as it is stored, and complete after the last row.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, str] | None = None) -> None:
         self.path, self.unit, self.bytes = path, "line", 0
+        self.names = ColumnNames(columns or {})
+        self._has_header = False
         self._digest = hashlib.sha256()
-        self._unpacked_bytes = self._max_unpacked_bytes = 0
 
     @property
     def sha256(self) -> str:
@@ -58,38 +82,86 @@ class DataRows:
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         number = 0
         try:
+            if self.path.is_dir():
+                yield from self._folder_rows()
+                return
             with open_regular(self.path) as file:
-                self._max_unpacked_bytes = max(ALWAYS_UNPACKED_BYTES, MAX_GROWTH * os.fstat(file.fileno()).st_size)
+                unpacked = UnpackedBytes(self.path, os.fstat(file.fileno()).st_size)
                 stream = _buffered(file, self._add_stored)
-                rows = self._parquet_rows(stream, file) if stream.peek().startswith(PARQUET) else self._rows(stream)
+                is_parquet = stream.peek().startswith(PARQUET)
+                rows = self._parquet_rows(stream, file, unpacked) if is_parquet else self._rows(stream, unpacked)
                 for number, row in rows:
                     yield number, row
+            self.names.check_used(str(self.path))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(
                 f"{self.path}: after {self.unit} {number}: the gzip data ends early or is damaged: {error}",
                 remedy="copy the file again, or compress it again",
             ) from error
         except OSError as error:
-            raise InputError(
-                f"{self.path}: cannot be read: {error.strerror}", remedy="name a regular file with conversations"
-            ) from error
+            if error.errno is None:  # of zstd's decoder
+                raise InputError(
+                    f"{self.path}: after {self.unit} {number}: the zstd data ends early or is damaged: {error}",
+                    remedy="copy the file again, or compress it again",
+                ) from error
+            raise _unreadable(self.path, error) from error
 
-    def _parquet_rows(self, stream: io.BufferedReader, file: BinaryIO) -> Iterator[tuple[int, Row]]:
-        self.unit, before = "row", os.fstat(file.fileno())
+    def rename(self, location: str, document: dict[str, Any]) -> dict[str, Any]:
+        """Return a row's object with our names of its columns. Raises InputError."""
+        if self._has_header:  # renamed with the header
+            return document
+        return dict(zip(self.names.rename(location, list(document)), document.values(), strict=True))
+
+    def _folder_rows(self) -> Iterator[tuple[int, Row]]:
+        """Yield the rows of a folder saved by `datasets`. Its sha256 is that of its files' names and digests."""
+        self.unit, self._has_header, number = "row", True, 0
+        for path in arrow_files.folder_files(self.path):
+            with open_regular(path) as file:
+                content, left = hashlib.sha256(), os.fstat(file.fileno()).st_size
+                self.bytes += left
+                unpacked = UnpackedBytes(path, left)
+
+                def read(count: int, file: BinaryIO = file, content: Any = content) -> bytes:
+                    wanted = min(count, os.fstat(file.fileno()).st_size - file.tell())
+                    if wanted > arrow_files.MAX_BATCH_BYTES:
+                        raise InputError(
+                            f"{file.name}: a batch of more than {format_gib(arrow_files.MAX_BATCH_BYTES, 0)}",
+                            remedy="save the data set with fewer rows in a batch",
+                        )
+                    piece = file.read(wanted)
+                    content.update(piece)
+                    return piece
+
+                for row in arrow_files.stream_rows(self.path, path, self.names, unpacked, read, number):
+                    number += 1
+                    yield number, row
+                while read(1 << 20):  # what follows the stream is part of the digest
+                    pass
+            self._digest.update(f"{path.name}\0{content.hexdigest()}\n".encode())
+
+    def _parquet_rows(
+        self, stream: io.BufferedReader, file: BinaryIO, unpacked: UnpackedBytes
+    ) -> Iterator[tuple[int, Row]]:
+        self.unit, self._has_header, before = "row", True, os.fstat(file.fileno())
         while stream.read(1 << 20):  # for the digest: its end is read first
             pass
-        yield from _parquet_rows(self.path, file, self._add_unpacked_bytes)
+        yield from arrow_files.parquet_rows(self.path, file, self.names, unpacked)
         after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
 
-    def _rows(self, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
-        if stream.peek().startswith(GZIP):
-            stream = _buffered(gzip.GzipFile(fileobj=stream), self._add_unpacked)
+    def _rows(self, stream: io.BufferedReader, unpacked: UnpackedBytes) -> Iterator[tuple[int, Row]]:
+        packed = "gzip" if stream.peek().startswith(GZIP) else "zstd" if ZSTD.match(stream.peek()) else ""
+        if packed:
+            text = arrow_files.open_zstd(self.path, stream) if packed == "zstd" else gzip.GzipFile(fileobj=stream)
+            stream = _buffered(text, lambda piece: unpacked.add(len(piece)))
         first_bytes = stream.peek()
-        for magic, name in {**UNREAD, GZIP: "gzip of gzip", PARQUET: "gzip of Parquet"}.items():
+        for magic, name in UNREAD.items():
             if first_bytes.startswith(magic):
-                raise InputError(f"{self.path}: {name} is not read here", remedy="unpack it, or compress it with gzip")
+                shown = f"{packed} of {name}" if packed else name
+                raise InputError(
+                    f"{self.path}: {shown} is not read here", remedy="unpack it, or compress it with gzip or zstd"
+                )
         if first_bytes.lstrip().startswith(b"["):  # no line of JSONL and no header of CSV begins so
             self.unit = "row"
             return _array_rows(self.path, stream)
@@ -97,38 +169,37 @@ class DataRows:
             raise InputError(
                 f"{self.path}: is not Parquet", remedy="write the file again, or name it after its content"
             )
-        is_csv = self.path.name.lower().removesuffix(".gz").endswith(".csv")
-        return _csv_rows(self.path, stream) if is_csv else _lines(self.path, stream)
+        name = self.path.name.lower()
+        for suffix in PACKED_SUFFIXES:
+            name = name.removesuffix(suffix)
+        if name.endswith(".csv"):
+            self._has_header = True
+            return _csv_rows(self.path, stream, self.names)
+        return _lines(self.path, stream)
 
     def _add_stored(self, piece: memoryview) -> None:
         self._digest.update(piece)
         self.bytes += len(piece)
-
-    def _add_unpacked(self, piece: memoryview) -> None:
-        self._add_unpacked_bytes(len(piece))
-
-    def _add_unpacked_bytes(self, count: int) -> None:
-        self._unpacked_bytes += count
-        if self._unpacked_bytes > self._max_unpacked_bytes:
-            raise InputError(
-                f"{self.path}: unpacks to more than {format_mib(self._max_unpacked_bytes)}, "
-                f"{MAX_GROWTH} times its size",
-                remedy="write it as plain JSONL",
-            )
 
 
 def sha256_of(path: Path) -> str:
     """Hash a data file as `DataRows` does, without its rows. Raises InputError."""
     digest = hashlib.sha256()
     try:
+        if path.is_dir():
+            for part in arrow_files.folder_files(path):
+                digest.update(f"{part.name}\0{sha256_of(part)}\n".encode())
+            return digest.hexdigest()
         with open_regular(path) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read: {error.strerror}", remedy="name a regular file with conversations"
-        ) from error
+        raise _unreadable(path, error) from error
     return digest.hexdigest()
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be read: {error.strerror}", remedy="name a regular file with conversations")
 
 
 class _Observed(io.RawIOBase):
@@ -147,20 +218,16 @@ class _Observed(io.RawIOBase):
 
 
 def _buffered(file: Any, observe: Callable[[memoryview], None]) -> io.BufferedReader:
-    return io.BufferedReader(_Observed(file, observe), CHUNK_BYTES)
+    return io.BufferedReader(_Observed(file, observe), row_limits.CHUNK_BYTES)
 
 
 def _lines(path: Path, stream: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
     number = 0
-    while line := stream.readline(MAX_ROW_BYTES + 1):
+    while line := stream.readline(row_limits.MAX_ROW_BYTES + 1):
         number += 1
-        if len(line) > MAX_ROW_BYTES:
-            raise _too_long(f"{path}: line {number}")
+        if len(line) > row_limits.MAX_ROW_BYTES:
+            raise row_too_long(f"{path}: line {number}")
         yield number, line
-
-
-def _too_long(location: str) -> InputError:
-    return InputError(f"{location}: longer than {format_mib(MAX_ROW_BYTES)}", remedy="split or remove it")
 
 
 def parse_json(location: str, text: str) -> Any:
@@ -229,15 +296,16 @@ class _ArrayText:
                 if end < len(self._text) or self._is_complete:  # a number may go on
                     value, self._start = self._text[self._start : end], end
                     return value
-            if end - self._start > MAX_ROW_BYTES:
+            if end - self._start > row_limits.MAX_ROW_BYTES:
                 raise InputError(
-                    f"{location}: not JSON, or longer than {format_mib(MAX_ROW_BYTES)}", remedy="correct or split it"
+                    f"{location}: not JSON, or longer than {format_mib(row_limits.MAX_ROW_BYTES)}",
+                    remedy="correct or split it",
                 )
             self._read_on()
 
     def _read_on(self) -> None:
         """Read as much again as there is, so that a long row is not parsed once for each chunk."""
-        piece = self._stream.read(max(CHUNK_BYTES, len(self._text) - self._start))
+        piece = self._stream.read(max(row_limits.CHUNK_BYTES, len(self._text) - self._start))
         self._text = self._text[self._start :] + self._decoder.decode(piece, final=not piece)
         self._start, self._is_complete = 0, not piece
 
@@ -245,9 +313,9 @@ class _ArrayText:
 # CSV ------------------------------------------------------------------------------------------------------------------
 
 
-def _csv_rows(path: Path, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
+def _csv_rows(path: Path, stream: io.BufferedReader, names: ColumnNames) -> Iterator[tuple[int, Row]]:
     """Yield the rows below the header, each with the line on which it begins."""
-    csv.field_size_limit(MAX_ROW_BYTES)
+    csv.field_size_limit(row_limits.MAX_ROW_BYTES)
     texts = _CsvText(path, stream)
     records = csv.reader(texts, strict=True)
     columns: list[str] = []
@@ -265,8 +333,7 @@ def _csv_rows(path: Path, stream: io.BufferedReader) -> Iterator[tuple[int, Row]
         if not fields:
             continue
         if not columns:
-            columns = fields
-            _check_columns(location, columns)
+            columns = names.check_header(location, fields)
         elif len(fields) != len(columns):
             yield (
                 number,
@@ -277,14 +344,6 @@ def _csv_rows(path: Path, stream: io.BufferedReader) -> Iterator[tuple[int, Row]
                 yield number, {key: _csv_value(location, key, text) for key, text in zip(columns, fields, strict=True)}
             except InputError as error:
                 yield number, error
-
-
-def _check_columns(location: str, columns: list[str]) -> None:
-    if len(columns) > MAX_COLUMNS:
-        raise InputError(f"{location}: expected at most {MAX_COLUMNS} columns, found {len(columns)}")
-    if len(set(columns)) < len(columns):
-        raise InputError(f"{location}: a column occurs twice in the header", remedy="remove one of them")
-    detect_kind(location, dict.fromkeys(columns))
 
 
 def _csv_value(location: str, key: str, text: str) -> Any:
@@ -315,52 +374,9 @@ class _CsvText:
         for number, line in self._lines:
             self._number = number
             self._record_bytes += len(line)
-            if self._record_bytes > MAX_ROW_BYTES:
-                raise _too_long(f"{self._path}: line {self._first_number}")
+            if self._record_bytes > row_limits.MAX_ROW_BYTES:
+                raise row_too_long(f"{self._path}: line {self._first_number}")
             try:
                 yield line.decode("utf-8-sig" if self._number == 1 else "utf-8")  # spreadsheets write the mark
             except UnicodeDecodeError as error:
                 raise InputError(f"{self._path}: line {self._number}: not UTF-8 text") from error
-
-
-# Parquet --------------------------------------------------------------------------------------------------------------
-
-
-def _parquet_rows(path: Path, file: BinaryIO, add_unpacked_bytes: Callable[[int], None]) -> Iterator[tuple[int, Row]]:
-    """Yield the rows as JSON text, read one by one: a short value in the file may stand in all of them.
-
-    Columns that decide nothing are not read, and null. The sizes that the file states are checked before any row.
-    """
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise InputError(f"{path}: pyarrow, which reads Parquet, is missing", remedy="pip install pyarrow") from error
-    number = 0
-    try:
-        file.seek(0)
-        source = parquet.ParquetFile(file, buffer_size=CHUNK_BYTES)
-        columns = source.schema_arrow.names
-        _check_columns(f"{path}: columns", columns)
-        metadata, known = source.metadata, {key for data_format in FORMATS.values() for key in data_format.known}
-        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        # Checked and forgotten: the values themselves are counted below.
-        add_unpacked_bytes(size := sum(group.total_byte_size for group in groups))
-        add_unpacked_bytes(-size)
-        unread = {name: None for name in columns if name not in known and name not in LINE_REFUSED}
-        wanted = [name for name in columns if name not in unread]
-        for row in source.iter_batches(batch_size=1, columns=wanted, use_threads=False):
-            number += 1
-            add_unpacked_bytes(row.nbytes)
-            yield number, _parquet_row(f"{path}: row {number}", row, unread)
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise InputError(f"{path}: after row {number}: not Parquet: {reason}", remedy="write the file again") from error
-
-
-def _parquet_row(location: str, row: Any, unread: dict[str, None]) -> Row:
-    if row.nbytes > MAX_ROW_BYTES:
-        return _too_long(location)
-    try:
-        return json.dumps(row.to_pylist()[0] | unread, ensure_ascii=False).encode()
-    except (TypeError, ValueError) as error:  # bytes, dates, text that is not UTF-8
-        return InputError(f"{location}: a value is not JSON: {error}", remedy="write texts, or lists of turns")

@@ -1,0 +1,226 @@
+"""Rows of Parquet files and of folders saved by `datasets`, and the text of zstd files, all through pyarrow.
+
+pyarrow decodes a page of Parquet or a batch of Arrow at once: the sizes that the file states are checked before, the
+bytes that come out are counted. pyarrow is imported once such a file is read.
+"""
+
+import importlib
+import io
+import json
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bench.data import row_limits
+from bench.data.formats import LINE_REFUSED
+from bench.data.inputs import InputError
+from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
+from bench.records import schema
+from bench.records.atomic_files import read_regular
+
+STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"  # of a saved data set, and of one with several splits
+MAX_STATE_BYTES = 1 << 20
+MAX_BATCH_BYTES = 1 << 30
+
+
+def load_pyarrow(path: Path, module: str = "pyarrow") -> Any:
+    """Import pyarrow. Raises InputError."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"{path}: pyarrow, which reads Parquet, Arrow and zstd, is missing", remedy="pip install pyarrow"
+        ) from error
+
+
+@contextmanager
+def _arrow_errors(path: Path, position: Callable[[], str], kind: str) -> Iterator[None]:
+    """Turn an error of pyarrow into an InputError that names the position in the file."""
+    pyarrow = load_pyarrow(path)
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(f"{path}: after {position()}: not {kind}: {reason}", remedy="write the file again") from error
+
+
+def open_zstd(path: Path, stream: io.BufferedReader) -> Any:
+    """Open the text of a zstd file; its `readinto` raises OSError without a number for damaged data."""
+    pyarrow = load_pyarrow(path)
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, "r"), "zstd")
+
+
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+def parquet_rows(path: Path, file: BinaryIO, names: ColumnNames, unpacked: UnpackedBytes) -> Iterator[tuple[int, Row]]:
+    """Yield the rows as JSON text, read one by one: a short value in the file may stand in all of them.
+
+    Columns that decide nothing are not read, and null. The sizes that the file states are checked before any row.
+    """
+    number = group_number = 0
+    with _arrow_errors(
+        path, lambda: f"row {number}" + (f" (row group {group_number})" if group_number else ""), "Parquet"
+    ):
+        file.seek(0)
+        source = load_pyarrow(path, "pyarrow.parquet").ParquetFile(file, buffer_size=row_limits.CHUNK_BYTES)
+        rows = _TableRows(path, source.schema_arrow.names, names)
+        metadata = source.metadata
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        unpacked.check(sum(max(0, group.total_byte_size) for group in groups))
+        for index, group in enumerate(groups, start=1):
+            if group.total_byte_size > row_limits.MAX_ROW_BYTES * max(1, group.num_rows):
+                raise row_too_long(f"{path}: row group {index}: the mean row")
+        for group_number in range(1, len(groups) + 1):
+            batches = source.iter_batches(
+                batch_size=1, row_groups=[group_number - 1], columns=rows.read_names, use_threads=False
+            )
+            for row in batches:
+                number += 1
+                unpacked.add(row.nbytes)
+                yield number, rows.to_json(number, row)
+
+
+class _TableRows:
+    """Conversion of a table's rows to JSON text. `read_names` are the columns that decide something."""
+
+    def __init__(self, path: Path, header: list[str], names: ColumnNames) -> None:
+        renamed = names.check_header(f"{path}: columns", header)
+        self._path = path
+        decides = [name in row_limits.KNOWN_COLUMNS or name in LINE_REFUSED for name in renamed]
+        pairs = list(zip(header, renamed, decides, strict=True))
+        self.read_names = [name for name, _, is_read in pairs if is_read]
+        self.read_indices = [index for index, is_read in enumerate(decides) if is_read]
+        self._names = [ours for _, ours, is_read in pairs if is_read]
+        self._unread = {ours: None for _, ours, is_read in pairs if not is_read}
+
+    def to_json(self, number: int, row: Any) -> Row:
+        """Return a batch of one row as JSON text, or why it cannot be used."""
+        location = f"{self._path}: row {number}"
+        if row.nbytes > row_limits.MAX_ROW_BYTES:
+            return row_too_long(location)
+        texts = []
+        for index, name in enumerate(self._names):
+            try:
+                value = row.column(index)[0].as_py()
+                texts.append(f"{json.dumps(name)}:{json.dumps(value, ensure_ascii=False)}")
+            except (TypeError, ValueError) as error:  # bytes, dates, text that is not UTF-8
+                return InputError(f"{location}: {name}: a value is not JSON: {error}")
+        texts += (f"{json.dumps(name)}:null" for name in self._unread)
+        return f"{{{','.join(texts)}}}".encode()
+
+
+# A folder saved by `datasets` -----------------------------------------------------------------------------------------
+
+
+def folder_files(folder: Path) -> list[Path]:
+    """Return the Arrow files of a folder that `datasets` saved, in order. Raises InputError for any other folder."""
+    if not (folder / STATE_FILE).is_file():
+        raise _other_folder(folder)
+    state = _read_json(folder / STATE_FILE)
+    listed = state.get("_data_files") if isinstance(state, dict) else None
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed or ()]
+    if not isinstance(listed, list) or not names or state.get("_indices_data_files"):
+        raise InputError(
+            f"{folder / STATE_FILE}: expected a list of files in _data_files, without a list of rows in "
+            "_indices_data_files",
+            remedy="save the data set again, with save_to_disk",
+        )
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or (folder / name).is_symlink():
+            raise InputError(
+                f"{folder / STATE_FILE}: _data_files: expected names of files in the folder, found {str(name)[:80]!r}",
+                remedy="save the data set again, with save_to_disk",
+            )
+    return [folder / str(name) for name in names]
+
+
+def _other_folder(folder: Path) -> InputError:
+    """Return the error of a folder that is not one data set."""
+    if not (folder / SPLITS_FILE).is_file():
+        remedy = "name a file, a pattern like FOLDER/*.parquet, or a folder made by save_to_disk"
+        return InputError(f"{folder}: is a folder without {STATE_FILE}", remedy=remedy)
+    document = _read_json(folder / SPLITS_FILE)
+    splits = document.get("splits") if isinstance(document, dict) else None
+    shown = [str(name)[:40] for name in splits[:8]] if isinstance(splits, list) else []
+    return InputError(
+        f"{folder}: has several splits: {', '.join(shown)}", remedy=f"name one: {folder / (shown or ['train'])[0]}"
+    )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return schema.parse(read_regular(path, max_bytes=MAX_STATE_BYTES))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}", remedy="save the data set again") from error
+
+
+def stream_rows(
+    folder: Path, path: Path, names: ColumnNames, unpacked: UnpackedBytes, read: Callable[[int], bytes], number: int
+) -> Iterator[Row]:
+    """Yield the rows of one Arrow stream of a folder, batch by batch; they follow on row `number` of the folder.
+
+    `read` returns the next bytes of the file, at most so many.
+    """
+    ipc = load_pyarrow(path, "pyarrow.ipc")
+    with _arrow_errors(path, lambda: f"row {number}", "an Arrow stream"):
+        messages = ipc.MessageReader.open_stream(_ReadOnly(read))
+        arrow_schema = ipc.read_schema(messages.read_next_message())
+        rows = _TableRows(folder, arrow_schema.names, names)
+        for message in messages:
+            is_batch = message.type == "record batch"
+            if not is_batch or is_compressed(message.metadata.to_pybytes()):
+                found = "a compressed one" if is_batch else f"a {message.type}"
+                raise InputError(
+                    f"{path}: after row {number}: expected an uncompressed batch of rows, found {found}",
+                    remedy="save the data set with save_to_disk, which writes such batches",
+                )
+            batch = ipc.read_record_batch(message, arrow_schema)
+            batch.validate(full=True)  # offsets beyond the values would be read as they are
+            batch = batch.select(rows.read_indices)
+            for index in range(batch.num_rows):
+                number += 1
+                row = rows.to_json(number, batch.slice(index, 1))
+                unpacked.add(len(row) if isinstance(row, bytes) else 0)
+                yield row
+
+
+class _ReadOnly(io.RawIOBase):
+    """A file object of pyarrow whose bytes come from a function."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, count: int | None = -1) -> bytes:
+        return self._read(MAX_BATCH_BYTES if count is None or count < 0 else count)
+
+
+def is_compressed(metadata: bytes) -> bool:
+    """Return whether a record batch's buffers are compressed, from its flatbuffer; True for a damaged one.
+
+    The fields are those of Arrow's Message.fbs: the third of a Message is its header, the fourth of a RecordBatch its
+    compression.
+    """
+    try:
+        header = _field(metadata, struct.unpack_from("<I", metadata)[0], 2)
+        batch = header + struct.unpack_from("<I", metadata, header)[0]
+        return header == 0 or _field(metadata, batch, 3) != 0
+    except struct.error:
+        return True
+
+
+def _field(buffer: bytes, table: int, number: int) -> int:
+    """Return the position of a flatbuffer table's field, 0 if it is missing."""
+    (to_vtable,) = struct.unpack_from("<i", buffer, table)
+    (vtable_bytes,) = struct.unpack_from("<H", buffer, table - to_vtable)
+    if 4 + 2 * number >= vtable_bytes:
+        return 0
+    (offset,) = struct.unpack_from("<H", buffer, table - to_vtable + 4 + 2 * number)
+    return table + offset if offset else 0
