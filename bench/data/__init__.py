@@ -4,7 +4,9 @@ inputs: facts about checked inputs; InputError
 trial_inputs: checks that a trial's model, data and recipe suit each other
 model_folder: checks a model folder without loading it; the header of a weights file
 formats: the formats of a data line, and the keys that decide what is trained on
-file_types: rows of Parquet, JSONL, JSON arrays, CSV and gzip
+row_limits: limits of a data file's rows; names of its columns
+file_types: rows of data files of every type, and the files of a pattern
+arrow_files: rows of Parquet files and saved data sets, and the text of zstd files, through pyarrow
 readers: data files to conversations, each line checked
 conversations: a line's object to its conversation
 tool_calls: tools, calls and results of a line, each checked
@@ -13,6 +15,7 @@ findings: findings about conversations, counted by kind
 rendering: conversations to text, with the answers in it
 tokenizer: a model folder's tokenizer, chat template and control tokens, without torch
 masking: rendered conversations to token ids and target masks
+example_file: examples in a file, read one by one
 dataset: all data files of a training to its examples, cached by the digest of their inputs
 packing: samples into rows and steps, by seed and epoch
 collate: chats to tokenized rows to batches

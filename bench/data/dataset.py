@@ -1,36 +1,40 @@
 """Data files of a training to its training and validation examples, with all findings.
 
 Lines of the validation file, and lines held out by their digest, are never trained on: a training line with the same
-turns is removed and counted. The examples depend only on the files, the tokenizer and the settings, so they are cached
-under the digest of all three: tokenizing takes minutes, reading seconds.
+turns is removed and counted. Neither lines nor examples are held in memory: every line is checked first, then the files
+are read again, and each example is written to a file (`bench.data.example_file`).
 
-The cache has a folder per digest: `examples.bin` (four uint32 per example: its length, its file's index in `paths`, its
-line, its copy; then the uint32 token ids of all examples; then one byte per token for the targets) and `index.json`,
-which is checksummed, written last and contains the sha256 of the former. A damaged or incomplete folder is rebuilt.
+The examples depend only on the files, the tokenizer and the settings, so they are cached under the digest of all three:
+tokenizing takes minutes, reading seconds. The cache has a folder per digest: `examples.bin`, and `index.json`, which is
+checksummed, written last and contains the sha256 of the former. A damaged or incomplete folder is rebuilt.
 """
 
 import hashlib
 import json
 import statistics
 import sys
+import tempfile
 import time
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from functools import partial
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from bench.data import file_types, packing, readers
+from bench.data import packing, readers
+from bench.data.example_file import ExampleWriter, StoredExamples, open_stored
+from bench.data.file_types import expand
 from bench.data.findings import DROPPED_KINDS, SKIPPED, DataFindings
 from bench.data.formats import shorten
 from bench.data.inputs import Conversation, InputError
-from bench.data.masking import Example, ExampleBuilder
+from bench.data.masking import TOKENIZE_BATCH, Example, ExampleBuilder
 from bench.data.model_folder import check_model
 from bench.data.readers import BadLines, DataFile
 from bench.data.tokenizer import use_all_cores
 from bench.records import schema
-from bench.records.atomic_files import open_atomic, sha256_of
+from bench.records.atomic_files import open_atomic, open_regular
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.training import (
     ConversationPreview,
@@ -38,6 +42,7 @@ from bench.records.training import (
     DataPart,
     DataReport,
     FileFacts,
+    LostToLength,
     TrainingData,
 )  # fmt: skip
 
@@ -49,35 +54,33 @@ MAX_UNREAD_KEYS = 50  # keys with a finding of their own
 PREVIEW_COUNT = 3
 BINS = 24  # bars in the histogram of lengths of a report
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
-FACTS_PER_EXAMPLE = 4  # length, file, line, copy
-CACHE_VERSION = 3  # part of the cache key; changes when the same data and settings give other examples
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """Conversations to train on, each with its repetitions per epoch, and held-out conversations."""
-
-    training: list[tuple[Conversation, int]]
-    validation: list[Conversation]
+STORED_FIELDS = ("files", "findings", "left_out", "shown", "lost", "duplicates")  # of a Dataset, in the index
+DIGEST_KEY_BYTES = 16  # of a digest, to find equal lines
+CACHE_VERSION = 4  # part of the cache key; changes when the cache's files or the examples of the same data change
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Examples in the order of files and lines. `left_out` counts conversations without an example."""
+    """Examples in the order of files and lines. `left_out` counts conversations without an example.
+
+    `duplicates` counts lines that repeat another one.
+    """
 
     files: list[FileFacts]
-    training: Sequence[Example]
-    validation: Sequence[Example]
+    training: StoredExamples
+    validation: StoredExamples
     findings: list[DataFinding]
     left_out: int
     shown: list[ConversationPreview]
+    lost: LostToLength | None = None
+    duplicates: int = 0
 
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
-    """Read the data files, and the validation file if there is one. Raises InputError."""
-    files = [readers.read(Path(path), spec.bad_lines) for path in spec.files]
-    held_out = None if spec.validation_file is None else readers.read(Path(spec.validation_file), spec.bad_lines)
-    return files, held_out
+    """Check the lines of the data files, and of the validation file if there is one. Raises InputError."""
+    files = [readers.read(path, spec.bad_lines, spec.columns) for path in spec.files]
+    path = spec.validation_file
+    return files, None if path is None else readers.read(path, spec.bad_lines, spec.columns)
 
 
 def cache_key(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256: str) -> str:
@@ -86,33 +89,51 @@ def cache_key(spec: TrainingData, files_sha256: Sequence[str], tokenizer_sha256:
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
-def split(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, findings: DataFindings) -> Split:
-    """Split conversations into training and validation by their digests, so that added lines move no others."""
-    validation = list(held_out.conversations) if held_out is not None else []
-    training: list[tuple[Conversation, int]] = []
-    removed = {conversation.digest for conversation in validation}
+def split(
+    spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, findings: DataFindings
+) -> Iterator[tuple[Conversation, int | None]]:
+    """Yield the conversations to train on, each with its repetitions an epoch, and with None those held out.
+
+    They are chosen by their digests, so that added lines move no others.
+    """
+    removed: set[bytes] = set()
+    for conversation in held_out or ():
+        removed.add(conversation.digest[:DIGEST_KEY_BYTES])
+        yield conversation, None
     seen: set[bytes] = set()
     for file, weight in zip(files, spec.weights, strict=True):
-        for conversation in file.conversations:
-            if conversation.digest in removed:
+        for conversation in file:
+            key = conversation.digest[:DIGEST_KEY_BYTES]
+            if key in removed:
                 findings.add(IN_VALIDATION, conversation)
                 continue
-            if conversation.digest in seen:
+            is_repeated = key in seen
+            if is_repeated:
                 findings.add(DUPLICATE, conversation)
+            seen.add(key)
             if held_out is None and packing.is_held_out(conversation.digest, spec.validation_share):
-                if conversation.digest not in seen:  # evaluated once, however often it occurs in the data
-                    validation.append(conversation)
+                if not is_repeated:  # evaluated once, however often it occurs in the data
+                    yield conversation, None
             elif count := packing.repetitions(conversation.digest, weight):
-                training.append((conversation, count))
-            seen.add(conversation.digest)
-    return Split(training=training, validation=validation)
+                yield conversation, count
 
 
 def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, tokenizer: Any) -> Dataset:
-    """Build the examples. Raises InputError without any training example, or without a requested validation example."""
+    """Build the examples in a temporary file. Raises the errors of `write_examples`."""
+    with tempfile.TemporaryFile() as file:
+        return write_examples(spec, files, held_out, tokenizer, file)
+
+
+def write_examples(
+    spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | None, tokenizer: Any, file: BinaryIO
+) -> Dataset:
+    """Build the examples and write them to `file`, from which they are read later.
+
+    Raises InputError without any training example, or without a requested validation example; OSError.
+    """
     all_files = (*files, held_out) if held_out is not None else files
     bad_lines = _merge_bad_lines(spec, all_files)
-    lines = sum(len(file.conversations) for file in all_files) + bad_lines.count
+    lines = sum(file.lines for file in all_files) + bad_lines.count
     builder = ExampleBuilder(
         tokenizer,
         max_seq_len=spec.max_seq_len,
@@ -121,21 +142,38 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
         special_tokens=spec.special_tokens,
         on_bad_line=lambda error: bad_lines.add(error, lines=lines),
     )
-    findings = builder.findings
-    _add_unread_keys(all_files, findings)
-    conversations = split(spec, files, held_out, findings)
-    units = {file.path: file.conversations[0].unit for file in files}
-    repetitions = {(conversation.file, conversation.line): count for conversation, count in conversations.training}
+    findings, writer, tokens = builder.findings, ExampleWriter(file), Counter[str]()
+    conversations = _count_unread_keys(split(spec, files, held_out, findings), findings)
     with use_all_cores():
-        training = [
-            replace(example, copy=copy) if copy else example
-            for example in builder.build(conversation for conversation, _ in conversations.training)
-            for copy in range(repetitions[example.file, example.line])
-        ]
-        validation = list(builder.build(conversations.validation))
+        while batch := list(islice(conversations, TOKENIZE_BATCH)):
+            repetitions = {(conversation.file, conversation.line): count for conversation, count in batch}
+            for example in builder.build(conversation for conversation, _ in batch):
+                copies = repetitions[example.file, example.line]
+                writer.add(example, copies)
+                tokens[example.file] += (copies or 0) * len(example.ids)
+    training, validation = writer.finish()
     bad_lines.check(lines)
     findings.add_skipped(SKIPPED, bad_lines)
-    left_out = sum(findings.counts[kind] for kind in DROPPED_KINDS)
+    _check_counts(spec, findings, len(training), len(validation))
+    return Dataset(
+        files=[
+            _facts(file, weight, tokens) for file, weight in zip(all_files, chain(spec.weights, [1.0]), strict=False)
+        ],
+        training=training,
+        validation=validation,
+        findings=[
+            DataFinding(what=kind, count=count, places=findings.locations[kind])
+            for kind, count in sorted(findings.counts.items())
+        ],
+        left_out=sum(findings.counts[kind] for kind in DROPPED_KINDS),
+        shown=[_preview(example, tokenizer) for example in training[:PREVIEW_COUNT]],
+        lost=findings.lost(len(training) + len(validation), sum(training.lengths) + sum(validation.lengths)),
+        duplicates=findings.counts[DUPLICATE],
+    )
+
+
+def _check_counts(spec: TrainingData, findings: DataFindings, training: int, validation: int) -> None:
+    """Raise InputError without any example to train on, or without one that is to be held out."""
     if not training:
         kinds = (kind for kind in (*DROPPED_KINDS, IN_VALIDATION) if findings.counts[kind])
         first = max(kinds, key=lambda kind: findings.counts[kind], default=None)
@@ -145,29 +183,18 @@ def build(spec: TrainingData, files: Sequence[DataFile], held_out: DataFile | No
             else ": all lines are held out; raise train.data_weights"
         )
         raise InputError(f"{', '.join(spec.files)}: no example is left to train on{why}")
-    if not validation and (spec.validation_share or held_out is not None):
+    if not validation and (spec.validation_share or spec.validation_file is not None):
         raise InputError(
             f"{spec.validation_file or spec.files[0]}: no example is held out for validation",
             remedy="raise train.validation_fraction, or set train.validation_file",
         )
-    return Dataset(
-        files=[_facts(file, weight) for file, weight in zip(all_files, chain(spec.weights, [1.0]), strict=False)],
-        training=training,
-        validation=validation,
-        findings=[
-            DataFinding(what=kind, count=count, places=findings.locations[kind])
-            for kind, count in sorted(findings.counts.items())
-        ],
-        left_out=left_out,
-        shown=[_preview(example, units[example.file], tokenizer) for example in training[:PREVIEW_COUNT]],
-    )
 
 
 def summarize(
     spec: TrainingData, examples: Dataset, *, row_tokens: int, was_cached: bool, seconds: float
 ) -> DataReport:
     """Build the report on a training's data: counts, lengths and findings, without the example texts."""
-    lengths = [len(example.ids) for example in examples.training]
+    lengths = examples.training.lengths
     edges = [spec.max_seq_len * (index + 1) // BINS for index in range(BINS)]
     counts = [0] * BINS
     for length in lengths:
@@ -177,7 +204,7 @@ def summarize(
         examples=len(examples.training),
         validation_examples=len(examples.validation),
         tokens=sum(lengths),
-        targets=sum(example.targets.count(1) for example in examples.training),
+        targets=sum(examples.training.targets),
         longest=max(lengths),
         median_length=float(statistics.median(lengths)),
         rows=len(packing.pack_rows(lengths, range(len(lengths)), row_tokens)),
@@ -188,6 +215,8 @@ def summarize(
         shown=[],
         was_cached=was_cached,
         seconds=seconds,
+        lost=examples.lost,
+        duplicates=examples.duplicates,
     )
 
 
@@ -200,28 +229,32 @@ def _merge_bad_lines(spec: TrainingData, files: Sequence[DataFile]) -> BadLines:
     return merged
 
 
-def _add_unread_keys(files: Sequence[DataFile], findings: DataFindings) -> None:
+def _count_unread_keys(
+    conversations: Iterable[tuple[Conversation, int | None]], findings: DataFindings
+) -> Iterator[tuple[Conversation, int | None]]:
+    """Pass conversations on and count the keys of their lines that are not read."""
     keys: set[str] = set()
-    for conversation in chain.from_iterable(file.conversations for file in files):
+    for conversation, count in conversations:
         for key in conversation.unread_keys:
             if key in keys or len(keys) < MAX_UNREAD_KEYS:
                 keys.add(key)
                 findings.add(UNREAD_KEY.format(shorten(key)), conversation)
             else:
                 findings.add(OTHER_UNREAD_KEYS, conversation)
+        yield conversation, count
 
 
-def _facts(file: DataFile, weight: float) -> FileFacts:
+def _facts(file: DataFile, weight: float, tokens: Counter[str]) -> FileFacts:
     return FileFacts(
-        path=file.path, kind=file.kind, sha256=file.sha256, bytes=file.bytes, lines=len(file.conversations),
-        weight=weight,
+        path=file.path, kind=file.kind, sha256=file.sha256, bytes=file.bytes, lines=file.lines, weight=weight,
+        tokens=sum(tokens[str(path)] for path in expand(file.path)),
     )  # fmt: skip
 
 
-def _preview(example: Example, unit: str, tokenizer: Any) -> ConversationPreview:
+def _preview(example: Example, tokenizer: Any) -> ConversationPreview:
     """Decode an example's text, in parts that are targets and parts that are not."""
     return ConversationPreview(
-        place=f"{example.file}: {unit} {example.line}",
+        place=example.location,
         tokens=len(example.ids),
         targets=example.targets.count(1),
         parts=list(_parts(example, tokenizer)),
@@ -243,19 +276,23 @@ def _parts(example: Example, tokenizer: Any) -> Iterator[DataPart]:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """Index of `examples.bin`: training examples first, then held-out ones. Small for any number of examples."""
+    """Index of `examples.bin`: numbers of examples to train on and held out. Small for any number of examples.
+
+    `sources` has the path of each data file, and what its numbers count.
+    """
 
     key: str
     byte_order: str
     examples_sha256: str
     training: int
     validation: int
-    tokens: int
-    paths: list[str]
-    facts: list[FileFacts]
+    sources: list[tuple[str, str]]
+    files: list[FileFacts]
     findings: list[DataFinding]
     left_out: int
     shown: list[ConversationPreview]
+    lost: LostToLength | None
+    duplicates: int
 
 
 def load_examples(
@@ -268,21 +305,20 @@ def load_examples(
     model_sha256 = check_model(model).sha256
     paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
     if cache_dir is not None:
-        key = cache_key(spec, [file_types.sha256_of(Path(path)) for path in paths], model_sha256)
+        key = cache_key(spec, [readers.sha256_of(path) for path in paths], model_sha256)
         if (cached := load_cached(cache_dir, key)) is not None:
             return cached, True
     files, held_out = read(spec)
-    examples = build(spec, files, held_out, tokenizer())
-    if cache_dir is not None:
-        all_files = [*files, held_out] if held_out is not None else files
+    all_files = [*files, held_out] if held_out is not None else files
+    try:
+        if cache_dir is None:
+            return build(spec, files, held_out, tokenizer()), False
         key = cache_key(spec, [file.sha256 for file in all_files], model_sha256)
-        try:
-            save_cached(cache_dir, key, examples)
-        except OSError as error:
-            raise InputError(
-                f"{cache_dir}: examples cannot be cached: {error.strerror}", remedy="free some space there"
-            ) from error
-    return examples, False
+        return save_cached(cache_dir, key, partial(write_examples, spec, files, held_out, tokenizer())), False
+    except OSError as error:
+        raise InputError(
+            f"{cache_dir or 'examples'}: cannot be cached: {error.strerror}", remedy="free some space there"
+        ) from error
 
 
 def build_report(
@@ -297,67 +333,36 @@ def build_report(
 
 
 def load_cached(folder: Path, key: str) -> Dataset | None:
-    """Load the examples cached under this key; None if they are missing or damaged."""
+    """Open the examples cached under this key; None if they are missing or damaged."""
     entry = folder / key
     try:
         index = read_checksummed(Index, entry / INDEX_FILE, "examples")
-        if (index.key, index.byte_order) != (key, sys.byteorder) or sha256_of(
-            entry / EXAMPLES_FILE
-        ) != index.examples_sha256:
+        with open_regular(entry / EXAMPLES_FILE) as file:
+            training, validation = open_stored(file, (index.training, index.validation), index.sources)
+        digest = training.file.sha256()  # of the file that is open: the one of this name may be replaced meanwhile
+        if (index.key, index.byte_order, digest) != (key, sys.byteorder, index.examples_sha256):
             return None
-        content = (entry / EXAMPLES_FILE).read_bytes()
-    except (ResultError, OSError):
+    except (ResultError, OSError, ValueError):
         return None
-    numbers = array("I")
-    fact_count, id_count = FACTS_PER_EXAMPLE * (index.training + index.validation), index.tokens
-    if len(content) != (fact_count + id_count) * numbers.itemsize + id_count:
-        return None
-    numbers.frombytes(content[: (fact_count + id_count) * numbers.itemsize])
-    targets = content[(fact_count + id_count) * numbers.itemsize :]
-    columns = (numbers[column:fact_count:FACTS_PER_EXAMPLE] for column in range(FACTS_PER_EXAMPLE))
-    examples, first = list[Example](), 0
-    for length, file, line, copy in zip(*columns, strict=True):
-        last = first + length
-        ids = numbers[fact_count + first : fact_count + last]
-        examples.append(Example(file=index.paths[file], line=line, copy=copy, ids=ids, targets=targets[first:last]))
-        first = last
-    return Dataset(
-        files=index.facts,
-        training=examples[: index.training],
-        validation=examples[index.training :],
-        findings=index.findings,
-        left_out=index.left_out,
-        shown=index.shown,
-    )
+    return Dataset(training=training, validation=validation, **{name: getattr(index, name) for name in STORED_FIELDS})
 
 
-def save_cached(folder: Path, key: str, dataset: Dataset) -> None:
-    """Write the examples under their key, replacing an existing entry. Raises OSError."""
+def save_cached(folder: Path, key: str, build_examples: Callable[[BinaryIO], Dataset]) -> Dataset:
+    """Write the examples under their key, replacing an existing entry, and return them. Raises OSError."""
     entry = folder / key
     entry.mkdir(parents=True, exist_ok=True)
-    examples: Sequence[Example] = [*dataset.training, *dataset.validation]
-    paths = {path: number for number, path in enumerate(dict.fromkeys(example.file for example in examples))}
-    facts = array("I")
-    for example in examples:
-        facts.extend((len(example.ids), paths[example.file], example.line, example.copy))
-    # Hash the data written here, not the file: another machine may replace the file at the same moment.
-    digest = hashlib.sha256()
-    pieces: list[Any] = [facts, *(example.ids for example in examples), *(example.targets for example in examples)]
     with open_atomic(entry / EXAMPLES_FILE) as file:
-        for piece in pieces:
-            file.write(piece)
-            digest.update(piece)
+        dataset = build_examples(file)
+        # Of the file that is open: another machine may replace the one of this name at the same moment.
+        digest = dataset.training.file.sha256()
     index = Index(
         key=key,
         byte_order=sys.byteorder,
-        examples_sha256=digest.hexdigest(),
+        examples_sha256=digest,
         training=len(dataset.training),
         validation=len(dataset.validation),
-        tokens=sum(facts[::FACTS_PER_EXAMPLE]),
-        paths=list(paths),
-        facts=list(dataset.files),
-        findings=dataset.findings,
-        left_out=dataset.left_out,
-        shown=dataset.shown,
+        sources=list(dataset.training.sources),
+        **{name: getattr(dataset, name) for name in STORED_FIELDS},
     )
     write_checksummed(entry / INDEX_FILE, "examples", index)
+    return dataset

@@ -1,12 +1,15 @@
 """Findings about conversations: what was dropped, cut, added or unusual, counted by kind. Only the standard library."""
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.data.inputs import Conversation
 from bench.data.readers import BadLines
+from bench.records.training import LostToLength
 
 MAX_LOCATIONS = 20  # locations listed for each kind of finding
+MAX_LOST_SHARE = 0.01  # of rows and of tokens, by the proposed max_seq_len
 
 # Kinds of findings. The first four drop the conversation.
 SKIPPED = "cannot be used: skipped by train.bad_lines"
@@ -36,6 +39,10 @@ class DataFindings:
     counts: Counter[str] = field(default_factory=Counter)
     locations: dict[str, list[str]] = field(default_factory=dict)
 
+    # Lengths of the texts that are longer than max_seq_len, and how many of their tokens are trained on after a cut.
+    long_lengths: "array[int]" = field(default_factory=lambda: array("I"))
+    cut_texts: int = 0
+    cut_tokens: int = 0
     _latest: dict[str, str] = field(default_factory=dict)
 
     def add_skipped(self, kind: str, bad_lines: BadLines) -> None:
@@ -57,3 +64,31 @@ class DataFindings:
         locations = self.locations.setdefault(kind, [])
         if len(locations) < MAX_LOCATIONS:
             locations.append(conversation.location)
+
+    def add_long(self, tokens: int, kept_tokens: int) -> None:
+        """Count a text that is longer than max_seq_len, of which this many tokens are trained on."""
+        self.long_lengths.append(tokens)
+        self.cut_texts += kept_tokens > 0
+        self.cut_tokens += kept_tokens
+
+    def lost(self, examples: int, tokens: int) -> LostToLength | None:
+        """Return what is lost by length, with this many examples and tokens left; None if nothing is."""
+        lengths = sorted(self.long_lengths, reverse=True)
+        if not lengths:
+            return None
+        all_rows = examples - self.cut_texts + len(lengths)
+        all_tokens = tokens - self.cut_tokens + sum(lengths)
+        lost_tokens = 0
+        for rows, length in enumerate(lengths, start=1):
+            lost_tokens += length
+            if rows > MAX_LOST_SHARE * all_rows or lost_tokens > MAX_LOST_SHARE * all_tokens:
+                break
+        else:
+            length = 0
+        return LostToLength(
+            rows=len(lengths),
+            all_rows=all_rows,
+            tokens=sum(lengths) - self.cut_tokens,
+            all_tokens=all_tokens,
+            enough=length or None,
+        )

@@ -35,8 +35,8 @@ IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
 class Example:
     """Training example: token `ids`, and in `targets` a byte for each, 1 for a target and 0 otherwise.
 
-    The first id is never a target, as no token before it predicts it. `file` and `line` are its source; `copy` numbers
-    the repetitions of a line by its file's weight.
+    The first id is never a target, as no token before it predicts it. `file` and `line` are its source, `unit` is what
+    `line` counts; `copy` numbers the repetitions of a line by its file's weight.
     """
 
     file: str
@@ -44,6 +44,11 @@ class Example:
     ids: array[int]
     targets: bytes
     copy: int = 0
+    unit: str = "line"
+
+    @property
+    def location(self) -> str:
+        return f"{self.file}: {self.unit} {self.line}"
 
     @property
     def digest(self) -> bytes:
@@ -154,14 +159,18 @@ class ExampleBuilder:
                 self.findings.add(findings.EOS_ADDED, rendered.source)
                 ids, targets = [*ids, self._eos], bytearray([*targets, 1])
             if self._max_seq_len is not None and len(ids) > self._max_seq_len:
-                yield from self._cut(rendered)
+                cut = list(self._cut(rendered))
+                self.findings.add_long(len(ids), sum(len(example.ids) for example in cut))
+                yield from cut
                 continue
             if 1 not in targets:
                 self.findings.add(findings.NO_TARGET, rendered.source)
                 continue
             self._check_special_tokens(rendered, ids, targets)
             source = rendered.source
-            yield Example(file=source.file, line=source.line, ids=array("I", ids), targets=bytes(targets))
+            yield Example(
+                file=source.file, line=source.line, unit=source.unit, ids=array("I", ids), targets=bytes(targets)
+            )
 
     def _encode(self, texts: Sequence[Rendered]) -> Iterator[tuple[list[int], Any]]:
         """Tokenize texts; return token ids and encoding of each."""

@@ -143,7 +143,7 @@ class SamplingPlan:
             hasher.update(self.digests[index])
             return hasher.digest()
 
-        return sorted(range(len(self.digests)), key=lambda index: (key(index), index))
+        return sorted(range(len(self.digests)), key=key)  # equal examples stay in their order
 
     def steps(self, epochs: float) -> int:
         """Count the optimizer steps in this many epochs; part of an epoch counts by its rows, rounded up."""

@@ -7,14 +7,18 @@ Every error is an InputError of one line that names the file, the line or row, a
 """
 
 import codecs
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.data import file_types
 from bench.data.conversations import parse_conversation
-from bench.data.file_types import DataRows, Row, parse_json
+from bench.data.file_types import DataRows, parse_json
 from bench.data.formats import FORMATS, detect_kind, expected_keys
 from bench.data.inputs import Conversation, DataFacts, InputError
+from bench.data.row_limits import Row
 from bench.records import schema
 from bench.records.training import MAX_SKIPPED_SHARE
 from bench.records.units import format_percent
@@ -73,66 +77,111 @@ class BadLines:
         return InputError(f"{prefix}{count} lines cannot be used: {listed}", remedy=f"correct or remove them{remedy}")
 
 
+class Conversations:
+    """One reading of a data file, or of all files that match a pattern: its usable lines, in the files' order.
+
+    `kind`, `lines` (usable ones), `bytes`, `sha256` and `bad_lines` are complete after the last one. The sha256 of a
+    pattern is that of its files' names and digests.
+    """
+
+    def __init__(self, path: str, bad_line_policy: str | None, columns: Mapping[str, str]) -> None:
+        self.path, self.kind, self.lines, self.bytes = path, "", 0, 0
+        self.bad_lines = BadLines(source=path, policy=bad_line_policy)
+        self._files, self._columns, self._digests = file_types.expand(path), columns, dict[str, str]()
+
+    @property
+    def sha256(self) -> str:
+        return _combined(self.path, self._digests)
+
+    def __iter__(self) -> Iterator[Conversation]:
+        for file in self._files:
+            rows, name = DataRows(file, self._columns), str(file)
+            for number, row in rows:
+                if isinstance(row, bytes) and not row.strip():
+                    continue
+                try:
+                    self.kind, conversation = _parse_row(rows, number, row, self.kind)
+                except InputError as error:
+                    self.bad_lines.add(error)
+                else:
+                    self.lines += 1
+                    yield conversation
+            self.bytes += rows.bytes
+            self._digests[name] = rows.sha256
+        self.bad_lines.check(self.lines + self.bad_lines.count)
+        if not self.lines:
+            raise InputError(f"{self.path}: empty", remedy="name a file with conversations")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataFile:
-    """Content of a data file: its kind, its sha256 and its conversations in the file's order.
+    """A data file whose every line was checked: its kind, sha256, bytes, number of usable lines, and lines skipped.
 
-    `bad_lines` are lines that were skipped.
+    Its conversations are read again each time it is iterated, so that they are never held together. Iterating raises
+    InputError if the file has changed since.
     """
 
     path: str
     kind: str
     sha256: str
     bytes: int
-    conversations: tuple[Conversation, ...]
+    lines: int
     bad_lines: BadLines
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Conversation]:
+        conversations = Conversations(self.path, self.bad_lines.policy, self.columns)
+        yield from conversations
+        if conversations.sha256 != self.sha256:
+            raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
 
 
-def read(path: Path, bad_line_policy: str | None = "refuse") -> DataFile:
-    """Read every line of a data file. Raises InputError, which lists the lines that cannot be used."""
-    name, kind, rows = str(path), "", DataRows(path)
-    conversations: list[Conversation] = []
-    bad_lines = BadLines(source=name, policy=bad_line_policy)
-    for number, row in rows:
-        if isinstance(row, bytes) and not row.strip():
-            continue
-        try:
-            kind, conversation = _parse_row(name, rows.unit, number, row, kind)
-        except InputError as error:
-            bad_lines.add(error)
-        else:
-            conversations.append(conversation)
-    bad_lines.check(len(conversations) + bad_lines.count)
-    if not conversations:
-        raise InputError(f"{path}: empty", remedy="name a file with conversations")
+def read(
+    path: Path | str, bad_line_policy: str | None = "refuse", columns: Mapping[str, str] | None = None
+) -> DataFile:
+    """Check every line of a data file. Raises InputError, which lists the lines that cannot be used."""
+    conversations = Conversations(str(path), bad_line_policy, columns or {})
+    for _ in conversations:
+        pass
     return DataFile(
-        path=name,
-        kind=kind,
-        sha256=rows.sha256,
-        bytes=rows.bytes,
-        conversations=tuple(conversations),
-        bad_lines=bad_lines,
+        path=conversations.path,
+        kind=conversations.kind,
+        sha256=conversations.sha256,
+        bytes=conversations.bytes,
+        lines=conversations.lines,
+        bad_lines=conversations.bad_lines,
+        columns=columns or {},
     )
+
+
+def sha256_of(path: str) -> str:
+    """Hash a data file, or all files that match a pattern, as `read` does, without their rows. Raises InputError."""
+    return _combined(path, {str(file): file_types.sha256_of(file) for file in file_types.expand(path)})
+
+
+def _combined(path: str, digests: Mapping[str, str]) -> str:
+    if list(digests) == [path]:
+        return digests[path]
+    lines = (f"{Path(name).name}\0{digest}\n" for name, digest in digests.items())
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
     """Read the data file of a benchmark. Conversations without an answer are counted as skipped. Raises InputError."""
-    data = read(path, None)
-    usable = [conversation for conversation in data.conversations if conversation.answers]
+    data = Conversations(str(path), None, {})
+    usable = [conversation for conversation in data if conversation.answers]
     if not usable:
-        raise InputError(
-            f"{path}: none of {len(data.conversations)} chats has an answer", remedy="name a file with answers"
-        )
-    skipped = len(data.conversations) - len(usable)
-    return DataFacts(path=data.path, sha256=data.sha256, samples=len(usable), skipped=skipped), usable
+        raise InputError(f"{path}: none of {data.lines} chats has an answer", remedy="name a file with answers")
+    return DataFacts(path=data.path, sha256=data.sha256, samples=len(usable), skipped=data.lines - len(usable)), usable
 
 
-def _parse_row(file: str, unit: str, number: int, row: Row, expected_kind: str) -> tuple[str, Conversation]:
+def _parse_row(rows: DataRows, number: int, row: Row, expected_kind: str) -> tuple[str, Conversation]:
     """Return the kind of a row, which must be `expected_kind` if there is one, and its conversation."""
     if isinstance(row, InputError):
         raise row
+    file, unit = str(rows.path), rows.unit
     location = f"{file}: {unit} {number}"
-    document = _parse_object(location, row) if isinstance(row, bytes) else row
+    document = rows.rename(location, _parse_object(location, row) if isinstance(row, bytes) else row)
     kind = detect_kind(location, document)
     if expected_kind and kind != expected_kind:
         raise InputError(

@@ -72,6 +72,11 @@ class TrainingData:
         "lines that cannot be used: refuse the file and list them, or skip at most 1 % of the lines",
         choices=BAD_LINES,
     )
+    columns: dict[str, str] = setting(
+        {},
+        "names of the data's columns, e.g. {prompt: question, completion: answer}; empty: the known names",
+        expected="a mapping of our name to the file's, each file's once",
+    )
     # Plans of versions without this field kept the tokens.
     special_tokens: str = setting(
         "text",
@@ -90,13 +95,18 @@ class TrainingData:
         for weight in self.weights:
             if not 0 < weight <= MAX_WEIGHT:
                 raise FieldError("weights", f"expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
+        if len(set(self.columns.values())) < len(self.columns):
+            raise FieldError("columns", "expected each of the file's columns once")
         if self.validation_file is not None and self.validation_share:
             raise FieldError("validation_share", "validation_file is set too", remedy="set only one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """One data file: its kind and sha256, its lines with an example, and their weight per epoch."""
+    """One data file: its kind and sha256, its lines with an example, their weight and tokens per epoch.
+
+    `tokens` is None in reports of earlier versions.
+    """
 
     path: str
     kind: str
@@ -104,6 +114,7 @@ class FileFacts:
     bytes: int
     lines: int
     weight: float
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +145,25 @@ class ConversationPreview:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LostToLength:
+    """Rows and tokens that are dropped or cut because they are longer than max_seq_len, of all rows and tokens.
+
+    `enough` is the max_seq_len that loses at most 1 % of both, None if this one does.
+    """
+
+    rows: int
+    all_rows: int
+    tokens: int
+    all_tokens: int
+    enough: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataReport:
     """Report about a training's data. Lengths are in tokens.
 
     `lengths` counts training examples by length, `length_edges` are the bins' upper ends. `tokens` and `targets` are
-    those of one epoch, including weights.
+    those of one epoch, including weights. `duplicates` counts lines that repeat another one.
     """
 
     files: list[FileFacts]
@@ -156,6 +181,8 @@ class DataReport:
     shown: list[ConversationPreview]
     was_cached: bool
     seconds: float
+    lost: LostToLength | None = None
+    duplicates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,10 @@ def setting(default: Any, help: str, *, name: str = "", stored_default: Any = No
     metadata = {_METADATA_KEY: functools.partial(Setting, default=default, help=help, **rules), "name": name}
     if stored_default is REQUIRED:
         return dataclasses.field(metadata=metadata)
-    return dataclasses.field(default=default if stored_default is None else stored_default, metadata=metadata)
+    value = default if stored_default is None else stored_default
+    if isinstance(value, dict):
+        return dataclasses.field(default_factory=value.copy, metadata=metadata)
+    return dataclasses.field(default=value, metadata=metadata)
 
 
 def checked(default: Any = REQUIRED, **rules: Any) -> Any:

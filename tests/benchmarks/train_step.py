@@ -32,6 +32,7 @@ from typing import Any
 
 from bench import torch_stack
 from bench.data.dataset import Dataset
+from bench.data.example_file import store
 from bench.data.masking import Example
 from bench.qlora import recipes
 from bench.qlora.step import Placement, choose_placement, load_base
@@ -110,7 +111,7 @@ class Bench:
             examples.append(Example(file="made", line=len(examples) + 1, ids=array("I", ids), targets=targets))
             positions += length
         return training_set.TrainingSet.from_trial(
-            trial, Dataset(files=[], training=examples, validation=[], findings=[], left_out=0, shown=[])
+            trial, Dataset(files=[], training=store(examples), validation=store([]), findings=[], left_out=0, shown=[])
         )
 
     def trainer(self, trial: Trial, folder: Path) -> trainer_module.Trainer:

@@ -252,7 +252,7 @@ class Trainer:
         batch = next(self.training_set.batches(number - 1))
         chosen = [batch[index] for index in row_indices] or batch
         data = self.training_set.data.training
-        names = dict.fromkeys(f"{data[index].file}: line {data[index].line}" for row in chosen for index in row)
+        names = dict.fromkeys(data[index].location for row in chosen for index in row)
         first_names = list(names)[:MAX_NAMED_ROWS]
         more = f" and {len(names) - len(first_names)} more" if len(names) > len(first_names) else ""
         rows = f"rows {', '.join(map(str, row_indices))}" if row_indices else "all its rows"

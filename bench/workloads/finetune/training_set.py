@@ -47,7 +47,7 @@ def check_inputs(trial: Trial) -> Inputs:
     all_files = [*files, *([held_out] if held_out is not None else [])]
     check_digests(training.input_digests, {trial.model: model.sha256, **{file.path: file.sha256 for file in all_files}})
     digest = hashlib.sha256("".join(file.sha256 for file in all_files).encode()).hexdigest()
-    samples = sum(len(file.conversations) for file in files)
+    samples = sum(file.lines for file in files)
     skipped = sum(file.bad_lines.count for file in files)
     return model, DataFacts(path=trial.data, sha256=digest, samples=samples, skipped=skipped), []
 
@@ -113,8 +113,7 @@ class TrainingSet:
         digest = hashlib.sha256()
         for part in (data.training, data.validation):
             digest.update(len(part).to_bytes(8, "little"))
-            for example in part:
-                digest.update(example.digest)
+            digest.update(part.digests.content)
         return cls(
             data=data,
             training=training_of(trial),
@@ -127,8 +126,8 @@ class TrainingSet:
     @property
     def sampling_plan(self) -> SamplingPlan:
         return SamplingPlan(
-            lengths=[len(example.ids) for example in self.data.training],
-            digests=[example.digest for example in self.data.training],
+            lengths=self.data.training.lengths,
+            digests=self.data.training.digests,
             seed=self.seed,
             row_tokens=self.row_tokens,
             micro_batches=self.training.rows_per_step,
@@ -144,12 +143,12 @@ class TrainingSet:
 
     def heaviest_row(self) -> RowIndices:
         """Return the first epoch's row that needs the most memory: the one with the longest example."""
-        lengths = [len(example.ids) for example in self.data.training]
+        lengths = self.data.training.lengths
         return max(self.sampling_plan.rows(0), key=lambda row: (max(lengths[index] for index in row), len(row)))
 
     def validation_rows(self) -> list[RowIndices]:
         """Pack the validation examples into rows."""
-        lengths = [len(example.ids) for example in self.data.validation]
+        lengths = self.data.validation.lengths
         return pack_rows(lengths, range(len(lengths)), self.row_tokens)
 
 

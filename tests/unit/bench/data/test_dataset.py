@@ -134,11 +134,12 @@ def are_equal(first: dataset.Dataset, other: dataset.Dataset) -> bool:
 
 
 def test_cached_examples_equal_the_built_ones_until_a_byte_changes(
-    tmp_path: Path, build, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, build, tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = build(spec_of(write(tmp_path / "d.jsonl", range(50)), weights=[1.5], validation_share=0.2))
+    spec = spec_of(write(tmp_path / "d.jsonl", range(50)), weights=[1.5], validation_share=0.2)
+    data, write_examples = build(spec), partial(dataset.write_examples, spec, *dataset.read(spec), tokenizer_of())
     assert dataset.load_cached(tmp_path, "k") is None
-    dataset.save_cached(tmp_path, "k", data)
+    assert are_equal(data, dataset.save_cached(tmp_path, "k", write_examples))
     cached = dataset.load_cached(tmp_path, "k")
     assert cached is not None
     assert are_equal(data, cached)
@@ -147,7 +148,7 @@ def test_cached_examples_equal_the_built_ones_until_a_byte_changes(
         (tmp_path / "k" / dataset.EXAMPLES_FILE).write_bytes(damaged)
         assert dataset.load_cached(tmp_path, "k") is None
     monkeypatch.setattr(schema, "MAX_VALUES", 100)  # more examples than a record may hold values
-    dataset.save_cached(tmp_path, "k", data)
+    dataset.save_cached(tmp_path, "k", write_examples)
     cached = dataset.load_cached(tmp_path, "k")
     assert cached is not None
     assert are_equal(data, cached)

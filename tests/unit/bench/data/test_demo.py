@@ -67,7 +67,7 @@ def test_this_python_has_enough_strings_of_widely_different_lengths():
 def test_the_file_is_made_once_and_verified_then(tmp_path: Path) -> None:
     path = tmp_path / "data" / "orders.jsonl"
     assert [demo.make_orders_file(path), demo.make_orders_file(path)] == [True, False]
-    assert len(readers.read(path).conversations) == demo.ORDERS
+    assert readers.read(path).lines == demo.ORDERS
     path.write_text("{}")
     with pytest.raises(InputError, match=r"orders\.jsonl: .*; move the file away"):
         demo.make_orders_file(path)

@@ -5,19 +5,22 @@ import gzip
 import hashlib
 import io
 import json
+import struct
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 
-from bench.data import dataset, file_types, readers
+from bench.data import arrow_files, dataset, file_types, readers, row_limits
 from bench.data.inputs import InputError
 from bench.records.training import TrainingData
 
+SAVED = Path(__file__).parent / "saved_by_datasets"
 ROWS: list[dict[str, Any]] = [
     {"prompt": f"{n} + {n}?\n\"really\", é", "completion": f"{2 * n},\r\nyes", "id": str(n)} for n in range(300)
 ]  # fmt: skip
@@ -55,7 +58,29 @@ def as_parquet_of(**columns: Any) -> bytes:
     return content.getvalue()
 
 
-WRITERS: dict[str, Callable[[list[Any]], bytes]] = {
+def as_zstd(content: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+def as_stream(rows: list[Any], **options: Any) -> bytes:
+    table, content = pyarrow.Table.from_pylist(rows), io.BytesIO()
+    with ipc.new_stream(content, table.schema, options=ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=100)
+    return content.getvalue()
+
+
+def as_folder(*streams: bytes, **state: Any) -> dict[str, bytes]:
+    """The files that `datasets` saves, by name."""
+    files = {f"data-{number:05}-of-{len(streams):05}.arrow": stream for number, stream in enumerate(streams)}
+    listed = {"_data_files": [{"filename": name} for name in files], "_split": None} | state
+    return {"state.json": json.dumps(listed).encode(), "dataset_info.json": b"{}", **files}
+
+
+SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0meta"
+WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
     "d.json": as_array,
     "no suffix": as_array,
     "d.csv": as_csv,
@@ -65,11 +90,22 @@ WRITERS: dict[str, Callable[[list[Any]], bytes]] = {
     "d.parquet": as_parquet,
     "misnamed.csv": lambda rows: as_parquet(rows, row_group_size=2, compression="zstd"),
     "D.CSV.GZ": lambda rows: gzip.compress(as_csv(rows)),
+    "d.jsonl.zst": lambda rows: as_zstd(as_jsonl(rows)),
+    "two.zst": lambda rows: SKIPPED_FRAME + as_zstd(as_jsonl(rows[:1])) + as_zstd(as_jsonl(rows[1:])),
+    "d.json.zst": lambda rows: as_zstd(as_array(rows)),
+    "d.csv.zst": lambda rows: as_zstd(as_csv(rows)),
+    "saved": lambda rows: as_folder(as_stream(rows[:1]), as_stream(rows[1:])),
 }
 
 
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
+def write(path: Path, content: bytes | dict[str, bytes]) -> Path:
+    """Write a file, or a folder of files."""
+    if isinstance(content, dict):
+        path.mkdir()
+        for name, part in content.items():
+            (path / name).write_bytes(part)
+    else:
+        path.write_bytes(content)
     return path
 
 
@@ -78,16 +114,17 @@ def write(path: Path, content: bytes) -> Path:
 def test_the_same_rows_give_the_same_conversations(
     name: str, rows: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_types, "CHUNK_BYTES", 64)  # so that rows of an array end in later chunks
+    monkeypatch.setattr(row_limits, "CHUNK_BYTES", 64)  # so that rows of an array end in later chunks
     expected = readers.read(write(tmp_path / "d", as_jsonl(rows)))
     path = write(tmp_path / name, WRITERS[name](rows))
     data = readers.read(path)
-    assert [chat.digest for chat in data.conversations] == [chat.digest for chat in expected.conversations]
-    assert [chat.unread_keys for chat in data.conversations] == [chat.unread_keys for chat in expected.conversations]
-    assert len({chat.line for chat in data.conversations}) == len(rows)
-    stored = path.read_bytes()
-    assert (data.kind, data.bytes, data.sha256) == (expected.kind, len(stored), hashlib.sha256(stored).hexdigest())
+    assert [chat.digest for chat in data] == [chat.digest for chat in expected]
+    assert [chat.unread_keys for chat in data] == [chat.unread_keys for chat in expected]
+    assert len({chat.line for chat in data}) == len(rows)
+    stored = b"".join(part.read_bytes() for part in ([path] if path.is_file() else path.glob("*.arrow")))
+    assert (data.kind, data.lines, data.bytes) == (expected.kind, len(rows), len(stored))
     assert file_types.sha256_of(path) == data.sha256
+    assert path.is_dir() or data.sha256 == hashlib.sha256(stored).hexdigest()
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -102,13 +139,14 @@ def test_the_same_rows_give_the_same_examples(name: str, tmp_path: Path, tokeniz
 
 def test_numbers_of_lines_and_rows_lead_to_the_row(tmp_path: Path) -> None:
     table = readers.read(write(tmp_path / "d.csv", b'prompt,completion\n"a\nb",c\n\nd,e\n'))
-    assert [chat.location for chat in table.conversations] == [f"{tmp_path}/d.csv: line {number}" for number in (2, 5)]
+    assert [chat.location for chat in table] == [f"{tmp_path}/d.csv: line {number}" for number in (2, 5)]
     array = readers.read(write(tmp_path / "d.json", as_array(CHATS)))
-    assert [chat.location for chat in array.conversations] == [f"{tmp_path}/d.json: row {n}" for n in (1, 2, 3)]
+    assert [chat.location for chat in array] == [f"{tmp_path}/d.json: row {n}" for n in (1, 2, 3)]
 
 
 LINES = as_jsonl(ROWS)
 HEADER = b"prompt,completion\n"
+PROMPT_BYTES = len(ROWS[0]["prompt"].encode())
 BROKEN = {
     "cut gzip": ("d.jsonl", gzip.compress(LINES)[:-20], "after line [0-9]+: "),
     "cut header of gzip": ("d.jsonl", gzip.compress(LINES)[:5], "after line 0: "),
@@ -117,7 +155,13 @@ BROKEN = {
     "bytes after gzip": ("d.jsonl", gzip.compress(LINES) + b"more", "after line [0-9]+: "),
     "gzip of bytes": ("d.gz", gzip.compress(b"\x80\x81\n" * 9), r"9 lines .*line 1: not UTF-8"),
     "gzip of gzip": ("d.gz", gzip.compress(gzip.compress(LINES)), "gzip of gzip"),
-    "zstd": ("d.zst", b"\x28\xb5\x2f\xfd123", "zstd"),
+    "cut zstd": ("d.jsonl", as_zstd(LINES)[:-20], "after line [0-9]+: "),
+    "cut header of zstd": ("d.jsonl", as_zstd(LINES)[:6], "after line 0: "),
+    "damaged zstd": ("d.jsonl", as_zstd(LINES)[:40] + b"\xff" * 99, "after line [0-9]+: "),
+    "bytes after zstd": ("d.csv", as_zstd(as_csv(ROWS)) + b"more", "after line [0-9]+: "),
+    "zstd of gzip": ("d.zst", as_zstd(gzip.compress(LINES)), "zstd of gzip"),
+    "Parquet in zstd": ("d.zst", as_zstd(as_parquet(ROWS)), "zstd of Parquet"),
+    "nothing in zstd": ("d.zst", as_zstd(b""), "empty"),
     "zip": ("d.csv", b"PK\x03\x04123", "zip"),
     "nothing": ("d.csv", b"", "empty"),
     "nothing in gzip": ("d.csv.gz", gzip.compress(b""), "empty"),
@@ -150,7 +194,11 @@ BROKEN = {
     "nothing for Parquet": ("d.parquet", b"", "empty"),
     "cut Parquet": ("d.parquet", as_parquet(ROWS)[:-9], "after row 0: not Parquet"),
     "four bytes of Parquet": ("d.parquet", b"PAR1", "after row 0: not Parquet"),
-    "damaged Parquet": ("d.parquet", b"PAR1" + b"\xff" * 900 + as_parquet(ROWS)[904:], "after row 0: not Parquet"),
+    "damaged Parquet": (
+        "d.parquet",
+        b"PAR1" + b"\xff" * 900 + as_parquet(ROWS)[904:],
+        r"\(row group 1\): not",
+    ),
     "a column's name not UTF-8": (
         "d.parquet",
         as_parquet(ROWS, store_schema=False).replace(b"completion", b"\xff" * 10),
@@ -175,15 +223,63 @@ BROKEN = {
         r"row 1: messages\[0\]: ",
     ),
     "numbers for text": ("d.parquet", as_parquet([{"prompt": 1, "completion": 2}]), "row 1: prompt: .*a whole number"),
-    "bytes for text": ("d.parquet", as_parquet([{"prompt": b"1", "completion": b"2"}]), "row 1: a value is not JSON"),
+    "bytes for text": (
+        "d.parquet",
+        as_parquet([{"prompt": b"1", "completion": b"2"}]),
+        "row 1: prompt: a value is not JSON",
+    ),
     "not UTF-8 in Parquet": (
         "d.parquet",
         as_parquet(
             [{"prompt": "aXYb", "completion": "c"}], compression="none", use_dictionary=False, write_statistics=False
         ).replace(b"aXYb", b"a\xff\xffb"),
-        "row 1: a value is not JSON",
+        "row 1: prompt: a value is not JSON",
     ),
     "a label of no in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "label": 0.0}]), "row 1: label: "),
+    "a date in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "prompt": datetime.now(UTC)}]), "row 1: prompt: "),
+    "a folder": ("saved", {"a.txt": b""}, "is a folder without state.json"),
+    "several splits": (
+        "saved",
+        {"dataset_dict.json": b'{"splits": ["train", "test"]}'},
+        "train, test; name one: .*train",
+    ),
+    "splits of another kind": ("saved", {"dataset_dict.json": b"[]"}, "has several splits"),
+    "no JSON in a state": ("saved", {"state.json": b"{"}, "state.json: not JSON"),
+    "a list as state": ("saved", {"state.json": b"[]"}, "state.json: expected"),
+    "no files in a folder": ("saved", as_folder(), "state.json: expected"),
+    "indices in a folder": (
+        "saved",
+        as_folder(as_stream(ROWS), _indices_data_files=[{"filename": "indices.arrow"}]),
+        "state.json: expected",
+    ),
+    "a path out of a folder": (
+        "saved",
+        as_folder(_data_files=[{"filename": "../d.arrow"}]),
+        r"_data_files: .*'\.\./d\.arrow'",
+    ),
+    "a number as a file": ("saved", as_folder(_data_files=[{"filename": 1}]), "_data_files: "),
+    "a file that is missing": ("saved", as_folder(_data_files=[{"filename": "d.arrow"}]), "cannot be read"),
+    "a cut stream": ("saved", as_folder(as_stream(ROWS)[:-99]), "after row [0-9]+: not an Arrow stream"),
+    "a cut schema": ("saved", as_folder(as_stream(ROWS)[:99]), "after row 0: not an Arrow stream"),
+    "no stream": ("saved", as_folder(b"ARROW1" * 99), "after row 0: not an Arrow stream"),
+    "an endless message": ("saved", as_folder(b"\xff\xff\xff\xff\xff\xff\xff\x7f"), "after row 0: not an Arrow"),
+    "a compressed stream": ("saved", as_folder(as_stream(ROWS, compression="zstd")), "after row 0: .*uncompressed"),
+    "other columns in a folder": ("saved", as_folder(as_stream([{"text": "x"}])), "columns: .*found keys text"),
+    "numbers in a folder": (
+        "saved",
+        as_folder(as_stream(ROWS), as_stream([{"prompt": 1, "completion": 2}])),
+        "row 301: prompt: .*a whole number",
+    ),
+    "offsets beyond a stream": (
+        "saved",
+        as_folder(as_stream([ROWS[0]]).replace(struct.pack("<ii", 0, PROMPT_BYTES), struct.pack("<ii", 0, 1 << 30))),
+        "after row 0: not an Arrow stream",
+    ),
+    "offsets that go back in a stream": (
+        "saved",
+        as_folder(as_stream([ROWS[0]]).replace(struct.pack("<ii", 0, PROMPT_BYTES), struct.pack("<ii", 9, 3))),
+        "after row 0: not an Arrow stream",
+    ),
     "not UTF-8 in an array": ("d.json", b'[{"prompt": "\xff"}]', "row 1: not UTF-8"),
 }
 
@@ -192,7 +288,7 @@ BROKEN = {
 def test_a_broken_file_is_refused_with_file_and_row(case: str, tmp_path: Path) -> None:
     name, content, expected = BROKEN[case]
     path = write(tmp_path / name, content)
-    with pytest.raises(InputError, match=rf"^{path}: .*{expected}|^{path}: {expected}") as caught:
+    with pytest.raises(InputError, match=rf"^{path}[:/].*{expected}") as caught:
         readers.read(path)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -218,31 +314,34 @@ def test_bad_rows_of_a_table_or_an_array_are_skipped_like_lines(tmp_path: Path) 
 def test_an_endless_row_is_refused_before_it_fills_the_memory(
     name: str, start: bytes, piece: bytes, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_types, "MAX_ROW_BYTES", 1 << 16)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 1 << 16)
     path = write(tmp_path / name, gzip.compress(start + piece * 1_000_000))
     with pytest.raises(InputError, match=rf"^{path}: {location}: .*longer"):
         readers.read(path)
 
 
 def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_types, "ALWAYS_UNPACKED_BYTES", 1 << 20)
-    path = write(tmp_path / "d.jsonl.gz", gzip.compress(b"\n" * (4 << 20)))
-    with pytest.raises(InputError, match=rf"^{path}: unpacks to more than 1 MiB"):
-        readers.read(path)
-    readers.read(write(path, gzip.compress(LINES + b"\n" * (1 << 19))))
+    monkeypatch.setattr(row_limits, "ALWAYS_UNPACKED_BYTES", 1 << 20)
+    for pack in (gzip.compress, as_zstd):
+        path = write(tmp_path / "d.jsonl", pack(b"\n" * (4 << 20)))
+        with pytest.raises(InputError, match=rf"^{path}: unpacks to more than 1 MiB"):
+            readers.read(path)
+        readers.read(write(path, pack(LINES + b"\n" * (1 << 19))))
 
 
 def test_a_small_parquet_file_of_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_types, "ALWAYS_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(row_limits, "ALWAYS_UNPACKED_BYTES", 1 << 20)
     same, long = {"prompt": "x" * 9999, "completion": "y"}, {"prompt": "x" * (9 << 20), "completion": "y"}
     for rows in ([same] * 9999, [long]):  # one value in all rows, and one that is compressed
         path = write(tmp_path / "d.parquet", as_parquet(rows, compression="zstd"))
         with pytest.raises(InputError, match=rf"^{path}: unpacks to more than 1 MiB"):
             readers.read(path)
-    monkeypatch.setattr(file_types, "ALWAYS_UNPACKED_BYTES", 1 << 30)
-    monkeypatch.setattr(file_types, "MAX_ROW_BYTES", 1 << 20)
-    with pytest.raises(InputError, match=rf"^{path}: row 1: longer"):
-        readers.read(path)
+    monkeypatch.setattr(row_limits, "ALWAYS_UNPACKED_BYTES", 1 << 30)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 1 << 20)
+    for rows, location in (([long], "row group 1: the mean row"), ([long, *ROWS], "row 1")):
+        path = write(tmp_path / "d.parquet", as_parquet(rows, compression="zstd"))
+        with pytest.raises(InputError, match=rf"^{path}: {location}: longer"):
+            readers.read(path)
 
 
 def test_parquet_without_its_reader_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,3 +349,78 @@ def test_parquet_without_its_reader_is_one_line(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match="pip install pyarrow"):
         readers.read(path)
+
+
+def test_a_data_set_saved_by_datasets_is_read() -> None:
+    """The files of `DatasetDict.save_to_disk`, datasets 5.2.0."""
+    data = readers.read(SAVED / "train")
+    assert [chat.turns[1] for chat in data] == [("assistant", str(2 * number)) for number in range(5)]
+    assert (data.kind, data.lines) == ("messages", 5)
+    with pytest.raises(InputError, match=f"{SAVED}: .*train, test.*; name one: {SAVED}/train"):
+        readers.read(SAVED)
+
+
+def test_a_link_in_a_saved_folder_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "saved", as_folder(as_stream(ROWS)))
+    (path / "data-00000-of-00001.arrow").rename(tmp_path / "elsewhere")
+    (path / "data-00000-of-00001.arrow").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="_data_files: "):
+        readers.read(path)
+
+
+def test_a_batch_larger_than_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_files, "MAX_BATCH_BYTES", 1 << 10)
+    with pytest.raises(InputError, match="a batch of more than"):
+        readers.read(write(tmp_path / "saved", as_folder(as_stream(ROWS))))
+
+
+def test_a_pattern_is_read_as_one_file(tmp_path: Path) -> None:
+    for name, rows in (("b.parquet", ROWS[:2]), ("a.parquet", ROWS[2:])):
+        write(tmp_path / name, as_parquet(rows))
+    write(tmp_path / ".hidden.parquet", b"")
+    data = readers.read(f"{tmp_path}/*.parquet")
+    assert [chat.location for chat in data][-1] == f"{tmp_path}/b.parquet: row 2"
+    assert (data.lines, data.sha256) == (len(ROWS), readers.sha256_of(data.path))
+    write(tmp_path / "b.parquet", as_parquet(ROWS[:1]))
+    assert data.sha256 != readers.sha256_of(data.path)
+    with pytest.raises(InputError, match="changed while it was read"):
+        list(data)
+    with pytest.raises(InputError, match=r"\*\.csv: 0 files match"):
+        readers.read(f"{tmp_path}/*.csv")
+    write(tmp_path / "c.parquet", as_parquet(CHATS))
+    with pytest.raises(InputError, match=r"c\.parquet: row 1: has the keys of"):
+        readers.read(f"{tmp_path}/*.parquet")
+
+
+COLUMNS = {"prompt": "question", "completion": "answer"}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_columns_of_other_names_are_those_of_the_setting(name: str, tmp_path: Path) -> None:
+    renamed = [{"question": row["prompt"], "answer": row["completion"], "id": row["id"]} for row in ROWS]
+    data = readers.read(write(tmp_path / name, WRITERS[name](renamed)), columns=COLUMNS)
+    assert [chat.digest for chat in data] == [chat.digest for chat in readers.read(write(tmp_path / "x", LINES))]
+    assert {chat.unread_keys for chat in data} == {("id",)}
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.parquet", "saved"])
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"prompt": "question"}, "no column question"),
+        ({"answer": "completion"}, "train.columns: answer: not a column"),
+        ({"prompt": "id"}, "prompt: the file has this column as well as id"),
+        ({"system": "context"}, "no column context"),
+    ],
+)
+def test_a_wrong_name_of_a_column_is_named(name: str, columns: dict[str, str], expected: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](ROWS))
+    with pytest.raises(InputError, match=expected):
+        readers.read(path, columns=columns)
+
+
+def test_columns_may_change_places(tmp_path: Path) -> None:
+    (chat,) = readers.read(
+        write(tmp_path / "d.csv", HEADER + b"a,b\n"), columns={"prompt": "completion", "completion": "prompt"}
+    )
+    assert chat.turns == (("user", "b"), ("assistant", "a"))

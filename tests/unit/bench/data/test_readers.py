@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.data import dataset, file_types, formats, masking, readers
+from bench.data import dataset, file_types, formats, masking, readers, row_limits
 from bench.data.collate import make_rows
 from bench.data.formats import Format, RawTurn
 from bench.data.inputs import Conversation, InputError
@@ -39,13 +39,13 @@ def write(path: Path, *lines: object) -> Path:
 def test_each_kind_is_recognised_by_its_keys_and_gives_equal_turns(kind: str, tmp_path: Path) -> None:
     data = readers.read(write(tmp_path / "d.jsonl", SAME_TURNS[kind], "", SAME_TURNS[kind]))
     assert data.kind == kind
-    assert [(conversation.line, conversation.turns) for conversation in data.conversations] == [(1, TURNS), (3, TURNS)]
+    assert [(conversation.line, conversation.turns) for conversation in data] == [(1, TURNS), (3, TURNS)]
     messages = readers.read(write(tmp_path / "m.jsonl", SAME_TURNS["messages"]))
-    assert data.conversations[0].digest == messages.conversations[0].digest
+    assert next(iter(data)).digest == next(iter(messages)).digest
 
 
 def read_one(tmp_path: Path, line: object) -> Conversation:
-    (conversation,) = readers.read(write(tmp_path / "d.jsonl", line)).conversations
+    (conversation,) = readers.read(write(tmp_path / "d.jsonl", line))
     return conversation
 
 
@@ -81,7 +81,7 @@ def test_bad_lines_are_listed_at_once(tmp_path: Path) -> None:
 def test_few_bad_lines_are_skipped(tmp_path: Path) -> None:
     good = SAME_TURNS["Alpaca"]
     data = readers.read(write(tmp_path / "d.jsonl", *[good] * 197, "{", *[good] * 2), "skip")
-    assert (len(data.conversations), data.bad_lines.count) == (199, 1)
+    assert (data.lines, data.bad_lines.count) == (199, 1)
     assert data.bad_lines.places() == [f"{tmp_path / 'd.jsonl'}: line 198: not JSON"]
     with pytest.raises(InputError, match=r": 3 of 202 .*line 1: .*line 2: .*line 3: .*train\.bad_lines"):
         readers.read(write(tmp_path / "d.jsonl", *["{"] * 3, *[good] * 199), "skip")
@@ -100,7 +100,7 @@ def test_every_other_line_is_rejected_by_file_line_and_key(case: Case, tmp_path:
 def test_an_endless_line_is_rejected_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_types, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(row_limits, "MAX_ROW_BYTES", 1 << 20)
     path = tmp_path / "d.jsonl"
     with path.open("wb") as file:
         file.truncate(10 << 30)  # a sparse file
@@ -167,7 +167,7 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
         readers.read(path)
     monkeypatch.setitem(formats.FORMATS, TWO_LINES.name, TWO_LINES)
     assert readers.read(path).kind == "two lines"
-    assert readers.read(path).conversations[0].turns == readers.read_data(path)[1][0].turns == TURNS
+    assert next(iter(readers.read(path))).turns == readers.read_data(path)[1][0].turns == TURNS
     spec = TrainingData(files=[str(path)], weights=[1.0], max_seq_len=64)
     (example,) = dataset.build(spec, *dataset.read(spec), tokenizer_of("mistral")).training
     (row,) = make_rows(make_trial(max_seq_len=64), readers.read_data(path)[1], tokenizer_of("mistral"))
