@@ -52,13 +52,25 @@ def acquire_lock(results_folder: Path, command: str, *, follows: str | None = No
             raise ResultsInUse(results_folder, name.strip() or "another process", followed.strip() or None) from error
         if follows is not None:
             (results_folder / follows / CANCEL_FILE).unlink(missing_ok=True)
-        holder = f"`inv {command}`, process {os.getpid()} of {current_user()}\n{follows or ''}\n"
-        with contextlib.suppress(OSError):  # on a full disk the lock holds without its holder's name
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, holder.encode(), 0)
+        _write_holder(handle, f"`inv {command}`, process {os.getpid()} of {current_user()}\n{follows or ''}\n")
         yield
     finally:
         os.close(handle)
+
+
+def rename_followed(results_folder: Path, run_id: str, new_id: str) -> None:
+    """Replace the id of a new run, which this process follows, in the lock that it holds."""
+    handle = os.open(results_folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _write_holder(handle, os.pread(handle, 1000, 0).decode(errors="replace").replace(run_id, new_id))
+    finally:
+        os.close(handle)
+
+
+def _write_holder(handle: int, text: str) -> None:
+    with contextlib.suppress(OSError):  # on a full disk the lock holds without its holder's name
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, text.encode(), 0)
 
 
 def is_cancel_requested(run_folder: Path) -> bool:

@@ -25,7 +25,7 @@ from remote.fleet.retry_policy import LoginTimeout, RetryLimits
 from remote.hosts.base import Host
 from remote.jobs.job import Agent, slot_path
 from reports import formatting
-from tasks.cli.lock import is_cancel_requested
+from tasks.cli.lock import is_cancel_requested, rename_followed
 from tasks.cli.log import open_run_log
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.worker_queries import query_all
@@ -115,6 +115,8 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
     with results_write_errors(settings.results_folder):
         settings.results_folder.mkdir(parents=True, exist_ok=True)
         run_id, folder = make_folder(settings.results_folder, run.run_id)
+        if run_id != run.run_id:
+            rename_followed(settings.results_folder, run.run_id, run_id)
         open_run_log(folder)
         run = dataclasses.replace(run, run_id=run_id)
         run.write(folder)

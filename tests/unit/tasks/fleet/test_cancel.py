@@ -1,5 +1,6 @@
 """`inv cancel` reports what it could not stop. Not covered: the fleet itself (tests/faults/fleet)."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,8 +8,12 @@ import pytest
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
+from tasks.cli.lock import ResultsInUse, acquire_lock
 from tasks.errors import RetryableError
 from tasks.fleet import bench
+from tasks.fleet.runner import write_plan
+from tasks.settings.load import Settings
+from tests.support.reports import synthetic
 
 
 @pytest.fixture
@@ -35,6 +40,19 @@ def cancel(monkeypatch, tmp_path):
 def test_a_trial_that_was_stopped_is_cancelled(cancel, capsys):
     cancel(ReasonCode.CANCELLED)
     assert "`inv bench --resume=20261122-080000-quick`" in capsys.readouterr().out
+
+
+def test_a_new_run_that_got_another_id_is_the_one_that_can_be_cancelled(tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    run = synthetic.record()
+    folder = settings.results_folder
+    (folder / run.run_id).mkdir(parents=True)  # an earlier run of the same second
+    with acquire_lock(folder, f"bench (run {run.run_id})", follows=run.run_id):
+        new, _, _ = write_plan(settings, run)
+        assert new.run_id == f"{run.run_id}-2"
+        with pytest.raises(ResultsInUse, match=new.run_id) as refused, acquire_lock(folder, "collect"):
+            pytest.fail("the lock is held")
+    assert refused.value.follows == new.run_id
 
 
 def test_an_unreachable_worker_is_not_a_success(cancel):
