@@ -17,6 +17,7 @@ from remote.agent.shared.registry_api import Registry
 from remote.image import artifact
 from remote.image.references import push_record_json
 from remote.providers import PROVIDERS
+from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
 from tasks.adapter.merge import render_card
 from tasks.clients.registry import configured_user, parse_reference
@@ -99,7 +100,7 @@ def copy_to_folder(files: Mapping[str, Path], folder: Path) -> None:
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise _to_file_error(f"adapter.push: --folder: {folder}", error, "name another one") from error
-    print(f"{folder}: {len(files)} files, read back and verified")
+    print(f"{folder}: {formatting.count(len(files), 'file')}, read back and verified")
 
 
 def _to_file_error(label: str, error: OSError, remedy: str) -> TaskFailed:
@@ -133,7 +134,8 @@ def _push_to_registry(
     except OSError as error:
         raise _to_file_error(str(error.filename), error, "check owner and permissions") from error
     path = _write_record(trained, push_record_json(reference, facts, _now()))
-    print(f"{reference.repository}@{facts['digest']}: {len(files)} files, confirmed by the registry; wrote {path}")
+    count = formatting.count(len(files), "file")
+    print(f"{reference.repository}@{facts['digest']}: {count}, confirmed by the registry; wrote {path}")
 
 
 def _push_to_bucket(settings: Settings, trained: TrainedAdapter, files: Mapping[str, Path], target: str) -> None:

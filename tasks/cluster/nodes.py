@@ -20,6 +20,7 @@ from remote.cluster.diagnosis.nodes import (
 from remote.cluster.manifests import Image
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import Forbidden
+from reports import formatting
 from tasks.cli.terminal import PrintJson, console, json_output, plain_table
 from tasks.clients.cluster import open_cluster, resolve_provider, resolved_provider, uses_preemptible_nodes
 from tasks.clients.registry import resolve_image
@@ -78,11 +79,12 @@ def capacity(reports: Sequence[NodeReport]) -> int:
 
 def capacity_summary(settings: Settings, needed: int, reports: Sequence[NodeReport]) -> str:
     """Return the line to print if there is room for all pods."""
-    qualified = sum(report.qualifies for report in reports)
+    room = formatting.count(capacity(reports), "pod")
+    qualified = formatting.count(sum(report.qualifies for report in reports), "node qualifies", "nodes qualify")
     if settings.cluster.one_per_node:
-        return f"{qualified} nodes qualify, {needed} are needed"
+        return f"{qualified}, {needed} are needed"
     return (
-        f"{qualified} nodes qualify, with room for {capacity(reports)} pods, {needed} are needed; pods on one node "
+        f"{qualified}, with room for {room}, {needed} are needed; pods on one node "
         "share its cores, memory bandwidth, disk and network: loading and steps vary more than with one pod per node"
     )
 
@@ -185,4 +187,4 @@ def print_nodes(reports: Sequence[NodeReport]) -> None:
     others = [report for report in reports if not report.is_candidate and not report.gpus]
     if others:
         names = ", ".join(other.name for other in others[:3]) + (", ..." if len(others) > 3 else "")
-        screen.print(f"  {len(others)} nodes without GPU, of another instance type: {names}")
+        screen.print(f"  {formatting.count(len(others), 'node')} without GPU, of another instance type: {names}")

@@ -35,6 +35,7 @@ from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
+from bench.records.units import format_size
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.outcome import OUT_FOLDER, shared_output_folder
 from remote.hosts.base import Host, HostError, PermissionDenied, collapse_whitespace
@@ -288,8 +289,9 @@ def _write_checksums(folder: Path) -> None:
 
 def _report_outcome(run: RunRecord, folder: Path, collected: list[CollectedTrial]) -> None:
     fetched, present = sum(trial.fetched for trial in collected), sum(trial.present for trial in collected)
-    size = sum(trial.byte_count for trial in collected)
-    print(f"run {run.run_id}: fetched {fetched} files ({size / 1e3:.1f} kB), {present} already present, in {folder}")
+    size = format_size(sum(trial.byte_count for trial in collected))
+    files = formatting.count(fetched, "file")
+    print(f"run {run.run_id}: fetched {files} ({size}), {present} already present, in {folder}")
     missing = [trial for trial in collected if trial.missing_reason is not None]
     for trial in missing:
         print(f"missing: {trial.trial_id}: {trial.missing_reason}")

@@ -24,6 +24,7 @@ from remote.image.plan import BuildPlan, ImageSpec
 from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.job import Agent, HostBusy, Job
+from reports import formatting
 from tasks.cli.flags import refuse_several
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.clients.registry import configured_image
@@ -191,10 +192,8 @@ def _upload_code(settings: Settings, agent: Agent, plan: BuildPlan, tmp_folder: 
     vm_jobs.claim(agent.host, tmp_folder)
     files = {file.path: file.source for file in _context_files(settings)}
     sent = transfer.push(agent, files, plan.code_folder)
-    print(
-        f"sent {len(sent.transferred)} files, {format_mb(sent.byte_count, 2)}; {len(sent.already_present)} were there",
-        flush=True,
-    )
+    count, present = formatting.count(len(sent.transferred), "file"), len(sent.already_present)
+    print(f"sent {count}, {format_mb(sent.byte_count, 2)}; {present:,} already there", flush=True)
 
 
 def _login(settings: Settings, agent: Agent, retry_command: str) -> str | None:

@@ -12,6 +12,7 @@ from remote.cluster.diagnosis.nodes import MIN_KUBELET
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import Forbidden, not_installed_error
 from remote.hosts.process import CannotStart, run_program
+from reports import formatting
 from tasks.clients.cluster import resolve_provider, translate_cluster_errors
 from tasks.cluster.checks import (
     EXEC_PERMISSIONS,
@@ -284,7 +285,7 @@ def check_causes(causes: Sequence[str], context: CheckContext) -> CheckResult | 
     if not reports:
         raise Skipped("see nodes enough")
     findings = [finding for report in reports for finding in report.findings if finding.cause in causes]
-    return _failures(findings) or passed(f"no problem on {len(reports)} nodes")
+    return _failures(findings) or passed(f"no problem on {formatting.count(len(reports), 'node')}")
 
 
 for _name, (_question, _causes) in CAUSES.items():
