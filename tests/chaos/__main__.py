@@ -1,7 +1,7 @@
 """python -m tests.chaos --seed S --minutes M [--over TARGET]: one seed after the other until the time is over.
 
 Needs root and the packages of the tests' cluster and build VM (`make system`). Each step is a line; the first broken
-invariant ends the run with exit 1, the seed and the command's output.
+invariant ends the run with exit 1, the seed and the command's output. Exit 2: no seed was walked.
 """
 
 import argparse
@@ -9,11 +9,12 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from bench.records.status import ExitCode
 from tests.chaos import over_pods, over_training, over_vm
 from tests.chaos.scenario import finish, run_scenario
 
@@ -31,7 +32,7 @@ def log(line: str) -> None:
     print(line, flush=True)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default: 1)")
     parser.add_argument("--minutes", type=float, default=10.0, help="time limit; started work is finished")
@@ -39,7 +40,7 @@ def main() -> int:
     parser.add_argument(
         "--over", choices=sorted(TARGETS), default="pods", help="deploy, bench, collect; train; build, push"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     seed, deadline = arguments.seed, time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, TARGETS[arguments.over](Path(folder)) as world:
         while time.monotonic() < deadline:
@@ -47,7 +48,10 @@ def main() -> int:
             run_scenario(world, random.Random(seed), go_on=until(deadline, arguments.steps), log=log)
             finish(world, log=log)
             seed += 1
-    return 0
+    if seed == arguments.seed:
+        print(f"--minutes: {arguments.minutes:g} are shorter than the start-up; no seed was walked", file=sys.stderr)
+        return ExitCode.BAD_INPUT
+    return ExitCode.OK
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ Scenarios of build and push: tests/system/image/test_chaos_scenarios.py. Not cov
 trials with torch, GPUs. Longer scenarios by hand: python -m tests.chaos --seed 1 --minutes 30.
 """
 
+import contextlib
 import random
 from pathlib import Path
 
 import pytest
 
+from bench.records.status import ExitCode
 from tests.chaos import over_pods
+from tests.chaos.__main__ import TARGETS, main
 from tests.chaos.scenario import finish, run_scenario
 from tests.support.kubernetes import unavailable_reason
 from tests.support.thorough import THOROUGH
@@ -26,3 +29,8 @@ def test_random_faults_of_commands_lose_nothing_and_cause_no_false_success(tmp_p
         for seed in SEEDS:
             run_scenario(world, random.Random(seed), go_on=iter(range(STEPS)), log=print)
         finish(world, log=print)
+
+
+def test_a_time_limit_shorter_than_the_start_up_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TARGETS, "pods", contextlib.nullcontext)
+    assert main(["--minutes=0"]) == ExitCode.BAD_INPUT
