@@ -5,6 +5,7 @@ Standard library only, Python 3.9, so that host code can use the values.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -90,7 +91,7 @@ RETRY_REMEDY = (
 )
 # Attributes that differ from those of the status.
 _LIMIT = {"is_transient": False, "counts_as_attempt": False, "remedy": "raise that limit, then run `{resume}`"}
-_NOT_BEGUN = {"is_rejected": True, "remedy": "fix that, then run `{resume}`"}
+_NOT_BEGUN = {"is_rejected": True, "remedy": "{fix}, then run `{resume}`"}
 _FROM_OUTSIDE = {"counts_as_attempt": False}
 
 
@@ -99,9 +100,9 @@ class ReasonCode(str, Enum):
 
     `label` is for people. `is_transient`: the same run may retry the trial. `counts_as_attempt`: a training's attempt
     that ended so uses up one of its restarts. `is_rejected`: the trial did not begin, and may restart once its input is
-    fixed. `may_still_run`: its end is not confirmed. `is_worker_faulty`: the worker takes no more trials of the run, and a
-    training keeps no step after it. `exit_code` is that of the operator's command, and `remedy` what it prints, for a
-    training that ended so; `{resume}` is the command that resumes it.
+    fixed. `may_still_run`: its end is not confirmed. `is_worker_faulty`: the worker takes no more trials of the run, and
+    a training keeps no step after it. `exit_code` is that of the operator's command, and `remedy` what it prints, for a
+    training that ended so; `{resume}` is the command that resumes it, `{fix}` the remedy of the failure.
     """
 
     _value_: str
@@ -208,6 +209,16 @@ class Outcome:
         is_unknown = self.reason_code is ReasonCode.UNKNOWN
         reason = f"{self.reason_code.label}: {self.reason}" if is_unknown and self.reason else self.reason
         return join_remedy(reason or self.reason_code.label, self.remedy)
+
+    def problem_and_remedy(self, resume: str) -> tuple[str | None, str]:
+        """Return what ended a training and what to type next; `resume` is the command that resumes it.
+
+        The remedy of a rejected input is its own, with that command.
+        """
+        if self.cause is None:
+            return self.text, ""
+        problem = dataclasses.replace(self, remedy=None) if self.cause.is_rejected else self
+        return problem.text, self.cause.remedy.format(resume=resume, fix=self.remedy or "fix that")
 
 
 class Failure(Exception):

@@ -158,8 +158,8 @@ class TrainingSession:
         if outcome is None or outcome.cause is None:
             raise SomeTrialsFailed(f"run {run_id}: not ended", remedy=f"`{command}` resumes it")
         error_type = error_class(outcome.cause.exit_code)
-        message = f"run {run_id}: {outcome.status.value}: {outcome.text}{last}"
-        raise error_type(message, remedy=outcome.cause.remedy.format(resume=command))
+        problem, remedy = outcome.problem_and_remedy(command)
+        raise error_type(f"run {run_id}: {outcome.status.value}: {problem}{last}", remedy=remedy)
 
 
 def reachable_workers(hosts: Sequence[Host]) -> list[Host]:

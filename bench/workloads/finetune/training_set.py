@@ -58,7 +58,7 @@ def check_digests(planned: Mapping[str, str], current: Mapping[str, str]) -> Non
         if planned.get(path, digest) != digest:
             raise InputRejected(
                 f"{path}: changed since the training was planned (sha256 {planned[path][:12]}, now {digest[:12]})",
-                remedy="restore it, or resume with --changed to train on it",
+                remedy="restore it (or pass --changed to train on it)",
             )
 
 
