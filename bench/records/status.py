@@ -100,7 +100,7 @@ class ReasonCode(str, Enum):
 
     `label` is for people. `is_transient`: the same run may retry the trial. `counts_as_attempt`: a training's attempt
     that ended so uses up one of its restarts. `is_rejected`: the trial did not begin, and may restart once its input is
-    fixed. `may_still_run`: its end is not confirmed. `is_worker_faulty`: the worker takes no more trials of the run, and
+    fixed. `may_still_run`: its end is not confirmed. `is_worker_faulty`: the worker gets no more trials of the run, and
     a training keeps no step after it. `exit_code` is that of the operator's command, and `remedy` what it prints, for a
     training that ended so; `{resume}` is the command that resumes it, `{fix}` the remedy of the failure.
     """
