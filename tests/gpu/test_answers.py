@@ -1,0 +1,88 @@
+"""Answers on a GPU: one captured step for prompts of different lengths, and the decoding kernels with an adapter on."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bench import torch_stack  # noqa: E402 - after the skip
+from bench.qlora.step import Placement, TorchSession, load_base  # noqa: E402
+from bench.workloads import decoding  # noqa: E402
+from bench.workloads.finetune.answers import AnswerGenerator, BatchPath  # noqa: E402
+from bench.workloads.inference import add_adapters  # noqa: E402
+from tests.support.gpu import on_gpu  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
+LENGTHS, LIMITS = (9, 61, 4, 33, 33, 50), (40, 3, 64, 18, 1, 30)
+PAD_TOKEN = 0
+
+
+class Tokenizer:
+    """Tokens written as numbers."""
+
+    pad_token_id = eos_token_id = PAD_TOKEN
+
+    def decode(self, tokens, skip_special_tokens):
+        assert skip_special_tokens
+        return " ".join(map(str, tokens))
+
+
+def make_prompts():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(6, 4000, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def alone(modules, model, prompt, limit):
+    """The answer of transformers to one prompt."""
+    settings = modules.transformers.GenerationConfig(
+        max_new_tokens=limit, do_sample=False, eos_token_id=None, pad_token_id=PAD_TOKEN
+    )
+    ids = torch.tensor([prompt], device="cuda")
+    with torch.no_grad():
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    return out[0, len(prompt) :].tolist()
+
+
+def test_a_captured_batch_writes_the_tokens_of_each_prompt_alone(tiny_model):
+    modules = torch_stack.load()
+    model = modules.transformers.AutoModelForCausalLM.from_pretrained(
+        str(tiny_model), local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
+    )
+    decoding.prepare_model(modules, model)
+    model.config.sliding_window = None
+    prompts = make_prompts()
+    expected = [alone(modules, model, prompt, limit) for prompt, limit in zip(prompts, LIMITS, strict=True)]
+    placement = Placement(device=torch.device("cuda", 0), compute_dtype=torch.float32)
+    length = max(map(sum, zip(LENGTHS, LIMITS, strict=True)))
+    path = BatchPath(modules, model, placement, batch=4, length=length, capture=True)
+    written = path.answer(prompts[:4], LIMITS[:4], {PAD_TOKEN}) + path.answer(prompts[4:], LIMITS[4:], {PAD_TOKEN})
+    assert written == expected
+
+
+def test_an_nf4_model_with_adapters_answers_by_the_decoding_kernels(tiny_model, make_trial):
+    modules = torch_stack.load()
+    placement = Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)
+    trial = make_trial(model=str(tiny_model), base_precision="nf4")
+    model = load_base(modules, trial, placement)
+    decoding.prepare_model(modules, model)
+    add_adapters(TorchSession(modules=modules, placement=placement), trial, model)
+    prompts, limits = make_prompts() * 8, LIMITS * 8
+    generator = AnswerGenerator(modules, model, Tokenizer(), {PAD_TOKEN})
+    answers = [answer.text.split() for answer in generator.answer(prompts, limits)]
+    assert generator.method == "decoding kernels (batches of 32)"
+    assert answers == [answer.text.split() for answer in generator.answer(prompts, limits)], "the same bits again"
+    assert [len(answer) for answer in answers] == list(limits)
+    # Greedy answers in bf16 differ from the first token that depends on rounding: most first tokens do not.
+    plain = [list(map(str, alone(modules, model, prompt, 1))) for prompt in prompts[: len(LENGTHS)]]
+    same = sum(answer[:1] == first for answer, first in zip(answers, plain, strict=False))
+    assert same >= len(LENGTHS) - 2
+
+
+def test_answers_of_a_model_in_float32_say_why_transformers_wrote_them(tiny_model):
+    modules = torch_stack.load()
+    model = modules.transformers.AutoModelForCausalLM.from_pretrained(
+        str(tiny_model), local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
+    )
+    generator = AnswerGenerator(modules, model, Tokenizer(), {PAD_TOKEN})
+    (answer,) = generator.answer([make_prompts()[0]], [3])
+    assert len(answer.text.split()) <= 3
+    assert generator.method == "transformers (a model in torch.float32, not bfloat16)"
