@@ -27,7 +27,7 @@ from bench.adapter import lora
 from bench.adapter.merge import shapes_of
 from bench.architectures import find
 from bench.data.inputs import InputError
-from bench.data.masking import Example, encode_prompt
+from bench.data.masking import encode_prompt
 from bench.data.model_folder import check_model, read_config
 from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
@@ -36,12 +36,11 @@ from bench.qlora.step import Placement, TrainingStep, choose_placement
 from bench.records import Trial
 from bench.records.training import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
-from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer, end_tokens_of
+from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer, end_tokens_of, prompt_cases
 from bench.workloads.finetune.training_set import training_of
 from bench.workloads.ranks.process import RankGroup
 
 PROGRESS_SEC = 10.0
-LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64
 Item = TypeVar("Item")
 TRAINED, BF16, MERGED, FOLDER = "trained", "bf16", "merged-{}", "folder"
 
@@ -78,40 +77,6 @@ class ProgressLog:
         """Log a line now."""
         self._log(message)
         self._logged_at = self._clock()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptCase:
-    """Tokens of a prompt and of its reference answer, end token included, and the data line that they come from.
-
-    A prompt is the beginning of a held-out example, token by token as in training. An answer that reaches `max_tokens`
-    did not end.
-    """
-
-    location: str
-    prompt: list[int]
-    reference: list[int]
-
-    @property
-    def max_tokens(self) -> int:
-        """Length limit of a generated answer."""
-        return max(MIN_LIMIT_TOKENS, LENGTH_FACTOR * len(self.reference))
-
-    @property
-    def end_token(self) -> int:
-        return self.reference[-1]
-
-
-def prompt_cases(examples: Sequence[Example], count: int) -> list[PromptCase]:
-    """Build a case from each of the first `count` examples: its last answer, prompted with everything before it."""
-    cases = []
-    for example in examples[:count]:
-        last = example.targets.rindex(1)
-        first = example.targets.rfind(0, 0, last) + 1
-        ids = example.ids.tolist()
-        location = f"{example.file}: line {example.line}"
-        cases.append(PromptCase(location=location, prompt=ids[:first], reference=ids[first : last + 1]))
-    return cases
 
 
 class Checker:

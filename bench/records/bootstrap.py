@@ -1,7 +1,10 @@
-"""Median of a sample with its spread and bootstrap interval."""
+"""Median or mean of a sample with its bootstrap interval."""
 
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +17,14 @@ class Interval:
     low: float
     high: float
     n: int
+
+
+class MeanInterval(NamedTuple):
+    """Mean of a sample with its bootstrap 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 def summarize(values: list[float], *, resamples: int = 2000, seed: int = 0) -> Interval:
@@ -31,6 +42,24 @@ def summarize(values: list[float], *, resamples: int = 2000, seed: int = 0) -> I
         high=quantile(medians, 0.975),
         n=len(ordered),
     )
+
+
+def mean_interval(values: Sequence[float], span: float, *, resamples: int = 2000, seed: int = 0) -> MeanInterval:
+    """Compute the mean of n values and its percentile-bootstrap 95 % interval. Seeded, so it is reproducible.
+
+    `span` is the distance between the smallest and the largest possible value. Resamples of equal values are equal
+    too, although other values may exist. So the interval reaches at least as far as one that could be missed: a value
+    at the other end, in a share of 1 - 0.025^(1/n) of all rows, is absent from n rows once in 40 samples.
+    """
+    if not values:
+        raise ValueError("no values to summarize")
+    n, mean = len(values), math.fsum(values) / len(values)
+    if min(values) == max(values):
+        missed = span * (1.0 - 0.025 ** (1.0 / n))
+        return MeanInterval(mean=mean, low=mean - missed, high=mean + missed)
+    generator = random.Random(seed)  # noqa: S311 - not for security; must be repeatable
+    means = sorted(math.fsum(generator.choices(values, k=n)) / n for _ in range(resamples))
+    return MeanInterval(mean=mean, low=quantile(means, 0.025), high=quantile(means, 0.975))
 
 
 def quantile(ordered: list[float], share: float) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.records.checksummed import Checksummed
 from bench.records.paths import ADAPTER_CHECK_FILE, TRAINING_FILE
+from bench.records.score import SampleAnswer, TrainingScore, TrainingTime, check_score
 from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from bench.records.validation import (
     REQUIRED,
@@ -27,6 +28,7 @@ MAX_SKIPPED_SHARE = 0.01  # share of a file's lines; more bad lines are a fault 
 MAX_WEIGHT = 100.0
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENT_DTYPES = ("fp32", "bf16")
+BEST_BY = ("loss", "score")
 # Reasons why a resumed training cannot change a setting.
 OTHER_SHAPE = "the checkpoint's adapters have another shape"
 RESCALED = "the learned weights would be rescaled"
@@ -199,6 +201,10 @@ class Training:
     after, with at most `answer_tokens` tokens. `max_hours` counts this attempt and earlier ones; `limited_by` is the
     setting behind it.
 
+    `score` names how answers to held-out prompts are compared with the data's own answers, before and after the
+    training (`bench.workloads.finetune.score`): one of SCORE_METHODS, or a Python file. With `best_by` "score" they are
+    scored at each evaluation, and the score decides in place of the loss.
+
     `may_differ`: values that may differ from the checkpoint's on resume, because the operator confirmed the change:
     `model`, `data`, fields of the trial, `training.` and fields of this class, none of them fixed (`Setting.fixed`).
 
@@ -251,6 +257,18 @@ class Training:
     answer_tokens: int = setting(
         64, "length limit of a sample answer in tokens, 1 to 65536", name="sample_max_new_tokens", ge=1, le=65_536
     )
+    score: str | None = setting(
+        None,
+        "how answers to held-out prompts are scored: exact, contains, regex, json, or a Python file; null: not",
+        expected="a name or a file's path",
+    )
+    score_pattern: str | None = setting(
+        None, "regex: its first match in an answer, or first group, is compared", expected="a regular expression"
+    )
+    score_rows: int = setting(200, "held-out prompts that are scored, 1 to 10000", ge=1, le=10_000)
+    best_by: str = setting(
+        "loss", "what selects the best adapter and stops early: the held-out loss, or the score", choices=BEST_BY
+    )
     max_hours: float | None = checked(None, gt=0, le=8760)
     limited_by: str = checked("train.max_hours", choices=tuple(LIMITS))
     may_differ: tuple[str, ...] = ()
@@ -265,6 +283,8 @@ class Training:
         expect(held_out or not self.patience, "patience", "0 if no data is held out for validation")
         expect(bool(self.evaluate_every) or not self.patience, "patience", "0 if evaluate_every is 0")
         expect(all(self.prompts), "prompts", "texts, none of them empty")
+        is_scorable = held_out and self.data.labels == "assistant"
+        check_score(self.score, self.score_pattern, self.best_by, is_scorable=is_scorable)
         for name, declared in settings_of(type(self)).items():
             is_allowed = declared.fixed is None or f"training.{name}" not in self.may_differ
             expect(is_allowed, "may_differ", f"no training.{name}: {declared.fixed}")
@@ -311,8 +331,9 @@ class TrainedSteps:
 class Evaluation:
     """Held-out loss per target token after `step` steps, with its 95 % interval over `rows` examples.
 
-    A single example has no interval. `is_best`: the lowest so far, except step 0. `change` is the paired difference to
-    step 0 over the same examples, with its own interval; None at step 0.
+    A single example has no interval. `is_best`: the lowest so far, except step 0; with `best_by` "score" the highest
+    score. `change` is the paired difference to step 0 over the same examples, with its own interval; None at step 0.
+    `score` is the mean over the scored rows, None if it was not measured.
     """
 
     step: int
@@ -325,6 +346,9 @@ class Evaluation:
     change: float | None = None
     change_low: float | None = None
     change_high: float | None = None
+    score: float | None = None
+    score_low: float | None = None
+    score_high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,27 +388,13 @@ class Restart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleAnswer:
-    """Greedy answers to a prompt by the model before training and by the final adapter; None if not generated.
-
-    `*_ended`: False if the answer reached `answer_tokens` before its end; None if unknown, as in earlier versions.
-    """
-
-    prompt: str
-    before: str | None
-    after: str | None
-    before_ended: bool | None = None
-    after_ended: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingRecord(Checksummed):
     """Result of a fine-tuning over all its attempts (training.json), also of a failed one.
 
     `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
     `LIMITS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the step of the saved
-    adapter: the best by held-out loss, or the last. `data` has no example previews. Shares of communication are of a
-    step's time.
+    adapter: the best by held-out loss or score, or the last. `data` has no example previews. Shares of communication
+    are of a step's time. `score` and `time` are None in records of earlier versions.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -415,6 +425,8 @@ class TrainingRecord(Checksummed):
     fingerprint: dict[str, Any] = field(default_factory=dict)
     reason_code: ReasonCode | None = None
     remedy: str | None = None
+    score: TrainingScore | None = None
+    time: TrainingTime | None = None
 
     @property
     def outcome(self) -> Outcome:

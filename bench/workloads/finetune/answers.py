@@ -12,11 +12,13 @@ Not covered: sampling.
 import contextlib
 import importlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bench.architectures import find
 from bench.data.collate import padding_token
 from bench.data.inputs import InputError
+from bench.data.masking import Example
 from bench.harness import termination
 from bench.qlora.step import Placement, TrainingStep
 from bench.torch_stack import Stack, free_memory
@@ -28,6 +30,41 @@ PLAIN_BATCH = 16  # sequences that transformers answers at once
 CHECK_EVERY = 16  # steps between two looks at which answers have ended
 CACHE_SHARE = 0.7  # of the free GPU memory
 DECODING = "decoding kernels"
+LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptCase:
+    """Tokens of a prompt and of its reference answer, end token included, and the data line that they come from.
+
+    A prompt is the beginning of a held-out example, token by token as in training. An answer that reaches `max_tokens`
+    did not end.
+    """
+
+    location: str
+    prompt: list[int]
+    reference: list[int]
+
+    @property
+    def max_tokens(self) -> int:
+        """Length limit of a generated answer."""
+        return max(MIN_LIMIT_TOKENS, LENGTH_FACTOR * len(self.reference))
+
+    @property
+    def end_token(self) -> int:
+        return self.reference[-1]
+
+
+def prompt_cases(examples: Sequence[Example], count: int) -> list[PromptCase]:
+    """Build a case from each of the first `count` examples: its last answer, prompted with everything before it."""
+    cases = []
+    for example in examples[:count]:
+        last = example.targets.rindex(1)
+        first = example.targets.rfind(0, 0, last) + 1
+        ids = example.ids.tolist()
+        location = f"{example.file}: line {example.line}"
+        cases.append(PromptCase(location=location, prompt=ids[:first], reference=ids[first : last + 1]))
+    return cases
 
 
 class GeneratedAnswer(NamedTuple):
@@ -68,12 +105,16 @@ class AnswerGenerator:
         step: TrainingStep,
         peft_model: Any,
         tokenizer: Any,
+        end_tokens: Sequence[int] = (),
         *,
         on_step: Callable[[], None] = lambda: None,
     ) -> "AnswerGenerator":
-        """Return the generator of a peft model in its training step, which ends at the model's own end tokens."""
-        end_tokens = {tokenizer.eos_token_id, *end_tokens_of(peft_model)} - {None}
-        return cls(stack, peft_model, tokenizer, end_tokens, step=step, on_step=on_step)
+        """Return the generator of a peft model in its training step.
+
+        Its answers end at the model's own end tokens and at `end_tokens`.
+        """
+        all_ends = {tokenizer.eos_token_id, *end_tokens_of(peft_model), *end_tokens} - {None}
+        return cls(stack, peft_model, tokenizer, all_ends, step=step, on_step=on_step)
 
     def answer(self, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> list[GeneratedAnswer]:
         """Answer each prompt, token ids, with at most its limit of tokens."""

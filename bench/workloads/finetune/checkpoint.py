@@ -32,6 +32,7 @@ from bench.data import model_folder
 from bench.records.atomic_files import sha256_of, sync_folder
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.paths import MANIFEST_FILE
+from bench.records.score import TrainingTime
 from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
 
 FORMAT = 1
@@ -72,10 +73,10 @@ class Manifest:
 class State:
     """The remaining state of a training after `step` steps; the step determines data position and random numbers.
 
-    `seconds` are summed over all attempts. `first_losses` are the held-out examples' losses before training, for
-    comparison with later ones. `best_step` has the lowest held-out loss so far, None before the first evaluation.
-    `answers` are the model's answers before training to the prompts `asked`, `ended` whether each ended before its
-    limit; earlier versions stored neither `asked` nor `ended`.
+    `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples' losses before training,
+    for comparison with later ones. `best_step` has the lowest held-out loss or the highest score so far, None before
+    the first evaluation. `answers` are the model's answers before training to the prompts `asked`, `ended` whether
+    each ended before its limit; earlier versions stored neither `asked` nor `ended`.
     """
 
     step: int
@@ -87,6 +88,7 @@ class State:
     asked: list[str] = field(default_factory=list)
     ended: list[bool] = field(default_factory=list)
     checkpoints: list[CheckpointFacts] = field(default_factory=list)
+    time: TrainingTime = field(default_factory=TrainingTime)
 
 
 class History:

@@ -22,8 +22,9 @@ from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record, Request, StepsFile, peak_rss_bytes
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial, schema
+from bench.records.score import SampleAnswer, TrainingScore, TrainingTime
 from bench.records.status import Outcome, ReasonCode
-from bench.records.training import LIMITS, CheckpointFacts, DataReport, Evaluation, SampleAnswer, TrainingRecord
+from bench.records.training import LIMITS, CheckpointFacts, DataReport, Evaluation, TrainingRecord
 from bench.workloads.finetune import checkpoint, resume, training_set
 from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.resume import Journal, ResumePoint, record_restart
@@ -116,7 +117,12 @@ class TrainingLog:
             record.peak_rss_bytes, record.peak_vram_bytes = line["peaks"]["rss_bytes"], line["peaks"]["vram_bytes"]
         self.stop = line.get("stop", self.stop)
         self._seconds = line.get("seconds", self._seconds)
-        for name in ("adapter", "answers", "communication_predicted_percent", "communication_measured_percent"):
+        if "score" in line:
+            self._log_score(schema.from_json(TrainingScore, line["score"]))
+        for name in (
+            *("adapter", "answers", "score", "time"),
+            *("communication_predicted_percent", "communication_measured_percent"),
+        ):
             if line.get(name) is not None:
                 self._reported[name] = line[name]
 
@@ -142,6 +148,18 @@ class TrainingLog:
         interval = "" if evaluation.low is None else f" [{evaluation.low:.4f}, {evaluation.high:.4f}]"
         change = "" if evaluation.change is None else f", {evaluation.change:+.4f} since the start"
         self.record.log(f"held-out loss after step {evaluation.step}: {evaluation.loss:.4f}{interval}{change}")
+
+    def _log_score(self, score: TrainingScore) -> None:
+        for measure in score.measures:
+            self.record.log(
+                f"{measure.name}: {measure.before:.3f} before, {measure.after:.3f} after, {measure.change:+.3f} "
+                f"[{measure.change_low:+.3f}, {measure.change_high:+.3f}] over {measure.rows} rows"
+            )
+        if score.failure is not None:
+            self.record.log(f"score: {score.failure}")
+        for row in score.unscored:
+            label = "" if row.fault is None else row.fault.label
+            self.record.log(f"row {row.row} ({row.place}) has no score: {label}: {row.detail}")
 
     def _show_loss(self) -> None:
         self.record.extra_progress["validation_loss"] = self._evaluations[-1].loss if self._evaluations else None
@@ -182,6 +200,8 @@ class TrainingLog:
             peak_rss_bytes=record.peak_rss_bytes or peak_rss_bytes(),
             seconds=self._seconds,
             fingerprint=record.fingerprint,
+            score=schema.from_json(TrainingScore, reported["score"]) if "score" in reported else None,
+            time=schema.from_json(TrainingTime, reported["time"]) if "time" in reported else None,
         ).write(record.request.out)
 
 

@@ -143,23 +143,37 @@ class FinetuneRank(RankProcess):
                 fingerprint={"step_captured": trainer.step.capture_status},
                 checkpoints=trainer.new_checkpoint_facts(),
             )
-            if stop in ("finished", "early"):
-                self.heartbeat.update("answer")
-                step, adapter = trainer.adapter()
-                answers = trainer.sample_answers(adapter)
-                out = Path(self.spec.out)
-                try:
-                    files = self.trainer_module.write_adapter(
-                        out, adapter, trainer.weights.config, Path(self.trial.model)
-                    )
-                    digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
-                except OSError as error:  # an input error, so that a retry resumes from the last checkpoint
-                    raise InputError(
-                        f"{out}: the adapter was not written: {error.strerror}", remedy="free some space"
-                    ) from error
-                self.report(adapter={"step": step, "sha256": digest, "files": files}, answers=schema.to_json(answers))
-            self.report(stop=stop, seconds=trainer.state.seconds)
+        if stop in ("finished", "early"):
+            stop = self._write_and_score(trainer, stop)
+        self.report(stop=stop, seconds=trainer.state.seconds)
         self.group.barrier()
+
+    def _write_and_score(self, trainer: Any, stop: str) -> str:
+        """Write the final adapter, answer the sample prompts, then score. Return the reason of the end.
+
+        A stop during the score is one of the training: the next attempt repeats what is done here, and no step.
+        """
+        step, adapter = self.group.broadcast_object(trainer.adapter() if self.rank == 0 else None)
+        trainer.set_adapter(adapter)
+        if self.rank == 0:
+            self.heartbeat.update("answer")
+            out = Path(self.spec.out)
+            try:
+                files = self.trainer_module.write_adapter(out, adapter, trainer.weights.config, Path(self.trial.model))
+                digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
+            except OSError as error:  # an input error, so that a retry resumes from the last checkpoint
+                raise InputError(
+                    f"{out}: the adapter was not written: {error.strerror}", remedy="free some space"
+                ) from error
+            answers = schema.to_json(trainer.sample_answers())
+            self.report(adapter={"step": step, "sha256": digest, "files": files}, answers=answers)
+        try:
+            score = trainer.score_adapter(step)
+        except self.trainer_module.StopRequested:
+            return "stopped"
+        if score is not None:
+            self.report(score=schema.to_json(score))
+        return stop
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ MUTABLE_SETTINGS = {
     *("training.limited_by", "training.prompts", "training.answer_tokens", "training.may_differ"),
     *("training.input_digests", "training.revision"),
 }
+SCORE_SETTINGS = {"training.score", "training.score_pattern", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
 RECOMPUTATION_SETTINGS = {"gradient_checkpointing", "checkpoint_every"}
 JOURNAL, RESTARTS = "journal.jsonl", "restarts.json"
@@ -75,6 +76,8 @@ def settings_of(trial: Trial) -> dict[str, Any]:
     flat = {**document, **{f"training.{key}": value for key, value in document.pop("training").items()}}
     flat.pop("training", None)
     mutable = MUTABLE_SETTINGS - RECOMPUTATION_SETTINGS if trial.recipe == "fast" else MUTABLE_SETTINGS
+    if flat.get("training.best_by") == "loss":  # then no score has an effect on the adapter
+        mutable = mutable | SCORE_SETTINGS
     return {key: value for key, value in flat.items() if key not in mutable}
 
 

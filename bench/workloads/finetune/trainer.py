@@ -19,22 +19,30 @@ from bench import torch_stack
 from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
-from bench.records.training import SampleAnswer, Training
+from bench.records.score import SampleAnswer, TrainingScore
+from bench.records.training import Evaluation, Training
 from bench.records.units import format_mb
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer
 from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.checkpoint_manager import CheckpointManager, Weights, load_checkpoint, write_adapter
 from bench.workloads.finetune.resume import Identity, Journal, ResumePoint, check_free_space
-from bench.workloads.finetune.steps import GlobalStep, Gradients, StepRow, learning_rate_factor
+from bench.workloads.finetune.score import Scoring
+from bench.workloads.finetune.scoring import ScoreContext, ScoredAnswers, StopRequested, TrainingScorer
+from bench.workloads.finetune.steps import (
+    COMMUNICATION_GOAL_PERCENT,
+    GlobalStep,
+    Gradients,
+    StepRow,
+    learning_rate_factor,
+    predict_communication,
+)
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
 from bench.workloads.ranks.process import RankGroup
 
 __all__ = ["TrainContext", "Trainer", "deterministic", "write_adapter"]
 ZERO_STEPS = 3
 PROGRESS_SEC = 0.5
-BACKWARD_SHARE = 2 / 3  # the backward pass' share of a row's time; it overlaps the gradient exchange
-COMMUNICATION_GOAL_PERCENT = 2.0
 MAX_NAMED_ROWS = 5
 
 
@@ -92,6 +100,8 @@ class Trainer:
         self.journal: Journal | None = None
         self._last_progress, self._waited_sec, self._step_sec = 0.0, 0.0, 0.0
         self._zero_gradient_steps = self._reported_checkpoints = 0
+        self._best_answers: ScoredAnswers | None = None
+        self.scorer = self._make_scorer()
         if context.checkpoints is not None:
 
             def log(message: str) -> None:
@@ -177,10 +187,11 @@ class Trainer:
         training = self.training
         started, earlier_sec = self.context.started, self.state.seconds
         last_checkpoint = time.monotonic()
+        self._add_time(loading_sec=time.monotonic() - started)
         if not self.state.evaluations and (self.state.step == 0 or self.training_set.data.validation):
             self._evaluate_initial_model()
-        elif self._is_due():  # the last attempt was stopped between this step and its evaluation
-            self._evaluate()
+        elif self._is_due() and not self._evaluate():  # the last attempt was stopped between step and evaluation
+            return "stopped"
         upcoming = self._upcoming()
         ready = next(upcoming, None)
         while ready is not None and not self._is_early():
@@ -206,14 +217,18 @@ class Trainer:
             if stop_requests or over:
                 self._checkpoint(wait=True)
                 return "stopped" if stop_requests else "max_hours"
-            if self._is_due():
-                self._evaluate()
+            if self._is_due() and not self._evaluate():
+                self._checkpoint(wait=True)
+                return "stopped"
             if time.monotonic() - last_checkpoint >= training.checkpoint_sec and self._checkpoint():
                 last_checkpoint = time.monotonic()
         if self.training_set.data.validation and all(
             evaluation.step != self.state.step for evaluation in self.state.evaluations
         ):
-            self._evaluate()
+            is_evaluated = self._evaluate()
+            self._checkpoint(wait=True)
+            if not is_evaluated:
+                return "stopped"
         self._checkpoint(wait=True)
         self._compare_ranks()
         return "early" if self._is_early() and self.state.step < self.steps else "finished"
@@ -316,24 +331,29 @@ class Trainer:
                 ended=[has_ended for _, has_ended in generated],
                 asked=list(self.training.prompts),
             )
+        if self.state.step == 0 and self.scorer is not None:
+            with contextlib.suppress(StopRequested):  # the next step ends the attempt
+                self.scorer.score_base()
         self.group.barrier()
 
     def _generate_answers(self, log: Callable[[str], object]) -> list[GeneratedAnswer]:
         prompts = evaluate.encode_prompts(self.tokenizer, self.training.prompts, self.training.data.special_tokens, log)
-        return self._generator().answer(prompts, [self.training.answer_tokens] * len(prompts))
+        return self._make_generator().answer(prompts, [self.training.answer_tokens] * len(prompts))
 
-    def _generator(self) -> AnswerGenerator:
+    def _make_generator(
+        self, end_tokens: Sequence[int] = (), on_step: Callable[[], None] | None = None
+    ) -> AnswerGenerator:
+        on_step = on_step or (lambda: self._report_progress("answer", self.state.step))
         return AnswerGenerator.of_step(
-            self.modules,
-            self.step,
-            self.peft_model,
-            self.tokenizer,
-            on_step=lambda: self._report_progress("answer", self.state.step),
+            self.modules, self.step, self.peft_model, self.tokenizer, end_tokens, on_step=on_step
         )
 
-    def _evaluate(self) -> None:
-        """Evaluate the held-out loss after the state's step, on all ranks."""
-        number, held_out = self.state.step, self.training_set.data.validation
+    def _evaluate(self) -> bool:
+        """Evaluate the held-out loss after the state's step, on all ranks; with `best_by` "score" score it too.
+
+        Return False if the training was asked to stop during the score: nothing is recorded then.
+        """
+        start, number, held_out = time.monotonic(), self.state.step, self.training_set.data.validation
 
         def on_progress(row: int) -> None:
             self._report_progress("evaluate", row)
@@ -345,8 +365,18 @@ class Trainer:
         result = evaluate.make_evaluation(number, losses, first, [count_targets([example]) for example in held_out])
         if not math.isfinite(result.loss):
             raise NonFiniteLoss(f"the held-out loss is {result.loss} after step {number}")
-        lowest = min((evaluation.loss for evaluation in self.state.evaluations if evaluation.is_best), default=math.inf)
-        is_best = number > 0 and result.loss < lowest
+        self._add_time(evaluation_sec=time.monotonic() - start)
+        answers = None
+        if self.scorer is not None and self.training.best_by == "score":
+            try:
+                answers = self.scorer.measure() if number > 0 else self.scorer.score_base()
+            except StopRequested:
+                if number > 0:
+                    return False
+        if answers is not None and answers.mean is not None:
+            score, low, high = answers.mean
+            result = dataclasses.replace(result, score=score, score_low=low, score_high=high)
+        is_best = number > 0 and self._is_better(result)
         result = dataclasses.replace(result, is_best=is_best)
         self.state = dataclasses.replace(
             self.state,
@@ -355,9 +385,20 @@ class Trainer:
             best_step=number if is_best else self.state.best_step,
         )
         self.context.report(evaluation=schema.to_json(result))
+        if is_best:
+            self._best_answers = answers
         if is_best and self.checkpoint_manager is not None:
             self.checkpoint_manager.set_best(number)
             self._checkpoint(wait=False)
+        return True
+
+    def _is_better(self, result: Evaluation) -> bool:
+        """Compare an evaluation with the best one so far, by loss or score; one without a score is never the best."""
+        earlier = [evaluation for evaluation in self.state.evaluations if evaluation.is_best]
+        if self.training.best_by == "loss":
+            return result.loss < min((evaluation.loss for evaluation in earlier), default=math.inf)
+        scores = [evaluation.score for evaluation in earlier if evaluation.score is not None]
+        return result.score is not None and result.score > max(scores, default=-math.inf)
 
     def _is_due(self) -> bool:
         """Return True if an evaluation is due after the state's step and has not been done yet."""
@@ -366,10 +407,46 @@ class Trainer:
         return is_between and all(evaluation.step != step for evaluation in self.state.evaluations)
 
     def _is_early(self) -> bool:
-        """Return True if early stopping applies: the held-out loss has not decreased for `patience` evaluations."""
+        """Return True if early stopping applies: no evaluation was the best for `patience` evaluations."""
         later = [evaluation for evaluation in self.state.evaluations if evaluation.step > 0]
         since = next((n for n, evaluation in enumerate(reversed(later)) if evaluation.is_best), len(later))
         return 0 < self.training.patience <= since
+
+    # The score --------------------------------------------------------------------------------------------------------
+
+    def _make_scorer(self) -> TrainingScorer | None:
+        scoring = Scoring.load(self.training)
+        if scoring is None:
+            return None
+        return TrainingScorer(
+            scoring,
+            self.training_set,
+            self.tokenizer,
+            self.group,
+            adapter=self.weights.adapter,
+            make_generator=self._make_generator,
+            prepare=lambda: None if self.checkpoint_manager is None else self.checkpoint_manager.wait(),
+            context=ScoreContext(
+                report=self.context.report,
+                on_progress=lambda: self._report_progress("answer", self.state.step),
+                stop_requested=self.context.stop_requested,
+                on_time=lambda seconds: self._add_time(score_sec=seconds),
+            ),
+            model_sha256=self.context.identity.model,
+            folder=self.context.checkpoints,
+        )
+
+    def score_adapter(self, adapter_step: int) -> TrainingScore | None:
+        """Compare the scores of the base and of the present weights, on all ranks. Raises StopRequested."""
+        if self.scorer is None:
+            return None
+        return self.scorer.compare(self._best_answers if adapter_step == self.state.best_step else None)
+
+    def _add_time(self, **seconds: float) -> None:
+        """Add to the state's times, and report them."""
+        times = {name: getattr(self.state.time, name) + value for name, value in seconds.items()}
+        self.state = dataclasses.replace(self.state, time=dataclasses.replace(self.state.time, **times))
+        self.context.report(time=schema.to_json(self.state.time))
 
     # The end ----------------------------------------------------------------------------------------------------------
 
@@ -388,10 +465,13 @@ class Trainer:
             return self.checkpoint_manager.best
         return self.state.step, {name: tensor.to("cpu", copy=True) for name, tensor in self.weights.adapter.items()}
 
-    def sample_answers(self, adapter: dict[str, Any]) -> list[SampleAnswer]:
-        """Answer the prompts with this adapter, next to the answers before training. Rank 0 only; sets the weights."""
+    def set_adapter(self, adapter: dict[str, Any]) -> None:
+        """Copy an adapter's tensors into the weights."""
         for name, tensor in self.weights.adapter.items():
             tensor.copy_(adapter[name])
+
+    def sample_answers(self) -> list[SampleAnswer]:
+        """Answer the prompts with the present weights, next to the answers before training. Rank 0 only."""
         after = self._generate_answers(lambda _: None)
         prompts = self.state.asked or self.training.prompts
         before = dict(zip(prompts, self.state.answers, strict=False))
@@ -406,18 +486,6 @@ class Trainer:
             )
             for prompt, (text, has_ended) in zip(self.training.prompts, after, strict=True)
         ]
-
-
-def predict_communication(row_sec: float, send_sec: float, rows: int, buckets: int) -> tuple[float, int]:
-    """Predict the percentage of a step spent waiting for gradients, and the rows per rank to reach the goal.
-
-    The goal is COMMUNICATION_GOAL_PERCENT. The exchange overlaps the last row's backward pass, except for at least the
-    last bucket.
-    """
-    wait_sec = max(send_sec / buckets, send_sec - BACKWARD_SHARE * row_sec)
-    goal = COMMUNICATION_GOAL_PERCENT / 100.0
-    enough_rows = math.ceil(wait_sec * (1.0 - goal) / (goal * row_sec))
-    return 100.0 * wait_sec / (rows * row_sec + wait_sec), max(rows, enough_rows)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from bench.data.trial_inputs import check_trial_model
 from bench.records import Trial, schema
 from bench.records.atomic_files import read_regular, write_atomic
 from bench.records.training import Training
+from bench.workloads.finetune.score import Scoring
 
 INPUTS_FILE, MAX_INPUTS_BYTES = "inputs.json", 1 << 20
 RowIndices = tuple[int, ...]  # the indices of a row's examples
@@ -43,6 +44,7 @@ def check_inputs(trial: Trial) -> Inputs:
             f"rows_per_step: {training.rows_per_step} rows are too few for {trial.world_size} ranks",
             remedy="use at least one row per rank, or fewer ranks",
         )
+    Scoring.load(training)
     files, held_out = dataset.read(training.data)
     all_files = [*files, *([held_out] if held_out is not None else [])]
     check_digests(training.input_digests, {trial.model: model.sha256, **{file.path: file.sha256 for file in all_files}})

@@ -15,7 +15,7 @@ import pytest
 
 from bench.data.model_folder import check_model
 from bench.records.run import RunRecord
-from bench.records.training import SampleAnswer
+from bench.records.score import SampleAnswer
 from tests.support.forked import ForkServer
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT

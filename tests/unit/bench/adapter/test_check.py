@@ -11,7 +11,7 @@ import pytest
 from bench.adapter import check, merge
 from bench.data.inputs import InputError, InputRejected
 from bench.data.masking import Example
-from bench.workloads.finetune import answers as answers_module
+from bench.workloads.finetune import answers
 from bench.workloads.finetune.checkpoint_manager import adapter_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 
 def test_a_prompt_is_an_examples_beginning_and_its_last_answer_is_the_reference():
     example = Example(file="a", line=3, ids=array("I", [9, 8, 7, 6, 5, 4]), targets=bytes([0, 1, 0, 0, 1, 1]))
-    (case,) = check.prompt_cases([example], 4)
+    (case,) = answers.prompt_cases([example], 4)
     assert (case.prompt, case.reference, case.end_token) == ([9, 8, 7, 6], [5, 4], 4)
-    assert case.max_tokens == check.MIN_LIMIT_TOKENS
+    assert case.max_tokens == answers.MIN_LIMIT_TOKENS
 
 
 def test_a_long_measurement_logs_a_line_every_ten_seconds_and_a_short_one_none():
@@ -69,9 +69,9 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     settings.write_text(json.dumps({"eos_token_id": 3}))  # a server would end answers at another token
     (Path(merge_fields()["out"]) / "SHA256SUMS").unlink()
     checker = check.Checker(request, lambda _: None, None)
-    _, answers = checker._measure_plain(checker._load_plain(Path(merge_fields()["out"])), [3])
-    assert answers_module.end_tokens_of(checker._load_plain(Path(merge_fields()["out"]))) == [3]
-    assert not any(has_ended for _, has_ended in answers)
+    _, given = checker._measure_plain(checker._load_plain(Path(merge_fields()["out"])), [3])
+    assert answers.end_tokens_of(checker._load_plain(Path(merge_fields()["out"]))) == [3]
+    assert not any(has_ended for _, has_ended in given)
     with pytest.raises(InputRejected, match="expected 000000000000"):
         check.Checker(dataclasses.replace(request, model_sha256="0" * 64), lambda _: None, None)
 

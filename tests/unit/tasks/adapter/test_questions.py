@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from bench.records.training import SampleAnswer
+from bench.records.score import SampleAnswer
 from tasks.adapter import artifact, questions
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.errors import RetryableError, TaskFailed, UsageError

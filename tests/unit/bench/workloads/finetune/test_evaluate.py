@@ -8,7 +8,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.evaluate import make_evaluation, ratio
-from bench.workloads.finetune.trainer import predict_communication
+from bench.workloads.finetune.steps import predict_communication
 
 
 def test_the_interval_covers_the_true_value_in_about_95_percent():

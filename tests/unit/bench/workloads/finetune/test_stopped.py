@@ -103,7 +103,8 @@ def test_a_full_disk_at_the_end_is_an_input_error_and_not_a_failed_training(tmp_
     rank.report, rank.heartbeat = lambda **_: None, SimpleNamespace(update=lambda _: None)
     trainer = SimpleNamespace(
         communication_percent=lambda: None, new_checkpoint_facts=list, adapter=lambda: (7, {}),
-        sample_answers=lambda _: [], weights=SimpleNamespace(config=""), step=SimpleNamespace(capture_status=None),
+        set_adapter=lambda _: None, sample_answers=list, weights=SimpleNamespace(config=""),
+        step=SimpleNamespace(capture_status=None),
     )  # fmt: skip
     with pytest.raises(InputError, match=f"^{tmp_path}: .*: No space left on device; "):
         rank._finish(trainer, "finished")

@@ -72,7 +72,8 @@ def test_an_answer_before_training_is_matched_by_prompt_if_prompts_changed(lab, 
     trainer = resumed.trainer(tmp_path / "checkpoints")
     trainer.restore(resume.find_checkpoint(tmp_path / "checkpoints", resumed.identity, lambda _: None))
     _, b_before = trainer.state.answers
-    answers = trainer.sample_answers(trainer.adapter()[1])
+    trainer.set_adapter(trainer.adapter()[1])
+    answers = trainer.sample_answers()
     assert [(answer.prompt, answer.before) for answer in answers] == [("b", b_before), ("c", None)]
     assert [answer.before_ended for answer in answers] == [trainer.state.ended[1], None]
     assert [answer.after_ended for answer in answers] == [False, False]  # both reach two tokens
@@ -92,12 +93,13 @@ def test_without_a_better_held_out_loss_it_stops_early_with_the_best_adapter(lab
     trainer = lab(training={"evaluate_every": 1, "patience": 2}).trainer(tmp_path)
     real, step = trainer._evaluate, trainer.state.step
 
-    def evaluate() -> None:
-        real()
+    def evaluate() -> bool:
+        is_recorded = real()
         if trainer.state.step > 2:  # the loss increases from here on
             *before, last = trainer.state.evaluations
             worse = dataclasses.replace(last, is_best=False)
             trainer.state = dataclasses.replace(trainer.state, evaluations=[*before, worse], best_step=2)
+        return is_recorded
 
     monkeypatch.setattr(trainer, "_evaluate", evaluate)
     set_best = trainer.checkpoint_manager.set_best

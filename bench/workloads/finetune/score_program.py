@@ -1,0 +1,82 @@
+"""The process that scores answers by a user's Python file or a pattern: `python -I score_program.py FILE|regex`.
+
+Reads a JSON line per row, `{"prompt": ..., "answer": ..., "expected": ...}`, and writes one: `{"score": ...}`, or
+`{"fault": ..., "detail": ...}` with a value of ScoreFault. With `regex` the first line is the pattern. What the user's
+code prints goes nowhere. Imports nothing of ours, so that it runs apart from our environment.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import runpy
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FUNCTION = "score"
+MAX_DETAIL_CHARS = 300
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+Reply = dict[str, Any]
+Scorer = Callable[[str, str, str], Reply]
+
+
+def by_pattern(pattern: "re.Pattern[str]") -> Scorer:
+    """Return a scorer: 1 if the pattern's first match in the answer is the one in the expected answer, else 0."""
+    group = 1 if pattern.groups else 0
+
+    def scorer(_prompt: str, answer: str, expected: str) -> Reply:
+        wanted, found = pattern.search(expected), pattern.search(answer)
+        if wanted is None:
+            return {"fault": "expected", "detail": "the pattern does not match it"}
+        return {"score": float(found is not None and found[group] == wanted[group])}
+
+    return scorer
+
+
+def by_file(path: str) -> Scorer:
+    """Return a scorer that calls the function `score(prompt, answer, expected)` of the user's file."""
+    try:
+        function = runpy.run_path(path).get(FUNCTION)
+        failure = "" if callable(function) else f"it has no function {FUNCTION}(prompt, answer, expected)"
+    except Exception as error:  # noqa: BLE001 - the reply to each row names it
+        function, failure = None, _describe(error)
+
+    def scorer(prompt: str, answer: str, expected: str) -> Reply:
+        if function is None or failure:
+            return {"fault": "raised", "detail": failure}
+        try:
+            value = function(prompt, answer, expected)
+        except Exception as error:  # noqa: BLE001 - the reply names it
+            return {"fault": "raised", "detail": _describe(error)}
+        if isinstance(value, (bool, int, float)) and 0 <= value <= 1:
+            return {"score": float(value)}
+        return {"fault": "not_a_number", "detail": repr(value)[:MAX_DETAIL_CHARS]}
+
+    return scorer
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS]
+
+
+def main(method: str) -> None:
+    """Answer the lines of standard input until its end."""
+    with os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1) as replies:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nothing, stream)
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        with contextlib.suppress(OSError):  # if memory runs out, this process ends first
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        scorer = by_pattern(re.compile(json.loads(sys.stdin.readline()))) if method == "regex" else by_file(method)
+        for line in sys.stdin:
+            row = json.loads(line)
+            replies.write(json.dumps(scorer(row["prompt"], row["answer"], row["expected"])) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,264 @@
+"""The score of a training: answers to held-out prompts on all ranks, scored by rank 0, before and after.
+
+The answers before the training are the base's, which adapters with B = 0 give at any time. They are computed at step 0
+and stored next to the checkpoints, so that a restart does not repeat them. A failure of answers or scores is part of
+the result and does not fail the training.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.data.inputs import InputError
+from bench.data.masking import encode_prompt
+from bench.records.checksummed import Checksummed, ResultError
+from bench.records.score import TrainingScore
+from bench.records.validation import printable
+from bench.workloads.finetune import score
+from bench.workloads.finetune.answers import AnswerGenerator, PromptCase, prompt_cases
+from bench.workloads.finetune.score import AnsweredRow, RowScore, Scoring
+from bench.workloads.finetune.training_set import TrainingSet
+from bench.workloads.ranks.process import RankGroup
+
+BASE_SCORE_FILE = "score-before.json"
+PROBE = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
+MAX_FAILURE_CHARS = 300
+
+
+class StopRequested(Exception):
+    """Request to stop that came while answers were generated or scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredAnswers(Checksummed):
+    """Answers and their scores in the order of the prompts; both are empty after a `failure`.
+
+    `questions` and `scorer` are digests of the prompts and base, and of the scoring method.
+    """
+
+    FILE, KIND = BASE_SCORE_FILE, "score before training"
+
+    questions: str
+    scorer: str
+    answers: list[str]
+    scores: list[RowScore]
+    generator: str
+    failure: str | None = None
+
+    @property
+    def mean(self) -> tuple[float, float, float] | None:
+        """Mean score and its interval; None without a score."""
+        return score.mean_score(self.scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreContext:
+    """The training around a score: `report` sends a line to the parent, `on_time` counts seconds."""
+
+    report: Callable[..., None]
+    on_progress: Callable[[], None]
+    stop_requested: Callable[[], bool]
+    on_time: Callable[[float], None]
+
+    def check(self) -> None:
+        """Report progress. Raises StopRequested."""
+        self.on_progress()
+        if self.stop_requested():
+            raise StopRequested
+
+
+class TrainingScorer:
+    """Scoring of one training, on every rank. All public methods are called by all ranks in the same order.
+
+    `adapter` are the adapters' tensors by name, `folder` is that of the checkpoints. `prepare` is called before answers
+    are generated.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring,
+        training_set: TrainingSet,
+        tokenizer: Any,
+        group: RankGroup,
+        *,
+        adapter: Mapping[str, Any],
+        make_generator: Callable[[Sequence[int], Callable[[], None]], AnswerGenerator],
+        prepare: Callable[[], None],
+        context: ScoreContext,
+        model_sha256: str,
+        folder: Path | None,
+    ) -> None:
+        examples = training_set.data.validation
+        chosen = score.spread_indices(len(examples), training_set.training.score_rows)
+        self._cases = prompt_cases([examples[index] for index in chosen], len(chosen))
+        self._scoring, self._group, self._context, self._folder = scoring, group, context, folder
+        self._make_generator, self._prepare = make_generator, prepare
+        self._matrices = [tensor for name, tensor in adapter.items() if "lora_B" in name]
+        self._tokenizer, self._special_tokens = tokenizer, training_set.training.data.special_tokens
+        parts = [model_sha256, *([case.prompt, case.reference] for case in self._cases)]
+        self._questions = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def measure(self) -> ScoredAnswers:
+        """Answer the prompts with the present weights and score the answers. Raises StopRequested on all ranks."""
+        start = time.monotonic()
+        self._prepare()
+        try:
+            answers, generator, failure = self._answer()
+            result = ScoredAnswers(
+                questions=self._questions,
+                scorer=self._scoring.digest,
+                answers=answers,
+                scores=[],
+                generator=generator,
+                failure=failure,
+            )
+            return result if failure is not None else self._score(result)
+        finally:
+            self._context.on_time(time.monotonic() - start)
+
+    def score_base(self) -> ScoredAnswers:
+        """Return the score of the base: stored, or computed with B = 0 and stored. Raises StopRequested."""
+        stored = self._load_base()
+        if stored is not None:
+            return stored
+        kept = [tensor.clone() for tensor in self._matrices]
+        try:
+            for tensor in self._matrices:
+                tensor.zero_()
+            result = self.measure()
+        finally:
+            for tensor, values in zip(self._matrices, kept, strict=True):
+                tensor.copy_(values)
+        problem = result.failure or self._store_base(result)
+        if problem is None and result.mean is None and result.scores:
+            first = result.scores[0]
+            problem = f"no row has a score: {'' if first.fault is None else first.fault.label}: {first.detail}"
+        if problem is not None:
+            self._context.report(log=f"score: {problem}", flag=f"score: {problem}")
+        return result
+
+    def compare(self, after: ScoredAnswers | None) -> TrainingScore:
+        """Compare the base with the present weights, whose score is `after` if known. Raises StopRequested."""
+        start = time.monotonic()
+        before = self.score_base()
+        after = after or self.measure()
+        failure = after.failure or before.failure
+        rows = []
+        if failure is None:
+            pairs = [list(zip(self._rows(each.answers), each.scores, strict=True)) for each in (before, after)]
+            rows = score.pair_rows([case.location for case in self._cases], *pairs)
+        unscored = [row for row in rows if row.fault is not None]
+        return TrainingScore(
+            method=self._scoring.method,
+            sha256=self._scoring.sha256,
+            measures=score.compare(before.scores, after.scores) if rows else [],
+            places=[row.place for row in rows],
+            before=[row.before_score for row in rows],
+            after=[row.after_score for row in rows],
+            shown=rows[: score.SHOWN_ROWS],
+            unscored=unscored[: score.NAMED_ROWS],
+            unscored_rows=len(unscored),
+            generator=after.generator,
+            seconds=time.monotonic() - start,
+            failure=failure,
+        )
+
+    def _load_base(self) -> ScoredAnswers | None:
+        """Return the stored result; None if there is none, or one of other prompts or another base."""
+        stored = None
+        if self._folder is not None:
+            try:
+                stored = ScoredAnswers.read(self._folder / BASE_SCORE_FILE)
+            except ResultError:
+                stored = None  # absent, or damaged: the answers are computed again
+        stored = self._group.broadcast_object(stored)
+        if stored is None or stored.questions != self._questions or len(stored.answers) != len(self._cases):
+            return None
+        if stored.scorer == self._scoring.digest and len(stored.scores) == len(self._cases):
+            return stored
+        return self._score(replace(stored, scorer=self._scoring.digest))
+
+    def _store_base(self, result: ScoredAnswers) -> str | None:
+        """Store the result on rank 0; return why it cannot be stored, or None."""
+        if self._folder is None:
+            return None
+        try:
+            result.write(self._folder)
+        except OSError as error:
+            return f"{self._folder}: the answers before the training are not stored: {error.strerror}"
+        return None
+
+    def _answer(self) -> tuple[list[str], str, str | None]:
+        """Return all answers, how they were computed, and the failure of any rank. Raises StopRequested."""
+        group, texts, failure, is_stopped = self._group, list[str](), None, False
+        generator = self._make_generator([case.end_token for case in self._cases], self._context.check)
+        share = self._cases[group.rank :: group.world_size]
+        try:
+            texts = [
+                answer.text
+                for answer in generator.answer([case.prompt for case in share], [case.max_tokens for case in share])
+            ]
+        except StopRequested:
+            is_stopped = True
+        except Exception as error:  # noqa: BLE001 - the result names it, and the training keeps its own result
+            failure = printable(f"rank {group.rank}: {type(error).__name__}: {error}")[:MAX_FAILURE_CHARS]
+        gathered = group.gather_objects((texts, failure, is_stopped))
+        if any(stopped for _, _, stopped in gathered):
+            raise StopRequested
+        failure = next((each for _, each, _ in gathered if each is not None), None)
+        if failure is not None:
+            return [], generator.method, failure
+        answers = [""] * len(self._cases)
+        for rank, (rank_texts, _, _) in enumerate(gathered):
+            answers[rank :: group.world_size] = rank_texts
+        return answers, generator.method, None
+
+    def _score(self, result: ScoredAnswers) -> ScoredAnswers:
+        """Score the answers on rank 0, for all ranks. Raises StopRequested."""
+        outcome: list[RowScore] | str | None = None
+        if self._group.rank == 0:
+            try:
+                outcome = self._scoring.score(self._rows(result.answers), self._context.check)
+            except StopRequested:
+                outcome = None
+            except OSError as error:
+                outcome = printable(f"the score's process cannot be started: {error}")[:MAX_FAILURE_CHARS]
+        outcome = self._group.broadcast_object(outcome)
+        if outcome is None:
+            raise StopRequested
+        if isinstance(outcome, str):
+            return replace(result, answers=[], failure=outcome)
+        return replace(result, scores=outcome)
+
+    def _rows(self, answers: Sequence[str]) -> list[AnsweredRow]:
+        head, tail = self._template_ends()
+        return [
+            AnsweredRow(prompt=self._question(case, head, tail), answer=answer, expected=self._expected(case))
+            for case, answer in zip(self._cases, answers, strict=True)
+        ]
+
+    def _expected(self, case: PromptCase) -> str:
+        return str(self._tokenizer.decode(case.reference, skip_special_tokens=True)).strip()
+
+    def _question(self, case: PromptCase, head: str, tail: str) -> str:
+        """Return the text of a prompt's only question; of another prompt the whole text that the model is given."""
+        text = str(self._tokenizer.decode(case.prompt))
+        question = text[len(head) : len(text) - len(tail)]
+        is_whole = bool(tail) and text == head + question + tail
+        return (
+            question if is_whole and not any(map(question.__contains__, self._tokenizer.all_special_tokens)) else text
+        )
+
+    def _template_ends(self) -> tuple[str, str]:
+        """Return what the chat template writes before and after a first question."""
+        messages = [{"role": "user", "content": PROBE}]
+        try:
+            ids = encode_prompt(self._tokenizer, "score", messages, self._special_tokens, lambda _: None)
+        except InputError:  # a template that needs more than one question: prompts are shown whole
+            return "", ""
+        head, _, tail = str(self._tokenizer.decode(ids)).partition(PROBE)
+        return head, tail

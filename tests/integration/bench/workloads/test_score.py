@@ -1,0 +1,115 @@
+"""Score files of users, real processes: every way to fail costs its row alone, and is named."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.records.score import ScoreFault
+from bench.workloads.finetune import score
+from bench.workloads.finetune.score import AnsweredRow, ScoreProcess, Scoring
+
+FILE = """
+import os, sys, time
+print("loaded")
+
+def score(prompt, answer, expected):
+    print("x" * 100_000)
+    sys.stderr.write("y" * 100_000)
+    return eval(answer, {"os": os, "sys": sys, "time": time, "prompt": prompt, "expected": expected})
+"""
+
+
+def scores(tmp_path, *answers: str, text: str = FILE, row_sec: float = 20.0) -> list[tuple[object, str]]:
+    path = tmp_path / "my.py"
+    path.write_text(text)
+    scoring = Scoring(method=str(path), pattern=None, sha256="0" * 64)
+    rows = [AnsweredRow(prompt="p\n\u2028", answer=answer, expected="\ud800\N{SNOWMAN}") for answer in answers]
+    with ScoreProcess(scoring, row_sec=row_sec, start_sec=20.0) as process:
+        results = list(process.score(rows))
+    return [(result.score if result.fault is None else result.fault, result.detail) for result in results]
+
+
+def test_each_failure_costs_its_own_row(tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    answers = {
+        "0.25": 0.25,
+        "True": 1.0,
+        "prompt == 'p\\n\\u2028' and expected == '\\ud800\\u2603'": 1.0,
+        "float('AWS_SECRET_ACCESS_KEY' in os.environ)": 0.0,
+        "1 / 0": ScoreFault.RAISED,
+        "float('nan')": ScoreFault.NOT_A_NUMBER,
+        "1.5": ScoreFault.NOT_A_NUMBER,
+        "'0.5'": ScoreFault.NOT_A_NUMBER,
+        "None": ScoreFault.NOT_A_NUMBER,
+        "10 ** 400": ScoreFault.NOT_A_NUMBER,
+        "0.5 if os.getcwd() != '/' else 0": 0.5,
+        "sys.exit()": ScoreFault.CRASHED,
+        "0.75": 0.75,
+        "os.kill(os.getpid(), 9)": ScoreFault.CRASHED,
+        "0.125": 0.125,
+    }
+    results = scores(tmp_path, *answers)
+    assert [result for result, _ in results] == list(answers.values())
+    details = dict(zip(answers, (detail for _, detail in results), strict=True))
+    assert details["1 / 0"] == "ZeroDivisionError: division by zero"
+    assert details["sys.exit()"] == "exit code 0"
+    assert details["os.kill(os.getpid(), 9)"] == "signal 9"
+
+
+def test_a_hang_ends_at_its_deadline_with_everything_that_it_started(tmp_path):
+    started = tmp_path / "child"
+    text = f"""
+import os, subprocess, time
+def score(prompt, answer, expected):
+    if answer == "hang":
+        child = subprocess.Popen(["sleep", "600"])
+        open({str(started)!r}, "w").write(str(child.pid))
+        time.sleep(600)
+    return 1
+"""
+    results = scores(tmp_path, "", "hang", "", text=text, row_sec=1.0)
+    assert [result for result, _ in results] == [1.0, ScoreFault.TIMED_OUT, 1.0]
+    state = Path(f"/proc/{started.read_text()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_reply_without_end_is_cut(tmp_path):
+    """The user's code finds the stream of the replies."""
+    text = """
+import os
+def score(prompt, answer, expected):
+    while answer == "flood":
+        os.write(3, b"x" * 65536)
+    if answer == "lie":
+        os.write(3, b'{"score": 7}\\n')
+        os._exit(0)
+    return 1
+"""
+    results = [result for result, _ in scores(tmp_path, "flood", "", "lie", "", text=text)]
+    assert results[1::2] == [1.0, 1.0]
+    assert results[::2] == [ScoreFault.OUTPUT] * 2
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('no')", "x = 1"])
+def test_a_file_that_cannot_be_used_scores_no_row(tmp_path, text):
+    assert [result for result, _ in scores(tmp_path, "a", "b", text=text)] == [ScoreFault.RAISED] * 2
+
+
+def test_a_process_that_always_ends_is_given_up(tmp_path):
+    answers = ["a"] * (score.MAX_FAILURES + 2)
+    results = [result for result, _ in scores(tmp_path, *answers, text="import os\nos._exit(3)")]
+    assert results == [ScoreFault.CRASHED] * score.MAX_FAILURES + [ScoreFault.GAVE_UP] * 2
+
+
+def test_a_pattern_compares_first_groups_and_ends_where_it_would_search_for_ever():
+    def by_pattern(pattern: str, *pairs: tuple[str, str], row_sec: float = 20.0) -> list[object]:
+        scoring = Scoring(method="regex", pattern=pattern, sha256=None)
+        rows = [AnsweredRow(prompt="", answer=answer, expected=expected) for answer, expected in pairs]
+        with ScoreProcess(scoring, row_sec=row_sec) as process:
+            return [result.score if result.fault is None else result.fault for result in process.score(rows)]
+
+    pairs = (("so #### 42!", "#### 42"), ("#### 43", "#### 42"), ("42", "#### 42"), ("#### 1", "none"))
+    assert by_pattern(r"#### (\d+)", *pairs) == [1.0, 0.0, 0.0, ScoreFault.EXPECTED]
+    assert by_pattern("[a-z]+", ("1 ab c", "ab"), ("b", "ab")) == [1.0, 0.0]
+    slow = ("a" * 40 + "!", "a" * 3)
+    assert by_pattern("^(a+)+$", ("aaa", "aaa"), slow, row_sec=1.0) == [1.0, ScoreFault.TIMED_OUT]

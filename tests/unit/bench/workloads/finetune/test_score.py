@@ -1,0 +1,97 @@
+"""Scores of single answers, and their summary in pairs before and after a training."""
+
+import dataclasses
+
+import pytest
+
+from bench.data.inputs import InputError
+from bench.records.score import ScoreFault
+from bench.records.validation import TrialError
+from bench.workloads.finetune import score
+from bench.workloads.finetune.score import AnsweredRow, RowScore, Scoring
+from bench.workloads.finetune.training_set import training_of
+from tests.support import tiny_training
+from tests.support.cases import Case, load_cases
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "scores.yaml"))
+def test_a_row(case: Case) -> None:
+    answer = case["input"]["answer"]
+    text = answer if isinstance(answer, str) else answer["repeat"] * answer["times"]
+    row = AnsweredRow(prompt="", answer=text, expected=case["input"]["expected"])
+    (result,) = Scoring(method=case["input"]["method"], pattern=None, sha256=None).score([row])
+    fault = case["expected"].get("fault")
+    assert list(result.values.values()) == case["expected"].get("values", [])
+    assert result.fault == (None if fault is None else ScoreFault(fault))
+
+
+def scored(*values: float | None) -> list[RowScore]:
+    return [
+        RowScore(values={}, fault=ScoreFault.RAISED) if value is None else RowScore(values={"score": value})
+        for value in values
+    ]
+
+
+def test_only_rows_with_both_scores_are_compared():
+    (measure,) = score.compare(scored(0.0, None, 0.5, 0.0, 0.0), scored(1.0, 1.0, None, 1.0, 0.0))
+    assert (measure.rows, measure.before, measure.after) == (3, 0.0, pytest.approx(2 / 3))
+    assert measure.change == pytest.approx(2 / 3)
+    assert 0.0 <= measure.change_low < measure.change < measure.change_high <= 1.0
+    assert score.compare(scored(None, 1.0), scored(1.0, None)) == []
+    assert score.mean_score(scored(None, None)) is None
+
+
+@pytest.mark.parametrize(("count", "low"), [(1, 0.025), (8, 0.630), (100, 0.963)])
+def test_equal_scores_have_an_interval_that_shrinks_with_their_number(count, low):
+    (measure,) = score.compare(scored(*[1.0] * count), scored(*[1.0] * count))
+    assert (measure.after_low, measure.after_high) == (pytest.approx(low, abs=1e-3), 1.0)
+    assert measure.change_low == pytest.approx(-measure.change_high)
+
+
+def test_rows_are_chosen_at_equal_distances():
+    assert score.spread_indices(10, 4) == [0, 2, 5, 7]
+    assert score.spread_indices(3, 4) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"score": "bleu"}, "score"),
+        ({"score": "regex"}, "score_pattern"),
+        ({"score": "exact", "score_pattern": "a"}, "score_pattern"),
+        ({"best_by": "score"}, "best_by"),
+        ({"score": "exact", "score_rows": 0}, "score_rows"),
+    ],
+)
+def test_an_impossible_setting_is_named(changes, field):
+    with pytest.raises(TrialError, match=f"^{field}: "):
+        tiny_training.plan("m", "d", training=changes)
+
+
+def test_without_held_out_data_or_marked_answers_there_is_nothing_to_score():
+    training = training_of(tiny_training.plan("m", "d", training={"score": "exact", "evaluate_every": 0}))
+    for change in ({"validation_share": 0.0}, {"labels": "all"}):
+        with pytest.raises(TrialError, match=r"^score: "):
+            dataclasses.replace(training, data=dataclasses.replace(training.data, **change))
+
+
+def test_an_unusable_file_or_pattern_is_refused_before_the_training(tmp_path):
+    def load(**changes):
+        return Scoring.load(training_of(tiny_training.plan("m", "d", training=changes)))
+
+    assert load() is None
+    with pytest.raises(InputError, match="not a regular expression"):
+        load(score="regex", score_pattern="(")
+    path = tmp_path / "my.py"
+    with pytest.raises(InputError, match="cannot be read"):
+        load(score=str(path))
+    path.write_bytes(b"def score(:")
+    with pytest.raises(InputError, match="not Python"):
+        load(score=str(path))
+    path.write_bytes(b"x" * (score.MAX_FILE_BYTES + 1))
+    with pytest.raises(InputError, match="cannot be read"):
+        load(score=str(path))
+    path.write_text("def score(prompt, answer, expected):\n    return 1\n")
+    first = load(score=str(path))
+    path.write_text("def score(prompt, answer, expected):\n    return 0\n")
+    assert first.digest != load(score=str(path)).digest

@@ -1,0 +1,140 @@
+"""The score within a training: before and after, resumed, stopped, and when it fails."""
+
+import pytest
+
+from bench.records import schema
+from bench.records.score import TrainingScore
+from bench.workloads.finetune import resume, score, scoring
+from bench.workloads.finetune.scoring import BASE_SCORE_FILE, StopRequested
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
+SETTINGS = {"score": "contains", "max_steps": 2, "evaluate_every": 0, "checkpoint_sec": 900.0}
+
+
+@pytest.fixture
+def answered(monkeypatch) -> list[int]:
+    """The number of prompts of each call of the generator."""
+    counts = []
+    real = scoring.AnswerGenerator.answer
+
+    def answer(self, prompts, limits):
+        counts.append(len(prompts))
+        return real(self, prompts, limits)
+
+    monkeypatch.setattr(scoring.AnswerGenerator, "answer", answer)
+    return counts
+
+
+def restored(parts, folder, **options):
+    trainer = parts.trainer(folder, **options)
+    trainer.restore(resume.find_checkpoint(folder, parts.identity, lambda _: None))
+    return trainer
+
+
+def test_answers_before_are_the_bases_at_any_step_and_are_computed_once(lab, tmp_path, answered):
+    parts = lab(training=SETTINGS)
+    trainer = restored(parts, tmp_path)
+    assert trainer.run() == "finished"
+    rows = len(parts.material.data.validation)
+    assert answered == [rows]
+    result = trainer.score_adapter(trainer.adapter()[0])
+    assert answered == [rows, rows], "the answers before are not repeated"
+    (measure,) = result.measures
+    assert measure.rows == len(result.places) == rows
+    assert (result.failure, result.unscored_rows, result.generator) == (None, 0, "transformers (no GPU)")
+    assert schema.from_json(TrainingScore, schema.to_json(result)) == result
+    assert result.shown[0].prompt.startswith("What is ")
+    assert result.shown[0].expected.isdigit()
+    assert trainer.state.time.score_sec > 0
+    assert trainer.state.time.loading_sec > 0
+
+    weights = {name: tensor.clone() for name, tensor in trainer.weights.adapter.items()}
+    (tmp_path / BASE_SCORE_FILE).unlink()  # as on another machine: computed from the trained weights, with B = 0
+    again = trainer.score_adapter(trainer.adapter()[0])
+    assert [row.before for row in again.shown] == [row.before for row in result.shown]
+    assert again.before == result.before
+    assert all(bool((tensor == weights[name]).all()) for name, tensor in trainer.weights.adapter.items())
+
+
+def test_a_resumed_training_scores_only_what_is_missing(lab, tmp_path, answered):
+    parts = lab(training=SETTINGS)
+    assert restored(parts, tmp_path, stop_requested=lambda: bool(answered)).run() == "stopped"
+    assert len(answered) == 1
+    assert not (tmp_path / BASE_SCORE_FILE).exists(), "the stop came before its end"
+    resumed = lab(training=SETTINGS)
+    trainer = restored(resumed, tmp_path)
+    assert (trainer.state.step, trainer.run()) == (1, "finished")
+    assert len(answered) == 1
+    changed = lab(training={**SETTINGS, "score": "exact"})
+    trainer = restored(changed, tmp_path)
+    assert (trainer.state.step, trainer.run()) == (2, "finished")
+    assert trainer.score_adapter(2).method == "exact"
+    assert len(answered) == 3, "before, with B = 0, and after"
+    trainer.scorer._scoring = score.Scoring(method="contains", pattern=None, sha256=None)
+    assert trainer.score_adapter(2).method == "contains"
+    assert len(answered) == 4, "other scores of the stored answers before"
+
+
+def test_a_stop_during_the_last_score_repeats_no_step(lab, tmp_path):
+    parts = lab(training=SETTINGS)
+    trainer = restored(parts, tmp_path)
+    assert trainer.run() == "finished"
+    trainer.scorer._context = scoring.ScoreContext(**{**vars(trainer.scorer._context), "stop_requested": lambda: True})
+    with pytest.raises(StopRequested):
+        trainer.score_adapter(2)
+    again = restored(lab(training=SETTINGS), tmp_path)
+    assert (again.state.step, again.run(), len(again.history.columns["step"])) == (2, "finished", 2)
+    assert again.score_adapter(2).measures
+
+
+def test_a_failure_of_the_answers_is_a_result(lab, tmp_path, monkeypatch):
+    parts = lab(training=SETTINGS)
+    trainer = restored(parts, tmp_path)
+
+    def fail(*_):
+        raise RuntimeError("no\nanswers")
+
+    monkeypatch.setattr(scoring.AnswerGenerator, "answer", fail)
+    assert trainer.run() == "finished"
+    result = trainer.score_adapter(2)
+    assert (result.measures, result.failure) == ([], "rank 0: RuntimeError: no\\nanswers")
+    assert [line["flag"] for line in parts.reports if "flag" in line] == [f"score: {result.failure}"] * 2
+
+
+def test_rows_without_a_score_are_named(lab, tmp_path, monkeypatch):
+    fault = score.RowScore(values={}, fault=score.ScoreFault.RAISED, detail="KeyError: 'x'")
+    monkeypatch.setattr(score.Scoring, "score", lambda _, rows, __: [fault] * len(rows))
+    parts = lab(training=SETTINGS)
+    trainer = restored(parts, tmp_path)
+    assert trainer.run() == "finished"
+    result = trainer.score_adapter(2)
+    assert (result.measures, result.failure, result.unscored_rows) == ([], None, len(result.places))
+    assert (result.unscored[0].row, result.unscored[0].fault) == (1, score.ScoreFault.RAISED)
+    assert next(line["flag"] for line in parts.reports if "flag" in line).endswith("KeyError: 'x'")
+
+
+def test_the_best_adapter_and_an_early_stop_may_follow_the_score(lab, tmp_path, monkeypatch):
+    scores = iter([0.0, 0.25, 0.75, 0.5, 0.5, 0.5])
+    measured = []
+
+    def score_rows(_, rows, __):
+        value = next(scores)
+        measured.append(value)
+        return [score.RowScore(values={"score": value})] * len(rows)
+
+    monkeypatch.setattr(score.Scoring, "score", score_rows)
+    settings = {"score": "contains", "best_by": "score", "evaluate_every": 1, "patience": 2, "max_steps": 6}
+    parts = lab(training=settings)
+    trainer = restored(parts, tmp_path)
+    assert trainer.run() == "early"
+    evaluations = trainer.state.evaluations
+    assert [evaluation.score for evaluation in evaluations] == [0.0, 0.25, 0.75, 0.5, 0.5]
+    assert [evaluation.step for evaluation in evaluations if evaluation.is_best] == [1, 2]
+    assert trainer.adapter()[0] == 2
+    trainer.set_adapter(trainer.adapter()[1])
+    result = trainer.score_adapter(2)
+    assert (result.measures[0].before, result.measures[0].after) == (0.0, 0.75)
+    assert len(measured) == 5, "the best answers are scored already"
+    other = lab(training={**settings, "best_by": "loss"})
+    with pytest.raises(ValueError, match=r"training\.best_by"):
+        restored(other, tmp_path)
