@@ -12,9 +12,10 @@ itself when it is imported; a second registration, an empty field or an unknown 
 import json
 import operator
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, TypeAlias
 
 Config: TypeAlias = Mapping[str, Any]  # the content of config.json
@@ -28,6 +29,13 @@ LAYER_SIZES = {
     "key": "num_key_value_heads, head_dim",
 }
 ATTENTION_PRODUCTS = ("qkv", "out")
+# Names by which settings and records select layers of any family: one for each output of a product's layers.
+COMMON_NAMES = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "out": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
 MAX_COUNT = 1 << 31  # largest accepted count in config.json
 
 
@@ -43,6 +51,14 @@ def _format(value: object, *, quote: bool = False) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     return value[:80] if isinstance(value, str) and not quote else json.dumps(value, default=str)[:80]
+
+
+class UnknownLayer(ValueError):
+    """Name of a linear layer that the architecture does not have; `name` is that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no linear layer {name}")
+        self.name = name
 
 
 class RegistrationError(ValueError):
@@ -148,6 +164,24 @@ class Architecture:
     def product(self, name: str) -> tuple[LinearLayer, ...]:
         """Return the linear layers of a product, in the order of its outputs."""
         return tuple(layer for layer in self.linear_layers if layer.product == name)
+
+    def select(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of the linear layers that `names` selects. Raises UnknownLayer.
+
+        A layer is selected by its own name, or by the common names of all its outputs.
+        """
+        unused, selected = dict.fromkeys(names), []
+        for product, common in COMMON_NAMES.items():
+            outputs = iter(common)
+            for layer in self.product(product):
+                parts = tuple(islice(outputs, len(layer.outputs)))
+                if layer.name in unused or unused.keys() >= set(parts):
+                    selected.append(layer.name)
+                    for name in (layer.name, *parts):
+                        unused.pop(name, None)
+        if unused:
+            raise UnknownLayer(next(iter(unused)))
+        return tuple(selected)
 
     def modules(self, block: Any, product: str) -> tuple[Any, ...]:
         """Return the modules of a product in a decoder block."""

@@ -26,7 +26,7 @@ class InputRejected(InputError):
 class ModelFacts:
     """Facts about a usable model folder. `sha256` covers only the files that affect the computation.
 
-    `files` is their number, `bytes` their total size; `layers` are the names of the linear layers (q_proj, ...).
+    `files` is their number, `bytes` their total size.
     """
 
     path: str
@@ -35,7 +35,6 @@ class ModelFacts:
     bytes: int
     files: int
     max_position_embeddings: int
-    layers: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

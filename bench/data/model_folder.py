@@ -63,7 +63,6 @@ def check_model(folder: Path) -> ModelFacts:
             bytes=sum((folder / name).stat().st_size for name in set(names)),
             files=len(set(names)),
             max_position_embeddings=geometry.positions,
-            layers=tuple(sorted(layer.name for layer in architecture.linear_layers)),
         )
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error

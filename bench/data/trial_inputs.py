@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.architectures import Feature, find
+from bench.architectures.architecture import UnknownLayer
 from bench.data.inputs import Conversation, DataFacts, InputError, Inputs, ModelFacts
-from bench.data.model_folder import check_model
+from bench.data.model_folder import check_model, read_config
 from bench.data.readers import read_data
 from bench.records import Trial
 from bench.records.trial import FAST_ONLY_FIELDS
@@ -65,11 +66,14 @@ def check_trial_model(trial: Trial, load_model: Callable[[Path], ModelFacts] = c
             f"{trial.model} (config.json: max_position_embeddings)",
             remedy="reduce max_seq_len",
         )
-    for target in trial.lora_targets:
-        if target not in model.layers:
-            raise InputError(
-                f"lora_targets: {trial.model} has no layer {target!r}", remedy=f"it has {', '.join(model.layers)}"
-            )
+    architecture = find(read_config(Path(trial.model)))
+    try:
+        architecture.select(trial.lora_targets)
+    except UnknownLayer as error:
+        raise InputError(
+            f"lora_targets: {trial.model} has no layer {error.name!r}",
+            remedy=f"it has {', '.join(sorted(layer.name for layer in architecture.linear_layers))}",
+        ) from error
     return model
 
 

@@ -49,10 +49,9 @@ def head_weights(config: Mapping[str, Any]) -> int:
 def adapter_weights(config: Mapping[str, Any], rank: int, targets: Iterable[str]) -> int:
     """Count the weights of LoRA's A (in x rank) and B (rank x out) on every target (Hu et al. 2021, section 4.1)."""
     architecture = find(config)
-    geometry, shapes = architecture.geometry(config), architecture.shapes(config)
-    per_block = sum(rank * sum(shapes[name]) for name in set(targets) if name in shapes)
-    on_head = rank * (geometry.hidden + geometry.vocabulary) if "lm_head" in targets else 0
-    return geometry.layers * per_block + on_head
+    shapes = architecture.shapes(config)
+    per_block = sum(rank * sum(shapes[name]) for name in architecture.select(targets))
+    return architecture.geometry(config).layers * per_block
 
 
 def attention_forward(config: Mapping[str, Any], sequence: int) -> int:

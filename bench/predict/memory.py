@@ -156,7 +156,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     recomputed = -(-layers // trial.checkpoint_every) if trial.gradient_checkpointing else 0
     checkpoint = recipe.checkpoint.bytes_per_token(model)
     attention_inputs, other_inputs = _adapter_input_bytes(config, trial, recipe)
-    rank_bytes = recipe.saved_per_rank * trial.lora_rank * len(trial.lora_targets)
+    rank_bytes = recipe.saved_per_rank * trial.lora_rank * len(architecture.select(trial.lora_targets))
     layer_bytes = recipe.saved.bytes_per_token(model) + rank_bytes + attention_inputs + _head_norm_bytes(config, trial)
     is_blockwise = trial.matmul == "int8" and model["inner"] % QUANT_BLOCK == 0
     if is_blockwise:  # gate and up in 8 bits, a scale for each block
@@ -261,8 +261,8 @@ def adapter_bytes(config: Mapping[str, Any], trial: Trial) -> float:
 
 def _targets(architecture: Architecture, trial: Trial, products: tuple[str, ...]) -> list[LinearLayer]:
     """List the linear layers of these products that have adapters."""
-    layers = architecture.linear_layers
-    return [layer for layer in layers if layer.product in products and layer.name in trial.lora_targets]
+    selected = architecture.select(trial.lora_targets)
+    return [layer for layer in architecture.linear_layers if layer.product in products and layer.name in selected]
 
 
 def _adapter_input_bytes(config: Mapping[str, Any], trial: Trial, recipe: RecipeMemory) -> tuple[float, float]:

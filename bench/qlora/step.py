@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from bench.architectures import find
 from bench.data.collate import Batch
 from bench.harness.record import PhaseClock, Record
 from bench.harness.termination import StopSignals
@@ -119,7 +120,7 @@ def add_lora(stack: Stack, trial: Trial, model: Any) -> Any:
         r=trial.lora_rank,
         lora_alpha=trial.lora_alpha,
         lora_dropout=trial.lora_dropout,
-        target_modules=list(trial.lora_targets),
+        target_modules=list(find(model.config.to_dict()).select(trial.lora_targets)),
         bias="none",
         task_type="CAUSAL_LM",
         **({"use_rslora": True} if trial.training is not None and trial.training.rank_stabilized else {}),

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -9,11 +10,13 @@ import pytest
 from bench.architectures import architecture, families, find
 from bench.architectures.architecture import (
     ATTENTION_PRODUCTS,
+    COMMON_NAMES,
     Architecture,
     ConfigError,
     Feature,
     LinearLayer,
     RegistrationError,
+    UnknownLayer,
     register,
 )
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
@@ -61,6 +64,7 @@ def test_the_names_that_settings_and_records_use_are_llamas_layers():
     names = {layer.name: layer.product in ATTENTION_PRODUCTS for layer in LAYERS}
     assert tuple(names) == ALL_LINEAR
     assert tuple(name for name, in_attention in names.items() if in_attention) == ATTENTION_PROJECTIONS
+    assert tuple(chain.from_iterable(COMMON_NAMES.values())) == ALL_LINEAR
 
 
 def test_a_missing_field_fails_with_its_name():
@@ -102,6 +106,17 @@ def test_an_invalid_size_is_refused_by_its_key(key, value):
 def test_features_are_read_from_the_config(case):
     config = CONFIG | case["input"]
     assert [feature.name for feature in find(config).features(config)] == case["expected"]
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "targets.yaml"))
+def test_layers_are_selected_by_their_names_or_the_common_ones(case):
+    model_type, names = case["input"]
+    if isinstance(case["expected"], str):
+        with pytest.raises(UnknownLayer) as caught:
+            find({"model_type": model_type}).select(names)
+        assert caught.value.name == case["expected"]
+    else:
+        assert find({"model_type": model_type}).select(names) == tuple(case["expected"])
 
 
 @pytest.mark.parametrize(
