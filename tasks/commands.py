@@ -226,6 +226,7 @@ nodes = Command(
     "nodes",
     "tasks.cluster.nodes:show_nodes",
     "Show which GPU nodes qualify, and why others do not.",
+    cordon=switch("cordon nodes whose GPUs or links have a problem: they accept no new pods"),
     as_json=switch(JSON_ALONE, name="json"),
 )
 teardown = Command(

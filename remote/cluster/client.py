@@ -405,6 +405,10 @@ class Cluster:
         ]
         self._run_kubectl(arguments, bare, timeout_sec=wait_sec + 30.0)
 
+    def cordon(self, node: str) -> None:
+        """Mark the node as unschedulable. Raises like `apply`; Forbidden without permission to patch nodes."""
+        self._run_kubectl(("cordon", node), (), timeout_sec=_KUBECTL_TIMEOUT_SEC)
+
     def _run_kubectl(
         self,
         arguments: tuple[str, ...],

@@ -8,8 +8,10 @@ from rich.text import Text
 
 from bench.records.units import format_gib
 from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.node_health import SICK
 from remote.cluster.diagnosis.nodes import (
     ANY_PRODUCT,
+    CORDONED_CAUSE,
     CUDA_12,
     NodeReport,
     NodeRequirements,
@@ -28,12 +30,13 @@ from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 
 
-def show_nodes(context: Context, *, as_json: bool) -> None:
+def show_nodes(context: Context, *, as_json: bool, cordon: bool = False) -> None:
+    """Print the nodes. With `cordon`, mark those with a problem of their hardware as unschedulable."""
     with json_output(as_json) as print_json:
-        _show_nodes(load(context), print_json)
+        _show_nodes(load(context), print_json, cordon=cordon)
 
 
-def _show_nodes(settings: Settings, print_json: PrintJson) -> None:
+def _show_nodes(settings: Settings, print_json: PrintJson, *, cordon: bool) -> None:
     try:
         image: Image | None = resolve_image(settings)
     except UsageError as error:
@@ -42,13 +45,17 @@ def _show_nodes(settings: Settings, print_json: PrintJson) -> None:
     with open_cluster(settings) as cluster:
         settings = resolve_provider(settings, cluster)
         reports = node_reports(cluster, pod_requirements(settings, image))
+        cordoned = cordon_sick_nodes(cluster, reports) if cordon else []
     print_nodes(reports)
+    if cordon:
+        print(f"cordoned: {', '.join(cordoned)}" if cordoned else "no node was cordoned")
     needed = settings.fleet.size
     print_json(
         "nodes",
         {
             "needed": needed,
             "room": capacity(reports),
+            **({"cordoned": cordoned} if cordon else {}),
             "nodes": [to_document(report) for report in reports],
         },
     )
@@ -68,8 +75,19 @@ def to_document(report: NodeReport) -> dict[str, Any]:
         "disk_bytes": int(report.disk_bytes),
         "kubelet": report.kubelet,
         "driver": report.driver,
+        "health": report.health,
         "findings": [finding.to_dict() for finding in report.findings],
+        "warnings": [warning.to_dict() for warning in report.warnings],
     }
+
+
+def cordon_sick_nodes(cluster: Cluster, reports: Sequence[NodeReport]) -> list[str]:
+    """Cordon the nodes with GPUs whose hardware has a problem; return those that were not. Raises ClusterError."""
+    sick = [report for report in reports if report.health == SICK and report.gpus]
+    names = [report.name for report in sick if all(finding.cause != CORDONED_CAUSE for finding in report.findings)]
+    for name in names:
+        cluster.cordon(name)
+    return names
 
 
 def capacity(reports: Sequence[NodeReport]) -> int:
@@ -182,7 +200,7 @@ def print_nodes(reports: Sequence[NodeReport]) -> None:
         screen.print(rows)
     for report in reports:
         if report.is_candidate or report.gpus:
-            for finding in report.findings:
+            for finding in (*report.findings, *report.warnings):
                 screen.print(f"  {finding}")
     others = [report for report in reports if not report.is_candidate and not report.gpus]
     if others:

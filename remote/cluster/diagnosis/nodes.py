@@ -11,6 +11,7 @@ from decimal import Decimal
 
 from bench.records.units import format_gib
 from remote.cluster.diagnosis.finding import Diagnosis
+from remote.cluster.diagnosis.node_health import health_findings, node_health, unknown_findings
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import object_errors
@@ -88,6 +89,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 ANY_PRODUCT = "any"
+CORDONED_CAUSE = "cordoned"
 _OTHER_GPU = re.compile(r"nvidia\.com/(mig-|gpu\.shared)")  # a device plugin's names for parts of GPUs
 MIN_KUBELET = (1, 29)  # backoffLimitPerIndex is on by default
 CUDA_12 = DriverRange(minimum=525)  # minimum of CUDA 12, used if the base image has no requirement
@@ -121,7 +123,8 @@ class NodeRequirements:
 class NodeReport:
     """One node: its resources, the pods that fit, and the reasons why it does not qualify.
 
-    `gpus_free` is None if pods may not be listed. `gpu_product` is None if the node lacks that label.
+    `gpus_free` is None if pods may not be listed. `gpu_product` is None if the node lacks that label. `health` is a
+    value of `node_health`. The node may qualify in spite of `warnings`.
     """
 
     name: str
@@ -134,8 +137,10 @@ class NodeReport:
     kubelet: str
     driver: str | None
     is_candidate: bool
+    health: str | None
     pod_capacity: int = 1
     findings: tuple[Diagnosis, ...] = ()
+    warnings: tuple[Diagnosis, ...] = ()
 
     @property
     def qualifies(self) -> bool:
@@ -174,6 +179,7 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
         kubelet=status.get("nodeInfo", {}).get("kubeletVersion", "?"),
         driver=label(node, "nvidia.com/cuda.driver-version.full") or label(node, "nvidia.com/cuda.driver.major"),
         is_candidate=_has_gpus(node) if need.instance_type is None else kind == need.instance_type,
+        health=node_health(node, need.provider),
     )
     if not report.is_candidate:
         # Nothing else matters on a node of another type.
@@ -183,7 +189,7 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
         findings = [Diagnosis("instance-type", reason, remedy)]
     else:
         findings = [
-            *_health_findings(node, need.provider),
+            *health_findings(node, need.provider),
             *_admission_findings(node, need),
             *_gpu_findings(report, allocatable, pods, need),
         ]
@@ -193,6 +199,7 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
         report,
         pod_capacity=pod_capacity,
         findings=tuple(finding.with_subject(f"node {report.name}") for finding in findings),
+        warnings=tuple(finding.with_subject(f"node {report.name}") for finding in unknown_findings(node)),
     )
 
 
@@ -235,22 +242,11 @@ def mixed_gpu_products(reports: Sequence[NodeReport]) -> list[str]:
     )
 
 
-def _health_findings(node: Object, provider: Provider) -> Iterator[Diagnosis]:
-    conditions = {condition["type"]: condition for condition in node.get("status", {}).get("conditions") or []}
-    ready = conditions.get("Ready", {})
-    if ready.get("status") != "True":
-        reason = f"not Ready since {ready.get('lastTransitionTime', '?')}: {ready.get('message', 'it never reported')}"
-        yield Diagnosis("not-ready", reason, provider.texts["node-not-ready"])
-    for pressure in ("DiskPressure", "MemoryPressure", "PIDPressure"):
-        if conditions.get(pressure, {}).get("status") == "True":
-            yield Diagnosis("pressure", f"{pressure}: it accepts no new pods", "free the node's disk or memory")
-
-
 def _admission_findings(node: Object, need: NodeRequirements) -> Iterator[Diagnosis]:
     """Find reasons why the node does not admit our pods: cordon, taints, or not preemptible."""
     name, spec, preemptible_label = node["metadata"]["name"], node.get("spec", {}), need.provider.preemptible_label
     if spec.get("unschedulable"):
-        yield Diagnosis("cordoned", "cordoned: it accepts no new pods", f"kubectl uncordon {name}")
+        yield Diagnosis(CORDONED_CAUSE, "cordoned: it accepts no new pods", f"kubectl uncordon {name}")
     if need.preemptible and preemptible_label and label(node, preemptible_label) != "true":
         remedy = "to use it, set cluster.preemptible to false, and cluster.overlay to one other than preemptible"
         yield Diagnosis("not-preemptible", "not a preemptible node", remedy)

@@ -8,6 +8,7 @@ from typing import Any
 from bench.records import schema
 from remote.cluster.client import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.cluster.diagnosis.finding import Diagnosis, group
+from remote.cluster.diagnosis.node_health import HARDWARE_CAUSE, UNKNOWN_CAUSE
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import Forbidden, not_installed_error
@@ -258,6 +259,7 @@ def dns(context: CheckContext) -> CheckResult:
 # check name: (question, causes of the findings that it reports)
 CAUSES = {
     "health": ("Are the nodes Ready, without pressure, not cordoned?", ("not-ready", "pressure", "cordoned")),
+    "hardware": ("Do the agents that check GPUs and links find no problem on them?", (HARDWARE_CAUSE, UNKNOWN_CAUSE)),
     "taints": ("Do our pods tolerate their taints?", ("taint", "not-preemptible")),
     "GPUs": (
         "Does each have whole GPUs of one kind that no other pod holds? Does the device plugin run?",
@@ -285,7 +287,9 @@ def check_causes(causes: Sequence[str], context: CheckContext) -> CheckResult | 
     if not reports:
         raise Skipped("see nodes enough")
     findings = [finding for report in reports for finding in report.findings if finding.cause in causes]
-    return _failures(findings) or passed(f"no problem on {formatting.count(len(reports), 'node')}")
+    warnings = [warning for report in reports for warning in report.warnings if warning.cause in causes]
+    results = [*_failures(findings), *_failures(warnings, CheckStatus.WARN)]
+    return results or passed(f"no problem on {formatting.count(len(reports), 'node')}")
 
 
 for _name, (_question, _causes) in CAUSES.items():
@@ -309,10 +313,10 @@ def up(context: CheckContext) -> CheckResult | list[CheckResult]:
     )
 
 
-def _failures(findings: Iterable[Diagnosis]) -> list[CheckResult]:
+def _failures(findings: Iterable[Diagnosis], status: CheckStatus = CheckStatus.FAIL) -> list[CheckResult]:
     return [
         CheckResult(
-            status=CheckStatus.FAIL,
+            status=status,
             message=f"{finding.subject}: {finding.reason}",
             remedy=finding.remedy,
             is_transient=finding.patience_sec is None,

@@ -172,6 +172,23 @@ def test_a_node_that_cannot_run_a_pod_is_named_with_the_remedy(how: str, message
     assert f"{len(nodes) - 1} of {len(nodes)} nodes qualify" in output
 
 
+def test_a_node_whose_hardware_has_a_problem_is_named_and_cordoned_once(operator: Operator) -> None:
+    nodes = gpu_nodes(operator.cluster)
+    operator.set_cluster(size=len(nodes))
+    check = "oke.oraclecloud.com/active-health-checks-gpu-fryer"
+    operator.cluster.output("label", "node", nodes[1], f"{check}=fail")
+    try:
+        assert f"node {nodes[1]}: label {check}=fail" in operator.inv("nodes", code=1)
+        document, _ = json.JSONDecoder().raw_decode(operator.inv("nodes", "--cordon", "--json", code=1))
+        assert document["cordoned"] == [nodes[1]]
+        assert {node["name"]: node["health"] for node in document["nodes"]}[nodes[1]] == "sick"
+        assert "no node was cordoned" in operator.inv("nodes", "--cordon", code=1)
+    finally:
+        operator.cluster.output("uncordon", nodes[1])
+        operator.cluster.output("label", "node", nodes[1], f"{check}-")
+    assert "nodes qualify" in operator.inv("nodes")
+
+
 def test_a_volume_without_its_csi_driver_is_refused_before_any_change(operator: Operator) -> None:
     if isinstance(operator.cluster, RealCluster):
         pytest.skip("the drivers of the cluster of --kubeconfig are not changed")

@@ -99,6 +99,8 @@ def test_the_report_of_a_node(case: Case) -> None:
     node_report = report(case)
     first = node_report.findings[0] if node_report.findings else None
     facts = {name: getattr(node_report, name, getattr(first, name, None)) for name in case["expected"]}
+    if "warnings" in facts:
+        facts["warnings"] = [finding.cause for finding in node_report.warnings]
     assert facts | {"causes": [finding.cause for finding in node_report.findings]} == case["expected"]
     assert node_report.qualifies == (not case["expected"]["causes"])
     assert all(finding.remedy and finding.subject == "node NODE" for finding in node_report.findings)
@@ -107,7 +109,8 @@ def test_the_report_of_a_node(case: Case) -> None:
 def example_findings(**requirements: Any) -> Iterator[Diagnosis]:
     """Yield the findings of the cases, for the document of the doctor."""
     for parameter in CASES:
-        yield from report(parameter.values[0], **requirements).findings
+        node_report = report(parameter.values[0], **requirements)
+        yield from (*node_report.findings, *node_report.warnings)
 
 
 def test_nodes_with_different_kinds_of_gpu_are_told_apart() -> None:

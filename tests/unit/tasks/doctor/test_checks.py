@@ -249,17 +249,27 @@ def test_findings_of_nodes_are_grouped_by_cause(result_of: ResultOf) -> None:
     results = {check.name: result_of(check.title, text, cluster=fake) for check in cluster.NODE_CHECKS}
     assert {name: result.status for name, result in results.items()} == {
         **dict.fromkeys(("enough", "health", "taints"), CheckStatus.FAIL),
-        **dict.fromkeys(("GPUs", "room", "versions"), CheckStatus.OK),
+        **dict.fromkeys(("GPUs", "hardware", "room", "versions"), CheckStatus.OK),
     }
     assert results["health"].remedy == "kubectl uncordon NODE"
     assert results["taints"].remedy == "kubectl taint node NODE team:NoSchedule-"
     assert "0 of 1 nodes" in results["enough"].message
 
 
-def test_no_node_of_the_type_is_one_line_and_not_five(result_of: ResultOf) -> None:
+@pytest.mark.parametrize(("status", "expected"), [("True", CheckStatus.FAIL), ("Unknown", CheckStatus.WARN)])
+def test_a_fault_of_the_hardware_fails_and_an_unknown_state_warns(
+    result_of: ResultOf, status: str, expected: CheckStatus
+) -> None:
+    conditions = [*NODE["status"]["conditions"], {"type": "GpuXid", "status": status}]
+    node = {**NODE, "status": {**NODE["status"], "conditions": conditions}}
+    text = "fleet: {kind: pods, size: 1}\ncluster: {memory: 16Gi}"
+    assert result_of("nodes hardware", text, cluster=FakeCluster(objects={"nodes": [node]})).status is expected
+
+
+def test_no_node_of_the_type_is_one_line_and_not_six(result_of: ResultOf) -> None:
     text, fake = PODS + "cluster: {instance_type: BM.GPU4.8}", FakeCluster(objects={"nodes": [NODE]})
     marks = [result_of(check.title, text, cluster=fake).status for check in cluster.NODE_CHECKS]
-    assert marks == [CheckStatus.FAIL, *[CheckStatus.SKIP] * 5]
+    assert marks == [CheckStatus.FAIL, *[CheckStatus.SKIP] * 6]
 
 
 def test_without_a_deployment_the_pods_are_skipped(result_of: ResultOf) -> None:
