@@ -317,7 +317,8 @@ def plain_model(model: Any) -> Any:
 @contextlib.contextmanager
 def _without_window(config: Any) -> Iterator[None]:
     """Hide a sliding window wider than all positions, for which transformers would make another cache."""
-    window = getattr(config, "sliding_window", None)
+    content = config.to_dict()
+    window = find(content).geometry(content).window
     if window is None:
         yield
         return
