@@ -54,8 +54,9 @@ class Trial:
     distributed trial or a fine-tuning. `layout` selects how samples become rows: see `bench.data.collate`. An inference
     trial has prompts of `max_seq_len`, answers of `new_tokens` and batches up to `micro_batch_size`.
 
-    A fine-tuning (kind finetune, the only one with `training`) packs samples into rows of `max_seq_len` x
-    `micro_batch_size` tokens, and ignores layout, step counts and accumulation.
+    A fine-tuning (kind finetune) packs samples into rows of `max_seq_len` x `micro_batch_size` tokens, and ignores
+    layout, step counts and accumulation. So does a quality trial, which is evaluated on one of `held_out_parts` of the
+    held-out examples, chosen by its seed. Only these two have `training`.
 
     With `gradient_checkpointing`, one layer in `checkpoint_every` is recomputed in backward; `offload_checkpoints`
     keeps its input in the host's memory meanwhile, and the embeddings and the head always. The first `held_layers` keep
@@ -106,6 +107,7 @@ class Trial:
     data_workers: int = checked(0, ge=0, le=64)
     world_size: int = checked(1, ge=1, le=1024)
     new_tokens: int = checked(64, ge=1, le=65_536)
+    held_out_parts: int = checked(1, ge=1, le=1024)
     warmup_steps: int = checked(5, ge=0, le=10_000)
     measured_steps: int = checked(20, ge=1, le=100_000)
     seed: int = setting(
@@ -169,7 +171,7 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """Return the trial as JSON values, without newer fields that have their default: older workers can read it."""
         document = cast("dict[str, Any]", schema.to_json(self))
-        for name in ("training", "matmul"):
+        for name in ("training", "matmul", "held_out_parts"):
             if getattr(self, name) == getattr(Trial, name):
                 del document[name]
         if self.training is not None:

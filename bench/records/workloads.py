@@ -255,8 +255,19 @@ FINETUNE = Workload(
     has_deciding_measurements=False,
 )
 
+QUALITY = Workload(
+    name="quality",
+    title="Held-out loss",
+    size="{max_seq_len} x {micro_batch_size}",
+    needs=("model", "optimizer", "recipe"),
+    memory_fields=("held_layers", "micro_batch_size", "max_seq_len", "base_precision"),
+    deadlines={"gpu": 14_400.0, "tiny": 14_400.0},
+    has_training=True,
+    has_deciding_measurements=False,
+)
+
 # In this order they run in the suite `all`, ceilings first, and appear in reports.
-WORKLOADS = register(HARDWARE, HEALTH, LOADING, TRAINING, INFERENCE, DISTRIBUTED, FINETUNE)
+WORKLOADS = register(HARDWARE, HEALTH, LOADING, TRAINING, INFERENCE, DISTRIBUTED, FINETUNE, QUALITY)
 SUITES: Mapping[str, tuple[Workload, Suite]] = {
     suite.name: (workload, suite) for workload in WORKLOADS.values() for suite in workload.suites
 }

@@ -10,6 +10,7 @@ decode_step: one decoding step of the fast path, fused for NF4 on a GPU
 distributed: training steps on several ranks, and the cost of communication
 distributed_rank: the program of each of these ranks
 finetune: a fine-tuning on one or several ranks
+quality: the held-out loss after a short training, to compare configurations
 ranks: the launcher of their ranks, and the process of each rank
 """
 
