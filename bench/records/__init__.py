@@ -4,6 +4,7 @@ atomic_files: atomic writes, regular files, sha256
 bootstrap: median, quantiles and bootstrap interval
 checksummed: JSON records with a schema version and a checksum
 paths: names of files, folders and environment variables
+quality: held-out losses against the reference (quality.json)
 result: outcome and measurements of one trial (result.json)
 run: plan of a run (run.json) and progress of a trial (progress.json)
 schema: dataclasses from JSON

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from bench.records.status import TrialStatus
 from reports import formatting
+from reports.summary import quality
 from reports.summary.summary import Summary
 
 _MEASUREMENTS = (
@@ -20,6 +21,7 @@ def paragraphs(summary: Summary) -> list[str]:
     """Return the paragraphs on method that apply to this report."""
     texts = [
         *(_training_paragraphs(summary) if summary.rows else []),
+        *quality.paragraphs(summary.quality),
         *([_MEASUREMENTS] if summary.measurements else []),
     ]
     if summary.price is not None and summary.rows:

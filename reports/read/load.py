@@ -8,10 +8,10 @@ import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bench.records.checksummed import ResultError
-from bench.records.paths import LEDGER_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_FILE, TRIALS_FOLDER
+from bench.records.paths import LEDGER_FILE, QUALITY_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_FILE, TRIALS_FOLDER
+from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
@@ -46,6 +46,12 @@ def load(folder: Path) -> Run:
             rejected.append(Rejected(file=LEDGER_FILE, reason=fault))
     except OSError as error:
         rejected.append(Rejected(file=LEDGER_FILE, reason=f"cannot be read: {error.strerror}"))
+    quality = None
+    if os.path.lexists(folder / QUALITY_FILE):
+        try:
+            quality = QualityRecord.read(folder / QUALITY_FILE)
+        except ResultError as error:
+            rejected.append(Rejected(file=QUALITY_FILE, reason=str(error).removeprefix(f"{folder / QUALITY_FILE}: ")))
     if (reason := _misleading_reason(record, results)) is not None:
         results = {trial_id: measurements.without_misleading(result, reason) for trial_id, result in results.items()}
     return Run(
@@ -59,6 +65,7 @@ def load(folder: Path) -> Run:
         rejected=tuple(rejected),
         missing=tuple(_missing(folder, plans, label_of, results, rejected)),
         started=started,
+        quality=quality,
     )
 
 
@@ -86,9 +93,9 @@ def _misleading_reason(record: RunRecord, results: dict[str, TrialResult]) -> st
 
 def _configurations(record: RunRecord) -> tuple[Configuration, ...]:
     groups: dict[tuple[str, str], list[PlannedTrial]] = {}
-    digests: dict[Any, str] = {}  # the copies of a trial for each worker have one digest
+    digests: dict[int, str] = {}  # the copies of a trial for each worker are one object
     for plan in record.planned:
-        digest = digests.get(plan.trial) or digests.setdefault(plan.trial, plan.trial.digest())
+        digest = digests.get(id(plan.trial)) or digests.setdefault(id(plan.trial), plan.trial.digest())
         groups.setdefault((plan.trial.name, digest), []).append(plan)
     uses = Counter(name for name, _ in groups)
     # Configurations with equal names would be merged in every table, so their labels include the digest.

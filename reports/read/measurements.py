@@ -53,6 +53,7 @@ UNITS: tuple[tuple[str, str, float], ...] = (
     ("_sequences", "sequences", 1.0),
     ("_bytes", "GB", 1e9),
     ("_percent", "%", 1.0),
+    ("_nats", "nats", 1.0),
     ("_watts", "W", 1.0),
     ("_mhz", "MHz", 1.0),
     ("_celsius", "\N{DEGREE SIGN}C", 1.0),

@@ -27,6 +27,7 @@ from typing import Any
 import pandas as pd
 
 from bench.records.paths import REPORT_FOLDER
+from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import Failure, TrialStatus
@@ -108,7 +109,10 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A loaded run. `configurations` and `results` keep the plan's order. `started` are start times from the ledger."""
+    """A loaded run. `configurations` and `results` keep the plan's order. `started` are start times from the ledger.
+
+    `quality` has the held-out losses of configurations, if they were compared.
+    """
 
     folder: Path
     record: RunRecord
@@ -120,6 +124,7 @@ class Run:
     rejected: tuple[Rejected, ...]
     missing: tuple[Missing, ...]
     started: Starts = field(default_factory=dict)
+    quality: QualityRecord | None = None
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:

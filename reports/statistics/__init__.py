@@ -3,5 +3,6 @@
 types: dataclasses of the results
 per_process: one process's steps: median, noise, outliers, drift, energy
 pooling: differences between processes, pooled over all configurations of a run
+paired_losses: held-out losses of two configurations, over pairs of trainings
 per_config: estimates from several processes, without the workers' own speeds; ratios of two configurations
 """

@@ -18,7 +18,7 @@ from reports.read import attempts, fingerprint
 from reports.read.run import Configuration, Run
 from reports.statistics import per_config, per_process
 from reports.statistics.types import MeasuredRate, Process, Ratio
-from reports.summary import cost, tables, text, warnings
+from reports.summary import cost, quality, tables, text, warnings
 from reports.summary.cost import FINE_TUNING_GPUS, ScalingCost, assumed_scaling
 from reports.summary.prices import Pricing, select_prices
 from reports.summary.summary import PROFILE_NOTES, ConfigurationRow, Failure, OtherConfiguration, Summary
@@ -169,6 +169,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         for configuration in trained
     )
     others = _summarize_others(run, ends, missing)
+    choice = text.choose(rows, run.quality)
     return Summary(
         record=run.record,
         rows=rows,
@@ -178,15 +179,18 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         finding=text.spell_out(text.finding(rows, others, baseline, run, hosts)),
         second_finding=text.second_finding(rows, baseline),
         profile_note=PROFILE_NOTES.get(run.record.profile),
-        cautions=warnings.cautions(
-            rows,
-            others,
-            baseline,
-            hosts,
-            priced[0] if priced else None,
-            len(run.rejected),
-            run.results,
-            attempts.faults(run.record.created_at, run.results, run.started, time.time()),
+        cautions=(
+            *quality.cautions(run.quality, None if choice is None else choice.row, run.record.run_id),
+            *warnings.cautions(
+                rows,
+                others,
+                baseline,
+                hosts,
+                priced[0] if priced else None,
+                len(run.rejected),
+                run.results,
+                attempts.faults(run.record.created_at, run.results, run.started, time.time()),
+            ),
         ),
         hosts=hosts,
         prices=priced,
@@ -196,6 +200,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         failures=_failures(run),
         missing=run.missing,
         rejected=run.rejected,
+        quality=run.quality,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from bench.records.quality import QualityRecord
 from bench.records.run import RunRecord
 from bench.records.status import ReasonCode, TrialStatus
 from bench.records.trial import Trial
@@ -123,7 +124,7 @@ class Summary:
 
     `rows` are the training configurations, which are compared; `others` are those of every other kind. `prices` are
     those of the run's GPU, the main one first; `price` is that one. `hosted` is a hosted service's price from the
-    settings; `billed` is the use of the workers' time.
+    settings; `billed` is the use of the workers' time; `quality` has the held-out losses, if they were compared.
     """
 
     record: RunRecord
@@ -143,6 +144,7 @@ class Summary:
     failures: tuple[Failure, ...]
     missing: tuple[Missing, ...]
     rejected: tuple[Rejected, ...]
+    quality: QualityRecord | None = None
 
     @property
     def price(self) -> cost.Price | None:

@@ -1,8 +1,9 @@
 """Sentences of the report, the finding and the recommendation, each with its interval; numbers of the first screen."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from bench.records.quality import QualityRecord
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from reports import formatting
@@ -10,8 +11,9 @@ from reports.read import measurements
 from reports.read.fingerprint import Hosts
 from reports.read.run import Run
 from reports.statistics import per_config
+from reports.statistics.paired_losses import verdict_of
 from reports.statistics.types import Estimate, MeasuredRate, Ratio
-from reports.summary import tables
+from reports.summary import quality, tables
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, OtherConfiguration, Summary
 
@@ -22,13 +24,15 @@ class Choice:
 
     `fastest` is the reliable configuration with the most useful tokens per second. `row` is `fastest` if that was shown
     to be faster than the baseline, else the baseline. `tied` were not shown to differ from `fastest` (fastest first,
-    including the baseline). `passed_over` were faster, but are not reliable.
+    including the baseline). `passed_over` were faster, but are not reliable; `withheld` were faster, but not shown to
+    be at the same loss.
     """
 
     row: ConfigurationRow
     fastest: ConfigurationRow
     tied: tuple[ConfigurationRow, ...]
     passed_over: tuple[ConfigurationRow, ...]
+    withheld: tuple[ConfigurationRow, ...] = ()
 
     @property
     def is_shown_faster(self) -> bool:
@@ -40,25 +44,37 @@ def recommended_choice(summary: Summary) -> Choice | None:
     """Return `choose` of a summary's rows, computed once per summary."""
     cache = vars(summary)  # like functools.cached_property, which would need a circular import here
     if "choice" not in cache:
-        cache["choice"] = choose(summary.rows)
+        cache["choice"] = choose(summary.rows, summary.quality)
     choice: Choice | None = cache["choice"]
     return choice
 
 
-def choose(rows: Sequence[ConfigurationRow]) -> Choice | None:
-    """Choose a configuration; None if nothing was measured. If none is reliable, all measured ones are considered."""
+def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None) -> Choice | None:
+    """Choose a configuration; None if nothing was measured, or nothing at the same loss.
+
+    If none is reliable, all measured ones are considered.
+    """
     measured = sorted((row for row in rows if row.measured is not None), key=lambda row: -row.useful_rate)
-    if not measured:
+    verdicts = {row.label: verdict_of(losses, row.trial) for row in measured}
+    eligible = [row for row in measured if verdicts[row.label] != "refuted"]
+    if not eligible:
         return None
-    reliable = [row for row in measured if row.is_reliable] or measured
+    reliable = [row for row in eligible if row.is_reliable] or eligible
     fastest = reliable[0]
-    passed_over = tuple(row for row in measured if not row.is_reliable and row.useful_rate > fastest.useful_rate)
-    tied = tuple(row for row in reliable[1:] if not _differ(row, fastest, comparisons=len(measured) - 1))
+    comparable = [row for row in reliable[1:] if losses is None or row.is_baseline or verdicts[row.label] != "unknown"]
+    choice = Choice(
+        row=fastest,
+        fastest=fastest,
+        tied=tuple(row for row in comparable if not _differ(row, fastest, comparisons=len(measured) - 1)),
+        passed_over=tuple(row for row in eligible if not row.is_reliable and row.useful_rate > fastest.useful_rate),
+        withheld=tuple(
+            row for row in measured if verdicts[row.label] == "refuted" and row.useful_rate > fastest.useful_rate
+        ),
+    )
     baseline = next((row for row in reliable if row.is_baseline), None)
-    choice = Choice(row=fastest, fastest=fastest, tied=tied, passed_over=passed_over)
     if choice.is_shown_faster or baseline is None or fastest.useful_tokens_ratio is None:
         return choice
-    return Choice(row=baseline, fastest=fastest, tied=tied, passed_over=passed_over)
+    return replace(choice, row=baseline)
 
 
 def _differ(first: ConfigurationRow, second: ConfigurationRow, *, comparisons: int) -> bool:
@@ -141,7 +157,8 @@ def without_basis(sentence: str) -> str:
 
 def _recommended(summary: Summary, chosen: Choice) -> str:
     fastest, where = chosen.fastest, _where_measured(chosen.fastest.measured, summary.record, summary.hosts)
-    ratio, passed = fastest.useful_tokens_ratio, _passed_over(chosen)
+    ratio = fastest.useful_tokens_ratio
+    passed = f"{_passed_over(chosen)}{quality.withheld_text(summary.quality, chosen.withheld)}"
     tied = [row.label for row in chosen.tied if not row.is_baseline]
     if fastest.is_baseline and len(summary.measured_rows) > 1:
         verb = "was" if len(tied) == 1 else "were"
@@ -161,6 +178,8 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
         )
     price = None if fastest.cost is None else fastest.cost.usd_per_million_useful_tokens.value
     dollars = "" if price is None else f" at ${formatting.number(price)} per million useful tokens"
+    if loss := quality.claim(summary.quality, fastest.trial):
+        dollars += f", {loss},"
     if tied:
         options = f"{_label_with_count(fastest)}, or with {formatting.first_n(tied, 3)}, not shown to differ from it"
         return f"Train with {options}: {fastest.label} gave {gain}{dollars} {where}{passed}."
