@@ -23,6 +23,7 @@ from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.fleet import plan, runner
+from tasks.clients.notify import receivers
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
@@ -37,6 +38,7 @@ def run_bench(context: Context, options: BenchOptions) -> None:
         name = options.resume if isinstance(options.resume, str) else None
         _resume(settings, name, dry_run=options.dry_run, plain=options.plain)
         return
+    receivers(settings)  # an invalid one is an error before anything starts
     # The flags are written into the plan, so that a resume does not need them.
     overrides: dict[str, Any] = {
         "spread": options.spread or settings.bench.spread,

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.status import TrialStatus
+from bench.records.status import Outcome, TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
@@ -33,6 +33,7 @@ from tasks.clients.workers import PodDiagnosis, cluster_location, launcher, work
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_controls, results_write_errors
 from tasks.fleet import plan
 from tasks.fleet.live_display import FleetView
+from tasks.fleet.notifications import notify
 from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import expected_sec
 from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, resume_command
@@ -132,9 +133,16 @@ def clear_discarded(folder: Path) -> None:
 
 
 def run_trials(
-    settings: Settings, run: RunRecord, folder: Path, ledger: Ledger, hosts: list[Host], *, plain: bool
+    settings: Settings,
+    run: RunRecord,
+    folder: Path,
+    ledger: Ledger,
+    hosts: list[Host],
+    *,
+    plain: bool,
+    notifies: bool = True,
 ) -> None:
-    """Run the ledger's open trials with a live view, then report the outcome."""
+    """Run the ledger's open trials with a live view, then report the outcome. `notifies` the settings' receivers."""
     with ledger_errors(run.run_id):
         clear_discarded(folder)
     still_open = set(ledger.open_trials())
@@ -147,9 +155,15 @@ def run_trials(
         plain=plain,
     )
     was_stopped = False
-    with ledger_errors(run.run_id), as_ctrl_c(signal.SIGTERM), view:
+    notifications = notify(settings, run, folder, ledger, is_on=notifies)
+    with ledger_errors(run.run_id), as_ctrl_c(signal.SIGTERM), notifications as sent, view:
+
+        def handle(event: FleetEvent) -> None:
+            view.handle(event)
+            sent.handle(event)
+
         try:
-            for fleet in make_fleets(settings, run, folder, ledger, hosts, view.handle):
+            for fleet in make_fleets(settings, run, folder, ledger, hosts, handle):
                 if was_stopped:
                     fleet.stop()
                 fleet.run()
@@ -159,7 +173,19 @@ def run_trials(
                 f"run {run.run_id}: detached, its trials continue",
                 remedy=f"reattach with `inv bench --resume={run.run_id}`",
             ) from error
+        sent.end(_worst_outcome(ledger))
     report_outcome(run, ledger, interrupted=was_stopped)
+
+
+def _worst_outcome(ledger: Ledger) -> Outcome:
+    """Return the outcome of a run: success, or that of its first trial that did not succeed, with their number."""
+    outcomes = [entry.outcome for entry in ledger.entries.values() if entry.outcome is not None]
+    others = [outcome for outcome in outcomes if outcome.status is not TrialStatus.SUCCEEDED]
+    if not others:
+        return Outcome(TrialStatus.SUCCEEDED)
+    first = others[0]
+    reason = f"{len(others)} of {formatting.count(len(outcomes), 'trial')} did not succeed; the first: {first.text}"
+    return dataclasses.replace(first, reason=reason, remedy=None)
 
 
 def make_fleets(

@@ -322,6 +322,15 @@ class ClusterSection(Section):
     kubeconfig: Text | None = Field(default=None, description="a file's path")
     context: Text | None = Field(default=None, description="the name of a kubeconfig's context")
     namespace: Name = Field(default="qlora-fleet", description=_NAME_TEXT)
+class NotifySection(Section):
+    command: Texts = Field(default=(), description="a list: a program and its arguments")
+    url: Text | None = Field(default=None, description="an address like https://HOST/PATH")
+    key_file: Text | None = Field(default=None, description="a file's path")
+    stalled_sec: float = Field(default=1800.0, ge=10, le=604_800)
+    allow_private: bool = False
+    allow_redirects: bool = False
+
+
     overlay: Literal[
         "pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"
     ] = "pods"
@@ -398,6 +407,7 @@ def _leaves(model: type[Section], parents: Keys = ()) -> Iterator[Keys]:
         if subsection is None:
             yield (*parents, name)
         else:
+    notify: NotifySection = NotifySection()
             yield from _leaves(subsection, (*parents, name))
 
 

@@ -18,6 +18,7 @@ from bench.records.run import RunRecord
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Ledger
+from remote.fleet.queue import FleetEvent
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent, Job, slot_path
 from reports.read import attempts
@@ -27,6 +28,7 @@ from tasks.clients.workers import checkpoint_folder
 from tasks.errors import Interrupted, SomeTrialsFailed, error_class
 from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
+from tasks.fleet.notifications import RunNotifications, notify
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import resume_command
 from tasks.fleet.training_progress import TrainingView
@@ -46,6 +48,7 @@ class TrainingSession:
     ledger: Ledger
     hosts: list[Host]
     price: Price | None
+    _notifications: RunNotifications = dataclasses.field(init=False)
 
     @classmethod
     def create(
@@ -66,7 +69,15 @@ class TrainingSession:
         Ctrl-C raises Interrupted, and the training continues.
         """
         runner.clear_discarded(self.folder)
-        with runner.ledger_errors(self.run.run_id), as_ctrl_c(signal.SIGTERM):
+        notifications = notify(
+            self.settings,
+            self.run,
+            self.folder,
+            self.ledger,
+            price=self.price,
+            budget_usd=self.settings.train.budget_usd,
+        )
+        with runner.ledger_errors(self.run.run_id), as_ctrl_c(signal.SIGTERM), notifications as self._notifications:
             try:
                 with TrainingView(
                     run_id=self.run.run_id,
@@ -78,6 +89,8 @@ class TrainingSession:
                     while self._replan_with_reachable(view):
                         self._run_fleets(view)
                 checkpoint_step = view.checkpoint_step
+                if (outcome := self.ledger.entries[TRIAL_ID].outcome) is not None:
+                    self._notifications.end(outcome)
             except KeyboardInterrupt as error:
                 run_id = self.run.run_id
                 raise Interrupted(
@@ -89,8 +102,13 @@ class TrainingSession:
 
     def _run_fleets(self, view: TrainingView) -> None:
         checkpoint_sync = self._make_checkpoint_sync()
+
+        def handle(event: FleetEvent) -> None:
+            view.handle(event)
+            self._notifications.handle(event)
+
         fleets = runner.make_fleets(
-            self.settings, self.run, self.folder, self.ledger, self.hosts, view.handle, checkpoint_sync=checkpoint_sync
+            self.settings, self.run, self.folder, self.ledger, self.hosts, handle, checkpoint_sync=checkpoint_sync
         )
         for fleet in fleets:
             fleet.run(cancel_on_interrupt=False)

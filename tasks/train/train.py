@@ -15,6 +15,7 @@ from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import resolve_target
 from tasks.clients.workers import fleet_hosts, pod_hosts
+from tasks.clients.notify import receivers
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner
@@ -48,6 +49,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     settings = load(context)
     if options.elastic:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
+    receivers(settings)  # an invalid one is an error before anything starts
     if options.job:
         submit_job.check_settings(settings)
     elif options.yes or options.discard_results:

@@ -105,7 +105,7 @@ def _run_candidates(
         run = runner.new_record(settings, name, planned, names, inputs=record.inputs)
         run, folder, ledger = runner.write_plan(settings, run)
         record.add_run(run.run_id, is_final=is_final)  # write it before the start, so that a resume finds it
-        runner.run_trials(settings, run, folder, ledger, hosts, plain=plain)
+        runner.run_trials(settings, run, folder, ledger, hosts, plain=plain, notifies=False)
         return run.run_id
     except SomeTrialsFailed as error:
         print(error)  # a trial that fails or does not fit is a result, too
