@@ -4,14 +4,13 @@ An attempt is `python -m bench run` with this pod's rank. After an attempt that 
 node or a rank was lost), the next one resumes from the last checkpoint, in this pod or its replacement. The first pod
 decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods share. The
 other pods take part until that end exists. A SIGTERM is passed to the attempt, which writes a checkpoint and ends; the
-replacing pod resumes.
+replacing pod resumes. The first pod also notifies the order's webhook.
 
 Only the standard library. Not covered: a limit on the wait for lost pods.
 """
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -22,7 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.commands.job_notifications import attempt_numbers, open_watch
 from bench.data.inputs import InputError
+from bench.notify.events import RunWatch
 from bench.records import paths, schema
 from bench.records.checksummed import ResultError
 from bench.records.result import TrialResult
@@ -43,11 +44,23 @@ class JobRunner:
         self.folder = Path(order.shared) / order.run_id
         self._child: subprocess.Popen[str] | None = None
         self._is_stopped = False
+        self._watch: RunWatch | None = None  # of the first pod, if the order has a webhook
 
     def run(self) -> int:
         """Run attempts until the end and return the exit code: 0 SUCCEEDED, 143 stopped, else 1. Raises OSError."""
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
+        with open_watch(self.order, self.rank, self.folder) as self._watch:
+            end = self._run_attempts()
+            if self._watch is not None and end is not None:  # also of a pod that was replaced before it notified
+                self._watch.on_end(end.outcome)
+        if end is None:
+            return ExitCode.STOPPED
+        print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
+        return ExitCode.OK if end.end is TrialStatus.SUCCEEDED else ExitCode.FAILED
+
+    def _run_attempts(self) -> TrainingJobEnd | None:
+        """Run attempts until the training's end, which is returned; None if this pod was stopped before."""
         while (end := TrainingJobEnd.read_or_none(self.folder, self.order.turn)) is None and not self._is_stopped:
             # The first pod numbers its attempts by their folders; the other pods write no folder.
             number = 1 + max(attempt_numbers(self.folder, self.order.planned.trial_id), default=0)
@@ -56,10 +69,7 @@ class JobRunner:
                 self._handle_exit(number, code, last_line)
             if not self._is_stopped:
                 time.sleep(RETRY_DELAY_SEC)
-        if end is None:
-            return ExitCode.STOPPED
-        print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
-        return ExitCode.OK if end.end is TrialStatus.SUCCEEDED else ExitCode.FAILED
+        return end
 
     def _stop(self, _number: int, _frame: object) -> None:
         self._is_stopped = True
@@ -72,6 +82,8 @@ class JobRunner:
         out = self.folder / f"{planned.trial_id}.{number}"
         if self.rank == 0:
             out.mkdir()
+        if self._watch is not None:
+            self._watch.on_attempt(number)
         trial = Path(tempfile.gettempdir()) / f"{self.order.run_id}.json"
         trial.write_text(planned.trial.to_text(), encoding="utf-8")
         argv = (
@@ -121,12 +133,13 @@ class JobRunner:
         else:
             outcome = Outcome.of(ReasonCode.NO_RESULT, f"exit {code}, without a result")
         if outcome.is_transient:
-            self._record_loss(number, outcome.text or outcome.status.value)
+            self._record_loss(number, outcome)
         else:
             self._write_end(number, outcome)
 
-    def _record_loss(self, number: int, reason: str) -> None:
+    def _record_loss(self, number: int, outcome: Outcome) -> None:
         """Log a lost attempt, and write the training's end if no restart is left."""
+        reason = outcome.text or outcome.status.value
         print(f"{self.order.run_id}: attempt {number}: {reason}", flush=True)
         if self._is_stopped:
             return
@@ -135,6 +148,8 @@ class JobRunner:
         if len(counted) > self.order.max_restarts:
             why = f"{reason}; train.max_restarts: {self.order.max_restarts} are used up"
             self._write_end(number, Outcome.of(ReasonCode.RESTARTS_USED_UP, why))
+        elif self._watch is not None:
+            self._watch.on_loss(outcome)
 
     def _is_external(self, number: int) -> bool:
         """Check whether an attempt ended because a pod was drained, preempted, or had not started yet."""
@@ -156,12 +171,6 @@ class JobRunner:
             reason_code=outcome.reason_code,
             remedy=outcome.remedy,
         ).write(self.folder, self.order.turn)
-
-
-def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
-    """List the numbers of the attempts that have a folder in `folder`."""
-    matches = (re.fullmatch(rf"{re.escape(trial_id)}\.([0-9]{{1,9}})", path.name) for path in folder.iterdir())
-    return sorted(int(match[1]) for match in matches if match)
 
 
 def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:

@@ -7,20 +7,26 @@ attempts to the adapter, is on their shared volume. `inv monitor`, `cancel` and 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from bench.records import schema
 from bench.records.paths import NODE_PORT, NODE_TOKEN
-from bench.records.run import PlannedTrial, RunRecord, TrainingJobSpec
-from remote.cluster.manifests import JOB_PREFIX
+from bench.records.run import NotifyTarget, PlannedTrial, RunRecord, TrainingJobSpec
+from remote.cluster.client import Cluster
+from remote.cluster.manifests import JOB_PREFIX, key_secret
 from remote.fleet.gang_agent import rank_environment
+from remote.hosts.command import Secret
+from tasks.clients.notify import webhook_key, webhook_target
 from tasks.clients.workers import metrics_environment
 from tasks.cluster import deploy
 from tasks.commands import DeployOptions, TrainOptions
 from tasks.errors import UsageError
 from tasks.fleet import runner
+from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
+NOTIFY_SECRET = "notify-key"  # noqa: S105 - the name of a Kubernetes object
 MAX_ORDER_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
 
 
@@ -63,6 +69,7 @@ def new_run(
 def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepted: Callable[[], object]) -> None:
     """Deploy the Job of a run. `on_accepted` is called after all checks. Raises the errors of `inv deploy`."""
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
+    target, key = _notify_target(settings, run), webhook_key(settings)
     rendezvous = rank_environment(run.run_id, "", 0)
     order = TrainingJobSpec(
         run_id=run.run_id,
@@ -73,8 +80,11 @@ def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepte
         max_restarts=settings.train.max_restarts,
         port=int(rendezvous[NODE_PORT]),
         token=rendezvous[NODE_TOKEN],
+        notify=target,
     )
     document = schema.to_json(order)
+    if target is None:
+        del document["notify"]  # older images do not know it
     document["planned"]["trial"] = planned.trial.to_json()  # older images can read this form
     order_json = json.dumps(document, ensure_ascii=False)
     if len(order_json.encode()) > MAX_ORDER_BYTES:
@@ -85,6 +95,7 @@ def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepte
         )
     metrics_setting = next(iter(metrics_environment(settings).values()), None)  # it is equal for all pods
     metrics = {} if metrics_setting is None else {"metrics": metrics_setting}
+    notify = {} if target is None else {"notify_port": urlsplit(target.url).port or 443}
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
     deploy.apply(
         settings.model_copy(update={"cluster": section}),
@@ -97,12 +108,29 @@ def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepte
             partial=True,
         ),
         deploy.DeployHooks(
-            values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},
-            components=tuple(metrics),
+            values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size, **metrics, **notify},
+            components=(*metrics, *(["notify"] if notify else []), *(["notify-key"] if key else [])),
             on_start=lambda _cluster: on_accepted(),
+            before_pods=lambda cluster: _write_key(cluster, key),
             wait=False,
         ),
     )
+
+
+def _notify_target(settings: Settings, run: RunRecord) -> NotifyTarget | None:
+    """Return the webhook of the Job with the price of its pods; None if it is not set. Raises UsageError."""
+    device = run.provenance["inputs"].get("device")
+    price = price_of(settings, [device] if device else [])
+    usd_per_sec = None if price is None else len(run.workers) * price.usd_per_gpu_hour / 3600.0
+    return webhook_target(settings, usd_per_sec=usd_per_sec, budget_usd=settings.train.budget_usd)
+
+
+def _write_key(cluster: Cluster, key: Secret | None) -> None:
+    """Write the key of the notifications into the cluster, from where the first pod reads it."""
+    if key is not None:
+        secret, hidden = key_secret(name=NOTIFY_SECRET, namespace=cluster.target.namespace, key=key)
+        cluster.apply([secret], force_conflicts=True, secrets=hidden)
+        print(f"wrote secret/{NOTIFY_SECRET}", flush=True)
 
 
 def print_submitted(run_id: str, options: TrainOptions) -> None:

@@ -7,6 +7,8 @@ controllers of JobSet and Kueue, GPUs, real ranks (tests/system/train/test_inv_t
 
 import contextlib
 import dataclasses
+import hashlib
+import hmac
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from bench.notify.webhook import SIGNATURE_HEADER, TIMESTAMP_HEADER
 from bench.records import schema
 from bench.records.paths import METRICS_VARIABLE, ORDER_VARIABLE
 from bench.records.run import PlannedTrial, TrainingJobSpec
@@ -27,6 +30,7 @@ from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.kubernetes import Cluster
 from tests.support.machines.ports import free_ports
+from tests.support.machines.webhook import Webhook
 from tests.support.reports.training_run import TRIAL
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
@@ -47,8 +51,20 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def training_cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
-    image = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(workspace)}
+def hook(workspace: Path) -> Iterator[Webhook]:
+    """Provide a webhook whose certificate authority the image trusts."""
+    folder = workspace / "authority"
+    folder.mkdir()
+    with Webhook(folder) as hook:
+        folder.chmod(0o755)
+        hook.authority.chmod(0o644)
+        yield hook
+
+
+@pytest.fixture(scope="module")
+def training_cluster(tiny_model: Path, tiny_data: Path, workspace: Path, hook: Webhook) -> Iterator[Cluster]:
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    image = {"PATH": path, "PYTHONPATH": str(workspace), "SSL_CERT_FILE": str(hook.authority)}
     folders = (tiny_model.parent, tiny_data.parent, workspace)
     with Cluster(nodes=PODS, image_paths=folders, image_environment=image) as cluster:
         cluster.patience_sec = WAIT_SEC
@@ -141,10 +157,14 @@ def test_an_impossible_training_is_refused_before_any_change(trainer: Operator) 
 
 
 def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_and_collected(
-    trainer: Operator, workspace: Path
+    trainer: Operator, workspace: Path, hook: Webhook, tmp_path: Path
 ) -> None:
     faults, hold = trainer.cluster.faults, install_fake_finetune(workspace)
     trainer.set_cluster(volume=VOLUME)
+    key_file = tmp_path / "notify.key"
+    key_file.write_text("key\n")
+    key_file.chmod(0o600)
+    trainer.settings["notify"] = {"url": hook.url, "allow_private": True, "key_file": str(key_file)}
     output = trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
     run_id = (trainer.results / "latest").resolve().name
     assert f"`inv cancel --run={run_id}`" in output
@@ -183,7 +203,23 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     assert [event["attempt"] for event in events(trainer, "started")] == [1, 2, 3, 4]
     assert [job["metadata"]["name"] for job in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
     assert "nothing to resume" in trainer.inv("train", "--job", f"--resume={run_id}")
+    assert [(sent["event"], sent["attempt"], sent["source"]) for sent in notifications(hook, b"key")] == [
+        ("started", 1, "job"),
+        ("restarted", 2, "job"),
+        ("restarted", 3, "job"),
+        ("started", 4, "job"),
+        ("ended", 4, "job"),
+    ]
     trainer.inv("teardown", "--yes")
+    assert trainer.objects("networkpolicies") == []
+
+
+def notifications(hook: Webhook, key: bytes) -> list[dict[str, Any]]:
+    """Return what the webhook got, after checking each signature."""
+    for request in hook.requests:
+        text = f"{request.headers[TIMESTAMP_HEADER]}.".encode() + request.body
+        assert request.headers[SIGNATURE_HEADER] == f"sha256={hmac.new(key, text, hashlib.sha256).hexdigest()}"
+    return [json.loads(request.body) for request in hook.requests]
 
 
 def test_the_pods_program_exports_metrics_of_the_training(

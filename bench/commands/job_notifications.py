@@ -1,0 +1,89 @@
+"""Notifications of a training's Job: the first pod reads the attempt's progress from the volume and sends them."""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.notify.events import RunWatch
+from bench.notify.sender import Sender, to_webhook
+from bench.records import paths, schema
+from bench.records.atomic_files import read_regular
+from bench.records.run import Progress, TrainingJobSpec
+from bench.records.status import Outcome, ReasonCode
+
+SOURCE = "job"
+_MAX_PROGRESS_BYTES = 100_000
+
+
+@contextlib.contextmanager
+def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[RunWatch | None]:
+    """Yield the watch of the order's webhook; None in other pods than the first, or without a webhook.
+
+    The key of the signature is removed from the environment, which the attempts inherit. `folder` is the run's.
+    """
+    key, target = os.environ.pop(paths.NOTIFY_KEY_VARIABLE, ""), order.notify
+    if target is None or rank != 0:
+        yield None
+        return
+    numbers = attempt_numbers(folder, order.planned.trial_id)
+    began_at, usd_per_sec = time.time() - _held_sec(order, folder, numbers), target.usd_per_sec
+    receivers = {"notify.url": to_webhook(target, key.encode() or None)}
+    with Sender(receivers, lambda line: print(f"{order.run_id}: {line}", flush=True)) as sender:
+        watch = RunWatch(
+            run_id=order.run_id,
+            source=SOURCE,
+            send=sender.send,
+            stalled_sec=target.stalled_sec,
+            budget_usd=target.budget_usd,
+            usd_per_sec=usd_per_sec,
+            spent_usd=lambda: None if usd_per_sec is None else usd_per_sec * (time.time() - began_at),
+        )
+        if any(number > order.after for number in numbers):
+            watch.on_loss(Outcome.of(ReasonCode.WORKER_LOST, "the first pod was replaced"))
+
+        def tick() -> None:
+            last = max(attempt_numbers(folder, order.planned.trial_id), default=None)
+            if last is not None and (progress := _read_progress(_attempt_folder(order, folder, last))) is not None:
+                watch.on_progress(last, progress)
+            watch.tick()
+
+        sender.tick = tick
+        yield watch
+
+
+def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
+    """List the numbers of the attempts that have a folder in `folder`."""
+    matches = (re.fullmatch(rf"{re.escape(trial_id)}\.([0-9]{{1,9}})", path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _attempt_folder(order: TrainingJobSpec, folder: Path, number: int) -> Path:
+    return folder / f"{order.planned.trial_id}.{number}"
+
+
+def _read_progress(attempt_folder: Path) -> Progress | None:
+    """Read an attempt's progress; None before its first one, or if it cannot be read."""
+    try:
+        content = read_regular(attempt_folder / paths.PROGRESS_FILE, max_bytes=_MAX_PROGRESS_BYTES, follow=False)
+        return schema.from_json(Progress, schema.parse(content), paths.PROGRESS_FILE)
+    except (OSError, ValueError):
+        return None
+
+
+def _held_sec(order: TrainingJobSpec, folder: Path, numbers: list[int]) -> float:
+    """Return the seconds for which the pods were held: earlier turns by their attempts, this turn from its first one.
+
+    Times are those of the files, as in the operator's ledger.
+    """
+    held_sec, began_at = 0.0, None
+    for number in numbers:
+        with contextlib.suppress(OSError):  # a file that is just being replaced
+            times = [path.stat().st_mtime for path in _attempt_folder(order, folder, number).iterdir()]
+            if times and number > order.after:
+                began_at = min(times) if began_at is None else began_at
+            elif times:
+                held_sec += max(times) - min(times)
+    return held_sec + (0.0 if began_at is None else max(0.0, time.time() - began_at))
