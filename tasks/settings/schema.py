@@ -312,6 +312,15 @@ class MetricsSection(Section):
     port: int | None = Field(default=None, ge=1024, le=64_000)
 
 
+class NotifySection(Section):
+    command: Texts = Field(default=(), description="a list: a program and its arguments")
+    url: Text | None = Field(default=None, description="an address like https://HOST/PATH")
+    key_file: Text | None = Field(default=None, description="a file's path")
+    stalled_sec: float = Field(default=1800.0, ge=10, le=604_800)
+    allow_private: bool = False
+    allow_redirects: bool = False
+
+
 class VolumeSection(Section):
     handle: Text | None = Field(default=None, pattern=r"^\S+:/\S*$", description="text like SERVER:/EXPORT")
     capacity: Quantity = Field(default="200Gi", description="a Kubernetes quantity like 200Gi")
@@ -322,15 +331,6 @@ class ClusterSection(Section):
     kubeconfig: Text | None = Field(default=None, description="a file's path")
     context: Text | None = Field(default=None, description="the name of a kubeconfig's context")
     namespace: Name = Field(default="qlora-fleet", description=_NAME_TEXT)
-class NotifySection(Section):
-    command: Texts = Field(default=(), description="a list: a program and its arguments")
-    url: Text | None = Field(default=None, description="an address like https://HOST/PATH")
-    key_file: Text | None = Field(default=None, description="a file's path")
-    stalled_sec: float = Field(default=1800.0, ge=10, le=604_800)
-    allow_private: bool = False
-    allow_redirects: bool = False
-
-
     overlay: Literal[
         "pods", "preemptible", "interactive", "job-1gpu", "job-4gpu", "job-4gpu-jobset", "job-4gpu-kueue"
     ] = "pods"
@@ -396,6 +396,7 @@ class Sections(Section):
     hub: HubSection = HubSection()
     cost: CostSection = CostSection()
     metrics: MetricsSection = MetricsSection()
+    notify: NotifySection = NotifySection()
     serve: ServeSection = ServeSection()
     cluster: ClusterSection = ClusterSection()
     tenancy: TenancySection = TenancySection()
@@ -407,7 +408,6 @@ def _leaves(model: type[Section], parents: Keys = ()) -> Iterator[Keys]:
         if subsection is None:
             yield (*parents, name)
         else:
-    notify: NotifySection = NotifySection()
             yield from _leaves(subsection, (*parents, name))
 
 
