@@ -3,7 +3,6 @@
 artifact: files in a registry as an OCI artifact, in ORAS's layout
 bom: bills of materials and build provenance, in standard formats
 context: the files of the build context
-docker_client: reads images and runs check containers through the docker SDK
 engine: the container engine, its data-root and login, and the VM's disks
 model_fetch: fetches models to the VM
 plan: computes a build from what was observed

@@ -1,4 +1,4 @@
-"""The container engine on the build VM: its state, BuildKit, data-root, free disk space, and its login to a registry.
+"""The container engine on the build VM, through its client: state, disks, images, check containers, registry logins.
 
 The client's TMPDIR has no effect on a build. BuildKit keeps context, layers and cache below the engine's data-root, and
 save, load and pull unpack in DOCKER_TMPDIR of the engine's own environment. Both folders are looked up with their file
@@ -7,6 +7,7 @@ systems.
 
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -14,6 +15,7 @@ from typing import Any
 
 from remote.agent.shared.errors import engine_access_error
 from remote.hosts.base import (
+    CommandTimedOut,
     Completed,
     Host,
     HostError,
@@ -30,6 +32,11 @@ from remote.providers import registry_provider
 LOGIN_FOLDER_PREFIX = "qlora-fleet-login-"
 _TIMEOUT_SEC, _LOGIN_TIMEOUT_SEC = 60.0, 120.0
 _MIN_BUILDKIT_VERSION = (18, 9)
+_EXIT_NOT_STARTED = 125  # of `docker run`
+_CHECK_FLAGS = (
+    *("--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+    *("--tmpfs=/tmp:rw,mode=1777", "--tmpfs=/workspace:rw,mode=1777"),
+)
 
 
 class EngineError(HostError):
@@ -68,9 +75,8 @@ class FolderInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The engine's own report: API version, data-root, storage driver."""
+    """The engine's own report: data-root, storage driver."""
 
-    api_version: str
     data_root: str
     storage_driver: str
 
@@ -94,18 +100,15 @@ def observe(host: Host, client: Client) -> EngineFacts:
     """
     version = _query(host, client, "version", "--format", "{{json .}}")
     try:
-        client_version, server = (
-            version["Client"],
-            {key: str(version["Server"][key]) for key in ("Version", "ApiVersion")},
-        )
+        client_version, server_version = version["Client"], str(version["Server"]["Version"])
     except (KeyError, TypeError) as error:  # podman reports `Client` only
         raise EngineError(
             f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?)",
             remedy="install Docker on the VM, or set image.client to its client",
         ) from error
-    if _version_numbers(server["Version"]) < _MIN_BUILDKIT_VERSION:
+    if _version_numbers(server_version) < _MIN_BUILDKIT_VERSION:
         raise EngineError(
-            f"{host.name}: engine {server['Version']} has no BuildKit", remedy="install Docker 20.10 or newer"
+            f"{host.name}: engine {server_version} has no BuildKit", remedy="install Docker 20.10 or newer"
         )
     if _version_numbers(client_version["Version"]) >= (23,):
         # From 23.0 the client builds through a plugin, which distributions package separately.
@@ -116,11 +119,7 @@ def observe(host: Host, client: Client) -> EngineFacts:
                 remedy="apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client",
             )
     info = _query(host, client, "info", "--format", "{{json .}}")
-    return EngineFacts(
-        api_version=server["ApiVersion"],
-        data_root=info["DockerRootDir"],
-        storage_driver=info["Driver"],
-    )
+    return EngineFacts(data_root=info["DockerRootDir"], storage_driver=info["Driver"])
 
 
 def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | None:
@@ -133,6 +132,59 @@ def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | N
         raise to_engine_error(host, client, command, completed)
     image: Mapping[str, Any] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}", itemgetter(0))
     return image
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLayer:
+    """One step of an image's history: its command, its kind, and its size unpacked, in bytes."""
+
+    step: str
+    kind: str
+    size: int
+
+
+def layers(host: Host, client: Client, reference: str) -> list[ImageLayer]:
+    """List the history steps of an image that are not empty, oldest first. Raises EngineError and HostError."""
+    command = client.command("history", "--no-trunc", "--human=false", "--format={{json .}}", reference)
+    completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
+    if completed.exit_code != 0:
+        raise to_engine_error(host, client, command, completed)
+    lines = reversed(completed.stdout.splitlines())
+    found = [parse_json(host, line, f"the output of {command.argv[0]}", _to_layer) for line in lines]
+    return [layer for layer in found if layer.size > 0]
+
+
+def _to_layer(entry: Any) -> ImageLayer:
+    step = entry["CreatedBy"].removesuffix(" # buildkit").strip()
+    return ImageLayer(step=step or "(imported)", kind=_layer_kind(step), size=int(entry["Size"]))
+
+
+def _layer_kind(step: str) -> str:
+    """Classify a step by the Dockerfile's line: weights, stack, code or system."""
+    if step.startswith("ADD model[s]/"):
+        return "weights"
+    if step.startswith("COPY /layers/"):
+        return "stack"
+    return "code" if step.startswith("COPY") else "system"
+
+
+def run_check(host: Host, client: Client, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> Completed:
+    """Run `argv` in a container under a pod's restrictions.
+
+    The container has no network and no capability, and only /tmp and /workspace are writable. Raises EngineError if it
+    cannot start or does not end in time, and HostError.
+    """
+    name = f"qlora-fleet-check-{secrets.token_hex(6)}"
+    run = client.command("run", f"--name={name}", "--pull=never", *_CHECK_FLAGS, image, *argv)
+    try:
+        completed = host.run(run, timeout_sec=timeout_sec)
+    except CommandTimedOut as error:
+        raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image}") from error
+    finally:
+        host.run(client.command("rm", "--force", name), timeout_sec=_TIMEOUT_SEC)
+    if completed.exit_code == _EXIT_NOT_STARTED:
+        raise to_engine_error(host, client, run, completed)
+    return completed
 
 
 def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> DiskInfo:

@@ -24,7 +24,7 @@ from remote.hosts.base import CommandTimedOut, Completed, Host
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Secret
 from remote.hosts.process import run_program
-from remote.image import artifact, bom, docker_client, engine
+from remote.image import artifact, bom, engine
 from remote.image.artifact import InvalidKey, NeedsPassPhrase
 from remote.image.bom import SbomComponent, Subject
 from remote.image.references import Reference
@@ -43,7 +43,7 @@ from tasks.errors import (
     translate_errors,
 )
 from tasks.image import build_profiles
-from tasks.image.build import engine_client
+from tasks.image.build import engine_client, image_labels, image_record
 from tasks.settings.load import Settings, load
 
 PROGRAM = "pip-audit"
@@ -67,11 +67,11 @@ def write_documents(context: Context, *, push: bool) -> None:
     lock = settings.root / "image" / "locks" / f"{settings.image.profile}.txt"
     client = engine_client(settings)
     with build_vm(settings, "inv image.bom") as host:
-        with docker_client.connect(host, client) as sdk:
-            image = sdk.images.get(name)
-            inventory = docker_client.run_check(sdk, name, _INVENTORY_COMMAND, timeout_sec=INVENTORY_TIMEOUT_SEC)
-        base_image = engine.inspect(host, client, image.labels.get("org.opencontainers.image.base.name", "none"))
-    subject = _subject(settings, name, str(image.id), dict(image.labels))
+        image = image_record(settings, host)
+        labels = image_labels(image)
+        inventory = engine.run_check(host, client, name, _INVENTORY_COMMAND, timeout_sec=INVENTORY_TIMEOUT_SEC)
+        base_image = engine.inspect(host, client, labels.get("org.opencontainers.image.base.name", "none"))
+    subject = _subject(settings, name, image["Id"], labels)
     if reference is not None and subject.repository != reference.repository:
         raise UsageError(
             f"{name} was not pushed to {reference.repository} as it is now",

@@ -7,14 +7,13 @@ import tarfile
 from invoke.context import Context
 
 from bench.records.units import format_gb, format_mb
-from remote.image import docker_client
+from remote.image import engine
 from remote.image.context import bench_files
-from remote.image.docker_client import ImageLayer
+from remote.image.engine import ImageLayer
 from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import read_push_record
 from tasks.errors import escape_controls
-from tasks.image import build_profiles
-from tasks.image.build import engine_client
+from tasks.image.build import engine_client, image_record
 from tasks.settings.load import Settings, load
 
 # Compression ratios for the estimate before a first push, as measured.
@@ -23,8 +22,8 @@ PACKAGES_RATIO, WEIGHTS_RATIO = 0.6, 0.95
 
 def show_size(context: Context, mbps: float, allocatable_gb: float) -> None:
     settings = load(context)
-    with build_vm(settings, "inv image.size") as host, docker_client.connect(host, engine_client(settings)) as sdk:
-        layers = docker_client.layers(sdk.images.get(build_profiles.image_name(settings)))
+    with build_vm(settings, "inv image.size") as host:
+        layers = engine.layers(host, engine_client(settings), image_record(settings, host)["Id"])
     for layer in layers:
         print(escape_controls(f"{format_mb(layer.size, 2):>15}  {layer.kind:<8} {layer.step[:80]}"))
     total = sum(layer.size for layer in layers)

@@ -13,7 +13,7 @@ from invoke.context import Context
 from bench.records import schema
 from bench.records.units import format_gb
 from remote.hosts.base import Completed
-from remote.image import docker_client
+from remote.image.engine import run_check
 from remote.image.plan import model_digests
 from tasks.clients.build_vm import build_vm
 from tasks.clients.cluster import open_cluster
@@ -21,7 +21,7 @@ from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.registry import read_push_record, resolve_image
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.image import build_profiles
-from tasks.image.build import engine_client
+from tasks.image.build import engine_client, image_labels, image_record
 from tasks.settings.load import Settings, load
 
 VERIFY_TIMEOUT_SEC = 3600.0  # the check reads 14 GB in full
@@ -43,14 +43,14 @@ def verify_image(context: Context, *, on_node: bool) -> None:
         _verify_on_node(settings)
         return
     name = build_profiles.image_name(settings)
-    with build_vm(settings, "inv image.verify") as host, docker_client.connect(host, engine_client(settings)) as sdk:
-        image = sdk.images.get(name)
-        print(f"{name} {str(image.id)[7:19]}, {format_gb(image.attrs['Size'], 2)} unpacked")
-        for key, value in sorted(image.labels.items()):
+    with build_vm(settings, "inv image.verify") as host:
+        image = image_record(settings, host)
+        print(f"{name} {image['Id'][7:19]}, {format_gb(image['Size'], 2)} unpacked")
+        for key, value in sorted(image_labels(image).items()):
             print(escape_controls(f"  {key} = {value}"))
-        run = partial(docker_client.run_check, sdk, name)
+        run = partial(run_check, host, engine_client(settings), name)
         report = parse_report(name, run(_SELFCHECK, timeout_sec=VERIFY_TIMEOUT_SEC))
-        problems = [*report["wrong"], *differing_models(report, model_digests(image.labels))]
+        problems = [*report["wrong"], *differing_models(report, model_digests(image_labels(image)))]
         print_report(report)
         if not problems:
             problems = _run_trial(settings, run, has_gpu=report["device"]["visible"])

@@ -306,14 +306,3 @@ class SshHost:
             raise
         finally:
             session.close()
-
-    def dial(self, command: Command) -> "paramiko.Channel":
-        """Start `command`, which has only an argv, and return its streams as a socket.
-
-        Used for commands such as `docker system dial-stdio`, which end with their input: the host sets no deadline.
-        Data sent after the command's end may end the connection (`PatchedTransport`): at the same time run only
-        commands that can be repeated. Raises the errors of `run`.
-        """
-        if command.environment or command.folder or command.secrets:
-            raise ValueError("only argv can be dialled")
-        return self.connect().dial(self.name, shlex.join(command.argv))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from remote.image.docker_client import ImageLayer
+from remote.image.engine import ImageLayer
 from tasks.image.size import _compressed_bytes
 from tasks.settings.load import Settings
 
