@@ -1,7 +1,6 @@
 """Tests of a fleet over a connector that only its registration adds: settings, hosts, plan and trials."""
 
 import dataclasses
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from tasks.errors import UsageError
 from tasks.fleet.plan import plan_trials
 from tasks.fleet.runner import new_record
 from tasks.settings.load import load
+from tests.support.extending import listed_files
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.paths import ROOT
 
@@ -74,8 +74,7 @@ def test_an_unknown_connector_is_refused_with_the_list(context: Callable[..., Co
 
 
 def test_the_page_names_the_files_that_a_connector_needs() -> None:
-    section = (ROOT / "docs/extending.md").read_text(encoding="utf-8").split("## A host connector\n")[1]
-    needed = re.findall(r"^\| `([^`]+)`", section.split("\n## ")[0], re.MULTILINE)
+    needed, _ = listed_files("A host connector")
     assert needed == ["remote/hosts/<name>.py", "remote/hosts/connectors.py"]
     registered = (ROOT / needed[1]).read_text(encoding="utf-8")
     for name, connector in CONNECTORS.items():

@@ -1,6 +1,5 @@
 """Tests of a provider that is only registered: a deploy plan is rendered and its doctor checks run."""
 
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from tasks.doctor.check import CheckContext, Checks, run_check
 from tasks.doctor.doctor import all_checks
 from tasks.faults import CheckResult, CheckStatus, passed
 from tasks.settings.load import load
+from tests.support.extending import listed_files
 from tests.support.paths import ROOT
 
 CHECKS = Checks("dummy")
@@ -85,10 +85,7 @@ def test_the_doctor_runs_the_checks_of_a_registered_provider(context: Callable[.
 
 
 def test_the_page_names_the_files_that_a_provider_needs() -> None:
-    section = (
-        (ROOT / "docs/extending.md").read_text(encoding="utf-8").split("## A cloud provider\n")[1].split("\n## ")[0]
-    )
-    needed, optional = (re.findall(r"^\| `([^`]+)`", part, re.MULTILINE) for part in section.split("If it has them"))
+    needed, optional = listed_files("A cloud provider")
     assert needed == ["remote/providers/<name>.py", "remote/providers/__init__.py"]
     registered = (ROOT / needed[1]).read_text(encoding="utf-8")
     for provider in PROVIDERS.values():

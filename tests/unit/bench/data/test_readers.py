@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bench.data.inputs import Conversation, InputError
 from bench.records import Trial
 from bench.records.training import TrainingData
 from tests.support.cases import Case, load_cases
+from tests.support.extending import listed_files
 from tests.support.paths import ROOT
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
@@ -175,8 +175,7 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
 
 
 def test_the_page_names_the_files_of_a_format_and_of_a_template() -> None:
-    section = (ROOT / "docs/extending.md").read_text(encoding="utf-8").split("## A chat template or data format\n")[1]
-    files = re.findall(r"^\| `([^`]+)` \|", section.split("## ")[0], re.MULTILINE)
+    files, _ = listed_files("A chat template or data format")
     assert files == [str(Path(module.__file__).relative_to(ROOT)) for module in (formats, masking)]
 
 
