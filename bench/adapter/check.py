@@ -26,10 +26,9 @@ from bench import torch_stack
 from bench.adapter import lora
 from bench.adapter.merge import shapes_of
 from bench.architectures import find
-from bench.data.inputs import InputError
+from bench.data.inputs import InputError, system_messages
 from bench.data.masking import encode_prompt
 from bench.data.model_folder import check_model, read_config
-from bench.data.tokenizer import load_tokenizer
 from bench.kernels.loss import token_losses
 from bench.machine import fingerprint
 from bench.qlora.step import Placement, TrainingStep, choose_placement
@@ -95,7 +94,7 @@ class Checker:
         self.lora = lora.read(adapter, shapes)
         if request.merged is not None:
             check_model(Path(request.merged))
-        self.tokenizer = load_tokenizer(model)
+        self.tokenizer = training_set.tokenizer_loader(request.trial)()
         self.material, _ = training_set.load(request.trial, lambda: self.tokenizer, cache_dir)
         self.examples = list(self.material.data.validation)
         if not self.examples:
@@ -251,17 +250,19 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> Ch
     """Answer every turn in order and log each answer at once. Raises InputError and InputRejected."""
     model, adapter = Path(request.trial.model), Path(request.adapter)
     lora.check_base(model, adapter, request.model_sha256)
-    modules, tokenizer = torch_stack.load(), load_tokenizer(model)
+    modules, tokenizer = torch_stack.load(), training_set.tokenizer_loader(request.trial)()
     step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
     generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer)
-    special_tokens = training_of(request.trial).data.special_tokens
+    data = training_of(request.trial).data
     answers: list[list[str]] = []
     unended = 0
     for turns in request.conversations:
-        messages: list[dict[str, str]] = []
+        messages = system_messages(data.system)
         for turn in turns:
             messages.append({"role": "user", "content": turn})
-            prompt = encode_prompt(tokenizer, "chat", messages, special_tokens, lambda message: log(f"[{message}]"))
+            prompt = encode_prompt(
+                tokenizer, "chat", messages, data.special_tokens, lambda message: log(f"[{message}]")
+            )
             ((text, has_ended),) = generator.answer([prompt], [request.most])
             messages.append({"role": "assistant", "content": text})
             unended += not has_ended

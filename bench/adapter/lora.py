@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from bench import torch_stack
 from bench.architectures.architecture import Architecture
 from bench.data.inputs import InputError, InputRejected
-from bench.data.model_folder import check_model
+from bench.data.model_folder import TEMPLATE_FILE, check_model
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
@@ -62,10 +62,12 @@ def check_base(model: Path, adapter: Path, model_sha256: str | None) -> None:
     """Raise InputRejected if `model` is not the base of the training, InputError if it cannot be used.
 
     The adapter's folder holds copies of the training's tokenizer and chat template, so a change of these is reported as
-    such.
+    such. The template of an unchanged model differs if the training had another one (train.chat_template).
     """
     facts = check_model(model)
     for name in TOKENIZER_FILES:
+        if name == TEMPLATE_FILE and facts.sha256 == model_sha256:
+            continue
         copies = [folder / name for folder in (adapter, model)]
         if all(path.is_file() for path in copies) and len(set(map(sha256_of, copies))) > 1:
             raise InputRejected(

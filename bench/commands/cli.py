@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from bench.commands.job_runner import JobRunner, read_order
 from bench.data import dataset, tokenizer
 from bench.data.inputs import InputError, InputRejected
-from bench.data.model_folder import check_model
+from bench.data.model_folder import check_model, check_template
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.harness.record import Request
@@ -369,6 +369,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.profile is not None:
         require_gpus_for(arguments.profile)
     model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
+    check_template(Path(arguments.model))
     check_trials(_read_trials(arguments))
     model_facts = {name: getattr(model, name) for name in ("path", "sha256", "parameters", "bytes", "files")}
     data_facts = {name: getattr(data, name) for name in ("path", "sha256", "samples")}
@@ -409,9 +410,9 @@ def _forecast(arguments: argparse.Namespace) -> int:
     if trial.training is None:
         raise TrialError(f"{source}: kind: expected {names_with('has_training')}, found {trial.kind}")
     require_gpus_for(trial.profile)
-    prediction, model = forecast(trial), Path(trial.model)
+    prediction = forecast(trial)
     start = time.monotonic()
-    examples, was_cached = training_set.load(trial, partial(tokenizer.load_tokenizer, model), arguments.cache)
+    examples, was_cached = training_set.load(trial, training_set.tokenizer_loader(trial), arguments.cache)
     seconds = time.monotonic() - start
     data = dataset.summarize(
         trial.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, seconds=seconds
@@ -429,7 +430,7 @@ def _data(arguments: argparse.Namespace) -> int:
     data_report = dataset.build_report(
         spec,
         Path(arguments.model),
-        partial(tokenizer.load_tokenizer, Path(arguments.model)),
+        partial(tokenizer.load_tokenizer, Path(arguments.model), spec.chat_template),
         row_tokens=arguments.row_tokens or spec.max_seq_len,
         cache_dir=arguments.cache,
     )

@@ -30,7 +30,7 @@ from bench.data.findings import DROPPED_KINDS, SKIPPED, DataFindings
 from bench.data.formats import shorten
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import TOKENIZE_BATCH, Example, ExampleBuilder
-from bench.data.model_folder import check_model
+from bench.data.model_folder import check_model, check_template
 from bench.data.readers import BadLines, DataFile
 from bench.data.tokenizer import use_all_cores
 from bench.records import schema
@@ -140,6 +140,7 @@ def write_examples(
         labels=spec.labels,
         too_long=spec.too_long,
         special_tokens=spec.special_tokens,
+        system=spec.system,
         on_bad_line=lambda error: bad_lines.add(error, lines=lines),
     )
     findings, writer, tokens = builder.findings, ExampleWriter(file), Counter[str]()
@@ -303,6 +304,8 @@ def load_examples(
     `tokenizer` is called only to make them, as it takes a second. Raises InputError, also if they cannot be cached.
     """
     model_sha256 = check_model(model).sha256
+    if spec.chat_template is None:
+        check_template(model)
     paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
     if cache_dir is not None:
         key = cache_key(spec, [readers.sha256_of(path) for path in paths], model_sha256)

@@ -22,11 +22,12 @@ from bench.records.schema import type_name
 
 # Formats that can run code when they are read: rejected anywhere in the folder.
 PICKLE_SUFFIXES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
+TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
     "chat_template.json",
 )
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -183,12 +184,16 @@ def _check_tokenizer(folder: Path, vocabulary: int) -> None:
             f"{path}: contains token {max(ids)}, but config.json's vocab_size is {vocabulary}",
             remedy="restore the tokenizer of this model",
         )
+
+
+def check_template(folder: Path) -> None:
+    """Raise InputError for a checked folder without a chat template."""
     settings = _read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    files = ("chat_template.jinja", "chat_template.json")
+    files = (TEMPLATE_FILE, "chat_template.json")
     if not settings.get("chat_template") and not any((folder / name).is_file() for name in files):
         raise InputError(
-            f"{folder}: no chat template (tokenizer_config.json: chat_template, or chat_template.jinja)",
-            remedy="use the instruction-tuned model, or add its template",
+            f"{folder}: no chat template (tokenizer_config.json: chat_template, or {TEMPLATE_FILE})",
+            remedy="use the instruction-tuned model, or set train.chat_template for a training",
         )
 
 

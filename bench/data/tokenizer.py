@@ -29,18 +29,48 @@ THOUGHT_TOKENS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 # Unicode's private plane 16: a first character for each control token, own or typed, then FILL up to its length.
 OWN, TYPED, FILL, LAST = 0x100000, 0x108000, "\U0010fffd", "\U0010ffff"
 MAX_CONTROL_TOKENS = 0x7000
+CONTROL_TOKEN = re.compile(r"<\|[^|<>{}'\"\s]+\|>")
 PROBE_MESSAGES = ({"role": "user", "content": "a?"}, {"role": "assistant", "content": "A."})
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer.json of a checked folder with its settings and chat template. Raises InputError."""
+def load_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
+    """Load the tokenizer.json of a checked folder with its settings, and its chat template or another one's text.
+
+    Raises InputError.
+    """
     set_environment()
     from transformers import PreTrainedTokenizerFast
 
     try:
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: its tokenizer cannot be loaded: {' '.join(str(error).split())}") from error
+    if chat_template is not None:
+        _check_template(tokenizer, chat_template)
+        tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def _check_template(tokenizer: Any, text: str) -> None:
+    """Check the syntax of train.chat_template, and that its control tokens are the model's. Raises InputError."""
+    utilities = importlib.import_module("transformers.utils.chat_template_utils")
+    try:
+        utilities._compile_jinja_template(text)
+    except Exception as error:  # of jinja, or of its extensions
+        line = getattr(error, "lineno", None)
+        place = "" if line is None else f"line {line}: "
+        raise InputError(
+            f"train.chat_template: {place}not a Jinja template: {' '.join(str(error).split())}",
+            remedy="correct the file",
+        ) from error
+    known = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    unknown = sorted(set(CONTROL_TOKEN.findall(text)) - known)
+    if unknown:
+        raise InputError(
+            f"train.chat_template: writes {', '.join(unknown[:5])}, which the model's tokenizer does not have; new "
+            "tokens are not trained",
+            remedy="use a template with the model's own control tokens, or a model that has these",
+        )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from bench.architectures import Feature, find
 from bench.architectures.architecture import UnknownLayer
 from bench.data.inputs import Conversation, DataFacts, InputError, Inputs, ModelFacts
-from bench.data.model_folder import check_model, read_config
+from bench.data.model_folder import check_model, check_template, read_config
 from bench.data.readers import read_data
 from bench.records import Trial
 from bench.records.trial import FAST_ONLY_FIELDS
@@ -60,6 +60,8 @@ def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: Ca
 def check_trial_model(trial: Trial, load_model: Callable[[Path], ModelFacts] = check_model) -> ModelFacts:
     """Check the trial's model, its positions and its layers. Raises InputError."""
     model = load_model(Path(trial.model))
+    if trial.training is None or trial.training.data.chat_template is None:
+        check_template(Path(trial.model))
     if trial.max_seq_len > model.max_position_embeddings:
         raise InputError(
             f"max_seq_len: {trial.max_seq_len} is more than the {model.max_position_embeddings} positions of "

@@ -44,6 +44,7 @@ class TrainingData:
     `weights`: repetitions of each file's lines per epoch, one per file. `validation_share` of the lines is held out,
     selected by each line's digest, unless `validation_file` names a separate file. `labels` and `too_long` are
     explained in `bench.data.masking`, `bad_lines` in `bench.data.readers`, `special_tokens` in `bench.data.tokenizer`.
+    `chat_template` is a template's text, read from the setting's file.
     """
 
     files: list[str]
@@ -86,6 +87,14 @@ class TrainingData:
         stored_default="keep",
         choices=SPECIAL_TOKENS,
     )
+    system: str | None = setting(
+        None, "system prompt of conversations and sample prompts that have none; null: none", expected="text"
+    )
+    chat_template: str | None = setting(
+        None,
+        "local file with a chat template that replaces the model's, also in the adapter; null: the model's",
+        expected="a file's path",
+    )
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
@@ -99,6 +108,8 @@ class TrainingData:
                 raise FieldError("weights", f"expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
         if len(set(self.columns.values())) < len(self.columns):
             raise FieldError("columns", "expected each of the file's columns once")
+        for name in ("system", "chat_template"):
+            expect(getattr(self, name) is None or bool(getattr(self, name).strip()), name, "a text that is not empty")
         if self.validation_file is not None and self.validation_share:
             raise FieldError("validation_share", "validation_file is set too", remedy="set only one of them")
 
@@ -425,6 +436,7 @@ class TrainingRecord(Checksummed):
     fingerprint: dict[str, Any] = field(default_factory=dict)
     reason_code: ReasonCode | None = None
     remedy: str | None = None
+    chat_template_sha256: str | None = None
     score: TrainingScore | None = None
     time: TrainingTime | None = None
 

@@ -178,6 +178,9 @@ class Trial:
             for name in ("input_digests", "revision"):
                 if not getattr(self.training, name):
                     del document["training"][name]
+            for name in ("system", "chat_template"):
+                if getattr(self.training.data, name) is None:
+                    del document["training"]["data"][name]
         return document
 
     @classmethod

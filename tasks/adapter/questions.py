@@ -70,11 +70,13 @@ def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> I
     """Send all prompts with a recorded answer to the server. Raises UsageError without any."""
     training = trained.trial.training
     max_tokens = MAX_TOKENS if training is None else training.answer_tokens
+    text = None if training is None else training.data.system
+    system = [] if text is None else [{"role": "system", "content": text}]
     count = 0
     for sample in trained.record.answers:
         if sample.after:
             count += 1
-            reply = server.chat(model, [{"role": "user", "content": sample.prompt}], max_tokens)
+            reply = server.chat(model, [*system, {"role": "user", "content": sample.prompt}], max_tokens)
             yield CheckedPrompt(kind="chat", prompt=sample.prompt, recorded=sample.after, reply=reply)
     checked = trained.read_check()
     if checked is not None:

@@ -91,7 +91,7 @@ def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepte
         size = len(order_json.encode())
         raise UsageError(
             f"train.sample_prompts: the order of the Job has {size} bytes, more than {MAX_ORDER_BYTES}",
-            remedy="use fewer",
+            remedy="use fewer, or a shorter train.chat_template",
         )
     metrics_setting = next(iter(metrics_environment(settings).values()), None)  # it is equal for all pods
     metrics = {} if metrics_setting is None else {"metrics": metrics_setting}

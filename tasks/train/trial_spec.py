@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bench.records import Trial, TrialError
+from bench.records.atomic_files import read_regular
 from bench.records.training import Training, TrainingData
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, FieldError, settings_of
 from bench.records.workloads import FINETUNE
@@ -16,6 +18,7 @@ from tasks.settings.load import Settings
 from tasks.settings.schema import TRAIN_RECORDS
 
 TRIAL_ID = "train"
+MAX_TEMPLATE_BYTES = 64 << 10  # the longest of the published templates has 20 KB
 LORA_TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}
 # The setting in the section train of each field of a record.
 SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, setting in settings_of(record).items()} | {
@@ -37,6 +40,8 @@ def training_data(settings: Settings) -> TrainingData:
     declared = declared_values(TrainingData, train)
     if train.validation_file is not None:
         declared["validation_share"] = 0.0
+    if train.chat_template is not None:
+        declared["chat_template"] = _read_template(train.chat_template)
     with setting_errors():
         return TrainingData(
             files=files,
@@ -44,6 +49,17 @@ def training_data(settings: Settings) -> TrainingData:
             max_seq_len=train.max_seq_len,
             **declared,
         )
+
+
+def _read_template(path: str) -> str:
+    """Read a chat template. Raises UsageError."""
+    try:
+        return read_regular(Path(path).expanduser(), max_bytes=MAX_TEMPLATE_BYTES).decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"train.chat_template: {path}: {reason}", remedy="name a regular file of this machine with a Jinja template"
+        ) from error
 
 
 def worker_count(settings: Settings, flag: int | None) -> int:

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from bench.data.inputs import InputError
+from bench.data.model_folder import TEMPLATE_FILE
 from bench.records import schema
 from bench.records.atomic_files import sync_folder
 from bench.records.paths import ADAPTER_FOLDER
@@ -294,8 +295,13 @@ def load_checkpoint(folder: Path, weights: Weights) -> dict[str, Any] | None:
         raise InputError(f"{folder}: does not fit this model: {' '.join(str(error).split())}") from error
 
 
-def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) -> dict[str, int]:
-    """Write `out`/adapter atomically, for plain peft, with the tokenizer; return sizes by name. Raises OSError."""
+def write_adapter(
+    out: Path, adapter: dict[str, Any], config: str, model: Path, chat_template: str | None = None
+) -> dict[str, int]:
+    """Write `out`/adapter atomically, for plain peft, with the tokenizer and the training's chat template.
+
+    Returns sizes by name. Raises OSError.
+    """
     part, folder = out / f".{ADAPTER_FOLDER}.part", out / ADAPTER_FOLDER
     for old in (part, folder):
         shutil.rmtree(old, ignore_errors=True)
@@ -306,6 +312,8 @@ def write_adapter(out: Path, adapter: dict[str, Any], config: str, model: Path) 
     for name in TOKENIZER_FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, part / name)
+    if chat_template is not None:
+        (part / TEMPLATE_FILE).write_text(chat_template, encoding="utf-8")
     for path in part.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

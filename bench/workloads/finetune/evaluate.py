@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from bench.data.inputs import system_messages
 from bench.data.masking import encode_prompt
 from bench.kernels.loss import CHUNK_TOKENS, IGNORED, token_losses
 from bench.qlora.step import TrainingStep
 from bench.records import student
-from bench.records.training import Evaluation
+from bench.records.training import Evaluation, TrainingData
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet
 from bench.workloads.ranks.process import RankGroup
 
@@ -97,15 +98,19 @@ def ratio(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float | 
 
 
 def encode_prompts(
-    tokenizer: Any, prompts: Sequence[str], special_tokens: str, log: Callable[[str], object]
+    tokenizer: Any, prompts: Sequence[str], data: TrainingData, log: Callable[[str], object]
 ) -> list[list[int]]:
-    """Tokenize each text of train.sample_prompts as a conversation's user turn.
+    """Tokenize each text of train.sample_prompts as a conversation's user turn, after train.system if it is set.
 
     Raises InputError for one that the chat template cannot render.
     """
     return [
         encode_prompt(
-            tokenizer, f"train.sample_prompts: text {n}", [{"role": "user", "content": text}], special_tokens, log
+            tokenizer,
+            f"train.sample_prompts: text {n}",
+            [*system_messages(data.system), {"role": "user", "content": text}],
+            data.special_tokens,
+            log,
         )
         for n, text in enumerate(prompts, 1)
     ]

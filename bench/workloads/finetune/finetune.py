@@ -8,17 +8,16 @@ On several machines, the first one does this; the others only run their share of
 """
 
 import dataclasses
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.data import dataset
 from bench.data.inputs import InputError, Inputs
-from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record, Request, StepsFile, peak_rss_bytes
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial, schema
@@ -194,6 +193,7 @@ class TrainingLog:
             adapter_step=adapter.get("step"),
             adapter_sha256=adapter.get("sha256"),
             adapter_files=adapter.get("files", {}),
+            chat_template_sha256=_template_digest(record.trial),
             communication_predicted_percent=reported.get("communication_predicted_percent"),
             communication_measured_percent=reported.get("communication_measured_percent"),
             peak_vram_bytes=record.peak_vram_bytes,
@@ -203,6 +203,12 @@ class TrainingLog:
             score=schema.from_json(TrainingScore, reported["score"]) if "score" in reported else None,
             time=schema.from_json(TrainingTime, reported["time"]) if "time" in reported else None,
         ).write(record.request.out)
+
+
+def _template_digest(trial: Trial) -> str | None:
+    """Return the sha256 of train.chat_template; None for the model's own template."""
+    template = training_set.training_of(trial).data.chat_template
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
 
 
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
@@ -252,7 +258,7 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
     def prepare() -> Mapping[str, str]:
         model, _, _ = check_inputs(trial)
         folder = _checkpoint_folder(request)
-        data, _ = training_set.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
+        data, _ = training_set.load(trial, training_set.tokenizer_loader(trial), folder / EXAMPLES_FOLDER)
         return {SPEC_FILE: _rank_spec(request, folder, model.sha256, data.sha256).to_text()}
 
     return _make_launcher(trial, stops, nodes).follow(prepare)
@@ -293,7 +299,7 @@ def _checkpoint_folder(request: Request) -> Path:
 
 def _load_training_set(trial: Trial, folder: Path, record: Record) -> tuple[training_set.TrainingSet, DataReport]:
     start = time.monotonic()
-    data, was_cached = training_set.load(trial, partial(load_tokenizer, Path(trial.model)), folder / EXAMPLES_FOLDER)
+    data, was_cached = training_set.load(trial, training_set.tokenizer_loader(trial), folder / EXAMPLES_FOLDER)
     report = dataset.summarize(
         training_set.training_of(trial).data,
         data.data,

@@ -16,7 +16,6 @@ from bench import torch_stack
 from bench.data import trial_inputs
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
-from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import peak_rss_bytes
 from bench.records import schema
 from bench.records.atomic_files import sha256_of
@@ -64,7 +63,7 @@ class FinetuneRank(RankProcess):
             self.select_device()
             self.group = self._connect()
         with self.phase("data"):
-            tokenizer = load_tokenizer(Path(trial.model))
+            tokenizer = training_set.tokenizer_loader(trial)()
             data, _ = training_set.load(trial, lambda: tokenizer, Path(self.spec.examples))
             self._check_same_inputs(data.sha256)
         with self.phase("load"):
@@ -159,7 +158,9 @@ class FinetuneRank(RankProcess):
             self.heartbeat.update("answer")
             out = Path(self.spec.out)
             try:
-                files = self.trainer_module.write_adapter(out, adapter, trainer.weights.config, Path(self.trial.model))
+                files = self.trainer_module.write_adapter(
+                    out, adapter, trainer.weights.config, Path(self.trial.model), trainer.training.data.chat_template
+                )
                 digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
             except OSError as error:  # an input error, so that a retry resumes from the last checkpoint
                 raise InputError(

@@ -337,7 +337,7 @@ class Trainer:
         self.group.barrier()
 
     def _generate_answers(self, log: Callable[[str], object]) -> list[GeneratedAnswer]:
-        prompts = evaluate.encode_prompts(self.tokenizer, self.training.prompts, self.training.data.special_tokens, log)
+        prompts = evaluate.encode_prompts(self.tokenizer, self.training.prompts, self.training.data, log)
         return self._make_generator().answer(prompts, [self.training.answer_tokens] * len(prompts))
 
     def _make_generator(

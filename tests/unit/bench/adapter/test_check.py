@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import shutil
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from bench.adapter import check, merge
+from bench.adapter import check, lora, merge
 from bench.data.inputs import InputError, InputRejected
 from bench.data.masking import Example
+from bench.data.model_folder import check_model
 from bench.workloads.finetune import answers
 from bench.workloads.finetune.checkpoint_manager import adapter_config
 
@@ -82,6 +84,20 @@ def test_without_held_out_data_nothing_can_be_compared(lab, adapter):
     trial = dataclasses.replace(trial, training=dataclasses.replace(trial.training, data=data))
     with pytest.raises(InputError, match=r"train\.validation_fraction"):
         check.Checker(check.CheckRequest(trial=trial, adapter=str(adapter)), lambda _: None, None)
+
+
+def test_an_adapter_with_a_template_of_the_training_fits_its_base(inputs, adapter, tmp_path):
+    own = tmp_path / "adapter"
+    shutil.copytree(adapter, own)
+    model = tmp_path / "model"
+    shutil.copytree(inputs[0], model)
+    for folder, text in ((model, "{{ messages }}"), (own, "own")):
+        (folder / "chat_template.jinja").write_text(text)
+    digest = check_model(model).sha256
+    lora.check_base(model, own, digest)
+    for other in (None, "0" * 64):
+        with pytest.raises(InputRejected, match=r"chat_template\.jinja: changed"):
+            lora.check_base(model, own, other)
 
 
 def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, adapter, monkeypatch):

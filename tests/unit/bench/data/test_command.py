@@ -20,7 +20,7 @@ def run_data_command(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_of: Callable[..., Any]
 ) -> Callable[..., int]:
     """Function that runs `python -m bench data` on a file of 30 lines; `document` replaces parts of the settings."""
-    monkeypatch.setattr(tokenizer, "load_tokenizer", lambda _: tokenizer_of("chatml"))
+    monkeypatch.setattr(tokenizer, "load_tokenizer", lambda *_: tokenizer_of("chatml"))
     lines = [json.dumps({"prompt": f"{number}?", "completion": "yes"}) for number in range(30)]
     (tmp_path / "d.jsonl").write_text("\n".join(lines))
 

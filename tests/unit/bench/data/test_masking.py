@@ -93,6 +93,13 @@ def test_answers_of_the_prompt_and_excluded_turns_are_no_targets(tokenizer_of: C
         list(ExampleBuilder(tokenizer, max_seq_len=4096, labels="all").build([source]))
 
 
+def test_a_system_text_for_all_lines_precedes_those_without_one(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of("chatml")
+    own = build(tokenizer, WITH_SYSTEM)[0]
+    assert build(tokenizer, TWO, system="be good")[0] == own
+    assert build(tokenizer, WITH_SYSTEM, system="be bad")[0] == own
+
+
 def test_an_answer_without_a_question_is_rejected_by_its_turn(tokenizer_of: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match=r"line 1: turn 1: .*; remove the turn"):
         build(tokenizer_of("chatml"), TWO[1:])

@@ -49,6 +49,20 @@ def test_a_server_that_answers_as_recorded_passes(answered: TrainedAdapter, caps
     assert "3 of 3" in line
 
 
+def test_a_server_gets_the_system_prompt_of_the_training(answered: TrainedAdapter) -> None:
+    training = answered.trial.training
+    assert training is not None
+    data = dataclasses.replace(training.data, system="s")
+    trial = dataclasses.replace(answered.trial, training=dataclasses.replace(training, data=data))
+    planned = dataclasses.replace(answered.run.planned[0], trial=trial)
+    trained = dataclasses.replace(answered, run=dataclasses.replace(answered.run, planned=(planned,)))
+    with FakeOpenAI(RECORDED) as server:
+        questions.with_server(
+            Settings(), server.url, None, None, lambda client, name: list(questions.query_server(trained, client, name))
+        )
+    assert server.requests[0]["messages"][0] == {"role": "system", "content": "s"}
+
+
 def test_an_answer_that_parts_late_is_alike_and_another_model_fails(
     answered: TrainedAdapter, capsys: pytest.CaptureFixture[str]
 ) -> None:

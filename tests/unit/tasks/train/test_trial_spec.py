@@ -139,6 +139,23 @@ def test_the_error_for_an_invalid_setting_names_it(train: dict[str, Any], messag
         trial_spec.make_trial(settings(**train), None, workers=1, max_hours=None)
 
 
+def test_a_chat_template_is_read_from_its_file(settings: MakeSettings, tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ messages }}")
+    trial = trial_spec.make_trial(settings(chat_template=str(path), system="s"), None, workers=1, max_hours=None)
+    assert trial.training is not None
+    assert (trial.training.data.chat_template, trial.training.data.system) == ("{{ messages }}", "s")
+    assert "chat_template" not in trial_spec.make_trial(settings(), None, workers=1, max_hours=None).to_json()[
+        "training"
+    ]["data"]
+    for content in (b" \n", b"\xff", b"x" * (trial_spec.MAX_TEMPLATE_BYTES + 1)):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=r"^train\.chat_template: "):
+            trial_spec.training_data(settings(chat_template=str(path)))
+    with pytest.raises(UsageError, match=r"^train\.chat_template: .*No such file"):
+        trial_spec.training_data(settings(chat_template=str(tmp_path / "none")))
+
+
 def test_the_smaller_of_hours_and_budget_is_the_limit(settings: MakeSettings) -> None:
     both, hours = {"max_hours": 5.0, "budget_usd": 12.0}, forecast.limit_hours
     assert hours(settings(**both).train, 2.0, 4) == (1.5, "train.budget_usd")

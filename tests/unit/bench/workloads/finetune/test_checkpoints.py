@@ -11,6 +11,7 @@ import torch
 
 from bench.data import model_folder
 from bench.data.inputs import InputError, InputRejected
+from bench.data.tokenizer import load_tokenizer
 from bench.records import schema
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Manifest, State
@@ -217,6 +218,14 @@ def test_an_adapter_includes_all_tokenizer_files_of_the_model(tmp_path: Path):
     for name in model_folder.TOKENIZER_FILES:
         (model / name).write_text("{}")
     assert set(model_folder.TOKENIZER_FILES) <= checkpoint_manager.write_adapter(tmp_path, {}, "{}", model).keys()
+
+
+def test_the_trainings_own_template_is_the_adapters(modules, tmp_path: Path):
+    model = tiny_training.make_folder(modules, tmp_path / "models" / "tiny--tiny")
+    files = checkpoint_manager.write_adapter(tmp_path, {}, "{}", model, "{{ messages[0].content }}")
+    assert files[model_folder.TEMPLATE_FILE] == len("{{ messages[0].content }}")
+    assert load_tokenizer(tmp_path / "adapter").chat_template == "{{ messages[0].content }}"
+    assert load_tokenizer(model).chat_template != "{{ messages[0].content }}"
 
 
 def test_a_write_that_fails_raises_os_error(tmp_path: Path):
