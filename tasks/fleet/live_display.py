@@ -192,6 +192,9 @@ class FleetView(View):
                 return self._event_line(row, f"waiting: {event.reason or 'another run'}", "yellow", event)
             case EventType.WORKER_DIAGNOSED:
                 return self._event_line(row, f"still waiting: {event.reason or 'no answer'}", "yellow", event)
+            case EventType.WORKER_FAULTY:
+                row.phase = "GPU fault"
+                return self._event_line(row, f"GPU fault: {event.reason}", "red", event)
             case EventType.WORKER_BACK:
                 previous_phase, row.phase = row.phase, "idle"
                 return (

@@ -18,6 +18,7 @@ from bench.data.inputs import InputError
 from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
+from bench.records.result import FAULTY_RANK
 from bench.records.status import ReasonCode
 from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList, input_error_code
 from bench.workloads.ranks.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, RankStopped, Torchrun
@@ -185,6 +186,8 @@ def _send_stop(link: LeaderLink, ranks: range, stopped: Stopped, *, has_ended_st
 def log_failure(record: Record, ranks: Torchrun, error: Exception) -> None:
     """Log the failure and every rank's last lines in the record."""
     record.log(str(error))
+    if isinstance(error, RankFailed) and error.reason_code is not None and error.reason_code.is_worker_faulty:
+        record.fingerprint[FAULTY_RANK] = error.rank
     if isinstance(error, RankOutOfMemory):
         record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
     for rank in range(record.trial.world_size):

@@ -42,12 +42,14 @@ LOG_LINES = 8
 class RankFailed(RuntimeError):
     """Error for a rank that died or hangs; the message begins with the rank.
 
-    `reason_code` and `remedy` are those of the rank's own error, if it has reported one.
+    `reason_code` and `remedy` are those of the rank's own error, and `rank` its number, if it has reported one.
     """
 
-    def __init__(self, message: str, reason_code: ReasonCode | None = None, remedy: str | None = None) -> None:
+    def __init__(
+        self, message: str, reason_code: ReasonCode | None = None, remedy: str | None = None, rank: int = 0
+    ) -> None:
         super().__init__(message)
-        self.reason_code, self.remedy = reason_code, remedy
+        self.reason_code, self.remedy, self.rank = reason_code, remedy, rank
 
 
 class RankKilled(RankFailed):
@@ -266,7 +268,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             return RankOutOfMemory(message, report.get("vram_bytes"), report.get("rss_bytes"))
         if code.status is TrialStatus.LOST and not code.is_worker_faulty:
             return RanksDisconnected(message)
-        return RankFailed(message, code, report.get("remedy"))
+        return RankFailed(message, code, report.get("remedy"), int(report["rank"]))
 
     def local_failures(self) -> dict[str, Any]:
         """Return torchrun's report of failed ranks on this machine; empty if none failed."""

@@ -106,7 +106,7 @@ def test_only_transient_failures_are_retried(
 def test_a_trial_of_a_faulty_gpu_is_retried_on_another_one(local: LocalFleet, is_moved: bool) -> None:
     local.plan("faulty-once", "fine 1", "fine 2", "fine 3")
     moved: list[str] = []
-    local.fleet(local.hosts(2), move_worker=lambda name: bool(moved.append(name)) or is_moved).run()
+    local.fleet(local.hosts(2), move_worker=lambda name, _: (moved.append(name) or is_moved, "")).run()
     assert set(local.statuses().values()) == {"SUCCEEDED"}
     first, second = (line.split()[-1] for line in local.bench_log_lines("started faulty-once"))
     assert moved == [first]
