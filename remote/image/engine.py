@@ -32,7 +32,7 @@ from remote.providers import registry_provider
 LOGIN_FOLDER_PREFIX = "qlora-fleet-login-"
 _TIMEOUT_SEC, _LOGIN_TIMEOUT_SEC = 60.0, 120.0
 _MIN_BUILDKIT_VERSION = (18, 9)
-_EXIT_NOT_STARTED = 125  # of `docker run`
+_EXIT_NOT_STARTED = 125  # `docker run` could not start the container
 _CHECK_FLAGS = (
     *("--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
     *("--tmpfs=/tmp:rw,mode=1777", "--tmpfs=/workspace:rw,mode=1777"),
@@ -150,8 +150,8 @@ def layers(host: Host, client: Client, reference: str) -> list[ImageLayer]:
     if completed.exit_code != 0:
         raise to_engine_error(host, client, command, completed)
     lines = reversed(completed.stdout.splitlines())
-    found = [parse_json(host, line, f"the output of {command.argv[0]}", _to_layer) for line in lines]
-    return [layer for layer in found if layer.size > 0]
+    history = [parse_json(host, line, f"the output of {command.argv[0]}", _to_layer) for line in lines]
+    return [layer for layer in history if layer.size > 0]
 
 
 def _to_layer(entry: Any) -> ImageLayer:

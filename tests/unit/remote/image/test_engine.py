@@ -76,8 +76,8 @@ def test_layers_are_listed_oldest_first_by_kind() -> None:
     steps = {"COPY bench /opt # buildkit": 3, "ENV A=b": 0, "COPY /layers/1 /": 2, "ADD model[s]/00 /models": 9, "": 5}
     history = "\n".join(json.dumps({"CreatedBy": step, "Size": str(size)}) for step, size in steps.items())
     host: Any = ScriptedHost(Completed(exit_code=0, stdout=history.encode()))
-    found = [(layer.step, layer.kind, layer.size) for layer in layers(host, Client(), "image")]
-    assert found == [
+    steps_found = [(layer.step, layer.kind, layer.size) for layer in layers(host, Client(), "image")]
+    assert steps_found == [
         ("(imported)", "system", 5),
         ("ADD model[s]/00 /models", "weights", 9),
         ("COPY /layers/1 /", "stack", 2),
