@@ -403,7 +403,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 def _forecast(arguments: argparse.Namespace) -> int:
     from bench.predict.throughput import forecast
-    from bench.workloads.finetune import training_set
+    from bench.workloads.finetune.derived import derive
 
     source = str(arguments.trial)
     (trial,) = read_trials(_read_text(arguments.trial), source)
@@ -412,14 +412,15 @@ def _forecast(arguments: argparse.Namespace) -> int:
     require_gpus_for(trial.profile)
     prediction = forecast(trial)
     start = time.monotonic()
-    examples, was_cached = training_set.load(trial, training_set.tokenizer_loader(trial), arguments.cache)
+    examples, derived, was_cached = derive(trial, arguments.cache)
     seconds = time.monotonic() - start
     data = dataset.summarize(
-        trial.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, seconds=seconds
+        examples.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, seconds=seconds
     )
     data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
-    return _print_json(schema.to_json(dataclasses.replace(prediction, data=data, steps=examples.steps())))
+    prediction = dataclasses.replace(prediction, data=data, steps=examples.steps(), derived=derived)
+    return _print_json(schema.to_json(prediction))
 
 
 def _data(arguments: argparse.Namespace) -> int:

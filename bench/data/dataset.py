@@ -297,11 +297,17 @@ class Index:
 
 
 def load_examples(
-    spec: TrainingData, model: Path, tokenizer: Callable[[], Any], cache_dir: Path | None
+    spec: TrainingData,
+    model: Path,
+    tokenizer: Callable[[], Any],
+    cache_dir: Path | None,
+    *,
+    files: tuple[list[DataFile], DataFile | None] | None = None,
 ) -> tuple[Dataset, bool]:
     """Load the examples from the cache or make them; return (examples, was_cached).
 
-    `tokenizer` is called only to make them, as it takes a second. Raises InputError, also if they cannot be cached.
+    `tokenizer` is called only to make them, as it takes a second. `files` are those of `spec`, if they were read
+    already. Raises InputError, also if they cannot be cached.
     """
     model_sha256 = check_model(model).sha256
     if spec.chat_template is None:
@@ -311,13 +317,13 @@ def load_examples(
         key = cache_key(spec, [readers.sha256_of(path) for path in paths], model_sha256)
         if (cached := load_cached(cache_dir, key)) is not None:
             return cached, True
-    files, held_out = read(spec)
-    all_files = [*files, held_out] if held_out is not None else files
+    data_files, held_out = files or read(spec)
+    all_files = [*data_files, held_out] if held_out is not None else data_files
     try:
         if cache_dir is None:
-            return build(spec, files, held_out, tokenizer()), False
+            return build(spec, data_files, held_out, tokenizer()), False
         key = cache_key(spec, [file.sha256 for file in all_files], model_sha256)
-        return save_cached(cache_dir, key, partial(write_examples, spec, files, held_out, tokenizer())), False
+        return save_cached(cache_dir, key, partial(write_examples, spec, data_files, held_out, tokenizer())), False
     except OSError as error:
         raise InputError(
             f"{cache_dir or 'examples'}: cannot be cached: {error.strerror}", remedy="free some space there"

@@ -109,6 +109,15 @@ class StoredExamples(Sequence[Example]):
             targets=content[size:],
         )
 
+    def select(self, indices: Iterable[int]) -> "StoredExamples":
+        """Return some of these examples."""
+        part = _Columns()
+        for index in indices:
+            for name, column in vars(self._columns).items():
+                size = DIGEST_BYTES if name == "digests" else 1
+                getattr(part, name).extend(column[index * size : (index + 1) * size])
+        return StoredExamples(self.file, part, self.sources)
+
 
 class ExampleWriter:
     """Writer of examples to a file opened for writing and reading."""

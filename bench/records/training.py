@@ -51,10 +51,11 @@ class TrainingData:
     weights: list[float]
     max_seq_len: int = checked(ge=2)
     validation_share: float = setting(
-        0.02,
-        "fraction of the lines to hold out, 0 to 0.5, chosen by each line's digest",
+        None,
+        "fraction of the lines to hold out, 0 to 0.5, chosen by each line's digest; null: from the data",
         name="validation_fraction",
         stored_default=0.0,
+        usual=0.02,
         ge=0,
         le=0.5,
     )
@@ -75,7 +76,7 @@ class TrainingData:
         "lines that cannot be used: refuse the file and list them, or skip at most 1 % of the lines",
         choices=BAD_LINES,
     )
-    columns: dict[str, str] = setting(
+    columns: dict[str, str] = setting(  # noqa: RUF009 - a field with a factory
         {},
         "names of the data's columns, e.g. {prompt: question, completion: answer}; empty: the known names",
         expected="a mapping of our name to the file's, each file's once",
@@ -221,18 +222,32 @@ class Training:
 
     `input_digests`: the planned sha256 of the model and of each data file, by path; an attempt with other inputs is
     rejected. Empty if no worker has read them. `revision`: how often the plan was changed by the operator.
+
+    `derive`: fields of DerivedSettings whose values a worker is to derive from the data. Empty in a plan.
     """
 
     data: TrainingData
     rows_per_step: int = setting(
-        4, "packed rows per optimizer step over all workers, 1 to 65536", stored_default=REQUIRED, ge=1, le=65_536
+        None,
+        "packed rows per optimizer step over all workers, 1 to 65536; null: from the data",
+        stored_default=REQUIRED,
+        usual=4,
+        ge=1,
+        le=65_536,
     )
     epochs: float = setting(1.0, "passes over the data, above 0, at most 1000", gt=0, le=1000)
     max_steps: int | None = setting(None, "stop after this many steps; null: no limit", ge=1, le=10_000_000)
     schedule: str = setting(
         "cosine", "learning rate after warm-up: constant, linear decay to 0, or cosine decay to 0", choices=SCHEDULES
     )
-    warmup_share: float = setting(0.03, "fraction of the steps for learning rate warm-up, 0 to 0.9", ge=0, le=0.9)
+    warmup_share: float = setting(
+        None,
+        "fraction of the steps for learning rate warm-up, 0 to 0.9; null: from the data",
+        stored_default=0.03,
+        usual=0.03,
+        ge=0,
+        le=0.9,
+    )
     weight_decay: float = setting(0.0, "weight decay of AdamW, 0 to 1", ge=0, le=1)
     max_gradient_norm: float = setting(1.0, "gradient clipping: maximum norm, above 0", gt=0, le=1_000_000)
     rank_stabilized: bool = setting(False, "true: scale adapters by alpha / sqrt(rank) (rsLoRA)", fixed=RESCALED)
@@ -285,6 +300,7 @@ class Training:
     may_differ: tuple[str, ...] = ()
     input_digests: dict[str, str] = field(default_factory=dict)
     revision: int = checked(0, ge=0, le=1_000_000)
+    derive: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
@@ -299,6 +315,15 @@ class Training:
         for name, declared in settings_of(type(self)).items():
             is_allowed = declared.fixed is None or f"training.{name}" not in self.may_differ
             expect(is_allowed, "may_differ", f"no training.{name}: {declared.fixed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DerivedSettings:
+    """Values that a worker derived from the data, for settings that the user left open; None for the others."""
+
+    validation_share: float | None = None
+    rows_per_step: int | None = None
+    warmup_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +344,7 @@ class Forecast:
     data: DataReport | None = None
     recipe: str | None = None  # None from a worker of an older version, as are steps
     steps: int | None = None
+    derived: DerivedSettings = field(default_factory=DerivedSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,8 @@ class Setting:
 
     `default` is the user's default. A value is one of `choices`, or at least `ge` or above `gt`, and at most `le`.
     `help` is the comment in invoke.yaml. `expected` describes the values in an error; empty: their type. `fixed` is the
-    reason why a resumed training cannot change it.
+    reason why a resumed training cannot change it. `usual` is the value of a record where the user has set none and it
+    is not derived from the data.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     expected: str = ""
     fixed: str | None = None
+    usual: float | None = None
 
     def problem(self, value: object) -> str | None:
         """Return what was expected instead of a value of the right type; None if the value is valid."""

@@ -187,6 +187,7 @@ def declared_fields(records: Iterable[type]) -> dict[str, Any]:
         annotations = typing.get_type_hints(record)
         for name, declared in settings_of(record).items():
             plain, is_nullable = value_type(annotations[name])
+            is_nullable |= declared.usual is not None
             value_annotation = Literal[declared.choices] if declared.choices else SETTING_TYPES.get(plain, plain)
             bounds = {rule: getattr(declared, rule) for rule in ("ge", "gt", "le")}
             info = Field(default=declared.default, description=declared.expected or None, **bounds)

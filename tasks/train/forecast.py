@@ -184,6 +184,7 @@ def run_inputs(trial: Trial, probe: ProbeResult, predicted: TrainingForecast) ->
         "files": {file.path: file.sha256 for file in probe.data.files},
         "device": probe.device,
         "foreseen": predicted.record(),
+        "derived": {name: value for name, value in vars(probe.forecast.derived).items() if value is not None},
     }
 
 

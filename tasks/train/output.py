@@ -14,32 +14,34 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import Trial
-from bench.records.training import ConversationPreview, DataReport
+from bench.records.training import ConversationPreview, DataReport, Training
 from bench.records.units import format_gib
 from reports.formatting import count, estimate
 from reports.summary.cost import Amount
 from reports.training import data_page
 from tasks.cli.terminal import plain_table, ruled_table
 from tasks.errors import escape_controls
-from tasks.settings.load import Settings
+from tasks.train import trial_spec
 from tasks.train.forecast import ProbeResult, TrainingForecast
 
 TARGET_STYLE, OTHER_STYLE = "bold green", "dim"
 TARGET_MARKS = ("[[", "]]")
 MIN_STEPS = 30
 MIN_HELD_OUT = 20
-MAX_LEFT_OUT_PERCENT = 5
+MAX_LOST_PERCENT = 5  # of rows or tokens, and of repeated lines
+MAX_SOURCE_PERCENT = 90  # of the tokens, from one of several files
+LENGTH_STEP = 64  # a proposed length is a multiple of it
 MAX_HELD_OUT_SHARE = 0.5  # the largest train.validation_fraction
 HIGH_COMMUNICATION_PERCENT = 5  # share of a step above which settings that reduce it are suggested
 BAR_WIDTH = 40  # characters
 MAX_EXAMPLE_CHARS = 1200
 
 
-def show_report(out: Console, report: DataReport, settings: Settings, predicted: TrainingForecast) -> None:
+def show_report(out: Console, probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> None:
     """Print the data report and the forecast."""
-    warnings = small_data_warnings(report, settings, predicted.steps).values()
-    for line in (*data_lines(report, settings), *headline(predicted), *warnings):
-        out.print(Text(line))
+    report = probe.data
+    for line in (*data_lines(report, training_of(trial)), *summary_lines(probe, trial, predicted)):
+        out.print(Text(escape_controls(line)))
     out.print(_files(report))
     out.print(_lengths(report))
     if report.findings:
@@ -50,12 +52,12 @@ def show_report(out: Console, report: DataReport, settings: Settings, predicted:
         out.print(_example(number, example))
 
 
-def html_page(report: DataReport, settings: Settings, predicted: TrainingForecast) -> str:
+def html_page(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> str:
     """Return the data report and the forecast as a self-contained HTML page."""
     return data_page.render(
-        _escaped(report),
-        numbers=data_lines(report, settings),
-        forecast=[*headline(predicted), *small_data_warnings(report, settings, predicted.steps).values()],
+        _escaped(probe.data),
+        numbers=data_lines(probe.data, training_of(trial)),
+        forecast=list(map(escape_controls, summary_lines(probe, trial, predicted))),
         max_example_chars=MAX_EXAMPLE_CHARS,
     )
 
@@ -82,14 +84,27 @@ def _escaped(report: DataReport) -> DataReport:
     )
 
 
-def data_lines(report: DataReport, settings: Settings) -> list[str]:
+def training_of(trial: Trial) -> Training:
+    """Return the settings of a trial that is a training."""
+    if trial.training is None:
+        raise ValueError("only a training has a data report")
+    return trial.training
+
+
+def summary_lines(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> list[str]:
+    """Return lines about the forecast, the settings that were derived from the data, and what is surprising in it."""
+    warnings = small_data_warnings(probe.data, training_of(trial), predicted.steps)
+    return [*headline(predicted), *trial_spec.derived_text(probe.forecast.derived), *warnings.values()]
+
+
+def data_lines(report: DataReport, training: Training) -> list[str]:
     """Return lines about the amount of data."""
     share = 100 * report.targets / report.tokens
-    per_step = settings.train.rows_per_step
+    per_step = training.rows_per_step
     lines = [
         f"{count(report.examples, 'example')} to train on, {count(report.validation_examples, 'example')} held out, "
         f"{count(report.left_out, 'line')} left out",
-        f"{report.tokens:,} tokens an epoch, {share:.1f} % of them trained on (labels: {settings.train.label_mask})",
+        f"{report.tokens:,} tokens an epoch, {share:.1f} % of them trained on (labels: {training.data.labels})",
         f"{count(report.rows, 'packed row')} an epoch, "
         f"{count(math.ceil(report.rows / per_step), 'step')} of {count(per_step, 'row')}",
     ]
@@ -123,29 +138,67 @@ def headline(predicted: TrainingForecast) -> list[str]:
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
 
 
-def small_data_warnings(report: DataReport, settings: Settings, steps: int) -> dict[str, str]:
+def small_data_warnings(report: DataReport, training: Training, steps: int) -> dict[str, str]:
     """Return a line for each way in which the training shows or learns little, by the setting that changes it."""
-    train, lines = settings.train, {}
-    if steps < MIN_STEPS and train.max_steps is None:
-        epochs = math.ceil(train.epochs * MIN_STEPS / steps)
+    lines = {}
+    if steps < MIN_STEPS and training.max_steps is None:
+        epochs = math.ceil(training.epochs * MIN_STEPS / steps)
+        fewer_rows = ", or fewer rows a step (train.rows_per_step)" if training.rows_per_step > 1 else ""
         lines["train.epochs"] = (
-            f"! {count(steps, 'step')}, fewer than {MIN_STEPS}: adapters learn little; train.epochs: {epochs}, or "
-            "fewer rows a step (train.rows_per_step)"
+            f"! {count(steps, 'step')}, fewer than {MIN_STEPS}: adapters learn little; train.epochs: {epochs}"
+            f"{fewer_rows}"
         )
     if 0 < report.validation_examples < MIN_HELD_OUT:
         share = MIN_HELD_OUT / (report.examples + report.validation_examples)
         remedy = "name more in train.validation_file"
-        if train.validation_file is None and share <= MAX_HELD_OUT_SHARE:
+        if training.data.validation_file is None and share <= MAX_HELD_OUT_SHARE:
             remedy = f"train.validation_fraction: {math.ceil(100 * share) / 100:g}, or a train.validation_file"
         lines["train.validation_fraction"] = (
             f"! {count(report.validation_examples, 'example')} held out, fewer than {MIN_HELD_OUT}: their loss shows "
             f"little; {remedy}"
         )
-    all_lines = report.examples + report.validation_examples + report.left_out
-    if 100 * report.left_out > MAX_LEFT_OUT_PERCENT * all_lines:
-        lines["train.max_seq_len"] = (
-            f"! {report.left_out:,} of {all_lines:,} lines are left out, more than {MAX_LEFT_OUT_PERCENT} %; "
-            "`inv data.check` lists the reasons"
+    return lines | _lost_warnings(report, training) | _source_warnings(report, training)
+
+
+def _lost_warnings(report: DataReport, training: Training) -> dict[str, str]:
+    """Return lines about rows and tokens that are left out, because of their length or for other reasons."""
+    lines, lost = {}, report.lost
+    all_lines, other = report.examples + report.validation_examples + report.left_out, report.left_out
+    if lost is not None:
+        rows, tokens = 100 * lost.rows / lost.all_rows, 100 * lost.tokens / lost.all_tokens
+        if max(rows, tokens) > MAX_LOST_PERCENT:
+            remedy = ""
+            if lost.enough is not None:
+                length = math.ceil(lost.enough / LENGTH_STEP) * LENGTH_STEP
+                remedy = f"; train.max_seq_len: {length} loses at most 1 %"
+            lines["train.max_seq_len"] = (
+                f"! {lost.rows:,} of {lost.all_rows:,} examples are longer than train.max_seq_len "
+                f"{training.data.max_seq_len:,}: {tokens:.0f} % of the tokens are lost{remedy}"
+            )
+        other = max(0, other - lost.rows)
+    if 100 * other > MAX_LOST_PERCENT * all_lines:
+        lines["data"] = (
+            f"! {other:,} of {all_lines:,} lines are left out, more than {MAX_LOST_PERCENT} %; `inv data.check` lists "
+            "the reasons"
+        )
+    return lines
+
+
+def _source_warnings(report: DataReport, training: Training) -> dict[str, str]:
+    """Return lines about repeated lines, and about a file that gives nearly all tokens without having a weight."""
+    lines, all_lines = {}, sum(file.lines for file in report.files)
+    if 100 * report.duplicates > MAX_LOST_PERCENT * all_lines:
+        lines["duplicates"] = (
+            f"! {report.duplicates:,} of {all_lines:,} lines repeat another line: they count more than others; remove "
+            "them, or set train.data_weights if that is wanted"
+        )
+    tokens = {file.path: file.tokens or 0 for file in report.files if file.path != training.data.validation_file}
+    largest = max(tokens, key=lambda path: tokens[path])
+    percent = 100 * tokens[largest] / max(1, sum(tokens.values()))
+    if len(tokens) > 1 and percent > MAX_SOURCE_PERCENT and set(training.data.weights) == {1.0}:
+        lines["train.data_weights"] = (
+            f"! {largest} has {percent:.0f} % of the tokens: the other files change little; train.data_weights sets "
+            "how often a file's lines are repeated"
         )
     return lines
 
@@ -170,15 +223,14 @@ def _communication(predicted: TrainingForecast) -> list[str]:
 
 def show_plan(
     out: Console,
-    settings: Settings,
     trial: Trial,
     probe: ProbeResult,
     predicted: TrainingForecast,
     names: Sequence[str],
 ) -> None:
     """Print the plan of `inv train --dry-run`."""
-    for line in (*headline(predicted), *small_data_warnings(probe.data, settings, predicted.steps).values()):
-        out.print(Text(line))
+    for line in summary_lines(probe, trial, predicted):
+        out.print(Text(escape_controls(line)))
     training = trial.training
     rows = plain_table("setting", "value")
     values: dict[str, object] = {

@@ -84,11 +84,23 @@ def find_changes(run: RunRecord, settings: Settings) -> list[SettingChange]:
         (f"{section}.path", planned_settings[section]["path"], current_settings[section]["path"])
         for section in sections
     ]
+    derived = _derived_values(run)
     return [
         SettingChange(setting=name, planned=planned, current=current)
-        for name, planned, current in values
-        if planned != current
+        for name, planned, current in ((name, derived.get(name, planned), current) for name, planned, current in values)
+        if planned != current and not (name in derived and current is None)  # without a value the plan's stays
     ]
+
+
+def _derived_values(run: RunRecord) -> dict[str, Any]:
+    """Return the plan's values of the settings that may be derived from the data, by name."""
+    training = run.planned[0].trial.training
+    if training is None:
+        return {}
+    values = {field: getattr(training, field, None) for field in trial_spec.DERIVED_FIELDS}
+    if training.data.validation_file is None:
+        values["validation_share"] = training.data.validation_share
+    return {f"train.{trial_spec.SETTING_NAMES[field]}": value for field, value in values.items() if value is not None}
 
 
 def raise_if_changed(run: RunRecord, changes: Sequence[SettingChange], *, is_allowed: bool) -> None:
@@ -126,7 +138,10 @@ def apply_changes(
             training_fields[name] = getattr(new_trial.training, name)
             may_differ.add(f"training.{name}")
     if keys & DATA_SETTINGS:
-        trial_fields["data"], training_fields["data"] = new_trial.data, new_trial.training.data
+        data, share = new_trial.training.data, trial.training.data.validation_share
+        if share and "validation_share" in new_trial.training.derive:
+            data = dataclasses.replace(data, validation_share=share)
+        trial_fields["data"], training_fields["data"] = new_trial.data, data
         may_differ.add("data")
     if "model.path" in keys:
         trial_fields["model"] = new_trial.model

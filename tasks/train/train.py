@@ -10,12 +10,13 @@ from invoke.context import Context
 
 from bench.records import Trial, schema
 from bench.records.run import PlannedTrial
+from bench.records.training import DerivedSettings
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, json_output
 from tasks.clients.cluster import resolve_target
-from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.clients.notify import receivers
+from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner
@@ -36,20 +37,21 @@ def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
         with json_output(as_json) as print_json:
             print_json("data.check", schema.to_json(probe.data))
         return
+    trial = trial_spec.apply_derived(trial, probe.forecast.derived)
     predicted = forecast.predict(settings, trial, probe)
-    output.show_report(console(), probe.data, settings, predicted)
+    output.show_report(console(), probe, trial, predicted)
     if out is not None:
         with file_errors(f"data.check: --out: {out}", "name another file"):
-            Path(out).write_text(output.html_page(probe.data, settings, predicted), encoding="utf-8")
+            Path(out).write_text(output.html_page(probe, trial, predicted), encoding="utf-8")
         print(out)
 
 
 def train_fleet(context: Context, options: TrainOptions) -> None:
     """Start a training, print its plan, submit it as a Job, or resume one."""
     settings = load(context)
+    receivers(settings)  # an invalid one is an error before anything starts
     if options.elastic:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
-    receivers(settings)  # an invalid one is an error before anything starts
     if options.job:
         submit_job.check_settings(settings)
     elif options.yes or options.discard_results:
@@ -81,13 +83,14 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
         return
     hosts = fleet_hosts(settings)
     probe = forecast.probe_workers(settings, hosts[:count], trial)
+    trial = trial_spec.apply_derived(trial, probe.forecast.derived)
     forecast.check_limits(settings, trial, probe)
     trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
     predicted = forecast.predict(settings, trial, probe)
     forecast.check_time_limit(predicted)
     names = [host.name for host in hosts[:count]]
     if options.dry_run:
-        output.show_plan(console(), settings, trial, probe, predicted, names)
+        output.show_plan(console(), trial, probe, predicted, names)
         return
     run = runner.new_record(
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
@@ -95,9 +98,8 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts[:count])
         run, folder, ledger = runner.write_plan(settings, run)
-        warnings = output.small_data_warnings(probe.data, settings, predicted.steps).values()
-        for line in (*output.headline(predicted), *warnings):
-            print(line)
+        for line in output.summary_lines(probe, trial, predicted):
+            print(escape_controls(line))
         TrainingSession.create(settings, run, folder, ledger, hosts).wait(plain=options.plain)
 
 
@@ -111,15 +113,15 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
         print("no worker answers to check the data: hours and dollars are unknown; `inv deploy` creates workers")
     else:
         forecast.check_limits(settings, trial, probe)
+    trial = trial_spec.apply_derived(trial, DerivedSettings() if probe is None else probe.forecast.derived)
     trial = forecast.cap_steps(settings, trial, "" if probe is None else probe.device)
     if probe is not None:
         trial = forecast.pin_inputs(trial, probe)
         predicted = forecast.predict(settings, trial, probe)
         forecast.check_time_limit(predicted)
         inputs = forecast.run_inputs(trial, probe, predicted)
-        warnings = output.small_data_warnings(probe.data, settings, predicted.steps).values()
-        for line in (*output.headline(predicted), *warnings):
-            print(line)
+        for line in output.summary_lines(probe, trial, predicted):
+            print(escape_controls(line))
     run = submit_job.new_run(settings, _planned_trial(trial, names[0]), names, inputs)
     submit_job.submit(settings, run, options, lambda: runner.write_plan(settings, run))
     submit_job.print_submitted(run.run_id, options)

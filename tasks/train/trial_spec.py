@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.records import Trial, TrialError
 from bench.records.atomic_files import read_regular
-from bench.records.training import Training, TrainingData
+from bench.records.training import DerivedSettings, Training, TrainingData
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, FieldError, settings_of
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
@@ -25,6 +25,7 @@ SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, sett
     "files": "data",
     "weights": "data_weights",
 }
+DERIVED_FIELDS = tuple(field.name for field in dataclasses.fields(DerivedSettings))
 # Fields that a trial file sets; the others (learning rate, seed, data, ...) come from the settings.
 FILE_FIELDS = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer"),
@@ -70,7 +71,7 @@ def worker_count(settings: Settings, flag: int | None) -> int:
     if count > size:
         raise UsageError(f"{name}: {count} workers, but the fleet has {size}", remedy="use fewer, or raise fleet.size")
     rows = settings.train.rows_per_step
-    if count > rows:
+    if rows is not None and count > rows:
         raise UsageError(
             f"train.rows_per_step: {rows} packed rows in a step, too few for {count} workers",
             remedy=f"raise it, or pass --workers {rows}",
@@ -112,7 +113,10 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
     """
     train, data = settings.train, training_data(settings)
     with setting_errors():
-        training = Training(data=data, max_hours=max_hours, **declared_values(Training, train))
+        values = declared_values(Training, train)
+        if train.rows_per_step is None:
+            values["rows_per_step"] = max(workers, values["rows_per_step"])
+        training = Training(data=data, max_hours=max_hours, derive=open_fields(settings), **values)
         trial = Trial(
             name=TRIAL_ID,
             reason="the training of this run",
@@ -146,5 +150,36 @@ def setting_errors() -> Iterator[None]:
 
 
 def declared_values(record: type, section: object) -> dict[str, Any]:
-    """Return the values of the fields that a record declares as settings, from the section train."""
-    return {field: getattr(section, setting.name) for field, setting in settings_of(record).items()}
+    """Return the values of the fields that a record declares as settings, from the section train.
+
+    A setting that is derived from the data, and that the user has not set, has its usual value.
+    """
+    values = {field: getattr(section, setting.name) for field, setting in settings_of(record).items()}
+    for field, setting in settings_of(record).items():
+        if values[field] is None and setting.usual is not None:
+            values[field] = setting.usual
+    return values
+
+
+def open_fields(settings: Settings) -> tuple[str, ...]:
+    """Return the fields that are derived from the data, because the user has not set them."""
+    names = [field for field in DERIVED_FIELDS if getattr(settings.train, SETTING_NAMES[field]) is None]
+    has_file = settings.train.validation_file is not None
+    return tuple(name for name in names if not (has_file and name == "validation_share"))
+
+
+def apply_derived(trial: Trial, derived: DerivedSettings) -> Trial:
+    """Return the trial with the values that a worker derived from the data; the others stay."""
+    if trial.training is None:
+        return trial
+    training, values = trial.training, {key: value for key, value in vars(derived).items() if value is not None}
+    if "validation_share" in values:
+        share = values.pop("validation_share")
+        training = dataclasses.replace(training, data=dataclasses.replace(training.data, validation_share=share))
+    return dataclasses.replace(trial, training=dataclasses.replace(training, **values, derive=()))
+
+
+def derived_text(derived: DerivedSettings) -> list[str]:
+    """Return a line with the settings that were derived from the data; none without any."""
+    values = [f"train.{SETTING_NAMES[key]} {value:g}" for key, value in vars(derived).items() if value is not None]
+    return [f"derived from the data: {', '.join(values)}"] if values else []

@@ -4,6 +4,7 @@ finetune: `measure`, which starts and follows the ranks, and writes rank 0's rep
 rank: the program of each rank
 trainer: the training loop, from the newest checkpoint to the end
 training_set: examples, global batches, rows as tensors
+derived: settings that follow from the data where the user has set none
 evaluate: held-out loss with its interval
 answers: greedy answers in batches, by the decoding step on a GPU
 score: scores of answers against the data's own

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.records.training import ConversationPreview, DataFinding, DataPart, DataReport, FileFacts, Forecast
+from bench.records import Trial
+from bench.records.training import (
+    ConversationPreview,
+    DataFinding,
+    DataPart,
+    DataReport,
+    DerivedSettings,
+    FileFacts,
+    Forecast,
+    LostToLength,
+)
 from reports.summary.cost import Amount, Price
 from reports.training import data_page
 from tasks.errors import RetryableError, UsageError
@@ -67,9 +77,13 @@ def test_a_validation_file_replaces_the_share(settings: MakeSettings) -> None:
     assert (spec.validation_share, spec.validation_file) == (0.0, "v")
 
 
+def trial_of(settings: Settings, workers: int = 1) -> Trial:
+    return trial_spec.make_trial(settings, None, workers=workers, max_hours=None)
+
+
 def report_text(settings: Settings) -> str:
     out = Console(file=io.StringIO(), width=120)
-    output.show_report(out, REPORT, settings, PREDICTED)
+    output.show_report(out, make_probe(), trial_of(settings), PREDICTED)
     return out.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -99,7 +113,7 @@ def test_the_report_has_no_control_characters_and_marks_the_targets_without_colo
 
 
 def test_the_page_has_the_same_text_marks_the_targets_and_folds_its_tables(settings: MakeSettings) -> None:
-    page = output.html_page(REPORT, settings(), PREDICTED)
+    page = output.html_page(make_probe(), trial_of(settings()), PREDICTED)
     assert page.startswith("<!DOCTYPE html>")
     assert "width=device-width" in page
     assert "6 examples to train on" in page
@@ -130,9 +144,25 @@ def test_a_fallback_of_the_recipe_is_a_warning_and_stands_in_the_plan(settings: 
     predicted = forecast.predict(settings(), trial, probe)
     assert f"! recipe {fallback}" in output.headline(predicted)
     out = Console(file=io.StringIO(), width=120)
-    output.show_plan(out, settings(), trial, probe, predicted, ["worker-0"])
+    output.show_plan(out, trial, probe, predicted, ["worker-0"])
     assert f"{fallback}, bf16" in " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
     assert forecast.predict(settings(), trial, make_probe(recipe=trial.recipe)).fallback is None
+
+
+def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: MakeSettings) -> None:
+    derived = DerivedSettings(rows_per_step=2, warmup_share=0.1)
+    trial = trial_of(settings(validation_fraction=0.1))
+    training = output.training_of(trial)
+    assert (training.derive, training.rows_per_step) == (("rows_per_step", "warmup_share"), 4)
+    planned = output.training_of(trial_spec.apply_derived(trial, derived))
+    assert (planned.derive, planned.rows_per_step, planned.warmup_share) == ((), 2, 0.1)
+    assert planned.data == training.data
+    lines = output.summary_lines(make_probe(derived=derived), trial, PREDICTED)
+    assert "derived from the data: train.rows_per_step 2, train.warmup_share 0.1" in lines
+    assert output.training_of(trial_of(settings(), workers=4)).rows_per_step == 4
+    assert "validation_share" not in output.training_of(trial_of(settings(validation_file="v"))).derive
+    given = settings(rows_per_step=8, warmup_share=0.0, validation_fraction=0.0)
+    assert output.training_of(trial_of(given)).derive == ()
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "small_data.yaml"))
@@ -140,7 +170,13 @@ def test_a_training_that_shows_or_learns_little_is_a_warning_with_the_setting(
     settings: MakeSettings, case: Case
 ) -> None:
     report = dataclasses.replace(REPORT, **case["input"].get("report", {}))
-    lines = output.small_data_warnings(report, settings(**case["input"].get("train", {})), case["input"]["steps"])
+    report = dataclasses.replace(
+        report,
+        files=[dataclasses.replace(REPORT.files[0], **file) for file in case["input"].get("files", [{}])],
+        lost=LostToLength(**case["input"]["lost"]) if "lost" in case["input"] else None,
+    )
+    training = output.training_of(trial_of(settings(**case["input"].get("train", {}))))
+    lines = output.small_data_warnings(report, training, case["input"]["steps"])
     assert list(lines) == list(case["expected"])
     for setting, remedy in case["expected"].items():
         assert remedy in lines[setting]

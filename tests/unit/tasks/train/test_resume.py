@@ -13,6 +13,7 @@ from invoke import Context
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, Progress, RunRecord
 from bench.records.status import Outcome, TrialStatus
+from bench.records.training import DerivedSettings
 from remote.fleet.ledger import Ledger
 from remote.fleet.queue import EventType, FleetEvent
 from tasks.commands import TrainOptions
@@ -147,6 +148,24 @@ def test_unrequested_changes_are_an_error_with_the_command_that_applies_them(run
     assert "train.learning_rate: 0.0002 as planned, 0.001 now" in message
     assert f"`inv train --resume={run.run_id} --changed`" in message
     resume.raise_if_changed(run, changes, is_allowed=True)
+
+
+def test_values_that_were_derived_from_the_data_are_the_plans_also_of_an_older_version(settings: Any) -> None:
+    derived = DerivedSettings(validation_share=0.15, rows_per_step=2, warmup_share=0.1)
+    trial = trial_spec.make_trial(settings(), None, workers=1, max_hours=None)
+    plan = PlannedTrial(trial_id=TRIAL_ID, trial=trial_spec.apply_derived(trial, derived))
+    older = {"train": {"data": [], "validation_fraction": 0.15, "rows_per_step": 2, "warmup_share": 0.1}}
+    for public in (json.loads(json.dumps(settings().public())), older):
+        run = synthetic.record(run_id="20260101-000000-train", suite="train", planned=[plan], settings=public)
+        for same in ({}, {"rows_per_step": 2, "warmup_share": 0.1, "validation_fraction": 0.15}):
+            assert resume.find_changes(run, settings(**same)) == []
+        (change,) = resume.find_changes(run, settings(rows_per_step=4))
+        assert change.text == "train.rows_per_step: 2 as planned, 4 now"
+    now = settings(data=["other.jsonl"])
+    changed = resume.apply_changes(plan.trial, now, resume.find_changes(run, now), [])
+    assert changed.training is not None
+    assert (changed.training.data.validation_share, changed.training.rows_per_step) == (0.15, 2)
+    assert changed.training.data.files == ["other.jsonl"]
 
 
 @pytest.mark.parametrize("change", [{"lora_rank": 8}, {"lora_alpha": 16}, {"optimizer": "paged_adamw_8bit"}])

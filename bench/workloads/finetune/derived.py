@@ -1,0 +1,59 @@
+"""Settings of a training that follow from its data where the user has set none.
+
+A worker derives them for a plan. The plan has the values, so a resumed training keeps them.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.data import dataset
+from bench.records import Trial
+from bench.records.training import DerivedSettings
+from bench.workloads.finetune.training_set import TrainingSet, tokenizer_loader, training_of
+
+HELD_OUT_LINES = 30  # expected: hardly ever fewer than 20 are then chosen
+MAX_HELD_OUT_SHARE, MAX_HELD_OUT_LINES = 0.2, 2000  # of few lines, and of many: each evaluation reads them
+ENOUGH_STEPS = 100
+WARMUP_STEPS, MAX_WARMUP_SHARE = 10, 0.1
+
+
+def validation_share(lines: int, usual: float) -> float:
+    """Return the fraction of the lines to hold out: enough to show a difference, few to lose or to evaluate."""
+    share = max(usual, min(MAX_HELD_OUT_SHARE, HELD_OUT_LINES / lines))
+    return float(f"{min(share, MAX_HELD_OUT_LINES / lines):.2g}")
+
+
+def rows_per_step(rows: float, workers: int, usual: int) -> int:
+    """Return the rows of a step of a training over so many rows: at least one a worker, few for little data."""
+    count = max(1, min(usual, math.floor(rows / ENOUGH_STEPS)))
+    return math.ceil(count / workers) * workers
+
+
+def warmup_share(steps: int, usual: float) -> float:
+    """Return the fraction of the steps for warm-up: some steps also of a short training."""
+    return float(f"{max(usual, min(MAX_WARMUP_SHARE, WARMUP_STEPS / steps)):.2g}")
+
+
+def derive(trial: Trial, cache_folder: Path | None) -> tuple[TrainingSet, DerivedSettings, bool]:
+    """Load the training set with the derived settings; return it, them, and whether its examples were cached.
+
+    Raises InputError.
+    """
+    training, files, values = training_of(trial), None, dict[str, Any]()
+    if "validation_share" in training.derive:
+        files = dataset.read(training.data)
+        share = validation_share(sum(file.lines for file in files[0]), training.data.validation_share)
+        values["validation_share"] = share
+        training = replace(training, data=replace(training.data, validation_share=share))
+    tokenizer, model = tokenizer_loader(trial), Path(trial.model)
+    data, was_cached = dataset.load_examples(training.data, model, tokenizer, cache_folder, files=files)
+    material = TrainingSet.from_trial(replace(trial, training=training), data)
+    if "rows_per_step" in training.derive:
+        rows = len(material.sampling_plan.rows(0)) * training.epochs
+        values["rows_per_step"] = rows_per_step(rows, trial.world_size, training.rows_per_step)
+        material = replace(material, training=replace(training, rows_per_step=values["rows_per_step"]))
+    if "warmup_share" in training.derive:
+        values["warmup_share"] = warmup_share(material.steps(), training.warmup_share)
+    return material, DerivedSettings(**values), was_cached
