@@ -42,6 +42,10 @@ class BenchOptions:
         "mark a trial on a shared or throttled GPU or CPU, or with another recipe, as FAILED instead of flagging it "
         "(default: bench.strict)"
     )
+    quality: bool = switch(
+        "then compare the held-out loss of the fastest configuration with the reference, after short trainings on your "
+        "data (default: bench.quality)"
+    )
     resume: str | bool | None = text(
         "resume the newest run, or the run with this id; finished trials are not repeated", is_value_optional=True
     )

@@ -166,13 +166,18 @@ class Command(Task[Any]):
             values[parameter] = flag.parse(f"{self.full_name}: --{name.replace('_', '-')}", typed.pop(name, None))
         if typed:
             raise TypeError(f"{self.full_name}: no such flags: {', '.join(typed)}")
-        module, _, function = self.target.partition(":")
         with self._guard():
-            run = getattr(importlib.import_module(module), function)
+            run = load_target(self.target)
         if self.options is None:
             run(context, **values)
         else:
             run(context, self.options(**values))
+
+
+def load_target(target: str) -> Any:
+    """Import the function "module:function", whose libraries take time, when it is needed."""
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def refuse_several(task: str, flags: Mapping[str, object]) -> None:

@@ -4,6 +4,10 @@
 `--dry-run` prints), runs the fleet, and reports the outcome from the ledger.
 """
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from invoke.context import Context
@@ -16,14 +20,14 @@ from bench.records.trial import SUITE_NAMES
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host
 from reports import formatting
-from tasks.cli.flags import refuse_several
+from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
+from tasks.clients.notify import receivers
 from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
-from tasks.errors import RetryableError, UsageError, escape_controls
+from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import plan, runner
-from tasks.clients.notify import receivers
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
@@ -34,15 +38,15 @@ def run_bench(context: Context, options: BenchOptions) -> None:
     """Start a run, print its plan, or resume a run."""
     settings = load(context)
     _check_flags(options)
-    if options.resume:
-        name = options.resume if isinstance(options.resume, str) else None
-        _resume(settings, name, dry_run=options.dry_run, plain=options.plain)
-        return
     receivers(settings)  # an invalid one is an error before anything starts
+    if options.resume:
+        _resume(settings, options)
+        return
     # The flags are written into the plan, so that a resume does not need them.
     overrides: dict[str, Any] = {
         "spread": options.spread or settings.bench.spread,
         "strict": options.strict or settings.bench.strict,
+        "quality": options.quality or settings.bench.quality,
         "repeats": settings.bench.repeats if options.repeats is None else options.repeats,
     }
     fleet = settings.fleet.model_copy(update={"size": _worker_count(settings, options.workers)})
@@ -52,13 +56,40 @@ def run_bench(context: Context, options: BenchOptions) -> None:
     run, hosts = _plan(settings, suite_name, options.only, options.trial_file)
     if (warning := plan.shared_cores_warning(settings)) is not None:
         print(f"! {warning}")
+    if settings.bench.quality:
+        print(load_target("tasks.tuning.quality:describe_power")(settings, settings.model.path, settings.data.path))
     if options.dry_run:
         _print_plan(settings, run)
         return
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts)
         run, folder, ledger = runner.write_plan(settings, run)
-        runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
+        with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
+            runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
+
+
+@contextlib.contextmanager
+def _then_compare_losses(
+    settings: Settings, run: RunRecord, folder: Path, hosts: list[Host], *, plain: bool
+) -> Iterator[None]:
+    """Run the block, then compare held-out losses if the run's plan says so, also if some of its trials failed."""
+    failure: SomeTrialsFailed | None = None
+    try:
+        yield
+    except SomeTrialsFailed as error:
+        failure = error
+    if run.settings.get("bench", {}).get("quality"):
+        command = f"`{resume_command(run.run_id)}`"
+        try:
+            load_target("tasks.tuning.quality:compare_run")(settings, folder, hosts, plain=plain)
+        except Interrupted as error:
+            raise Interrupted(
+                f"run {run.run_id}: interrupted while losses were compared", remedy=f"resume it with {command}"
+            ) from error
+        except RetryableError as error:
+            raise RetryableError.from_error(error, remedy=f"resume it with {command}") from error
+    if failure is not None:
+        raise failure
 
 
 def _check_flags(options: BenchOptions) -> None:
@@ -171,11 +202,11 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     print(f"expected time: {expected_time}; nothing was changed")
 
 
-def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool) -> None:
-    run, folder = open_run(settings, name)
+def _resume(settings: Settings, options: BenchOptions) -> None:
+    run, folder = open_run(settings, options.resume if isinstance(options.resume, str) else None)
     if run.suite == TRAIN:
         raise UsageError(f"run {run.run_id} is a training", remedy=f"resume it with `{resume_command(run.run_id)}`")
-    if dry_run:
+    if options.dry_run:
         with runner.ledger_errors(run.run_id):
             ledger = Ledger(folder / LEDGER_FILE)
             trial_ids = [planned.trial_id for planned in run.planned]
@@ -186,4 +217,12 @@ def _resume(settings: Settings, name: str | None, *, dry_run: bool, plain: bool)
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()
-        runner.resume(settings, run.run_id, resume_hosts(settings, running), plain=plain)
+        hosts = resume_hosts(settings, running)
+        planned = run if not options.quality else dataclasses.replace(run, settings=_with_quality(run.settings))
+        with _then_compare_losses(settings, planned, folder, hosts, plain=options.plain):
+            runner.resume(settings, run.run_id, hosts, plain=options.plain)
+
+
+def _with_quality(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan's settings with `bench.quality`, which a resumed run may add."""
+    return {**settings, "bench": {**settings.get("bench", {}), "quality": True}}

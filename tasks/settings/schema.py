@@ -137,6 +137,7 @@ class BenchSection(Section):
     spread: Literal["replicate", "shard"] = "replicate"
     repeats: int = Field(default=1, ge=1, le=100)
     strict: bool = False
+    quality: bool = False
     only: Texts = Field(default=(), description="a list of trial ids")
     deadline_sec: float | None = Field(default=None, ge=1, le=604_800)
     warmup_steps: int | None = Field(default=None, ge=0, le=10_000)
@@ -163,8 +164,15 @@ class TuneSection(Section):
     trials: int = Field(default=16, ge=1, le=1000)
     finalists: int = Field(default=3, ge=1, le=20)
     repeats: int = Field(default=2, ge=1, le=20)
+    quality: bool = True
     lora_targets: Literal["attention", "all-linear"] = "attention"
     lora_rank: int = Field(default=16, ge=1, le=1024)
+
+
+class QualitySection(Section):
+    max_increase_percent: float = Field(default=0.15, gt=0, le=100)
+    pairs: int | None = Field(default=None, ge=2, le=100)
+    steps: int = Field(default=60, ge=1, le=100_000)
 
 
 def value_type(kind: Any) -> tuple[Any, bool]:
@@ -394,6 +402,7 @@ class Sections(Section):
     train: TrainSection = TrainSection()
     build: BuildSection = BuildSection()
     image: ImageSection = ImageSection()
+    quality: QualitySection = QualitySection()
     registry: RegistrySection = RegistrySection()
     hub: HubSection = HubSection()
     cost: CostSection = CostSection()

@@ -11,19 +11,30 @@ from typing import Any
 from bench.records import Trial
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE, TRIALS_FOLDER
+from bench.records.quality import QualityRecord, loss_fields
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from remote.hosts.base import Host
 from reports import formatting
+from reports.statistics.paired_losses import verdict_of
+from reports.summary import quality as quality_text
+from reports.summary.quality import difference_text
 from tasks.cli.terminal import console, plain_table
-from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, translate_errors
+from tasks.errors import (
+    ConfirmationRequired,
+    RetryableError,
+    SomeTrialsFailed,
+    TaskFailed,
+    escape_controls,
+    translate_errors,
+)
 from tasks.fleet import runner
 from tasks.fleet.plan import plan_trials
 from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
-from tasks.tuning import pareto
+from tasks.tuning import pareto, quality
 from tasks.tuning.search import Outcomes, Surrogate, choose_wave, finalists
 from tasks.tuning.search_state import TuneRecord
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation, with_held_layers
@@ -55,7 +66,12 @@ def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: 
     run_id = _run_candidates(
         settings, record, "tune-final", [*chosen, *held_variants], record.final, hosts, repeats=repeats, plain=plain
     )
-    _write_answer(settings, record, len(outcomes), limit, run_id, held_variants)
+    measured, results = _measure_finalists(settings, record, limit, run_id, held_variants)
+    losses = _compare_losses(settings, hosts, run_id, measured, results, plain=plain) if settings.tune.quality else None
+    accepted = [candidate for candidate in measured if verdict_of(losses, candidate.trial) != "refuted"]
+    _print_withheld([candidate.trial for candidate in measured if candidate not in accepted], losses)
+    accepted = accepted or _measured_references(settings, record, limit, results)
+    _write_answer(settings, record, len(outcomes), run_id, accepted, losses)
 
 
 def _next_wave(
@@ -167,14 +183,10 @@ def measured_outcomes(settings: Settings, record: TuneRecord) -> tuple[dict[str,
     return outcomes, record.memory_limit(observed)
 
 
-def _write_answer(
-    settings: Settings,
-    record: TuneRecord,
-    tried: int,
-    limit: MemoryLimit,
-    run_id: str,
-    held_variants: Sequence[Candidate],
-) -> None:
+def _measure_finalists(
+    settings: Settings, record: TuneRecord, limit: MemoryLimit, run_id: str, held_variants: Sequence[Candidate]
+) -> tuple[list[pareto.MeasuredCandidate], list[TrialResult]]:
+    """Return the finalists that succeeded, fastest first, and all their results. Raises TaskFailed without any."""
     results = list(_results(settings, run_id))
     measured: list[pareto.MeasuredCandidate] = []
     rates = pareto.adjusted_rates(results)
@@ -194,7 +206,65 @@ def _write_answer(
         raise TaskFailed(
             f"search {record.tune_id}: no finalist succeeded", remedy=f"see `inv collect report --run={run_id}`"
         )
-    front = pareto.front(measured)
+    runs = filter(None, (*record.waves, record.final))
+    everything = [result for run in runs for result in _results(settings, run)]
+    return sorted(measured, key=lambda candidate: -candidate.useful_tokens_per_sec), everything
+
+
+def _compare_losses(
+    settings: Settings,
+    hosts: list[Host],
+    run_id: str,
+    measured: Sequence[pareto.MeasuredCandidate],
+    results: Sequence[TrialResult],
+    *,
+    plain: bool,
+) -> QualityRecord | None:
+    """Compare the held-out losses of the finalists with the reference, the fastest first, until one is at its loss."""
+
+    def choose_next(losses: QualityRecord | None) -> quality.Comparison | None:
+        for candidate in measured:
+            trial = candidate.trial
+            reference = quality.search_reference(trial)
+            if not quality.is_settled(losses, trial, reference):
+                return quality.Comparison(label=trial.trial_id, trial=trial, reference=reference, results=results)
+            if verdict_of(losses, trial) != "refuted":
+                return None
+        return None
+
+    return quality.compare_losses(settings, hosts, settings.results_folder / run_id, choose_next, plain=plain)
+
+
+def _print_withheld(trials: Sequence[Trial], losses: QualityRecord | None) -> None:
+    for trial in trials:
+        check = None if losses is None else losses.find(trial)
+        if check is not None:
+            reason = f"not shown to be at the same loss ({difference_text(check)})"
+            print(escape_controls(f"withheld {trial.trial_id}: {reason}"))
+
+
+def _measured_references(
+    settings: Settings, record: TuneRecord, limit: MemoryLimit, results: Sequence[TrialResult]
+) -> list[pareto.MeasuredCandidate]:
+    """Return the candidates that train as the reference does, from short trials if they were no finalists."""
+    measured = []
+    for candidate in record.candidates:
+        if loss_fields(candidate.trial) == loss_fields(quality.search_reference(candidate.trial)):
+            own_results = [result for result in results if result.trial.trial_id == candidate.key]
+            peak, price = limit.corrected_peak(candidate), settings.cost.price_usd_per_gpu_hour
+            measured.append(pareto.summarize(candidate.full_trial(settings), own_results, peak, price))
+    return [candidate for candidate in measured if candidate is not None]
+
+
+def _write_answer(
+    settings: Settings,
+    record: TuneRecord,
+    tried: int,
+    run_id: str,
+    accepted: Sequence[pareto.MeasuredCandidate],
+    losses: QualityRecord | None,
+) -> None:
+    """Write and print the answer. Raises SomeTrialsFailed if no candidate is at the reference's loss."""
     runs = filter(None, (*record.waves, record.final))
     facts = {
         "tune_id": record.tune_id,
@@ -203,8 +273,18 @@ def _write_answer(
         "worker_sec": sum(result.wall_time_sec or 0.0 for run in runs for result in _results(settings, run)),
         "final_run": run_id,
     }
-    record.write_answer(pareto.document(front, facts), front[0].trial.to_text())
+    if not accepted:
+        raise SomeTrialsFailed(
+            f"search {record.tune_id}: no finalist was shown to be at the loss of the reference; compare more pairs "
+            f"(quality.pairs), or add `reference` to tune.recipes, and rerun `inv tune`"
+        )
+    front = pareto.front(accepted)
+    claim = quality_text.claim(losses, front[0].trial)
+    document = pareto.document(front, facts) | {"loss": claim or None}
+    record.write_answer(document, front[0].trial.to_text())
     show_answer(settings, record, front, facts)
+    if claim:
+        print(escape_controls(f"{front[0].trial.trial_id} is {claim} as the reference"))
 
 
 def show_answer(

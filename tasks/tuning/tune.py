@@ -2,7 +2,8 @@
 
 One worker surveys its GPU, the samples' lengths and the memory of each candidate. `--dry-run` prints the candidates and
 the first wave. The search runs waves of short trials over the fleet, each an ordinary run in the results folder, then
-the finalists in full. Its answer is a Pareto front of speed against memory, and a file for `inv bench --trial-file`.
+the finalists in full, and compares the held-out loss of the fastest with the reference. Its answer is a Pareto front of
+speed against memory, and a file for `inv bench --trial-file`.
 """
 
 import datetime
@@ -20,7 +21,7 @@ from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, survey
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
 from tasks.settings.load import Settings, load
-from tasks.tuning import search_loop, search_state, space
+from tasks.tuning import quality, search_loop, search_state, space
 from tasks.tuning.search import Surrogate, choose_wave
 from tasks.tuning.search_state import TuneRecord
 
@@ -41,9 +42,13 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: float | None, *
         check_same_inputs(search, survey(settings, hosts[0], []))
     else:
         search = plan(settings, hosts, limit)
+    power = quality.describe_power(settings, settings.model.path, settings.data.path)
     if dry_run:
         show_plan(search, len(hosts))
+        print(*([power] if settings.tune.quality else []), "nothing was changed", sep="\n")
         return
+    if settings.tune.quality:
+        print(power)
     with acquire_lock(settings.results_folder, f"tune (search {search.tune_id})"):
         if not resume:
             search = search_state.create(settings.results_folder, search)
@@ -61,6 +66,11 @@ def check_recipes(settings: Settings) -> None:
     for name in settings.tune.recipes:
         if name not in space.RECIPES:
             raise UsageError(f"tune.recipes: expected names of {', '.join(space.RECIPES)}, found {name!r}")
+        if not settings.tune.quality and space.RECIPES[name].get("matmul", "bf16") != "bf16":
+            raise UsageError(
+                f"tune.quality: false, but tune.recipes has {name}, whose products in 8 bits need a held-out loss",
+                remedy="set it to true, or remove the recipe",
+            )
     if not settings.tune.recipes:
         raise UsageError(f"tune.recipes: expected at least one of {', '.join(space.RECIPES)}")
 
@@ -136,8 +146,8 @@ def _check_limit(record: TuneRecord) -> None:
         return
     smallest = min(record.candidates, key=lambda candidate: candidate.peak_bytes or 0)
     raise UsageError(
-        f"tune.memory_gib: {format_gib(record.limit_bytes or 0)} is below the smallest configuration, "
-        f"{smallest.key}, which needs about {format_gib(smallest.peak_bytes or 0)}",
+        f"tune.memory_gib: {format_gib(record.limit_bytes or 0, 3)} is below the smallest configuration, "
+        f"{smallest.key}, which needs about {format_gib(smallest.peak_bytes or 0, 3)}",
         remedy="raise it, shorten samples (tune.length_percentile), or use a smaller model",
     )
 
@@ -157,4 +167,3 @@ def show_plan(record: TuneRecord, workers: int) -> None:
         size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
         table.add_row(candidate.key, size, format_percent(candidate.useful_share))
     console().print(table)
-    print("nothing was changed")

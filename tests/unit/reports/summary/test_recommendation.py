@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from bench.records.paths import QUALITY_FILE
+from bench.records.quality import LossCheck, LossPair, QualityRecord, reference_of
 from bench.records.status import TrialStatus
 from reports.read.load import load
 from reports.summary import text
@@ -106,3 +108,56 @@ def test_a_summary_with_other_rows_has_another_choice_and_without_measurements_n
     assert text.recommended_label(summary) == "large"
     rest = tuple(row for row in summary.rows if row.label != "large")
     assert text.recommended_label(replace(summary, rows=rest)) == "good"
+
+
+def write_losses(summary, losses, folder):
+    """Write quality.json with pairs of these losses for each configuration, against 2.0 of the reference."""
+    trials = {row.label: row.trial for row in summary.rows}
+    checks = [
+        LossCheck(
+            label=label,
+            trial=trials[label],
+            reference=reference_of(trials["baseline"]),
+            run_id="pairs",
+            pairs=[LossPair(seed=seed, reference=2.0, loss=loss) for seed in range(3)],
+        )
+        for label, loss in losses.items()
+    ]
+    QualityRecord(max_increase_percent=0.15, steps=60, checks=checks).write(folder)
+    return summarize(load(folder), Pricing(usd_per_gpu_hour=2.0, source="a list"))
+
+
+def test_the_headline_says_that_the_loss_is_the_same(summarized, tmp_path):
+    summary = write_losses(summarized({}), {"large": 2.001}, tmp_path)
+    sentence = text.recommendation_text(summary)
+    assert ", at the same loss (difference +0.0500 %, at most +0.0500 %), on 4 workers" in sentence
+    assert text.recommended_label(summary) == "large"
+
+
+def test_a_faster_configuration_at_another_loss_is_withheld_and_the_next_named(summarized, tmp_path):
+    summary = write_losses(summarized({}), {"large": 2.02, "good": 1.99}, tmp_path)
+    sentence = text.recommendation_text(summary)
+    assert sentence.startswith("Train with good: ")
+    assert "at a lower loss (difference -0.5013 %" in sentence
+    assert "not shown to be at the same loss: large (difference +0.9950 %" in sentence
+    assert text.train_command(summary) is not None
+
+
+def test_if_no_configuration_is_at_the_same_loss_the_baseline_stays(summarized, tmp_path):
+    summary = write_losses(summarized({}), {"large": 2.02, "good": 2.02}, tmp_path)
+    assert text.recommended_label(summary) == "baseline"
+
+
+def test_a_damaged_record_of_losses_is_rejected_by_name(summarized, tmp_path):
+    write_losses(summarized({}), {"large": 2.02}, tmp_path)
+    path = tmp_path / QUALITY_FILE
+    path.write_text(path.read_text().replace("2.02", "2.00", 1))
+    summary = summarize(load(tmp_path))
+    assert [rejected.file for rejected in summary.rejected] == [QUALITY_FILE]
+    assert "loss" not in text.recommendation_text(summary)
+
+
+def test_products_in_8_bits_without_a_comparison_are_a_warning(tmp_path):
+    trials = (synthetic.trial(), synthetic.trial("int8", recipe="fast", matmul="int8"))
+    synthetic.write_run(tmp_path, synthetic.record(trials), speeds={"baseline": 0.16, "int8": 0.08})
+    assert "`inv bench --quality`" in summarize(load(tmp_path)).cautions[0]

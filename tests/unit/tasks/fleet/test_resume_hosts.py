@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from invoke.context import Context
@@ -12,6 +11,7 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.run import PlannedTrial
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
+from tasks.commands import BenchOptions
 from tasks.fleet import bench, runner
 from tasks.settings.load import load
 from tests.support.reports import synthetic
@@ -33,6 +33,5 @@ def test_a_worker_beyond_the_fleet_is_kept_while_it_runs_a_trial(
     ledger.record_retry("worker-4", 1, Outcome.of(ReasonCode.WORKER_LOST, "its worker is gone"))
     names: list[str] = []
     monkeypatch.setattr(runner, "resume", lambda _settings, _run, hosts, **_: names.extend(host.name for host in hosts))
-    flags: Any = {"dry_run": False, "plain": True}
-    bench._resume(settings, "r", **flags)
+    bench._resume(settings, BenchOptions(resume="r", plain=True))
     assert names == ["worker-0", "worker-1", "worker-3"]

@@ -1,0 +1,324 @@
+"""Held-out losses of configurations against the reference: pairs of short trainings on the user's data.
+
+`inv tune` and `inv bench --quality` compare the fastest configuration with the reference before they name it. If it is
+not shown to be at the same loss, the next fastest is compared. The trainings of a comparison are an ordinary run; the
+losses are in quality.json of the run whose configurations are compared, from which both commands resume.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from bench.records import Trial
+from bench.records.checksummed import ResultError
+from bench.records.paths import LEDGER_FILE, QUALITY_FILE, RESULT_FILE, TRIALS_FOLDER
+from bench.records.quality import LossCheck, LossPair, QualityRecord, loss_fields, reference_of
+from bench.records.result import TrialResult
+from bench.records.status import TrialStatus
+from bench.records.training import Training
+from bench.records.trial import FAST_ONLY_FIELDS
+from bench.records.workloads import QUALITY
+from remote.fleet.ledger import Ledger
+from remote.hosts.base import Host
+from reports import formatting
+from reports.read.load import load
+from reports.read.run import ReportError
+from reports.statistics.paired_losses import (
+    MIN_PAIRS,
+    POWER,
+    difference_of,
+    pairs_needed,
+    verdict_of,
+    visible_percent,
+)
+from reports.summary.quality import difference_text
+from reports.summary.summarize import summarize
+from reports.summary.text import best_row, recommended_label
+from tasks.errors import (
+    ConfirmationRequired,
+    RetryableError,
+    SomeTrialsFailed,
+    UsageError,
+    escape_controls,
+    translate_errors,
+)
+from tasks.fleet import runner
+from tasks.fleet.plan import plan_trials
+from tasks.fleet.pricing import price_of
+from tasks.fleet.run_store import point_latest_at
+from tasks.settings.load import Settings
+from tasks.train import trial_spec
+from tasks.tuning.space import RECIPES
+
+LOSS = "held_out_loss_nats"
+PAIR_SD_PERCENT = 0.05  # assumed until a comparison of this model and data has measured it (docs/measurements.md)
+HELD_OUT_SHARE = 0.2  # at least: a pair is evaluated on its part of it
+MAX_ROW_TOKENS = 4096  # longer rows might not fit into memory with the reference
+EPOCHS = 1000.0  # the number of steps ends a training, also on little data
+# Settings of the section train that these trainings share with `inv train`.
+TRAINING_FIELDS = (
+    *("rows_per_step", "schedule", "warmup_share", "weight_decay"),
+    *("max_gradient_norm", "rank_stabilized", "lora_plus_ratio"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A configuration to compare with `reference`. `results` are of earlier trials, to predict the time."""
+
+    label: str
+    trial: Trial
+    reference: Trial
+    results: Sequence[TrialResult] = ()
+
+
+def compare_run(settings: Settings, folder: Path, hosts: list[Host], *, plain: bool) -> None:
+    """Compare the recommended configuration of a benchmark with the reference, then the next, until one is at its loss.
+
+    Raises UsageError for a run that cannot be read, and the errors of `compare_losses`.
+    """
+
+    def choose_next(losses: QualityRecord | None) -> Comparison | None:
+        with translate_errors(UsageError, ReportError):
+            run = load(folder)
+            summary = summarize(run)
+        row, baseline = best_row(summary), next((row.trial for row in summary.rows if row.is_baseline), None)
+        if row is None or baseline is None or recommended_label(summary) is None:
+            print(f"run {folder.name} recommends no configuration: no loss is compared")
+            return None
+        reference = reference_of(baseline)
+        if not is_settled(losses, row.trial, reference):
+            return Comparison(label=row.label, trial=row.trial, reference=reference, results=run.results)
+        if loss_fields(row.trial) == loss_fields(reference):
+            print(escape_controls(f"{row.label} trains as the reference does: it has no loss to compare"))
+        return None
+
+    compare_losses(settings, hosts, folder, choose_next, plain=plain)
+
+
+def compare_losses(
+    settings: Settings,
+    hosts: list[Host],
+    folder: Path,
+    choose_next: Callable[[QualityRecord | None], Comparison | None],
+    *,
+    plain: bool,
+) -> QualityRecord | None:
+    """Compare what `choose_next` names, from the record so far, until it names nothing. Returns the last record.
+
+    Raises the errors of a run, and ConfirmationRequired for a damaged record. The newest run is then that of `folder`.
+    """
+    record = read_record(folder)
+    while (comparison := choose_next(record)) is not None:
+        record = _compare(settings, hosts, folder, record, comparison, plain=plain)
+    if record is not None:
+        point_latest_at(folder)
+    return record
+
+
+def read_record(folder: Path) -> QualityRecord | None:
+    """Read a run's record; None without one. Raises ConfirmationRequired if it is damaged."""
+    if not (folder / QUALITY_FILE).exists():
+        return None
+    with translate_errors(ConfirmationRequired, ResultError, remedy="remove it to compare the losses again"):
+        return QualityRecord.read(folder / QUALITY_FILE)
+
+
+def is_settled(record: QualityRecord | None, trial: Trial, reference: Trial) -> bool:
+    """Tell whether nothing is to be compared: the configuration trains as the reference does, or was compared."""
+    return loss_fields(trial) == loss_fields(reference) or verdict_of(record, trial) in ("same", "refuted")
+
+
+def planned_pairs(settings: Settings, model: str, data: str) -> tuple[int, float]:
+    """Return the number of pairs and the standard deviation in percent between pairs that it assumes."""
+    sd = measured_sd(settings, model, data) or PAIR_SD_PERCENT
+    pairs = settings.quality.pairs or pairs_needed(sd, settings.quality.max_increase_percent)
+    return pairs, sd
+
+
+def measured_sd(settings: Settings, model: str, data: str) -> float | None:
+    """Return the deviation between pairs of earlier comparisons of this model and data, pooled; None without any."""
+    variances, freedom = 0.0, 0
+    for path in settings.results_folder.glob(f"*/{QUALITY_FILE}"):
+        try:
+            record = QualityRecord.read(path)
+        except ResultError:
+            continue  # the report of its run lists it
+        for check in record.checks:
+            difference = difference_of(check)
+            is_same = (check.trial.model, check.trial.data) == (model, data) and record.steps == settings.quality.steps
+            if is_same and difference is not None and difference.pairs >= MIN_PAIRS:
+                variances += difference.sd**2 * (difference.pairs - 1)
+                freedom += difference.pairs - 1
+    return (variances / freedom) ** 0.5 if freedom else None
+
+
+def describe_power(settings: Settings, model: str, data: str) -> str:
+    """Return one line: how much is trained, and which difference that can show."""
+    pairs, sd = planned_pairs(settings, model, data)
+    steps, margin = settings.quality.steps, settings.quality.max_increase_percent
+    line = (
+        f"held-out loss: {pairs} pairs of trainings, {steps} steps each, of the fastest configuration and of the "
+        f"reference; "
+        f"equal losses are shown to be within {visible_percent(sd, pairs):.2g} % with probability {POWER:g} (deviation "
+        f"between pairs {sd:.2g} %)"
+    )
+    if (needed := pairs_needed(sd, margin)) > pairs:
+        line += f"; quality.pairs: {needed} would show {margin:g} %"
+    return line
+
+
+def search_reference(trial: Trial) -> Trial:
+    """Return the published loop with a candidate's adapters."""
+    return dataclasses.replace(reference_of(trial), **RECIPES["reference"])
+
+
+def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: int) -> Trial:
+    """Return the short training of a configuration. Raises UsageError that names a setting of the section train."""
+    settings, configuration = trial_spec.apply_trial(settings, comparison.trial, f"quality: {comparison.label}")
+    trial = trial_spec.make_trial(settings, configuration, workers=1, max_hours=None)
+    if trial.training is None:
+        raise ValueError("a training has settings")
+    data = trial.training.data
+    if data.validation_file is None:
+        data = dataclasses.replace(data, validation_share=max(HELD_OUT_SHARE, data.validation_share))
+    rows = max(1, min(trial.micro_batch_size, MAX_ROW_TOKENS // trial.max_seq_len))
+    return dataclasses.replace(
+        trial,
+        name=f"{comparison.trial.trial_id[:60]}-{seed}",
+        reason=f"held-out loss after {settings.quality.steps} steps",
+        suite=QUALITY.name,
+        kind=QUALITY.name,
+        micro_batch_size=rows,
+        seed=seed,
+        held_out_parts=pairs,
+        deadline_sec=QUALITY.deadlines[trial.profile],
+        training=Training(
+            data=data,
+            max_steps=settings.quality.steps,
+            epochs=EPOCHS,
+            **{name: getattr(trial.training, name) for name in TRAINING_FIELDS},
+        ),
+    )
+
+
+def reference_arm(arm: Trial, reference: Trial) -> Trial:
+    """Return the reference's training on the same rows and held-out examples."""
+    fields = {name: getattr(Trial, name) for name in FAST_ONLY_FIELDS} | loss_fields(reference)
+    return dataclasses.replace(arm, name=f"reference-{arm.seed}", gradient_checkpointing=True, **fields)
+
+
+def _compare(
+    settings: Settings,
+    hosts: list[Host],
+    folder: Path,
+    record: QualityRecord | None,
+    comparison: Comparison,
+    *,
+    plain: bool,
+) -> QualityRecord:
+    """Run or resume one comparison and write its losses into the record."""
+    record = record or QualityRecord(
+        max_increase_percent=settings.quality.max_increase_percent, steps=settings.quality.steps
+    )
+    check = record.find(comparison.trial)
+    try:
+        if check is None:
+            check = _start(settings, hosts, folder, record, comparison)
+            record = dataclasses.replace(record, checks=[*record.checks, check])
+        runner.resume(settings, check.run_id, hosts, plain=plain)
+    except SomeTrialsFailed as error:
+        print(error)
+    if check is None:
+        raise ValueError("a started comparison is in the record")
+    finished = _finish(settings, record, check)
+    record = dataclasses.replace(record, checks=[finished if each is check else each for each in record.checks])
+    record.write(folder)
+    outcome = "at the same loss" if verdict_of(record, check.trial) == "same" else "not shown to be at the same loss"
+    print(escape_controls(f"{check.label}: {outcome} as the reference ({difference_text(finished)})"))
+    return record
+
+
+def _start(
+    settings: Settings, hosts: list[Host], folder: Path, record: QualityRecord, comparison: Comparison
+) -> LossCheck:
+    """Write the plan of a comparison's trainings, and name the run in the record before any of them starts."""
+    pairs, _ = planned_pairs(settings, comparison.trial.model, comparison.trial.data)
+    arms = [training_arm(settings, comparison, settings.bench.seed + number, pairs) for number in range(pairs)]
+    known = {result.trial.digest() for result in _all_results(settings, record)}
+    references = [reference_arm(arm, comparison.reference) for arm in arms]
+    trials = [trial for trial in (*references, *arms) if trial.digest() not in known]
+    print(describe_cost(settings, comparison, trials))
+    bench = settings.bench.model_copy(update={"spread": "shard", "repeats": 1})
+    settings = settings.model_copy(update={"bench": bench})
+    names = [host.name for host in hosts]
+    planned = plan_trials(trials, names, "shard")
+    run = runner.new_record(settings, QUALITY.name, planned, names, inputs={"quality_of": folder.name})
+    run, _, _ = runner.write_plan(settings, run)
+    check = LossCheck(label=comparison.label, trial=comparison.trial, reference=comparison.reference, run_id=run.run_id)
+    dataclasses.replace(record, checks=[*record.checks, check]).write(folder)
+    return check
+
+
+def describe_cost(settings: Settings, comparison: Comparison, trials: Sequence[Trial]) -> str:
+    """Return one line: the trainings to run, with their predicted time and price."""
+    seconds = [predicted_sec(trial, comparison.results) for trial in trials]
+    text = f"comparing the held-out loss of {comparison.label} with the reference: {len(trials)} short trainings"
+    if any(each is None for each in seconds):
+        return escape_controls(f"{text}; their time is unknown, as no trial has measured both recipes")
+    total = sum(each for each in seconds if each is not None)
+    devices = sorted({str(name) for result in comparison.results if (name := result.fingerprint.get("gpu_name"))})
+    price = price_of(settings, devices)
+    usd = "" if price is None else f", ${formatting.number(total / 3600.0 * price.usd_per_gpu_hour)}"
+    return escape_controls(f"{text}, about {formatting.duration(total)} of worker time{usd}")
+
+
+def predicted_sec(trial: Trial, results: Iterable[TrialResult]) -> float | None:
+    """Predict a training's seconds, without evaluation, from trials of its recipe; None if none was measured."""
+    measured = [
+        (result.metrics.tokens_per_sec, (result.wall_time_sec or 0.0) - sum(result.steps.step_time_sec))
+        for result in results
+        if result.metrics is not None
+        and result.status is TrialStatus.SUCCEEDED
+        and (result.trial.recipe, result.trial.matmul) == (trial.recipe, trial.matmul)
+    ]
+    if not measured or trial.training is None:
+        return None
+    tokens = (trial.training.max_steps or 0) * trial.training.rows_per_step * trial.max_seq_len * trial.micro_batch_size
+    return fmean(startup for _, startup in measured) + tokens / median(rate for rate, _ in measured)
+
+
+def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> LossCheck:
+    """Return the comparison with its pairs. Raises RetryableError if a resumed run may add some."""
+    results = list(_all_results(settings, record))
+    losses = {result.trial.digest(): loss for result in results if (loss := _loss(result)) is not None}
+    pairs = []
+    for arm in (result.trial for result in results if result.run_id == check.run_id):
+        reference = losses.get(reference_arm(arm, check.reference).digest())
+        if loss_fields(arm) == loss_fields(check.trial) and reference is not None and arm.digest() in losses:
+            pairs.append(LossPair(seed=arm.seed, reference=reference, loss=losses[arm.digest()]))
+    if len(pairs) > 1:
+        return dataclasses.replace(check, pairs=sorted(pairs, key=lambda pair: pair.seed))
+    with runner.ledger_errors(check.run_id):
+        entries = Ledger(settings.results_folder / check.run_id / LEDGER_FILE).entries
+    if not entries or any(entry.status is None or entry.status.is_resumable for entry in entries.values()):
+        raise RetryableError(f"run {check.run_id}: its trainings have not ended")
+    unsuccessful = {name: entry for name, entry in entries.items() if entry.status is not TrialStatus.SUCCEEDED}
+    first = next(((name, entry.status, entry.reason) for name, entry in unsuccessful.items()), None)
+    reason = "its trainings were of other settings" if first is None else f"{first[0]} ended {first[1]}: {first[2]}"
+    return dataclasses.replace(check, reason=reason)
+
+
+def _all_results(settings: Settings, record: QualityRecord) -> Iterable[TrialResult]:
+    """Yield the results of all trainings of a record."""
+    for check in record.checks:
+        for path in sorted((settings.results_folder / check.run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
+            with translate_errors(ConfirmationRequired, ResultError, remedy=f"remove {path}, then resume the command"):
+                yield TrialResult.read(path)
+
+
+def _loss(result: TrialResult) -> float | None:
+    values = [each.value for each in result.measurements if each.name == LOSS]
+    return values[-1] if values and result.status is TrialStatus.SUCCEEDED else None

@@ -1,0 +1,152 @@
+"""Plans of the trainings whose held-out losses are compared, and the pairs that their results make."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from invoke.context import Context
+
+from bench.records import Trial
+from bench.records.paths import LEDGER_FILE, TRIALS_FOLDER
+from bench.records.quality import LossPair, QualityRecord, loss_fields
+from bench.records.result import Measurement, TrialResult
+from bench.records.run import PlannedTrial
+from bench.records.status import Outcome, ReasonCode, TrialStatus
+from remote.fleet.ledger import Ledger
+from tasks.errors import ConfirmationRequired, RetryableError
+from tasks.fleet import plan, runner
+from tasks.settings.load import Settings, load
+from tasks.tuning import quality
+from tests.support.reports import synthetic
+
+LOSSES = {"int8": 2.02, "fast": 2.0, "reference": 2.0}
+
+
+@pytest.fixture
+def settings(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(plan, "git_state", lambda _: {})
+    text = "quality: {pairs: 3, steps: 5}\ntrain: {rows_per_step: 4, warmup_share: 0.03, validation_fraction: 0.02}\n"
+    settings = load(context(text=text))
+    settings.results_folder.mkdir(parents=True, exist_ok=True)
+    return settings
+
+
+def comparison(settings: Settings, **fields: object) -> quality.Comparison:
+    trial = synthetic.trial("fast", model=settings.model.path, data=settings.data.path, recipe="fast", **fields)
+    return quality.Comparison(label="fast", trial=trial, reference=quality.search_reference(trial))
+
+
+def test_both_trainings_of_a_pair_take_the_same_rows(settings: Settings) -> None:
+    compared = comparison(settings, max_seq_len=2048, micro_batch_size=8, matmul="int8", held_layers=3)
+    arm = quality.training_arm(settings, compared, 7, 3)
+    reference = quality.reference_arm(arm, compared.reference)
+    differing = {
+        field.name for field in dataclasses.fields(Trial) if getattr(arm, field.name) != getattr(reference, field.name)
+    }
+    assert differing <= {"name", "gradient_checkpointing", "held_layers", *loss_fields(arm)}
+    assert (arm.kind, arm.seed, arm.held_out_parts, arm.micro_batch_size) == ("quality", 7, 3, 2)
+    assert arm.training is not None
+    assert arm.training.max_steps == 5
+    assert arm.training.data.validation_share == quality.HELD_OUT_SHARE
+    assert (reference.recipe, reference.matmul) == ("reference", "bf16")
+    assert Trial.from_json(arm.to_json()) == arm
+
+
+@pytest.fixture
+def answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Answer trainings by LOSSES, by recipe or matmul; returns the ids of the trials that ran."""
+    ran: list[str] = []
+
+    def resume(_settings: Settings, run_id: str, *_: object, **__: object) -> None:
+        folder = settings.results_folder / run_id
+        run = runner.RunRecord.read(folder / "run.json")
+        ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
+        for planned in run.planned:
+            if ledger.is_open(planned.trial_id):
+                ran.append(planned.trial_id)
+                end(folder, run_id, planned, ledger)
+
+    monkeypatch.setattr(runner, "resume", resume)
+    return ran
+
+
+def end(folder: Path, run_id: str, planned: PlannedTrial, ledger: Ledger) -> None:
+    trial = planned.trial
+    loss = LOSSES[trial.matmul if trial.matmul != "bf16" else trial.recipe]
+    result = TrialResult(
+        trial_id=planned.trial_id,
+        trial=trial,
+        status=TrialStatus.SUCCEEDED,
+        reason=None,
+        run_id=run_id,
+        measurements=[Measurement(name=quality.LOSS, value=loss + trial.seed / 1e6)],
+    )
+    (folder / TRIALS_FOLDER / planned.trial_id).mkdir(parents=True)
+    result.write(folder / TRIALS_FOLDER / planned.trial_id)
+    ledger.record_end(planned.trial_id, Outcome(TrialStatus.SUCCEEDED))
+
+
+def compare(settings: Settings, *compared: quality.Comparison) -> QualityRecord:
+    def choose_next(record: QualityRecord | None) -> quality.Comparison | None:
+        return next((each for each in compared if not quality.is_settled(record, each.trial, each.reference)), None)
+
+    folder = settings.results_folder / "run"
+    folder.mkdir(exist_ok=True)
+    record = quality.compare_losses(settings, [], folder, choose_next, plain=True)
+    assert record is not None
+    assert record == quality.read_record(folder)
+    return record
+
+
+def test_a_second_comparison_takes_the_losses_that_the_reference_has(settings: Settings, answered: list[str]) -> None:
+    fast, int8 = comparison(settings), comparison(settings, matmul="int8")
+    record = compare(settings, int8, fast)
+    assert [trial_id.rpartition("-")[0] for trial_id in answered] == ["reference"] * 3 + ["fast"] * 6
+    assert [quality.verdict_of(record, each.trial) for each in (int8, fast)] == ["refuted", "same"]
+    assert record.checks[1].pairs[0] == LossPair(seed=42, reference=2.000042, loss=2.000042)
+    sd = quality.measured_sd(settings, settings.model.path, settings.data.path)
+    assert sd is not None
+    assert sd < 0.001
+
+
+def test_a_comparison_whose_trainings_were_stopped_is_resumed(
+    settings: Settings, answered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = runner.resume
+    monkeypatch.setattr(runner, "resume", lambda *_, **__: None)
+    with pytest.raises(RetryableError):
+        compare(settings, comparison(settings))
+    assert not answered
+    monkeypatch.setattr(runner, "resume", finish)
+    (check,) = compare(settings, comparison(settings)).checks
+    assert len(check.pairs) == 3
+
+
+def test_trainings_that_failed_withhold_the_configuration(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_settings: Settings, run_id: str, *_: object, **__: object) -> None:
+        ledger = Ledger(settings.results_folder / run_id / LEDGER_FILE)
+        for trial_id in ledger.open_trials():
+            ledger.record_end(trial_id, Outcome.of(ReasonCode.OUT_OF_MEMORY, "no room"))
+
+    monkeypatch.setattr(runner, "resume", fail)
+    compared = comparison(settings)
+    record = compare(settings, compared)
+    assert quality.verdict_of(record, compared.trial) == "refuted"
+    assert "no room" in (record.checks[0].reason or "")
+
+
+def test_a_damaged_record_is_not_compared_again(settings: Settings) -> None:
+    folder = settings.results_folder / "run"
+    folder.mkdir()
+    (folder / "quality.json").write_text("{")
+    with pytest.raises(ConfirmationRequired):
+        quality.read_record(folder)
+
+
+@pytest.mark.parametrize(("pairs", "expected"), [("null", 4), ("7", 7)])
+def test_the_number_of_pairs_follows_from_the_margin_unless_it_is_set(
+    context: Callable[..., Context], pairs: str, expected: int
+) -> None:
+    settings = load(context(text=f"quality: {{pairs: {pairs}}}\n"))
+    assert quality.planned_pairs(settings, "m", "d")[0] == expected
