@@ -184,13 +184,18 @@ def _check_tokenizer(folder: Path, vocabulary: int) -> None:
             f"{path}: contains token {max(ids)}, but config.json's vocab_size is {vocabulary}",
             remedy="restore the tokenizer of this model",
         )
+    _read_tokenizer_settings(folder)
+
+
+def _read_tokenizer_settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return _read_object(path) if path.is_file() else {}
 
 
 def check_template(folder: Path) -> None:
     """Raise InputError for a checked folder without a chat template."""
-    settings = _read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     files = (TEMPLATE_FILE, "chat_template.json")
-    if not settings.get("chat_template") and not any((folder / name).is_file() for name in files):
+    if not _read_tokenizer_settings(folder).get("chat_template") and not any((folder / name).is_file() for name in files):
         raise InputError(
             f"{folder}: no chat template (tokenizer_config.json: chat_template, or {TEMPLATE_FILE})",
             remedy="use the instruction-tuned model, or set train.chat_template for a training",

@@ -157,9 +157,10 @@ class FinetuneRank(RankProcess):
         if self.rank == 0:
             self.heartbeat.update("answer")
             out = Path(self.spec.out)
+            template = training_set.training_of(self.trial).data.chat_template
             try:
                 files = self.trainer_module.write_adapter(
-                    out, adapter, trainer.weights.config, Path(self.trial.model), trainer.training.data.chat_template
+                    out, adapter, trainer.weights.config, Path(self.trial.model), template
                 )
                 digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
             except OSError as error:  # an input error, so that a retry resumes from the last checkpoint

@@ -9,7 +9,7 @@ import pytest
 
 from bench.data.demo import write_sums
 from bench.data.inputs import InputError
-from bench.data.model_folder import check_model
+from bench.data.model_folder import check_model, check_template
 from bench.data.trial_inputs import check_trial, check_trials
 from tests.support.cases import Case, load_cases
 from tests.support.small_inputs import edit_json, write_weights
@@ -18,6 +18,7 @@ from tests.support.small_inputs import edit_json, write_weights
 def error_of(folder: Path) -> str:
     with pytest.raises(InputError) as caught:
         check_model(folder)
+        check_template(folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

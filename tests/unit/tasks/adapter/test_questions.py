@@ -58,7 +58,11 @@ def test_a_server_gets_the_system_prompt_of_the_training(answered: TrainedAdapte
     trained = dataclasses.replace(answered, run=dataclasses.replace(answered.run, planned=(planned,)))
     with FakeOpenAI(RECORDED) as server:
         questions.with_server(
-            Settings(), server.url, None, None, lambda client, name: list(questions.query_server(trained, client, name))
+            Settings(root=Path()),
+            server.url,
+            None,
+            None,
+            lambda client, name: list(questions.query_server(trained, client, name)),
         )
     assert server.requests[0]["messages"][0] == {"role": "system", "content": "s"}
 

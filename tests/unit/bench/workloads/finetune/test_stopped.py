@@ -98,7 +98,7 @@ def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeyp
 
 def test_a_full_disk_at_the_end_is_an_input_error_and_not_a_failed_training(tmp_path):
     rank = FinetuneRank.__new__(FinetuneRank)
-    rank.rank, rank.spec, rank.trial = 0, SimpleNamespace(out=tmp_path), SimpleNamespace(model="model")
+    rank.rank, rank.spec, rank.trial = 0, SimpleNamespace(out=tmp_path), tiny_training.plan(tmp_path, tmp_path)
     rank.group, rank.trainer_module = RankGroup(None), SimpleNamespace(write_adapter=full_disk)
     rank.report, rank.heartbeat = lambda **_: None, SimpleNamespace(update=lambda _: None)
     trainer = SimpleNamespace(
