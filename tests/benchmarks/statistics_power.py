@@ -19,6 +19,7 @@ import numpy as np
 
 from reports.comparison.compare import Comparison, compare
 from reports.read.run import Run
+from reports.statistics.paired_losses import paired_difference, pairs_needed
 from reports.statistics.per_config import Sample, adjusted_means, mean_of_logs
 from reports.statistics.types import Estimate, Ratio
 from reports.summary import text
@@ -26,6 +27,7 @@ from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from reports.training.comparison import paired_interval
 from tasks.fleet.plan import plan_trials
+from tasks.settings.schema import QualitySection
 from tasks.tuning.search_loop import assign_finalists
 from tests.benchmarks import Figure, _odd_runs
 from tests.support.reports import synthetic
@@ -41,11 +43,22 @@ TRAINING_NOISES: Mapping[str, Callable[[np.random.Generator, Floats], Floats]] =
     "heavy tails": lambda random, targets: targets * random.standard_t(3, len(targets)) * 0.03,
     "skewed": lambda random, targets: targets * (random.exponential(1.0, len(targets)) - 1.0) * 0.05,
 }
+MARGIN = QualitySection().max_increase_percent
+# A pair's noise, of standard deviation 1. With outliers, one pair in ten takes another course.
+PAIR_NOISES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
+    "normal": lambda random, count: random.normal(0.0, 1.0, count),
+    "heavy tails": lambda random, count: random.standard_t(3, count) / math.sqrt(3.0),
+    "outliers": lambda random, count: random.normal(
+        0.0, np.where(random.random(count) < 0.1, 3.0, 1.0) / math.sqrt(1.8)
+    ),
+    "skewed": lambda random, count: random.exponential(1.0, count) - 1.0,
+}
 
 
 def main() -> list[Figure]:
     unlike = [*odd_configurations(), *odd_whole_runs()]
-    return [*unlike, *trainings(), *searches(), *recommendations(), *coverages(), *comparisons()]
+    alike = [*trainings(), *same_losses()]
+    return [*unlike, *alike, *searches(), *recommendations(), *coverages(), *comparisons()]
 
 
 def odd_configurations(runs: int = 10 * RUNS) -> Iterator[Figure]:
@@ -155,6 +168,34 @@ def false_changes(examples: int, sigma: float, noise: str, runs: int, *, change:
         low, high = paired_interval(changes.tolist(), targets.tolist()) or (0.0, 0.0)
         different += not low <= 0.0 <= high
     return different / runs
+
+
+def same_losses(runs: int = 10 * RUNS) -> Iterator[Figure]:
+    """Measure how often a configuration is called "at the same loss", by its true difference of losses.
+
+    The pairs are as many as the assumed deviation between pairs needs at the default margin. Real pairs have outliers:
+    a training that takes another course (docs/measurements.md). A difference of two trainings is hardly ever skewed;
+    the last noise shows what would follow.
+    """
+    cases = itertools.product((0.02, 0.05, 0.1), PAIR_NOISES, ((0.0, "95 %"), (MARGIN, "5 %"), (0.5, "5 %")))
+    for sd, noise, (difference, goal) in cases:
+        name = f"{pairs_needed(sd, MARGIN)} pairs, deviation {sd:g} %, {noise}, true difference {difference:g} %"
+        goal = "-" if noise == "skewed" or (noise != "normal" and not difference) else goal
+        yield figure(f"{name}: at the same loss", claims(sd, noise, difference, runs), goal, runs)
+    for sd in (0.02, 0.05, 0.1):
+        pairs = pairs_needed(0.05, MARGIN)
+        name = f"{pairs} pairs planned for 0.05 %, deviation {sd:g} %"
+        yield figure(f"{name}, equal: at the same loss", claims(sd, "normal", 0.0, runs, pairs), "-", runs)
+
+
+def claims(sd: float, noise: str, difference: float, runs: int, pairs: int | None = None) -> float:
+    """Return the share of comparisons whose bound is within MARGIN; `sd` and `difference` in percent."""
+    random, count, made = np.random.default_rng(13), pairs or pairs_needed(sd, MARGIN), 0
+    for _ in range(runs):
+        losses = 2.0 * np.exp((difference + sd * PAIR_NOISES[noise](random, count)) / 100.0)
+        compared = paired_difference([2.0] * count, losses.tolist())
+        made += compared is not None and compared.high <= MARGIN
+    return made / runs
 
 
 def searches(runs: int = 5 * RUNS) -> Iterator[Figure]:

@@ -46,3 +46,9 @@ def test_a_comparison_of_equal_runs_rarely_has_a_verdict_whatever_else_was_measu
 def test_a_slowdown_of_three_percent_is_found_in_one_configuration_and_in_all():
     assert power.finds_one(power.QUICK, 40) >= 0.88  # 62 % before
     assert power.finds_all(power.QUICK, 40) >= 0.95
+
+
+def test_equal_losses_are_called_the_same_and_others_hardly_ever():
+    assert power.claims(0.05, "outliers", 0.0, 400) >= 0.9
+    assert power.claims(0.05, "outliers", power.MARGIN, 400) <= 0.08
+    assert power.claims(0.05, "outliers", 0.5, 400) == 0.0
