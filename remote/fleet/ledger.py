@@ -195,7 +195,8 @@ class Ledger:
             self._validate(document)
             utc = datetime.datetime.fromtimestamp(time.time() if at is None else at, datetime.timezone.utc)
             timestamp = utc.isoformat(timespec="milliseconds")
-            self._write((json.dumps({"time": timestamp, **document}, ensure_ascii=False) + "\n").encode())
+            line = json.dumps(schema.to_json({"time": timestamp, **document}), ensure_ascii=False)
+            self._write(f"{line}\n".encode())
             self._apply(document)
         _logger.info("%s", json.dumps(document, ensure_ascii=False, default=str))
 
