@@ -34,11 +34,9 @@ def test_what_is_missing_for_nf4_follows_from_the_release(case: Case) -> None:
     assert missing == (None if case["missing"] is None else tuple(case["missing"]))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "sh: python3: not found", "[]", "null", '{"vllm": 1}', '{"vllm": "\\u001b[2J"}', "[" * 100_000]
-)
-def test_other_output_is_refused(text: str) -> None:
-    with pytest.raises((ValueError, RecursionError)):
+@pytest.mark.parametrize("text", ['{"vllm": 1}', '{"vllm": "\\u001b[2J"}'])
+def test_other_versions_than_text_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="versions as text"):
         ServerSoftware.parse(text)
 
 

@@ -8,20 +8,17 @@ from pathlib import Path
 import pytest
 
 from remote.image.references import Reference
-from tasks.clients.cluster import LAST_FILE, _read_last_cluster
 from tasks.clients.registry import resolve_image
 from tasks.errors import UsageError
 from tasks.image.sbom import pushed_digest
 from tasks.settings.load import Settings
 
-DEEP = "[" * 100_000
 PUSHED = {"repository": "h.example/r", "digest": f"sha256:{'a' * 64}", "size_bytes": 5, "compressed_bytes": 7}
 
 
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: path.write_text(DEEP), "nested"),
         (lambda path: path.write_text("{"), "Expecting property name"),
         (lambda path: path.write_bytes(b"\xff"), "codec can't decode"),
         (lambda path: path.write_bytes(b" " * (1 << 20 | 1)), "1,048,576 bytes"),
@@ -43,10 +40,3 @@ def test_an_invalid_size_is_unknown(size: object, known: int | None, tmp_path: P
     settings.image_file.parent.mkdir(parents=True)
     settings.image_file.write_text(json.dumps(PUSHED | {"size_bytes": size}))
     assert resolve_image(settings).size_bytes == known
-
-
-def test_an_unreadable_record_of_the_last_cluster_is_ignored(tmp_path: Path) -> None:
-    settings = Settings(root=tmp_path)
-    settings.results_folder.mkdir(parents=True)
-    (settings.results_folder / LAST_FILE).write_text(DEEP)
-    assert _read_last_cluster(settings) == {}
