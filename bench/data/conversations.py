@@ -30,6 +30,9 @@ def parse_conversation(
     """Return the conversation of a line of this format. Raises InputError, which names line and key."""
     location = f"{file}: {unit} {line}"
     unread = tuple(check_keys(location, document, data_format.known))
+    if data_format.is_text:
+        conversation = _parse_turns(location, (), list(data_format.turns(location, document)))
+        return replace(conversation, file=file, line=line, unit=unit, unread_keys=unread, is_text=True)
     tools = read_tools(location, document.get("tools"))
     raw_turns = [*system_turn(location, document), *data_format.turns(location, document)]
     answers = dict.fromkeys(raw.answer for raw in raw_turns if raw.answer is not None)

@@ -310,7 +310,7 @@ def load_examples(
     already. Raises InputError, also if they cannot be cached.
     """
     model_sha256 = check_model(model).sha256
-    if spec.chat_template is None:
+    if spec.needs_own_template:
         check_template(model)
     paths = [*spec.files, spec.validation_file] if spec.validation_file is not None else spec.files
     if cache_dir is not None:

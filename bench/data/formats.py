@@ -5,6 +5,7 @@
     instruction, output   Alpaca, with an optional "input"
     prompt, completion    text, or lists of messages; answers in the prompt are not trained on
     prompt, completions   a list of completions, each an answer to the same prompt
+    text                  plain text without turns, for trainings on every token; not read next to the keys above
 
 A "system" text next to them is the first turn, "tools" are those of `bench.data.tool_calls`. Turns have either pair of
 keys; content is text or a list of text parts. A new format is one `Format` in FORMATS.
@@ -82,6 +83,10 @@ def _from_completions(location: str, document: Mapping[str, Any]) -> Iterator[Ra
                 yield turn
 
 
+def _from_text(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
+    yield RawTurn(f"{location}: text", "text", "assistant", document["text"])
+
+
 def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
     if not isinstance(turns, list) or not turns:
         actual = "an empty list" if turns == [] else schema.type_name(turns)
@@ -102,16 +107,20 @@ def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
 
 @dataclass(frozen=True)
 class Format:
-    """Format of a line: its name, the keys that identify it, the function that yields its turns, and optional keys."""
+    """Format of a line: its name, the keys that identify it, the function that yields its turns, and optional keys.
+
+    With `is_text` it has one text in place of turns, and only counts for lines that have no other format.
+    """
 
     name: str
     keys: tuple[str, ...]
     turns: Callable[[str, Mapping[str, Any]], Iterator[RawTurn]]
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ("system", "tools")
+    is_text: bool = False
 
     @property
     def known(self) -> tuple[str, ...]:
-        return (*self.keys, *self.optional, "system", "tools")
+        return (*self.keys, *self.optional)
 
 
 def index_formats(formats: Iterable[Format]) -> dict[str, Format]:
@@ -136,16 +145,18 @@ FORMATS = index_formats(
             ("conversations",),
             lambda location, line: _from_turn_list(location, "conversations", line["conversations"]),
         ),
-        Format("Alpaca", ("instruction", "output"), _from_alpaca, ("input",)),
+        Format("Alpaca", ("instruction", "output"), _from_alpaca, ("input", "system", "tools")),
         Format("prompt and completion", ("prompt", "completion"), _from_completion),
         Format("prompt and completions", ("prompt", "completions"), _from_completions),
+        Format("text", ("text",), _from_text, optional=(), is_text=True),
     ]
 )
 
 
 def detect_kind(location: str, document: Mapping[str, Any]) -> str:
     """Return the name of the one format whose keys are all there. Raises InputError for none or several."""
-    kinds = [kind for kind, data_format in FORMATS.items() if all(map(document.__contains__, data_format.keys))]
+    matches = [data_format for data_format in FORMATS.values() if all(map(document.__contains__, data_format.keys))]
+    kinds = [data_format.name for data_format in matches if len(matches) == 1 or not data_format.is_text]
     if len(kinds) != 1:
         actual = f"the keys of {' and '.join(kinds)}" if kinds else _list_keys(document)
         raise InputError(f"{location}: expected an object with {expected_keys()}, found {actual}")

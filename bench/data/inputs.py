@@ -57,7 +57,7 @@ class Conversation:
 
     `additions` has the further keys of a turn's message by its index: `tool_calls`, or `name` and `tool_call_id` of a
     result. `alternatives` are the line's other answers to the same prompt, each a conversation; the digest of the first
-    one is that of the line.
+    one is that of the line. With `is_text` the only turn is a text that no template is applied to.
     """
 
     file: str
@@ -71,6 +71,7 @@ class Conversation:
     tools: tuple[dict[str, Any], ...] = ()
     additions: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     alternatives: tuple[Conversation, ...] = ()
+    is_text: bool = False
 
     @property
     def answers(self) -> list[int]:
@@ -98,7 +99,7 @@ class Conversation:
 
     def with_system(self, text: str | None) -> Conversation:
         """Return the conversation after a system's turn with this text, unless it has one or there is no text."""
-        if text is None or self.turns[0][0] == "system":
+        if text is None or self.is_text or self.turns[0][0] == "system":
             return self
         return dataclasses.replace(
             self,

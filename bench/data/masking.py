@@ -7,6 +7,9 @@ target.
 A conversation over `max_seq_len` tokens is dropped, or cut after the last whole answer that fits. An answer is never
 cut inside, so it keeps the token that ends it. If the template writes no such token after the last answer, the
 tokenizer's end-of-sequence token is added: without it the model would not learn to end its answers.
+
+Plain text gets the tokenizer's own start and its end-of-sequence token, and no template. Every token is a target. A
+text over `max_seq_len` is dropped, or divided into pieces.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.data import findings
 from bench.data.findings import DataFindings
@@ -28,6 +31,7 @@ from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, Template
 from bench.data.tool_template import ToolTemplate
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
+T = TypeVar("T")
 IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
 
 
@@ -124,6 +128,9 @@ class ExampleBuilder:
             return []
 
     def _render(self, conversation: Conversation) -> Iterator[Rendered]:
+        if conversation.is_text:
+            yield self._render_text(conversation)
+            return
         for source in (conversation, *conversation.alternatives):
             source = source.with_system(self._system)
             if source.answers:
@@ -135,19 +142,34 @@ class ExampleBuilder:
         messages, is_text_lost = self._tool_template.messages(source)
         if is_text_lost:
             self.findings.add(findings.CALL_TEXT_LEFT_OUT, source)
-        tools = source.tools
-        typed_tokens = self._control_tokens.find(messages, tools)
-        kind = findings.TYPED_TOKEN_KEPT if self._keeps_typed_tokens else findings.TYPED_TOKEN
-        for token in typed_tokens:
-            self.findings.add(kind.format(token), source)
-        if hides_tokens := bool(typed_tokens) and not self._keeps_typed_tokens:
-            messages = self._control_tokens.hide(source.location, messages)
-            tools = self._control_tokens.hide(source.location, tools)
+        (messages, tools), hides_tokens = self._hide_typed_tokens(source, [messages, source.tools])
         renderer = ConversationRenderer(
             source=source, messages=messages, tools=tools, template=self._template, findings=self.findings
         )
         for rendered in renderer.render(self._labels, source.answers):
             yield rendered._replace(hides_tokens=hides_tokens)
+
+    def _render_text(self, source: Conversation) -> Rendered:
+        """Return a plain text between the tokenizer's start and end tokens."""
+        if self._labels != "all":
+            raise InputError(
+                f"{source.location}: text: plain text has no answers to train on",
+                remedy="set train.label_mask: all, which trains on every token",
+            )
+        text, hides_tokens = self._hide_typed_tokens(source, source.turns[0][1])
+        starts = self._tokenizer("")["input_ids"][:1] == [self._bos]
+        whole = f"{self._tokenizer.bos_token if starts else ''}{text}{self._tokenizer.eos_token}"
+        return Rendered(source=source, turns=1, text=whole, answers=((0, len(whole)),), hides_tokens=hides_tokens)
+
+    def _hide_typed_tokens(self, source: Conversation, value: T) -> tuple[T, bool]:
+        """Count control tokens typed in the texts of `value`; return it with them hidden, and whether it has any."""
+        typed_tokens = self._control_tokens.find([value])
+        kind = findings.TYPED_TOKEN_KEPT if self._keeps_typed_tokens else findings.TYPED_TOKEN
+        for token in typed_tokens:
+            self.findings.add(kind.format(token), source)
+        if not typed_tokens or self._keeps_typed_tokens:
+            return value, False
+        return self._control_tokens.hide(source.location, value), True
 
     def _tokenize(self, texts: Sequence[Rendered]) -> Iterator[Example]:
         if not texts:
@@ -159,6 +181,9 @@ class ExampleBuilder:
                 self.findings.add(findings.EOS_ADDED, rendered.source)
                 ids, targets = [*ids, self._eos], bytearray([*targets, 1])
             if self._max_seq_len is not None and len(ids) > self._max_seq_len:
+                if rendered.source.is_text and self._too_long == "cut":
+                    yield from self._divide(rendered.source, ids, self._max_seq_len)
+                    continue
                 cut = list(self._cut(rendered))
                 self.findings.add_long(len(ids), sum(len(example.ids) for example in cut))
                 yield from cut
@@ -195,6 +220,19 @@ class ExampleBuilder:
             targets[begin:end] = b"\1" * (end - begin)
         targets[:1] = bytes(min(1, len(ids)))
         return targets, has_end
+
+    def _divide(self, source: Conversation, ids: list[int], length: int) -> Iterator[Example]:
+        """Divide a plain text into pieces of so many tokens; the last one may be shorter."""
+        self.findings.add(findings.TEXT_DIVIDED, source)
+        for start in range(0, len(ids) - 1, length):  # without a last piece of one token, which has no target
+            piece = array("I", ids[start : start + length])
+            yield Example(
+                file=source.file,
+                line=source.line,
+                unit=source.unit,
+                ids=piece,
+                targets=b"\0" + b"\1" * (len(piece) - 1),
+            )
 
     def _cut(self, rendered: Rendered) -> Iterator[Example]:
         """Cut a conversation after the last whole answer that fits, if it may be cut."""

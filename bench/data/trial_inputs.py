@@ -60,7 +60,7 @@ def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: Ca
 def check_trial_model(trial: Trial, load_model: Callable[[Path], ModelFacts] = check_model) -> ModelFacts:
     """Check the trial's model, its positions and its layers. Raises InputError."""
     model = load_model(Path(trial.model))
-    if trial.training is None or trial.training.data.chat_template is None:
+    if trial.training is None or trial.training.data.needs_own_template:
         check_template(Path(trial.model))
     if trial.max_seq_len > model.max_position_embeddings:
         raise InputError(

@@ -115,6 +115,12 @@ class TrainingData:
             raise FieldError("validation_share", "validation_file is set too", remedy="set only one of them")
 
 
+    @property
+    def needs_own_template(self) -> bool:
+        """Return whether the model must have a chat template. A training on every token may have plain text."""
+        return self.chat_template is None and self.labels != "all"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
     """One data file: its kind and sha256, its lines with an example, their weight and tokens per epoch.
@@ -327,6 +333,17 @@ class DerivedSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChipForecast:
+    """A training on one kind of GPU: does it fit, and the seconds of a packed row with the range of the estimate."""
+
+    name: str
+    fits: bool
+    row_sec: float
+    row_sec_low: float
+    row_sec_high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """A worker's forecast of a training before it starts.
 
@@ -344,6 +361,7 @@ class Forecast:
     data: DataReport | None = None
     recipe: str | None = None  # None from a worker of an older version, as are steps
     steps: int | None = None
+    chips: list[ChipForecast] = field(default_factory=list)  # empty from a worker of an older version
     derived: DerivedSettings = field(default_factory=DerivedSettings)
 
 

@@ -204,7 +204,7 @@ BROKEN = {
         as_parquet(ROWS, store_schema=False).replace(b"completion", b"\xff" * 10),
         "after row 0: not Parquet",
     ),
-    "other columns": ("d.parquet", as_parquet([{"text": "x"}]), "columns: .*found keys text"),
+    "other columns": ("d.parquet", as_parquet([{"body": "x"}]), "columns: .*found keys body"),
     "no rows": (
         "d.parquet",
         as_parquet_of(prompt=pyarrow.array([], "string"), completion=pyarrow.array([], "string")),
@@ -264,7 +264,7 @@ BROKEN = {
     "no stream": ("saved", as_folder(b"ARROW1" * 99), "after row 0: not an Arrow stream"),
     "an endless message": ("saved", as_folder(b"\xff\xff\xff\xff\xff\xff\xff\x7f"), "after row 0: not an Arrow"),
     "a compressed stream": ("saved", as_folder(as_stream(ROWS, compression="zstd")), "after row 0: .*uncompressed"),
-    "other columns in a folder": ("saved", as_folder(as_stream([{"text": "x"}])), "columns: .*found keys text"),
+    "other columns in a folder": ("saved", as_folder(as_stream([{"body": "x"}])), "columns: .*found keys body"),
     "numbers in a folder": (
         "saved",
         as_folder(as_stream(ROWS), as_stream([{"prompt": 1, "completion": 2}])),

@@ -5,6 +5,7 @@ import hashlib
 import signal
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -12,11 +13,13 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from bench.data import findings, masking
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
+from bench.records.training import LostToLength
 from tests.support.cases import Case, load_cases
 
 Turns = Sequence[tuple[str, str]]
@@ -185,3 +188,50 @@ def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tok
 def test_an_unusable_template_is_rejected(template: str, message: str, tokenizer_of: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match=message):
         build(tokenizer_of(template), TWO)
+
+
+def plain_text(text: str) -> Conversation:
+    turns = (("assistant", text),)
+    return Conversation(file="d.jsonl", line=7, turns=turns, digest=b"", is_text=True)
+
+
+@pytest.mark.parametrize("adds_start", [False, True])
+def test_plain_text_gets_the_tokenizers_start_and_end_and_every_token_is_a_target(
+    adds_start: bool, tokenizer_of: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizer_of("chatml")
+    if adds_start:
+        start = ("<s>", tokenizer.bos_token_id)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[start])
+    builder = ExampleBuilder(tokenizer, max_seq_len=20, labels="all", special_tokens="text", system="s")
+    (example,) = builder.build([plain_text("a<s>b")])
+    assert tokenizer.decode(example.ids.tolist()) == ("<s>" if adds_start else "") + "a<s>b<|im_end|>"
+    assert example.ids.tolist().count(tokenizer.bos_token_id) == adds_start  # the typed one is text
+    assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)
+    assert builder.findings.counts[findings.TYPED_TOKEN.format("<s>")] == 1
+
+
+def test_long_plain_text_is_dropped_or_divided_without_a_loss(tokenizer_of: Callable[..., Any]) -> None:
+    text = "x" * 16  # and one token at its end
+    build = partial(ExampleBuilder, tokenizer_of("chatml"), max_seq_len=8, labels="all")
+    assert list(build().build([plain_text(text)])) == []
+    builder = build(too_long="cut")
+    pieces = list(builder.build([plain_text(text), plain_text("y")]))
+    assert [len(piece.ids) for piece in pieces] == [8, 8, 2]
+    assert builder.findings.lost(3, 18) is None
+    assert builder.findings.counts[findings.TEXT_DIVIDED] == 1
+
+
+def test_plain_text_without_a_target_mask_of_all_is_refused_with_the_setting(tokenizer_of: Callable[..., Any]) -> None:
+    builder = ExampleBuilder(tokenizer_of("chatml"), max_seq_len=20)
+    with pytest.raises(InputError, match=r"d\.jsonl: line 7: text: .*train\.label_mask: all"):
+        list(builder.build([plain_text("a")]))
+
+
+def test_what_is_lost_to_length_names_the_length_that_loses_one_percent(tokenizer_of: Callable[..., Any]) -> None:
+    builder = ExampleBuilder(tokenizer_of("chatml"), max_seq_len=10, labels="all")
+    texts = [*("x" * 5 for _ in range(300)), *("x" * 19 for _ in range(20)), "x" * 30]
+    kept = list(builder.build(map(plain_text, texts)))
+    lost = builder.findings.lost(len(kept), sum(len(example.ids) for example in kept))
+    assert lost == LostToLength(rows=21, all_rows=321, tokens=20 * 20 + 31, all_tokens=300 * 6 + 431, enough=31)
+    assert findings.DataFindings().lost(5, 50) is None

@@ -66,7 +66,7 @@ def test_a_system_text_of_a_line_is_its_first_turn(kind: str, tmp_path: Path) ->
 
 
 def test_bad_lines_are_listed_at_once(tmp_path: Path) -> None:
-    good, bad = SAME_TURNS["Alpaca"], ["{", {"text": "x"}, {**SAME_TURNS["Alpaca"], "weight": 0}]
+    good, bad = SAME_TURNS["Alpaca"], ["{", {"body": "x"}, {**SAME_TURNS["Alpaca"], "weight": 0}]
     path = write(tmp_path / "d.jsonl", good, *bad, *[good] * 200)
     with pytest.raises(InputError) as caught:
         readers.read(path)
