@@ -101,7 +101,7 @@ def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a record by field name; of a list of numbers only the smallest and the largest."""
     if type(value) in (int, float):
         yield name, value  # type: ignore[misc] # not a bool
-    elif isinstance(value, list) and value and type(value[0]) in (int, float):
+    elif isinstance(value, list) and value and {type(item) for item in value} <= {int, float}:
         yield from ((name, min(value)), (name, max(value)))
     elif isinstance(value, (list, dict)) and name != "fingerprint":  # it is only displayed
         for item in value.values() if isinstance(value, dict) else value:

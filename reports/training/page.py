@@ -16,15 +16,18 @@ import jinja2
 from markupsafe import Markup
 
 from bench.records.atomic_files import write_atomic
+from bench.records.score import TrainingScore
 from bench.records.trial import Trial
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from reports import formatting
 from reports.figures.drawing.style import inline_svg
 from reports.read.run import ReportWriteError, make_report_folder
-from reports.training import loss_curves, summary
+from reports.training import goodput, loss_curves, score, summary
 from reports.training.summary import TrainingReport
 
 INDEX_FILE, LOSS_FIGURE, TIMELINE_FIGURE = "index.html", "figures/loss", "figures/course"
+USE_COLUMNS = ("use", "hours", "share", "cost")
+SCORE_COLUMNS = ("score", "before", "after", "difference in points", "rows")
 ATTEMPT_COLUMNS = ("attempt", "leader", "workers", "resumed from step", "seconds lost", "dollars", "ended because")
 TEMPLATES = Path(__file__).parents[1] / "output" / "templates"
 _JINJA = jinja2.Environment(
@@ -86,12 +89,13 @@ def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
         for name, svg in wide.items()
     }
     trial = training.run.planned[0].trial
+    found_uses = goodput.uses(training)
     return _JINJA.get_template("training.html.j2").render(
         css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         run_id=training.run.run_id,
         profile=training.run.profile,
         headline=summary.headline(training),
-        outcome=summary.outcome(training),
+        notes=summary.notes(training),
         tiles=summary.tiles(training),
         drawings=drawings,
         lines=_lines(training),
@@ -105,8 +109,32 @@ def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
         attempts=_attempts(training),
         rejected=_rejected(training),
         answers=training.record.answers,
+        score=training.record.score,
+        score_heads=SCORE_COLUMNS,
+        score_rows=[] if training.record.score is None else score.table(training.record.score),
+        unscored=[] if training.record.score is None else _unscored(training.record.score),
+        goodput=goodput.sentence(training, found_uses),
+        use_heads=_use_heads(training),
+        uses=_uses(training, found_uses),
         limit=None if trial.training is None else trial.training.answer_tokens,
     )
+
+
+def _unscored(found: TrainingScore) -> list[tuple[str, str, str]]:
+    return [(f"{row.row:,}", row.place, score.fault_text(row)) for row in found.unscored]
+
+
+def _use_heads(training: TrainingReport) -> tuple[str, ...]:
+    return USE_COLUMNS if training.price is not None else USE_COLUMNS[:-1]
+
+
+def _uses(training: TrainingReport, found: Sequence[goodput.Use]) -> list[tuple[str, ...]]:
+    """Return a row for each use of the paid time: name, hours, share, and dollars if there is a price."""
+    rows = [(use.name, formatting.number(use.seconds / 3600.0), f"{use.share * 100:.1f} %") for use in found]
+    if training.price is None:
+        return list(rows)
+    costs = [formatting.dollars(use.seconds / 3600.0 * training.price) for use in found]
+    return [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
 
 
 def _inline(svg: bytes, name: str, width: str) -> Markup:
@@ -121,8 +149,10 @@ def _markdown(training: TrainingReport) -> str:
     ]
     parts = [
         f"# {formatting.markdown(summary.headline(training))}",
-        f"Run {training.run.run_id}, profile {training.run.profile}. {formatting.markdown(summary.outcome(training))}.",
+        f"Run {training.run.run_id}, profile {training.run.profile}. "
+        + " ".join(f"{formatting.markdown(note)}." for note in summary.notes(training)),
         "\n".join(["| | |", "|---|---|", *rows]),
+        *_uses_markdown(training),
         "\n".join(["| | predicted | actual |", "|---|---|---|", *comparison]),
         *(
             f"Rejected file {formatting.markdown(file)}: {formatting.markdown(why)}."
@@ -132,6 +162,13 @@ def _markdown(training: TrainingReport) -> str:
         "\n".join(f"- {purpose}: `{command}`" for purpose, command in commands(training)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _uses_markdown(training: TrainingReport) -> list[str]:
+    found, heads = goodput.uses(training), _use_heads(training)
+    text = goodput.sentence(training, found)
+    table = [heads, ("---",) * len(heads), *_uses(training, found)]
+    return [] if text is None else [f"{text}.", "\n".join(f"| {' | '.join(row)} |" for row in table)]
 
 
 def _lines(training: TrainingReport) -> list[summary.SummaryRow]:

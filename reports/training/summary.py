@@ -17,6 +17,7 @@ from reports import formatting
 from reports.read import attempts, validation
 from reports.read.attempts import AttemptSpan
 from reports.read.run import Rejected, ReportError
+from reports.training import score
 
 SummaryRow = tuple[str, str]
 
@@ -72,7 +73,8 @@ def read(run_folder: Path) -> TrainingReport:
         record = TrainingRecord.read(path)
         if (record.run_id, record.trial_id) != (run.run_id, trial_id):
             raise ValueError(f"{path}: belongs to {record.trial_id!r} of run {record.run_id!r}")
-        if (fault := validation.training_fault(record)) is not None:
+        fault = validation.training_fault(record) or (None if record.score is None else score.fault(record.score))
+        if fault is not None:
             raise ValueError(f"{path}: {fault}")
         forecast = _read_forecast(run)
         spans = attempts.read(run_folder, trial_id)
@@ -105,11 +107,17 @@ def _read_forecast(run: RunRecord) -> dict[str, Any]:
 
 
 def headline(training: TrainingReport) -> str:
-    """Describe the training in one sentence: change of the held-out loss, cost, time, prediction."""
+    """Describe the training in one sentence: the change of its score, else of its held-out loss."""
+    has_score = training.has_succeeded and training.record.score is not None and training.record.score.measures
+    return (score.outcome(training.record) if has_score else None) or loss_and_cost(training) or outcome(training)
+
+
+def loss_and_cost(training: TrainingReport) -> str | None:
+    """Describe the change of the held-out loss, cost, time, prediction; None without a change or a result."""
     record, last = training.record, adapter_evaluation(training.record)
     first = record.evaluations[0] if record.evaluations else None
     if not training.has_succeeded or first is None or last is None or first.step == last.step:
-        return outcome(training)
+        return None
     interval = f" {formatting.span(last.low, last.high, 2)}".rstrip()
     money = None if training.price is None else formatting.dollars(training.worker_hours * training.price)
     spans = training.attempts
@@ -119,6 +127,14 @@ def headline(training: TrainingReport) -> str:
         f"Held-out loss {first.loss:.2f} \N{RIGHTWARDS ARROW} {last.loss:.2f}{interval} {paid} on "
         f"{record.world_size} {training.device}{_predicted(training)}"
     )
+
+
+def notes(training: TrainingReport) -> list[str]:
+    """Describe what the headline leaves out: loss and cost, the outcome, a score that is missing."""
+    texts = [loss_and_cost(training), outcome(training)]
+    if training.record.score is not None and not training.record.score.measures:
+        texts.append(score.outcome(training.record))
+    return [text for text in dict.fromkeys(texts) if text is not None and text != headline(training)]
 
 
 def _predicted(training: TrainingReport) -> str:
@@ -159,6 +175,10 @@ def tiles(training: TrainingReport) -> list[tuple[str, str, str]]:
     """Return the main numbers: name, value, detail."""
     record, last = training.record, adapter_evaluation(training.record)
     rows = []
+    if record.score is not None and record.score.measures:
+        measure = record.score.measures[0]
+        before = f"{measure.before * 100:.0f} % before; {measure.after_low * 100:.0f} to {measure.after_high * 100:.0f}"
+        rows.append((score.label(record.score, measure), f"{measure.after * 100:.0f} %", before))
     if last is not None:
         interval = "" if last.low is None or last.high is None else f"{last.low:.4f} to {last.high:.4f}"
         rows.append(("held-out loss", f"{last.loss:.4f}", interval))
@@ -201,6 +221,7 @@ def lines(training: TrainingReport) -> list[SummaryRow]:
         ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.reason or record.stop or 'stopped'})"),
         ("workers", f"{record.world_size}, on {training.device}"),
         *_configuration(training),
+        *score.lines(record),
         *(
             (f"held-out loss, step {evaluation.step:,}", _loss(evaluation, lowest))
             for evaluation in _notable_evaluations(record.evaluations, lowest)

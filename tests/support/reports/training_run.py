@@ -1,10 +1,12 @@
 """Collected run folder of a training: two steps of two workers, a restart, held-out losses."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 from bench.records import Trial
 from bench.records.run import PlannedTrial, RunRecord
+from bench.records.score import ScoredRow, ScoreFault, ScoreMeasure, TrainingScore
 from bench.records.training import (
     AdapterCheck,
     Evaluation,
@@ -37,6 +39,20 @@ RECORD = TrainingRecord(
     checkpoints=[], restarts=[], answers=[], data=None, adapter_step=2, adapter_sha256="ab" * 32,
     adapter_files={"adapter_model.safetensors": 2_000_000}, communication_predicted_percent=None,
     communication_measured_percent=7.0, peak_vram_bytes=3 << 30, peak_rss_bytes=None, seconds=3600.0,
+)  # fmt: skip
+MEASURE = ScoreMeasure(
+    name="score", rows=2, before=0.0, before_low=0.0, before_high=0.8, after=0.75, after_low=0.5, after_high=1.0,
+    change=0.75, change_low=0.5, change_high=1.0,
+)  # fmt: skip
+ROW = ScoredRow(
+    row=1, place="d.jsonl: line 4", prompt="<b>p</b>", expected="e", before="b", after="a", before_score=0.0,
+    after_score=0.5,
+)  # fmt: skip
+UNSCORED = dataclasses.replace(ROW, row=3, after_score=None, fault=ScoreFault.RAISED, detail="KeyError: 'x'")
+SCORE = TrainingScore(
+    method="json", sha256=None, measures=[MEASURE, dataclasses.replace(MEASURE, name="valid JSON")],
+    places=["d.jsonl: line 4", "d.jsonl: line 5", "d.jsonl: line 6"], before=[0.0, 0.0, 0.0], after=[0.5, 1.0, None],
+    shown=[ROW], unscored=[UNSCORED], unscored_rows=1, generator="transformers (no GPU)", seconds=2.0,
 )  # fmt: skip
 FORESEEN = {"steps": 2, "seconds": 3500.0, "usd": 3.9, "usd_per_gpu_hour": 2.0, "price": "$2.00", "peak_bytes": 3 << 30}
 

@@ -11,7 +11,7 @@ from bench.records.score import SampleAnswer
 from bench.records.training import AdapterCheck
 from reports.training import loss_curves, page, summary
 from tests.support.reports import hostile
-from tests.support.reports.training_run import RECORD, write_checked, write_run
+from tests.support.reports.training_run import RECORD, SCORE, write_checked, write_run
 
 
 def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> None:
@@ -32,6 +32,15 @@ def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> No
     assert heads.startswith("run_id,configuration,step,loss,learning_rate")
     assert first.startswith("r,train,1,2.0,")
     assert (folder / "evaluations.csv").read_text().splitlines()[1].startswith("r,train,0,2.0,")
+
+
+def test_score_answers_and_goodput_come_before_the_curves(tmp_path: Path) -> None:
+    html = html_of(write_run(tmp_path, dataclasses.replace(RECORD, score=SCORE)))
+    titles = re.findall(r"<h2>([^<]+)</h2>", html)
+    assert titles[:4] == ["Score", "Held-out answers before and after", "Cost and goodput", "Predicted and actual"]
+    assert titles.index("Next commands") < titles.index("Loss")
+    assert "&lt;b&gt;p&lt;/b&gt;" in html
+    assert "raised: " in html
 
 
 def html_of(folder: Path) -> str:

@@ -1,0 +1,85 @@
+"""The score and the goodput of a training in its report."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bench.records.score import TrainingTime
+from bench.records.training import Restart
+from reports.read.run import ReportError
+from reports.training import goodput, score, summary
+from tests.support.reports.training_run import MEASURE, RECORD, SCORE, write_run
+
+
+def read(tmp_path: Path, **changes: object) -> summary.TrainingReport:
+    return summary.read(write_run(tmp_path / "r", dataclasses.replace(RECORD, **changes)))
+
+
+def test_the_score_is_the_headline_and_the_first_large_number(tmp_path: Path) -> None:
+    training = read(tmp_path, score=SCORE)
+    assert summary.headline(training) == score.outcome(training.record)
+    assert summary.tiles(training)[0][:2] == ("equal fields", "75 %")
+    lines = dict(summary.lines(training))
+    assert {"score, equal fields", "score, valid JSON", "rows without a score", "answers computed by"} <= lines.keys()
+    assert "raised" in lines["rows without a score"]
+    assert "d.jsonl: line 4" in lines["rows without a score"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"measures": [], "failure": "rank 0: OutOfMemoryError"},
+        {"measures": [], "before": [None] * 3, "after": [None] * 3, "unscored_rows": 3},
+    ],
+)
+def test_a_failed_score_is_a_note_and_the_training_stands(changes: dict[str, object], tmp_path: Path) -> None:
+    training = read(tmp_path, score=dataclasses.replace(SCORE, **changes))
+    assert training.has_succeeded
+    assert summary.headline(training) == summary.loss_and_cost(training)
+    assert score.outcome(training.record) in summary.notes(training)
+
+
+@pytest.mark.parametrize(
+    ("method", "label"),
+    [("exact", "exact answers"), ("json", "equal fields"), ("/shared-data/my/judge.py", "score by judge.py")],
+)
+def test_the_name_of_a_score_follows_from_its_method(method: str, label: str) -> None:
+    found = dataclasses.replace(SCORE, method=method)
+    assert [score.label(found, measure) for measure in found.measures] == [label, "valid JSON"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"after": [0.5, 1.0, 7.0]},
+        {"after": [0.5]},
+        {"measures": [dataclasses.replace(MEASURE, after_high=1.5)]},
+    ],
+)
+def test_an_impossible_score_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"training\.json: score: "):
+        read(tmp_path, score=dataclasses.replace(SCORE, **changes))
+
+
+def test_paid_time_is_divided_by_use(tmp_path: Path) -> None:
+    """Two attempts of half an hour on two workers; the steps took an hour, so the rest is nothing."""
+    steps = dataclasses.replace(RECORD.steps, step_time_sec=[900.0, 600.0])
+    restart = Restart(attempt=2, from_step=1, reason="LOST", lost_steps=1, lost_sec=90.0)
+    times = TrainingTime(loading_sec=300.0, evaluation_sec=120.0, score_sec=600.0)
+    training = read(tmp_path, steps=steps, restarts=[restart], time=times)
+    uses = {use.name: use.seconds for use in goodput.uses(training)}
+    assert uses == {
+        goodput.STEPS: 3000.0, "loading": 600.0, "evaluation": 240.0, "answers and score": 1200.0,
+        "repeated steps": 180.0, goodput.REST: 1980.0,
+    }  # fmt: skip
+    assert sum(use.share for use in goodput.uses(training)) == pytest.approx(1.0)
+    assert sum(uses.values()) == 7200.0
+
+
+def test_steps_count_for_the_workers_that_did_them(tmp_path: Path) -> None:
+    training = read(tmp_path)
+    first, second = training.attempts
+    elastic = dataclasses.replace(training, attempts=[first, dataclasses.replace(second, workers=1)])
+    assert goodput.uses(elastic)[0].seconds == 1800.0 * 2 + 1800.0
+    assert goodput.uses(dataclasses.replace(training, attempts=[])) == []
