@@ -402,6 +402,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
+    from bench.predict.chips import forecast_chips
     from bench.predict.throughput import forecast
     from bench.workloads.finetune.derived import derive
 
@@ -419,7 +420,9 @@ def _forecast(arguments: argparse.Namespace) -> int:
     )
     data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
-    prediction = dataclasses.replace(prediction, data=data, steps=examples.steps(), derived=derived)
+    prediction = dataclasses.replace(
+        prediction, data=data, steps=examples.steps(), chips=forecast_chips(trial), derived=derived
+    )
     return _print_json(schema.to_json(prediction))
 
 

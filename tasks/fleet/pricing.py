@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from reports.summary import prices
 from reports.summary.cost import Price
-from reports.summary.prices import TABLE, PriceError, Pricing
+from reports.summary.prices import TABLE, PriceError, PriceTable, Pricing
 from tasks.clients.cluster import known_provider
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
@@ -26,6 +26,15 @@ def pricing(settings: Settings) -> Pricing:
         co2_kg_per_kwh=cost.co2_kg_per_kwh,
         co2_source=cost.co2_source,
     )
+
+
+def price_table(settings: Settings) -> PriceTable | None:
+    """Return the table of prices in effect; None if the provider has none. Raises UsageError."""
+    selected = pricing(settings)
+    path = selected.table or selected.list_prices
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    with translate_errors(UsageError, PriceError):
+        return None if path is None else prices.read_table(path, today=today)
 
 
 def price_of(settings: Settings, devices: Sequence[str]) -> Price | None:

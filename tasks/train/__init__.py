@@ -4,6 +4,7 @@ train        `inv data.check`; `inv train`: check everything, then start, resume
 trial_spec   build the training's trial from settings, flags and a trial file
 recommended  the configuration of a benchmark or a search, for `inv train --from`
 forecast     predict hours, dollars, memory and communication before the start
+shapes       what the training costs on each shape of the price table
 resume       `inv train --resume`: reattach to a training, or restart it from its last checkpoint
 session      follow one training to its end: losses, restarts, fewer workers
 submit_job   `inv train --job`: deploy a training as a Kubernetes Job

@@ -310,10 +310,24 @@ def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -
         row = Amount(value=samples / rate.value, low=low, high=high)
         step = _add_seconds(row.times(rows), (1 - rows) * _optimizer_sec(comparable))
         return step, f"from {rate.n} steps measured on {probe.device} (run {comparable[0].run_id})"
-    if probe.forecast.row_sec is not None:
-        row = Amount(value=probe.forecast.row_sec, low=None, high=None)
+    if (row := _estimated_row_sec(probe)) is not None:
         return row.times(rows), f"estimated from the figures of {probe.device}; no run here measured this configuration"
     return None, f"no run here measured this configuration on {probe.device}"
+
+
+def _estimated_row_sec(probe: ProbeResult) -> Amount | None:
+    """Return the estimate for a row on the worker's GPU, with its range, which a worker of an older version lacks."""
+    for chip in probe.forecast.chips:
+        if chip.name == probe.device:
+            return Amount(value=chip.row_sec, low=chip.row_sec_low, high=chip.row_sec_high)
+    seconds = probe.forecast.row_sec
+    return None if seconds is None else Amount(value=seconds, low=None, high=None)
+
+
+def measured_step(settings: Settings, trial: Trial, probe: ProbeResult, gpu: str, rows: int) -> Amount | None:
+    """Return the seconds of a step of `rows` rows on this kind of GPU, if an earlier run here measured them."""
+    other = dataclasses.replace(probe.forecast, gpu=gpu, row_sec=None, chips=[])
+    return _step_sec(settings, trial, dataclasses.replace(probe, forecast=other), rows)[0]
 
 
 def _optimizer_sec(results: Sequence[TrialResult]) -> float:

@@ -22,7 +22,7 @@ from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings, load
-from tasks.train import forecast, output, resume, submit_job, trial_spec
+from tasks.train import forecast, output, resume, shapes, submit_job, trial_spec
 from tasks.train.session import TrainingSession, reachable_workers
 from tasks.train.trial_spec import TRIAL_ID
 
@@ -91,6 +91,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     names = [host.name for host in hosts[:count]]
     if options.dry_run:
         output.show_plan(console(), trial, probe, predicted, names)
+        shapes.show_shapes(console(), shapes.shape_costs(settings, trial, probe, predicted.steps))
         return
     run = runner.new_record(
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)

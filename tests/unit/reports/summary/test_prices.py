@@ -53,7 +53,7 @@ def test_a_price_in_the_settings_comes_before_the_tables():
     assert selected[0].usd_per_gpu_hour == 1.5
 
 
-@pytest.mark.parametrize("devices", [("CPU",), ("NVIDIA H200",), ("NVIDIA A10", "NVIDIA H200"), ()])
+@pytest.mark.parametrize("devices", [("CPU",), ("NVIDIA T4",), ("NVIDIA A10", "NVIDIA H200"), ()])
 def test_an_unknown_gpu_and_a_mixed_run_have_no_price(devices):
     assert select_prices(Pricing(), devices, today=TODAY) == ()
 

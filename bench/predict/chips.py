@@ -1,0 +1,59 @@
+"""Speed and memory of a training on every known chip, from the chips' published figures.
+
+A step's time on a chip is FLOP over a share of the published matrix-product rate (`throughput.positions_per_sec`),
+times `RATIOS`: what measured steps took of that, with Mistral 7B's shape at 4,096 positions. The pairs, in
+tests/unit/bench/predict/measured_steps.yaml, are H200 and H100 for `fast` (n=5), and H200 and the published A10 for
+`reference` (n=2). No pair exists for an A100, an L40S or for `stock`, which has the range of all.
+
+Not covered: a power limit that holds one chip back more than another, communication between GPUs, host memory.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.architectures.architecture import ConfigError
+from bench.data.model_folder import read_config
+from bench.data.trial_inputs import as_stock, unsupported_reason
+from bench.machine import gpu_specs
+from bench.predict import memory, throughput
+from bench.records import Trial
+from bench.records.training import ChipForecast
+
+# Measured over predicted seconds: the smallest, the median and the largest of a recipe's pairs.
+RATIOS = {"fast": (0.64, 0.72, 0.79), "reference": (0.47, 0.55, 0.62), "stock": (0.47, 0.67, 0.79)}
+PLAIN_NAME = str.isalnum  # of a chip's `names` without its blanks and hyphens: one name, no pattern
+
+
+def forecast_chips(trial: Trial) -> list[ChipForecast]:
+    """Predict the training on each chip of gpu_specs.json with one name. Empty if the model's sizes are not known."""
+    config = read_config(Path(trial.model))
+    if trial.recipe == "fast" and unsupported_reason(config, trial, None) is not None:
+        trial = as_stock(trial)
+    try:
+        return predict_chips(config, trial)
+    except ConfigError:
+        return []
+
+
+def predict_chips(config: Mapping[str, Any], trial: Trial) -> list[ChipForecast]:
+    """Predict a trial of a model's config.json. Raises ConfigError for a model whose sizes are not known."""
+    peak, rate = memory.peak_bytes(config, trial), throughput.positions_per_sec(config, trial)
+    positions = trial.micro_batch_size * trial.max_seq_len
+    low, middle, high = RATIOS[trial.recipe]
+    forecasts = []
+    for chip in gpu_specs.CHIPS:
+        tflops = chip.matmul_tflops("bf16")
+        if tflops is None or not PLAIN_NAME(chip.names.replace(" ", "").replace("-", "")):
+            continue
+        seconds = positions / (rate * tflops * throughput.ACHIEVABLE_SHARE)
+        forecasts.append(
+            ChipForecast(
+                name=f"NVIDIA {chip.names}",
+                fits=peak <= memory.largest_peak(chip.memory_gb * 10**9),
+                row_sec=seconds * middle,
+                row_sec_low=seconds * low,
+                row_sec_high=seconds * high,
+            )
+        )
+    return forecasts

@@ -1,0 +1,145 @@
+"""Which shape is the cheapest for a training: a row for each shape of the price table.
+
+A row is one node of the shape, rented whole, with one rank on each of its GPUs. Its hours come from steps that an
+earlier run here measured on that GPU, if there are any; otherwise the worker estimates them from the chip's published
+figures (`bench.predict.chips`), with the range that measured pairs had. A GPU without figures is unknown.
+
+Not covered: start-up, communication between the GPUs, evaluations; several nodes.
+"""
+
+import dataclasses
+import math
+import statistics
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from bench.records import Trial
+from reports import formatting
+from reports.summary.cost import Amount
+from reports.summary.prices import PriceTable
+from tasks.cli.terminal import plain_table
+from tasks.errors import escape_controls
+from tasks.fleet.pricing import price_table
+from tasks.fleet.run_store import newest_trainings
+from tasks.settings.load import Settings
+from tasks.train.forecast import ProbeResult, measured_step
+
+MEASURED, ESTIMATED, UNKNOWN = "measured", "estimated", "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeCost:
+    """A training on one node of a shape. `usd` is of all GPUs of the node; None if unknown, as `hours` and `fits`.
+
+    `preemptible_usd` is the price without interruptions, and `break_even` the number of interruptions at which it is as
+    high as on demand; None without a preemptible price or a measured restart.
+    """
+
+    shape: str
+    gpu: str
+    gpus: int
+    basis: str
+    fits: bool | None = None
+    hours: Amount | None = None
+    usd: Amount | None = None
+    preemptible_usd: Amount | None = None
+    break_even: float | None = None
+
+
+def shape_costs(settings: Settings, trial: Trial, probe: ProbeResult, steps: int) -> list[ShapeCost]:
+    """Return a row for each shape of the price table, the cheapest first. Raises UsageError for an invalid table."""
+    table = price_table(settings)
+    if table is None or trial.training is None:
+        return []
+    restart_sec = median_restart_sec(settings)
+    rows = [_shape_cost(settings, trial, probe, table, name, steps, restart_sec) for name in table.shapes]
+    return sorted(rows, key=lambda row: (row.fits is False, math.inf if row.usd is None else row.usd.value))
+
+
+def _shape_cost(
+    settings: Settings,
+    trial: Trial,
+    probe: ProbeResult,
+    table: PriceTable,
+    name: str,
+    steps: int,
+    restart_sec: float | None,
+) -> ShapeCost:
+    shape = table.shapes[name]
+    row = ShapeCost(shape=name, gpu=shape.gpu, gpus=shape.gpus, basis=UNKNOWN)
+    chip = next((each for each in probe.forecast.chips if each.name == shape.gpu), None)
+    if chip is None or trial.training is None:
+        return row
+    rows_per_rank = math.ceil(trial.training.rows_per_step / shape.gpus)
+    step = measured_step(settings, trial, probe, shape.gpu, rows_per_rank)
+    basis = ESTIMATED if step is None else MEASURED
+    if step is None:
+        step = Amount(value=chip.row_sec, low=chip.row_sec_low, high=chip.row_sec_high).times(rows_per_rank)
+    hours = step.times(steps / 3600.0)
+    usd = hours.times(shape.gpus * shape.on_demand.amount)
+    row = dataclasses.replace(row, basis=basis, fits=chip.fits, hours=hours, usd=usd)
+    if shape.preemptible is None:
+        return row
+    usd_per_hour = shape.gpus * shape.preemptible.amount
+    saved = usd.value - hours.value * usd_per_hour
+    break_even = None if not restart_sec else saved / (restart_sec / 3600.0 * usd_per_hour)
+    return dataclasses.replace(row, preemptible_usd=hours.times(usd_per_hour), break_even=break_even)
+
+
+def median_restart_sec(settings: Settings) -> float | None:
+    """Return the median seconds of repeated steps of the restarts in the newest trainings; None without a restart."""
+    lost = [each.lost_sec for _, record in newest_trainings(settings.results_folder) for each in record.restarts]
+    return statistics.median(lost) if lost else None
+
+
+def show_shapes(out: Console, rows: list[ShapeCost]) -> None:
+    """Print the rows as a table, with what its numbers are worth."""
+    if not rows:
+        return
+    table = plain_table("shape", "GPUs", "fits", "hours", "dollars", "basis")
+    for row in rows:
+        fits = {True: Text("yes", style="green"), False: Text("no", style="red"), None: Text("?")}[row.fits]
+        chip = row.gpu.removeprefix("NVIDIA ").removeprefix("AMD Instinct ").partition(" ")[0].partition("-")[0]
+        table.add_row(
+            Text(escape_controls(row.shape)),
+            Text(escape_controls(f"{row.gpus} x {chip}")),
+            fits,
+            _range(row.hours),
+            _range(row.usd, "$"),
+            row.basis,
+        )
+    out.print(Text("\nEach shape of the price table, one node with all its GPUs, without start-up and communication:"))
+    out.print(table)
+    for line in notes(rows):
+        out.print(Text(escape_controls(line)))
+
+
+def notes(rows: list[ShapeCost]) -> list[str]:
+    """Return lines about preemptible nodes and about the estimates."""
+    lines = []
+    for row in rows:
+        if row.preemptible_usd is not None:
+            price = f"{row.shape} preemptible: {_range(row.preemptible_usd, '$')} without interruptions"
+            unknown = "no restart was measured here, so the cost of an interruption is unknown"
+            lines.append(
+                f"{price}; {unknown}"
+                if row.break_even is None
+                else f"{price}, cheaper than on demand below {row.break_even:,.0f} of them"
+            )
+    if any(row.basis == ESTIMATED for row in rows):
+        lines.append(
+            "estimated: from the chip's published figures; the range is that of steps which were both measured and "
+            "estimated (docs/cost.md); `inv bench` on a shape measures it"
+        )
+    return lines
+
+
+def _range(amount: Amount | None, prefix: str = "") -> str:
+    """Format `1.2 (1.0-1.4)`, with two significant digits of the value."""
+    if amount is None:
+        return "?"
+    decimals = max(0, formatting.significant_decimals(amount.value) - 1)
+    ends = formatting.span(amount.low, amount.high, decimals, "-")
+    return f"{prefix}{formatting.number(amount.value, decimals)} {ends}".rstrip()

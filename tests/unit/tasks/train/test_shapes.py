@@ -1,0 +1,117 @@
+"""Hours and dollars of a training on each shape: measured, estimated or unknown, the cheapest first."""
+
+import dataclasses
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bench.records import Trial
+from bench.records.training import ChipForecast, Restart
+from tasks.settings.load import Settings
+from tasks.train import shapes, trial_spec
+from tests.support.reports import synthetic, training_run
+from tests.unit.tasks.train.test_forecast import SLOW, make_probe, write_measured_run
+
+TABLE = """
+schema_version: 1
+shapes:
+  ONE: {gpu: NVIDIA A10, gpus: 1, on_demand: {amount: 2, unit: USD per GPU hour, source: s, dated: 2026-01-01}}
+  FOUR: {gpu: NVIDIA A10, gpus: 4, on_demand: {amount: 2, unit: USD per GPU hour, source: s, dated: 2026-01-01}}
+  BIG:
+    gpu: NVIDIA H200
+    gpus: 2
+    on_demand: {amount: 10, unit: USD per GPU hour, source: s, dated: 2026-01-01}
+    preemptible: {amount: 5, unit: USD per GPU hour, source: s, dated: 2026-01-01}
+  TINY: {gpu: NVIDIA T4, gpus: 1, on_demand: {amount: 0.1, unit: USD per GPU hour, source: s, dated: 2026-01-01}}
+  OTHER:
+    gpu: AMD Instinct MI300X
+    gpus: 8
+    on_demand: {amount: 6, unit: USD per GPU hour, source: s, dated: 2026-01-01}
+"""
+CHIPS = [
+    ChipForecast(name="NVIDIA A10", fits=True, row_sec=9.0, row_sec_low=6.0, row_sec_high=12.0),
+    ChipForecast(name="NVIDIA H200", fits=True, row_sec=0.9, row_sec_low=0.6, row_sec_high=1.2),
+    ChipForecast(name="NVIDIA T4", fits=False, row_sec=30.0, row_sec_low=20.0, row_sec_high=40.0),
+]
+STEPS, ROWS = 400, 4
+
+
+@pytest.fixture
+def priced(settings: Callable[..., Settings], tmp_path: Path) -> Settings:
+    (tmp_path / "table.yaml").write_text(TABLE)
+    made = settings(rows_per_step=ROWS)
+    return made.model_copy(update={"cost": made.cost.model_copy(update={"prices": str(tmp_path / "table.yaml")})})
+
+
+@pytest.fixture
+def trial(priced: Settings) -> Trial:
+    return trial_spec.make_trial(priced, None, workers=1, max_hours=None)
+
+
+def rows_of(priced: Settings, trial: Trial, **fields: Any) -> dict[str, shapes.ShapeCost]:
+    costs = shapes.shape_costs(priced, trial, make_probe(chips=CHIPS, **fields), STEPS)
+    return {cost.shape: cost for cost in costs}
+
+
+def test_the_cheapest_that_fits_is_first_and_the_unknown_before_what_does_not_fit(
+    priced: Settings, trial: Trial
+) -> None:
+    rows = rows_of(priced, trial)
+    assert list(rows) == ["BIG", "ONE", "FOUR", "OTHER", "TINY"]
+    assert [row.basis for row in rows.values()] == [*[shapes.ESTIMATED] * 3, shapes.UNKNOWN, shapes.ESTIMATED]
+    assert [row.fits for row in rows.values()] == [True, True, True, None, False]
+    hours, usd = rows["ONE"].hours, rows["ONE"].usd
+    assert hours is not None
+    assert usd is not None
+    assert (hours.value, hours.low, hours.high) == (4.0, pytest.approx(4 * 6 / 9), pytest.approx(4 * 12 / 9))
+    assert (usd.value, rows["FOUR"].usd) == (8.0, usd), "four GPUs take a quarter of the time"
+    assert rows["OTHER"].usd is None
+
+
+def test_more_gpus_than_rows_of_a_step_cost_more(priced: Settings, trial: Trial) -> None:
+    assert trial.training is not None
+    single = dataclasses.replace(trial, training=dataclasses.replace(trial.training, rows_per_step=1))
+    rows = rows_of(priced, single)
+    one, four = rows["ONE"].usd, rows["FOUR"].usd
+    assert one is not None
+    assert four is not None
+    assert (one.value, four.value) == (2.0, 8.0)
+
+
+def test_hours_are_measured_where_a_run_measured_that_gpu(priced: Settings, trial: Trial) -> None:
+    write_measured_run(priced, trial, measurements=[], fingerprint=synthetic.fingerprint(gpu_name="NVIDIA A10"))
+    rows = rows_of(priced, trial)
+    assert {name for name, row in rows.items() if row.basis == shapes.MEASURED} == {"ONE", "FOUR"}
+    hours = rows["ONE"].hours
+    assert hours is not None
+    assert math.isclose(hours.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20 / 3600, rel_tol=1e-6)
+
+
+def test_a_preemptible_node_says_how_many_interruptions_it_bears(priced: Settings, trial: Trial) -> None:
+    assert rows_of(priced, trial)["BIG"].break_even is None, "no restart was measured"
+    folder = priced.results_folder / "20260101-000000-train"
+    (plan,) = synthetic.planned((trial,), ["worker-0"])
+    synthetic.write_result(folder, synthetic.result(plan, run_id=folder.name))
+    restarts = [
+        Restart(attempt=number, from_step=1, reason="LOST", lost_steps=2, lost_sec=sec)
+        for number, sec in ((2, 36.0), (3, 72.0), (4, 700.0))
+    ]
+    record = dataclasses.replace(training_run.RECORD, run_id=folder.name, restarts=restarts)
+    record.write(folder / "trials" / plan.trial_id)
+    big = rows_of(priced, trial)["BIG"]
+    assert big.hours is not None
+    assert big.break_even == pytest.approx(big.hours.value / (72 / 3600)), "it saves half of the price"
+
+
+def test_the_table_fits_eighty_columns(priced: Settings, trial: Trial) -> None:
+    out = Console(file=io.StringIO(), width=80)
+    shapes.show_shapes(out, list(rows_of(priced, trial).values()))
+    assert isinstance(out.file, io.StringIO)
+    lines = out.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("8 x MI300X" in line and "unknown" in line for line in lines)
