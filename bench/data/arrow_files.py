@@ -104,12 +104,19 @@ class _TableRows:
         texts = []
         for index, name in enumerate(self._names):
             try:
-                value = row.column(index)[0].as_py()
+                value = _without_nulls(row.column(index)[0].as_py())
                 texts.append(f"{json.dumps(name)}:{json.dumps(value, ensure_ascii=False)}")
             except (TypeError, ValueError) as error:  # bytes, dates, text that is not UTF-8
                 return InputError(f"{location}: {name}: a value is not JSON: {error}")
         texts += (f"{json.dumps(name)}:null" for name in self._unread)
         return f"{{{','.join(texts)}}}".encode()
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without keys that are null: a struct has the keys of all rows' objects, a JSON Schema's too."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 # A folder saved by `datasets` -----------------------------------------------------------------------------------------

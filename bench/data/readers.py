@@ -73,8 +73,9 @@ class BadLines:
             "skip": f", because train.bad_lines: skip leaves out at most {share} of the lines",
             None: "",
         }
-        listed, remedy = " | ".join(reasons), remedies[self.policy]
-        return InputError(f"{prefix}{count} lines cannot be used: {listed}", remedy=f"correct or remove them{remedy}")
+        listed, common = " | ".join(reasons), {error.remedy for error in self.errors}
+        remedy = next(iter(common)) if len(common) == 1 and "" not in common else "correct or remove them"
+        return InputError(f"{prefix}{count} lines cannot be used: {listed}", remedy=f"{remedy}{remedies[self.policy]}")
 
 
 class Conversations:
