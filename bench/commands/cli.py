@@ -402,8 +402,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
-    from bench.predict.chips import forecast_chips
-    from bench.predict.throughput import forecast
+    from bench.predict import chips, throughput
     from bench.workloads.finetune.derived import derive
 
     source = str(arguments.trial)
@@ -411,7 +410,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
     if trial.training is None:
         raise TrialError(f"{source}: kind: expected {names_with('has_training')}, found {trial.kind}")
     require_gpus_for(trial.profile)
-    prediction = forecast(trial)
+    prediction = throughput.forecast(trial)
     start = time.monotonic()
     examples, derived, was_cached = derive(trial, arguments.cache)
     seconds = time.monotonic() - start
@@ -421,7 +420,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
     data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
     prediction = dataclasses.replace(
-        prediction, data=data, steps=examples.steps(), chips=forecast_chips(trial), derived=derived
+        prediction, data=data, steps=examples.steps(), chips=chips.forecast_chips(trial), derived=derived
     )
     return _print_json(schema.to_json(prediction))
 
