@@ -33,9 +33,11 @@ from bench.kernels.loss import token_losses
 from bench.machine import fingerprint
 from bench.qlora.step import Placement, TrainingStep, choose_placement
 from bench.records import Trial
-from bench.records.training import AdapterCheck, ServedForm
+from bench.records.adapter import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
 from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer, end_tokens_of, prompt_cases
+from bench.workloads.finetune.score import RowScore, Scoring, mean_score
+from bench.workloads.finetune.scoring import RowTexts
 from bench.workloads.finetune.training_set import training_of
 from bench.workloads.ranks.process import RankGroup
 
@@ -102,6 +104,9 @@ class Checker:
         self.targets = [training_set.count_targets([example]) for example in self.examples]
         has_answers = training_set.training_of(request.trial).data.labels == "assistant"
         self.cases = prompt_cases(self.examples, request.answers) if has_answers else []
+        self.scoring, self.unscored_place = Scoring.load(training_of(request.trial)), ""
+        special_tokens = training_of(request.trial).data.special_tokens
+        self.texts = RowTexts(self.tokenizer, special_tokens)
         self.ends = sorted({self.tokenizer.eos_token_id, *(case.end_token for case in self.cases)})
         self.modules = torch_stack.load()
         self.placement: Placement = choose_placement(self.modules)
@@ -122,12 +127,16 @@ class Checker:
                     f"{name}: held-out loss {result.loss}, so adapter or base is damaged", remedy="fetch them again"
                 )
             first = first or losses
+            scores = self._score([text for text, _ in answers])
+            mean, low, high = mean_score(scores) or (None, None, None)
             forms.append(
                 ServedForm(
                     name=name, loss=result.loss, low=result.low, high=result.high,
                     change=result.change, change_low=result.change_low, change_high=result.change_high,
                     answers=[text for text, _ in answers], unended=sum(not has_ended for _, has_ended in answers),
                     seconds=time.monotonic() - start,
+                    score=mean, score_low=low, score_high=high,
+                    unscored=sum(score.fault is not None for score in scores),
                 )
             )  # fmt: skip
         return AdapterCheck(
@@ -144,7 +153,19 @@ class Checker:
             targets=self.targets,
             device=fingerprint.device_facts(self.modules.torch).get("gpu_name") or "CPU",
             arithmetic=str(self.placement.compute_dtype).removeprefix("torch."),
+            score=None if self.scoring is None else self.scoring.method,
+            unscored_place=self.unscored_place or None,
         )
+
+    def _score(self, answers: Sequence[str]) -> list[RowScore]:
+        """Score a form's answers by `train.score`; [] without that setting."""
+        if self.scoring is None:
+            return []
+        scores = self.scoring.score(self.texts.rows(self.cases, answers))
+        for case, score in zip(self.cases, scores, strict=True):
+            if score.fault is not None and not self.unscored_place:
+                self.unscored_place = f"{case.location}: {score.fault.label}: {score.detail}"
+        return scores
 
     def _forms(self) -> Iterator[tuple[str, Callable[[], tuple[list[float], list[GeneratedAnswer]]]]]:
         yield TRAINED, self._measure_trained

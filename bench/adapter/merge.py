@@ -32,9 +32,9 @@ from bench.data.model_folder import INDEX, check_model, read_config, read_shapes
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import page_cache
 from bench.records import schema
+from bench.records.adapter import MergeFacts
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
-from bench.records.training import MergeFacts
 from bench.records.units import format_gb, format_mb
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 

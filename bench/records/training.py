@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.records.checksummed import Checksummed
-from bench.records.paths import ADAPTER_CHECK_FILE, TRAINING_FILE
+from bench.records.paths import TRAINING_FILE
 from bench.records.score import SampleAnswer, TrainingScore, TrainingTime, check_score
 from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from bench.records.validation import (
@@ -113,7 +113,6 @@ class TrainingData:
             expect(getattr(self, name) is None or bool(getattr(self, name).strip()), name, "a text that is not empty")
         if self.validation_file is not None and self.validation_share:
             raise FieldError("validation_share", "validation_file is set too", remedy="set only one of them")
-
 
     @property
     def needs_own_template(self) -> bool:
@@ -491,69 +490,3 @@ class TrainingRecord(Checksummed):
     @classmethod
     def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
         return add_reason_code(document)
-
-
-FORM_LABELS = {  # by ServedForm.name
-    "trained": "as trained",
-    "bf16": "adapter on the bf16 base",
-    "merged-bf16": "merged, --base=bf16",
-    "merged-nf4": "merged, --base=nf4",
-    "folder": "the merged folder",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedForm:
-    """An adapter in one form for serving: its held-out loss per target token with its 95 % interval.
-
-    `change` is the paired difference to the first form of the check over the same examples; None for the first form.
-    `unended`: number of answers that reached the length limit.
-    """
-
-    name: str
-    loss: float
-    low: float | None
-    high: float | None
-    change: float | None
-    change_low: float | None
-    change_high: float | None
-    answers: list[str]
-    unended: int
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterCheck(Checksummed):
-    """Result of `bench.adapter.check` (adapter-check.json).
-
-    `losses` (summed over an example's `targets`) are those of the first form, for the example digests in `examples`;
-    `places` and `prompts` identify the answered questions.
-    """
-
-    FILE, KIND = ADAPTER_CHECK_FILE, "adapter check"
-
-    adapter_sha256: str
-    model_sha256: str
-    data_sha256: str
-    merged: str | None
-    end_ids: list[int]
-    places: list[str]
-    prompts: list[str]
-    forms: list[ServedForm]
-    examples: list[str]
-    losses: list[float]
-    targets: list[int]
-    device: str
-    arithmetic: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeFacts:
-    """Sources of a merged model (merge.json in its folder). `base`: bf16, or nf4 for the base used in training."""
-
-    base: str
-    model_sha256: str
-    adapter_sha256: str
-    end_ids: list[int]
-    shards: int
-    bytes: int

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.records.training import AdapterCheck
+from bench.records.adapter import AdapterCheck
 from reports import formatting
 from reports.read.run import ReportError
 from reports.statistics.per_process import CONFIDENCE

@@ -7,11 +7,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_CHECK_FILE, LEDGER_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
-from bench.records.training import FORM_LABELS, AdapterCheck, DataFinding, Evaluation, ServedForm, TrainingRecord
+from bench.records.training import DataFinding, Evaluation, TrainingRecord
 from bench.records.units import format_gib, format_mb
 from reports import formatting
 from reports.read import attempts, validation
@@ -375,6 +376,10 @@ def _form_text(form: ServedForm) -> str:
             else f" ({form.change_low:+.4f} to {form.change_high:+.4f})"
         )
         change = f", {form.change:+.4f}{ends} compared with the trained form"
+    if form.score is not None:
+        change += (
+            f"; score {form.score * 100:.0f} % over {formatting.count(len(form.answers) - form.unscored, 'answer')}"
+        )
     unended = f"; {form.unended} of {len(form.answers)} answers did not end" if form.unended else ""
     return f"{form.loss:.4f}{interval}{change}{unended}"
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Trial, schema
+from bench.records.adapter import AdapterCheck
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_CHECK_FILE, ADAPTER_FOLDER, TRAINING_FILE
 from bench.records.run import RunRecord
-from bench.records.training import AdapterCheck, TrainingRecord
+from bench.records.training import TrainingRecord
 from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors

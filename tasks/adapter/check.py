@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import schema
-from bench.records.training import FORM_LABELS, AdapterCheck, ServedForm
+from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
 from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line, run_on_worker
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, json_output, ruled_table
-from tasks.errors import RetryableError, TaskFailed, results_write_errors
+from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_errors
 from tasks.settings.load import Settings, load
 
 MIN_NATS = 0.002
@@ -34,6 +34,7 @@ def check_adapter(context: Context, run: str | None, *, answers: int, as_json: b
         print_check(console(), trained, check)
     if failure := find_failure(trained, check):
         raise TaskFailed(failure)
+    refuse_unscored(check)
 
 
 def measure(settings: Settings, trained: TrainedAdapter, answers: int, *, quiet: bool) -> AdapterCheck:
@@ -104,6 +105,15 @@ def find_failure(trained: TrainedAdapter, check: AdapterCheck) -> str | None:
     return None
 
 
+def refuse_unscored(check: AdapterCheck) -> None:
+    """Raise UsageError if answers were to be scored and none has a score."""
+    if check.score is not None and check.places and all(form.score is None for form in check.forms):
+        raise UsageError(
+            f"train.score: no answer has a score: {check.unscored_place}",
+            remedy=f"correct {check.score}, then type the same again",
+        )
+
+
 def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> None:
     out.print(
         Text(
@@ -121,6 +131,9 @@ def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> N
     for form in check.forms:
         if form.unended:
             out.print(Text(f"! {FORM_LABELS[form.name]}: {form.unended} of {len(form.answers)} answers did not end"))
+        if form.unscored:
+            where = f"first {check.unscored_place}"
+            out.print(Text(f"! {FORM_LABELS[form.name]}: {form.unscored} answers have no score; {where}"))
     if check.merged is None:
         merge = f"inv adapter.merge --run={trained.run.run_id}"
         out.print(Text(f"next: {merge}, then repeat the check to measure the merged folder"))
@@ -128,15 +141,23 @@ def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> N
 
 def check_table(check: AdapterCheck) -> Table:
     first = check.forms[0]
-    numbers = ("held-out loss", "change", "same answers", "not ended")
+    has_score = check.score is not None
+    numbers = ("held-out loss", "change", *(("score",) if has_score else ()), "same answers", "not ended")
     table = ruled_table("form", *numbers, right=numbers)
     for form in check.forms:
         interval = "" if form.low is None or form.high is None else f" ({form.low:.4f} to {form.high:.4f})"
         same = sum(trained == other for trained, other in zip(first.answers, form.answers, strict=True))
         count = len(form.answers)
-        cells = (f"{form.loss:.4f}{interval}", format_change(form), f"{same} of {count}", f"{form.unended} of {count}")
-        table.add_row(FORM_LABELS[form.name], *cells)
+        score = (format_score(form),) if has_score else ()
+        cells = (f"{form.loss:.4f}{interval}", format_change(form), *score)
+        table.add_row(FORM_LABELS[form.name], *cells, f"{same} of {count}", f"{form.unended} of {count}")
     return table
+
+
+def format_score(form: ServedForm) -> str:
+    if form.score is None or form.score_low is None or form.score_high is None:
+        return "none"
+    return f"{form.score * 100:.0f} % ({form.score_low * 100:.0f} to {form.score_high * 100:.0f})"
 
 
 def format_change(form: ServedForm) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.training import FORM_LABELS, AdapterCheck, ServedForm
+from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
 from reports import formatting
 from reports.read.run import ReportError
 from reports.training import summary

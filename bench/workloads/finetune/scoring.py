@@ -71,6 +71,43 @@ class ScoreContext:
             raise StopRequested
 
 
+class RowTexts:
+    """Texts of the rows of a score, from the tokens of their prompts and expected answers."""
+
+    def __init__(self, tokenizer: Any, special_tokens: str) -> None:
+        self._tokenizer, self._special_tokens = tokenizer, special_tokens
+
+    def rows(self, cases: Sequence[PromptCase], answers: Sequence[str]) -> list[AnsweredRow]:
+        """Return the row of each answer."""
+        head, tail = self._template_ends()
+        return [
+            AnsweredRow(prompt=self._question(case, head, tail), answer=answer, expected=self._expected(case))
+            for case, answer in zip(cases, answers, strict=True)
+        ]
+
+    def _expected(self, case: PromptCase) -> str:
+        return str(self._tokenizer.decode(case.reference, skip_special_tokens=True)).strip()
+
+    def _question(self, case: PromptCase, head: str, tail: str) -> str:
+        """Return the text of a prompt's only question; of another prompt the whole text that the model is given."""
+        text = str(self._tokenizer.decode(case.prompt))
+        question = text[len(head) : len(text) - len(tail)]
+        is_whole = bool(tail) and text == head + question + tail
+        return (
+            question if is_whole and not any(map(question.__contains__, self._tokenizer.all_special_tokens)) else text
+        )
+
+    def _template_ends(self) -> tuple[str, str]:
+        """Return what the chat template writes before and after a first question."""
+        messages = [{"role": "user", "content": PROBE}]
+        try:
+            ids = encode_prompt(self._tokenizer, "score", messages, self._special_tokens, lambda _: None)
+        except InputError:  # a template that needs more than one question: prompts are shown whole
+            return "", ""
+        head, _, tail = str(self._tokenizer.decode(ids)).partition(PROBE)
+        return head, tail
+
+
 class TrainingScorer:
     """Scoring of one training, on every rank. All public methods are called by all ranks in the same order.
 
@@ -98,7 +135,7 @@ class TrainingScorer:
         self._scoring, self._group, self._context, self._folder = scoring, group, context, folder
         self._make_generator, self._prepare = make_generator, prepare
         self._matrices = [tensor for name, tensor in adapter.items() if "lora_B" in name]
-        self._tokenizer, self._special_tokens = tokenizer, training_set.training.data.special_tokens
+        self._texts = RowTexts(tokenizer, training_set.training.data.special_tokens)
         parts = [model_sha256, *([case.prompt, case.reference] for case in self._cases)]
         self._questions = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -149,7 +186,10 @@ class TrainingScorer:
         failure = after.failure or before.failure
         rows = []
         if failure is None:
-            pairs = [list(zip(self._rows(each.answers), each.scores, strict=True)) for each in (before, after)]
+            pairs = [
+                list(zip(self._texts.rows(self._cases, each.answers), each.scores, strict=True))
+                for each in (before, after)
+            ]
             rows = score.pair_rows([case.location for case in self._cases], *pairs)
         unscored = [row for row in rows if row.fault is not None]
         return TrainingScore(
@@ -222,7 +262,7 @@ class TrainingScorer:
         outcome: list[RowScore] | str | None = None
         if self._group.rank == 0:
             try:
-                outcome = self._scoring.score(self._rows(result.answers), self._context.check)
+                outcome = self._scoring.score(self._texts.rows(self._cases, result.answers), self._context.check)
             except StopRequested:
                 outcome = None
             except OSError as error:
@@ -233,32 +273,3 @@ class TrainingScorer:
         if isinstance(outcome, str):
             return replace(result, answers=[], failure=outcome)
         return replace(result, scores=outcome)
-
-    def _rows(self, answers: Sequence[str]) -> list[AnsweredRow]:
-        head, tail = self._template_ends()
-        return [
-            AnsweredRow(prompt=self._question(case, head, tail), answer=answer, expected=self._expected(case))
-            for case, answer in zip(self._cases, answers, strict=True)
-        ]
-
-    def _expected(self, case: PromptCase) -> str:
-        return str(self._tokenizer.decode(case.reference, skip_special_tokens=True)).strip()
-
-    def _question(self, case: PromptCase, head: str, tail: str) -> str:
-        """Return the text of a prompt's only question; of another prompt the whole text that the model is given."""
-        text = str(self._tokenizer.decode(case.prompt))
-        question = text[len(head) : len(text) - len(tail)]
-        is_whole = bool(tail) and text == head + question + tail
-        return (
-            question if is_whole and not any(map(question.__contains__, self._tokenizer.all_special_tokens)) else text
-        )
-
-    def _template_ends(self) -> tuple[str, str]:
-        """Return what the chat template writes before and after a first question."""
-        messages = [{"role": "user", "content": PROBE}]
-        try:
-            ids = encode_prompt(self._tokenizer, "score", messages, self._special_tokens, lambda _: None)
-        except InputError:  # a template that needs more than one question: prompts are shown whole
-            return "", ""
-        head, _, tail = str(self._tokenizer.decode(ids)).partition(PROBE)
-        return head, tail

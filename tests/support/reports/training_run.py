@@ -5,12 +5,11 @@ import json
 from pathlib import Path
 
 from bench.records import Trial
+from bench.records.adapter import AdapterCheck, ServedForm
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.score import ScoredRow, ScoreFault, ScoreMeasure, TrainingScore
 from bench.records.training import (
-    AdapterCheck,
     Evaluation,
-    ServedForm,
     TrainedSteps,
     Training,
     TrainingData,

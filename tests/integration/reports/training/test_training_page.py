@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.adapter import AdapterCheck
 from bench.records.score import SampleAnswer
-from bench.records.training import AdapterCheck
 from reports.training import loss_curves, page, summary
 from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, SCORE, write_checked, write_run

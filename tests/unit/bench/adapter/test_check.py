@@ -50,7 +50,10 @@ def test_the_base_in_adapter_config_is_an_absolute_path(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab, adapter, merge_fields):
-    trial = lab(lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0).trial
+    trial = lab(
+        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"), lora_alpha=8, lora_dropout=0.0,
+        training={"score": "contains"},
+    ).trial  # fmt: skip
     facts = merge.merge(merge.MergeRequest(**merge_fields(base="nf4")), lambda _: None)
     request = check.CheckRequest(trial=trial, adapter=str(adapter), merged=merge_fields()["out"], answers=2)
     report = check.Checker(request, lambda _: None, None).run()
@@ -65,6 +68,8 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     assert abs(forms["bf16"].loss - forms["trained"].loss) > 1e-4, "NF4 is another base"
     assert set(report.end_ids) <= set(facts.end_ids)
     assert len(report.losses) == len(report.examples) == len(report.targets)
+    assert (report.score, report.unscored_place) == ("contains", None)
+    assert all(form.score is not None and form.score_low <= form.score <= form.score_high for form in report.forms)
     assert sum(report.losses) / sum(report.targets) == pytest.approx(forms["trained"].loss)
 
     settings = Path(merge_fields()["out"]) / "generation_config.json"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.training import AdapterCheck
+from bench.records.adapter import AdapterCheck
 from reports.read.run import ReportError
 from reports.training import comparison, summary
 from tests.benchmarks import statistics_power

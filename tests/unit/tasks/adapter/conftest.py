@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.adapter import AdapterCheck, ServedForm
 from bench.records.run import RunRecord
-from bench.records.training import AdapterCheck, ServedForm
 from tasks.adapter.artifact import TrainedAdapter
 from tests.support.reports.training_run import RECORD, write_run
 

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.adapter import AdapterCheck
 from bench.records.paths import ADAPTER_CHECK_FILE
-from bench.records.training import AdapterCheck
 from tasks.adapter import push
 from tasks.adapter.artifact import TrainedAdapter
-from tasks.adapter.check import find_failure, format_change, has_other_loss, hidden_change_warning
+from tasks.adapter.check import (
+    check_table,
+    find_failure,
+    format_change,
+    has_other_loss,
+    hidden_change_warning,
+    refuse_unscored,
+)
 from tasks.adapter.merge import render_card, require_same_loss
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, adapter_check, form, save_check
@@ -47,6 +54,18 @@ def test_the_trained_form_has_no_change_and_one_example_no_interval() -> None:
     single = dataclasses.replace(form("merged-bf16", 0.001, 0.01), change_low=None, change_high=None)
     assert "train.validation_fraction" in str(hidden_change_warning(adapter_check(single), single))
     assert format_change(form("bf16", 0.05, 0.01)) == "+0.0500 (+0.0400 to +0.0600)"
+
+
+def test_a_check_whose_answers_have_no_score_is_bad_input() -> None:
+    refuse_unscored(adapter_check())
+    scored = form("bf16", score=0.5, score_low=0.1, score_high=0.9, unscored=1)
+    refuse_unscored(adapter_check(scored, score="json"))
+    place = "d.jsonl: line 1: the score file raised an exception: KeyError"
+    with pytest.raises(UsageError, match=place):
+        refuse_unscored(adapter_check(form("bf16", unscored=2), score="my.py", unscored_place=place))
+    lines = check_table(adapter_check(scored, score="json"))
+    assert [column.header for column in lines.columns][3] == "score"
+    assert list(lines.columns[3].cells) == ["none", "50 % (10 to 90)"]
 
 
 def test_a_merge_that_changes_the_loss_is_refused_and_the_other_base_is_offered(trained: TrainedAdapter) -> None:
