@@ -8,6 +8,7 @@ tests/unit/bench/predict/measured_steps.yaml, are H200 and H100 for `fast` (n=5)
 Not covered: a power limit that holds one chip back more than another, communication between GPUs, host memory.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from bench.records.training import ChipForecast
 
 # Measured over predicted seconds: the smallest, the median and the largest of a recipe's pairs.
 RATIOS = {"fast": (0.64, 0.72, 0.79), "reference": (0.47, 0.55, 0.62), "stock": (0.47, 0.67, 0.79)}
-PLAIN_NAME = str.isalnum  # of a chip's `names` without its blanks and hyphens: one name, no pattern
 
 
 def forecast_chips(trial: Trial) -> list[ChipForecast]:
@@ -44,7 +44,8 @@ def predict_chips(config: Mapping[str, Any], trial: Trial) -> list[ChipForecast]
     forecasts = []
     for chip in gpu_specs.CHIPS:
         tflops = chip.matmul_tflops("bf16")
-        if tflops is None or not PLAIN_NAME(chip.names.replace(" ", "").replace("-", "")):
+        is_pattern = re.fullmatch(r"[\w -]+", chip.names) is None  # it stands for several names
+        if tflops is None or is_pattern:
             continue
         seconds = positions / (rate * tflops * throughput.ACHIEVABLE_SHARE)
         forecasts.append(

@@ -34,11 +34,11 @@ from bench.records.scratch_folders import scratch_folder
 from bench.workloads.hardware import FULL, TINY, HardwareScale, add_copies, float32_precision, matmul_tflops
 from bench.workloads.ranks.torchrun import rank_environment
 
-# Each word holds its own address and a key; the keys set every bit once to 0 and once to 1, alone and with neighbours.
+# Each 32-bit word holds its own number and a key; the keys set every bit to 0 and to 1.
 KEYS = (0, -1, 0x55555555, -0x55555556)
-CHUNK_WORDS = 1 << 26  # of 4 bytes
+CHUNK_WORDS = 1 << 26
 KEPT_FREE_BYTES = 2 << 30  # for the comparison, and for CUDA's own needs
-LARGEST_NUMBER = 2  # of the operands: sums of 8192 products stay below 2^24, exact in float32
+LARGEST_OPERAND = 2  # sums of 8192 products stay below 2^24, exact in float32
 CHECKED_ROWS = 16  # rows whose products the CPU computes, too
 EXCHANGE_TIMEOUT_SEC = 60.0
 EXCHANGES = 5
@@ -110,8 +110,8 @@ def allocate(torch: Any, device: Any, size: int | None) -> list[Any]:
     """Allocate int32 chunks of `size` bytes; None: of all free memory but KEPT_FREE_BYTES."""
     if size is None:
         size = max(0, torch.cuda.mem_get_info(device)[0] - KEPT_FREE_BYTES)
-    words = size // 4
-    lengths = [CHUNK_WORDS] * (words // CHUNK_WORDS) or [words]
+    word_count = size // 4
+    lengths = [CHUNK_WORDS] * (word_count // CHUNK_WORDS) or [word_count]
     return [torch.empty(length, dtype=torch.int32, device=device) for length in lengths]
 
 
@@ -170,7 +170,7 @@ class ProductCheck:
         self._torch = torch
         generator = torch.Generator().manual_seed(size)
         numbers = [
-            torch.randint(-LARGEST_NUMBER, LARGEST_NUMBER + 1, (size, size), generator=generator, dtype=torch.int8)
+            torch.randint(-LARGEST_OPERAND, LARGEST_OPERAND + 1, (size, size), generator=generator, dtype=torch.int8)
             for _ in range(2)
         ]
         self._left, self._right = (matrix.to(device=device, dtype=torch.bfloat16) for matrix in numbers)
@@ -260,7 +260,7 @@ def _check_exchange(record: Record, scale: HealthScale, stops: StopSignals, *, g
         raise GpuFault(f"the exchange between {ranks} ranks ({backend}): {answer['wrong']:,} wrong sums")
 
 
-def exchange(folder: Path, backend: str, rank: int, ranks: int, words: int) -> dict[str, float]:
+def exchange(folder: Path, backend: str, rank: int, ranks: int, word_count: int) -> dict[str, float]:
     """Sum whole numbers over the ranks. Returns the seconds of one sum, and the count of wrong numbers."""
     torch_stack.set_environment()
     torch: Any = importlib.import_module("torch")
@@ -268,7 +268,7 @@ def exchange(folder: Path, backend: str, rank: int, ranks: int, words: int) -> d
     if backend == "nccl":
         torch.cuda.set_device(device)
     torch.distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    own = torch.arange(words, dtype=torch.int32, device=device)
+    own = torch.arange(word_count, dtype=torch.int32, device=device)
     wrong, seconds = 0, []
     for number in range(EXCHANGES):
         numbers = own + rank + number
@@ -284,6 +284,6 @@ def exchange(folder: Path, backend: str, rank: int, ranks: int, words: int) -> d
 
 
 if __name__ == "__main__":
-    place, backend_name, *counts = sys.argv[1:]
-    print(json.dumps(exchange(Path(place), backend_name, *map(int, counts))), flush=True)
+    folder_path, backend_name, *counts = sys.argv[1:]
+    print(json.dumps(exchange(Path(folder_path), backend_name, *map(int, counts))), flush=True)
     os._exit(0)  # a communicator's destructor can hang

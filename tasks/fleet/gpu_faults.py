@@ -29,14 +29,14 @@ def make_mover(
             return False, "it takes no more trials of this run"
         try:
             pod = host.pods.find(host.index)
-            place = f"{host.name} is {pod.name} on node {pod.node}"
+            location = f"{host.name} is {pod.name} on node {pod.node}"
             if not settings.fleet.cordon:
-                return False, f"{place}: `kubectl cordon {pod.node}` keeps new pods away, fleet.cordon does it for you"
+                return False, f"{location}: `kubectl cordon {pod.node}` keeps new pods away, fleet.cordon does so too"
             _drain(settings, pod)
         except (HostError, TaskFailed) as error:
             return False, f"{host.name} cannot be moved to another node: {escape_controls(str(error))}"
         host.pods.invalidate()
-        return True, f"{place}: cordoned, its pod deleted; another node takes its place"
+        return True, f"{location}: cordoned, its pod deleted; another node takes its place"
 
     return move
 

@@ -18,7 +18,7 @@ from remote.cluster.labels import Object, label
 from remote.providers import Provider
 
 WELL, UNKNOWN, SICK = "well", "unknown", "sick"
-HARDWARE_CAUSE = "hardware"  # of a finding that shows a sick node
+HARDWARE_CAUSE = "hardware"
 UNKNOWN_CAUSE = "health-unknown"
 # Node Problem Detector renews its conditions every 5 minutes (--k8s-exporter-heartbeat-period), like the kubelet.
 STALE_SEC = 900.0

@@ -77,10 +77,10 @@ def test_more_gpus_than_rows_of_a_step_cost_more(priced: Settings, trial: Trial)
     assert trial.training is not None
     single = dataclasses.replace(trial, training=dataclasses.replace(trial.training, rows_per_step=1))
     rows = rows_of(priced, single)
-    one, four = rows["ONE"].usd, rows["FOUR"].usd
-    assert one is not None
-    assert four is not None
-    assert (one.value, four.value) == (2.0, 8.0)
+    single_usd, four_usd = rows["ONE"].usd, rows["FOUR"].usd
+    assert single_usd is not None
+    assert four_usd is not None
+    assert (single_usd.value, four_usd.value) == (2.0, 8.0)
 
 
 def test_hours_are_measured_where_a_run_measured_that_gpu(priced: Settings, trial: Trial) -> None:
