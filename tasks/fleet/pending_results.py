@@ -5,6 +5,7 @@ clocks of this machine and of the cluster can differ by hours, and a run could s
 """
 
 import contextlib
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,17 +80,17 @@ def incomplete_runs(results_folder: Path) -> list[str]:
     return names
 
 
-def foreign_active_jobs(settings: Settings, target: Target) -> list[str]:
+def foreign_active_jobs(settings: Settings, target: Target, *, running: Collection[str] = ()) -> list[str]:
     """Return a line for each pod that runs another operator's trial, that is, of a run unknown to this machine.
 
-    A pod that does not answer has no line: it may be deleted because of that.
+    A pod that does not answer has no line: it may be deleted because of that. A worker in `running` has one.
     """
 
     def describe_foreign_job(host: Host) -> str | None:
         try:
             holder = Agent(host).holder(slot_path(host))
         except HostError:
-            return None
+            return f"{host.name} does not answer, so it may run a trial" if host.name in running else None
         job = Path(holder or "")
         if holder is None or (settings.results_folder / job.parent.name / RUN_FILE).is_file():
             return None

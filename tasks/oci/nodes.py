@@ -1,8 +1,10 @@
 """`inv tenancy.nodes`: list the GPU node pools, or resize one: print plan and cost, confirm, wait.
 
-Nodes are removed only if no results would be lost. OKE chooses which ones.
+Nodes are removed only if no results would be lost and no pod of others uses them. OKE chooses which ones. The size
+before nodes were added is recorded, for `train.then: shrink`.
 """
 
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,13 +13,22 @@ from invoke.context import Context
 from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import UpdateNodePoolDetails, UpdateNodePoolNodeConfigDetails
 
+from bench.records import schema
+from bench.records.atomic_files import read_regular, write_atomic
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import GPU_RESOURCE
 from remote.cluster.quantities import parse_quantity
 from tasks.cli.terminal import confirm, console, plain_table
 from tasks.clients.cluster import open_cluster
-from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
-from tasks.fleet.pending_results import foreign_active_jobs, pending_runs
+from tasks.cluster.node_use import check_removable
+from tasks.errors import (
+    ConfirmationRequired,
+    RetryableError,
+    TaskFailed,
+    UsageError,
+    file_errors,
+    results_write_errors,
+)
 from tasks.fleet.pricing import price_of
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
@@ -25,6 +36,8 @@ from tasks.oci.discovery import NodePoolInfo, choose_one, list_gpu_limits, list_
 from tasks.settings.load import Settings, load
 
 POLL_INTERVAL_SEC = 5.0
+SIZES_FILE = "node-pools.json"  # sizes before nodes were added, by the pool's OCID
+_MAX_SIZES_BYTES = 1_000_000
 MAX_NODES = 1000
 _PERMISSION = "manage cluster-node-pools"
 Node = Mapping[str, Any]
@@ -42,13 +55,7 @@ def resize(
     if change is None:
         _print_pools(settings, pools, compartment_name)
         return
-    client = api.client(ContainerEngineClient)
-    operation = Operation(action="reading the node pool", permission="read cluster-node-pools")
-    current = api.call(
-        operation, client.get_node_pool, choose_one(pools, name, "GPU pool", "tenancy.nodes: --pool", "nodepool").id
-    )
-    pool = api.parse(operation, parse_node_pool, api.check_type(operation, current.data, dict))
-    etag = current.headers.get("etag")
+    pool, etag = read_pool(api, choose_one(pools, name, "GPU pool", "tenancy.nodes: --pool", "nodepool").id)
     size = 0 if change == "all" else pool.size + int(change)
     if size < 0 or size > MAX_NODES:
         raise UsageError(f"pool {pool.name} has {pool.size} nodes", remedy=f"{size} is outside 0 to {MAX_NODES}")
@@ -60,22 +67,80 @@ def resize(
     if size > pool.size:
         _check_gpu_limit(api, pool, size)
     else:
-        check_no_results_lost(settings, pool)
+        with open_cluster(settings) as cluster:
+            check_removable(settings, cluster, lambda node: is_in_pool(pool, node), pool.name, is_confirmed=True)
     if dry_run:
         print("dry run: nothing changed")
         return
     verb = "Grow" if size > pool.size else "Shrink"
     if not yes and not confirm(f"{verb} pool {pool.name} from {pool.size} to {size} nodes?"):
         raise ConfirmationRequired("nothing changed", remedy="pass --yes to confirm")
+    record_size(settings, pool, size)
+    wait_for_work_request(settings, api, request_size(api, pool, size, etag), compartment, pool.name)
+    print(f"pool {pool.name} has {size} nodes", flush=True)
+    if size > pool.size:
+        wait_until_ready(settings, read_pool(api, pool.id)[0])
+
+
+def read_pool(api: TenancyApi, pool_id: str) -> tuple[NodePoolInfo, str | None]:
+    """Read a pool and its etag. Raises a task's error."""
+    client = api.client(ContainerEngineClient)
+    operation = Operation(action="reading the node pool", permission="read cluster-node-pools")
+    response = api.call(operation, client.get_node_pool, pool_id)
+    pool = api.parse(operation, parse_node_pool, api.check_type(operation, response.data, dict))
+    return pool, response.headers.get("etag")
+
+
+def request_size(api: TenancyApi, pool: NodePoolInfo, size: int, etag: str | None) -> str | None:
+    """Request this size, if the pool still has this etag; return the work request's id. Raises a task's error.
+
+    A changed pool is ConfirmationRequired, also if the response to an accepted request was lost and it was repeated.
+    """
     operation = Operation(action=f"resizing pool {pool.name}", permission=_PERMISSION)
     details = UpdateNodePoolDetails(node_config_details=UpdateNodePoolNodeConfigDetails(size=size))
     condition = {"if_match": etag} if etag else {}
+    client = api.client(ContainerEngineClient)
     response = api.call(operation, client.update_node_pool, pool.id, details, **condition)
-    _wait_for_work_request(settings, api, response.headers.get("opc-work-request-id"), compartment, pool)
-    print(f"pool {pool.name} has {size} nodes", flush=True)
-    if size > pool.size:
-        grown = api.parse(operation, parse_node_pool, api.get_object(operation, client.get_node_pool, pool.id))
-        wait_until_ready(settings, grown)
+    work_request_id: str | None = response.headers.get("opc-work-request-id")
+    return work_request_id
+
+
+def is_in_pool(pool: NodePoolInfo, node: Node) -> bool:
+    """Check whether a node of the cluster is one of the pool's instances."""
+    instance = str(node.get("spec", {}).get("providerID", "")).rpartition("/")[2]
+    return any(instance == str(member.get("id")) for member in pool.nodes)
+
+
+def size_before_growth(settings: Settings, pool_id: str) -> int | None:
+    """Return the pool's size before this program added nodes; None if it added none. Raises UsageError."""
+    size = _read_sizes(settings).get(pool_id)
+    return size if isinstance(size, int) and 0 <= size <= MAX_NODES else None
+
+
+def record_size(settings: Settings, pool: NodePoolInfo, size: int) -> None:
+    """Record the size before the first of several growths; forget it once the pool is as small again."""
+    sizes, before = _read_sizes(settings), size_before_growth(settings, pool.id)
+    if size > pool.size and before is None:
+        sizes[pool.id] = pool.size
+    elif before is not None and size <= before:
+        del sizes[pool.id]
+    else:
+        return
+    with results_write_errors(settings.results_folder):
+        settings.results_folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(settings.results_folder / SIZES_FILE, (json.dumps(sizes) + "\n").encode())
+
+
+def _read_sizes(settings: Settings) -> dict[str, Any]:
+    path, remedy = settings.results_folder / SIZES_FILE, "set train.then_nodes, and remove this file"
+    with file_errors(path, remedy):
+        if not path.exists():
+            return {}
+        content = read_regular(path, max_bytes=_MAX_SIZES_BYTES, follow=False)
+    try:
+        return schema.parse_object(content)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", remedy=remedy) from error
 
 
 def _parse_change(add: str | None, remove: str | bool | None) -> int | str | None:
@@ -139,17 +204,17 @@ def _check_gpu_limit(api: TenancyApi, pool: NodePoolInfo, size: int) -> None:
         )
 
 
-def _wait_for_work_request(
-    settings: Settings, api: TenancyApi, work_request_id: str | None, compartment: str, pool: NodePoolInfo
+def wait_for_work_request(
+    settings: Settings, api: TenancyApi, work_request_id: str | None, compartment: str, pool: str
 ) -> None:
     """Wait until the work request has ended, printing each status change. Raises a task's error."""
     if work_request_id is None:
         raise RetryableError(
-            f"the service accepted the change of pool {pool.name} without a work request id",
+            f"the service accepted the change of pool {pool} without a work request id",
             remedy="`inv tenancy.nodes` shows it",
         )
     client, started_at, last_status = api.client(ContainerEngineClient), time.monotonic(), ""
-    operation = Operation(action=f"following the change of pool {pool.name}", permission="read cluster-work-requests")
+    operation = Operation(action=f"following the change of pool {pool}", permission="read cluster-work-requests")
     while True:
         status = str(api.get_object(operation, client.get_work_request, work_request_id).get("status", "?"))
         elapsed_sec = time.monotonic() - started_at
@@ -165,10 +230,10 @@ def _wait_for_work_request(
             )
             remedy = "; no such GPU is free there now: retry later, or in another availability domain"
             remedy = remedy if "capacity" in reasons.lower() else ""
-            raise TaskFailed(f"pool {pool.name}: {status}: {reasons or 'no reason given'}{remedy}")
+            raise TaskFailed(f"pool {pool}: {status}: {reasons or 'no reason given'}{remedy}")
         if elapsed_sec > settings.cluster.ready_timeout_sec:
             raise RetryableError(
-                f"pool {pool.name}: still {status} after {elapsed_sec:.0f} s (cluster.ready_timeout_sec)",
+                f"pool {pool}: still {status} after {elapsed_sec:.0f} s (cluster.ready_timeout_sec)",
                 remedy="it continues: `inv tenancy.nodes` shows it",
             )
         time.sleep(POLL_INTERVAL_SEC)
@@ -257,24 +322,3 @@ def _poll_readiness(settings: Settings, pool: NodePoolInfo, cluster: Cluster, re
         if elapsed_sec > settings.cluster.ready_timeout_sec:
             raise TaskFailed(f"{lines[0]}, {elapsed_sec:.0f} s after the pool had grown", remedy=remedy)
         time.sleep(POLL_INTERVAL_SEC)
-
-
-def check_no_results_lost(settings: Settings, pool: NodePoolInfo) -> None:
-    """Check that the pool's cluster has no uncollected results and no other users' jobs.
-
-    Raises ConfirmationRequired if it has, and UsageError if the context is another cluster.
-    """
-    with open_cluster(settings) as cluster:
-        cluster_instances = {
-            str(node.get("spec", {}).get("providerID", "")).rpartition("/")[2] for node in cluster.nodes()
-        }
-        if pool.nodes and cluster_instances.isdisjoint(str(node.get("id")) for node in pool.nodes):
-            raise UsageError(
-                f"context {cluster.target.context} has none of pool {pool.name}'s nodes, so results there cannot be "
-                "checked",
-                remedy="set cluster.context to the pool's cluster (`inv tenancy.kubeconfig`)",
-            )
-        losses: Sequence[str] = [run.description for run in pending_runs(settings.results_folder, cluster.target)]
-        losses = [*losses, *foreign_active_jobs(settings, cluster.target)]
-    if losses:
-        raise ConfirmationRequired("; ".join(("results would be lost, so nothing changed", *losses)))

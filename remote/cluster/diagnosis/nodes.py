@@ -174,11 +174,11 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
         gpu_product=label(node, GPU_PRODUCT_LABEL),
         pods_per_gpu=_pods_per_gpu(node),
         gpus=gpus,
-        gpus_free=None if pods is None else max(0, gpus - sum(map(_gpu_count, others))),
+        gpus_free=None if pods is None else max(0, gpus - sum(map(gpu_count, others))),
         disk_bytes=parse_quantity(allocatable.get("ephemeral-storage", "0")),
         kubelet=status.get("nodeInfo", {}).get("kubeletVersion", "?"),
         driver=label(node, "nvidia.com/cuda.driver-version.full") or label(node, "nvidia.com/cuda.driver.major"),
-        is_candidate=_has_gpus(node) if need.instance_type is None else kind == need.instance_type,
+        is_candidate=has_gpus(node) if need.instance_type is None else kind == need.instance_type,
         health=node_health(node, need.provider),
     )
     if not report.is_candidate:
@@ -203,7 +203,7 @@ def _examine(node: Object, pods: Sequence[Object] | None, need: NodeRequirements
     )
 
 
-def _has_gpus(node: Object) -> bool:
+def has_gpus(node: Object) -> bool:
     """Return True if the node has NVIDIA GPUs: allocatable, whole or in parts, or by a label of feature discovery."""
     resources = node.get("status", {}).get("allocatable") or {}
     return any(name.startswith("nvidia.com/") for name in (*resources, *(node["metadata"].get("labels") or {})))
@@ -300,7 +300,7 @@ def _gpu_findings(
             Diagnosis("few-gpus", f"it has {report.gpus} GPUs, {need.gpus} requested", "lower cluster.gpus_per_pod")
         ]
     if report.gpus_free is not None and report.gpus_free < need.gpus:
-        holders = [_full_name(pod) for pod in pods or [] if _gpu_count(pod) and not _is_ours(pod, need)]
+        holders = [_full_name(pod) for pod in pods or [] if gpu_count(pod) and not _is_ours(pod, need)]
         usage = (
             f" is in use by {', '.join(holders[:3])}"
             if report.gpus == 1
@@ -352,7 +352,8 @@ def _requested(pod: Object, resource: str, section: str = "requests") -> Decimal
     )
 
 
-def _gpu_count(pod: Object) -> int:
+def gpu_count(pod: Object) -> int:
+    """Return the GPUs that a pod uses; 0 once it has ended."""
     if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
     return int(_requested(pod, GPU_RESOURCE)) or int(_requested(pod, GPU_RESOURCE, "limits"))

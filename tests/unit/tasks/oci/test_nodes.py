@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +11,14 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 
 from invoke import Context
 
-from remote.cluster.kubeconfig import Target
+from tasks.cluster import node_use
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.fleet.pending_results import PendingRun
 from tasks.oci import nodes
 from tasks.oci.discovery import parse_node_pool
 from tasks.oci.nodes import describe_unready, gpus_per_node, resize
+from tasks.settings.load import load
+from tests.support.kubernetes.listed_cluster import FakeCluster
 from tests.support.machines.fake_tenancy import FakeTenancy, ocid
 
 Make = Callable[..., Context]
@@ -29,6 +30,7 @@ IDS = [ocid("instance", name) for name in ("n1", "n2")]
 def node(instance: str, *, is_ready: bool = True, gpus: str = "1") -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": str(is_ready)}]
     return {
+        "metadata": {"name": instance},
         "spec": {"providerID": instance},
         "status": {"conditions": conditions, "allocatable": {"nvidia.com/gpu": gpus}},
     }
@@ -45,14 +47,12 @@ def cluster(cluster_nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     """Provide a cluster that only lists its nodes, polling without pauses, and a change that takes three polls."""
 
     @contextlib.contextmanager
-    def open_cluster(_: object) -> Iterator[SimpleNamespace]:
-        target = Target(context="one", cluster="c", user="u", namespace="n", server="https://s")
-        yield SimpleNamespace(target=target, nodes=lambda: cluster_nodes)
+    def open_cluster(_: object) -> Iterator[FakeCluster]:
+        yield FakeCluster(live_nodes=cluster_nodes)
 
     monkeypatch.setattr(nodes, "open_cluster", open_cluster)
-    monkeypatch.setattr(nodes, "pending_runs", lambda *_: [])
-    monkeypatch.setattr(nodes, "foreign_active_jobs", lambda *_: [])
-    monkeypatch.setattr(nodes, "POLL_INTERVAL_SEC", 0.0)
+    monkeypatch.setattr(node_use, "pending_runs", lambda *_: [])
+    monkeypatch.setattr(node_use, "foreign_active_jobs", lambda *_, **__: [])
     monkeypatch.setattr(nodes, "POLL_INTERVAL_SEC", 0.0)
     tenancy.resources.work_requests = [{"status": state} for state in STATES]
 
@@ -94,10 +94,25 @@ def test_a_pool_with_results_in_its_pods_is_not_shrunk(
     tenancy: FakeTenancy, context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pending = [PendingRun(folder=Path(), description="run r1: never collected; `inv collect --run=r1` fetches it")]
-    monkeypatch.setattr(nodes, "pending_runs", lambda *_: pending)
+    monkeypatch.setattr(node_use, "pending_runs", lambda *_: pending)
     with pytest.raises(ConfirmationRequired, match=r"; run r1: .*inv collect --run=r1"):
         resize(context(), **flags(remove=True))
     assert tenancy.count_requests("^PUT") == 0
+
+
+def test_the_size_before_nodes_were_added_is_recorded_until_they_are_removed(
+    tenancy: FakeTenancy, context: Make
+) -> None:
+    tenancy.resizes = True
+    settings, pool = load(context()), ocid("nodepool", "pool")
+    tenancy.resources.objects[f"/nodePools/{pool}"]["nodeConfigDetails"]["size"] = 1
+    for change, expected in (({"add": "1"}, 1), ({"remove": "1"}, None)):
+        tenancy.resources.work_requests = [{"status": "SUCCEEDED"}]
+        resize(context(), **flags(**change))
+        assert nodes.size_before_growth(settings, pool) == expected
+    (settings.results_folder / nodes.SIZES_FILE).write_text("[")
+    with pytest.raises(UsageError, match="then_nodes"):
+        nodes.size_before_growth(settings, pool)
 
 
 def test_a_pool_of_another_cluster_is_not_shrunk(
