@@ -27,6 +27,7 @@ class EventKind(Enum):
     STALLED = "stalled"
     BUDGET = "budget"  # BUDGET_SHARE of train.budget_usd is spent
     ENDED = "ended"
+    NODES = "nodes"  # given back after the run, or kept, with the reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,11 @@ class Notification:
         """Return the notification as one line of JSON."""
         document = {"kind": KIND, "schema_version": SCHEMA_VERSION, **schema.to_json(self)}
         return (json.dumps(document, ensure_ascii=False) + "\n").encode(errors="replace")
+
+
+def time_text() -> str:
+    """Return the current time for a notification."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +198,7 @@ class RunWatch:
                 event=event,
                 run_id=self._run_id,
                 source=self._source,
-                time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                time=time_text(),
                 text=f"run {self._run_id}: {text}",
                 attempt=self._attempt,
                 step=None if progress is None else progress.step,

@@ -12,6 +12,7 @@
 | | REPORT_FOLDER/ | `inv report` |
 | a trial's folder | RESULT_FILE | the trial's process, last |
 | | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, while it runs |
+| | NODES_FILE | `inv train`, `inv bench`: nodes given back; not in SHA256SUMS, as it is written after it |
 | | ADAPTER_CHECK_FILE | `inv adapter.check` |
 | a training's folder | STEPS_FILE | the trial's process, a line per step and per held-out loss |
 | | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
@@ -36,6 +37,7 @@ ENVIRONMENT_FILE = "environment.json"
 TRAINING_FILE = "training.json"
 STEPS_FILE = "steps.jsonl"
 ADAPTER_FOLDER = "adapter"
+NODES_FILE = "nodes.json"
 ADAPTER_CHECK_FILE = "adapter-check.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 MANIFEST_FILE = "MANIFEST.json"  # written last in a checkpoint: {"files": {name: {"sha256": ...}}} and more

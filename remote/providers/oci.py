@@ -29,6 +29,7 @@ class Oci(Provider):
     volume_form = "FILE-SYSTEM-OCID:MOUNT-TARGET-IP:/EXPORT"
     price_table = "prices.yaml"
     buckets: ClassVar[Mapping[str, str]] = {"oci": "tasks.oci.buckets"}
+    nodes = "tasks.oci.give_back"
     commands = ("tasks.oci.commands",)
     checks = ("tasks.doctor.checks.oci",)
     remedies: ClassVar[Mapping[str, str]] = {

@@ -47,6 +47,7 @@ class Provider:
     volume_form: ClassVar[str]  # form of cluster.volume.handle, for messages
     price_table: ClassVar[str | None]  # file in reports/ with list prices; None: prices come from the settings only
     buckets: ClassVar[Mapping[str, str]]  # scheme of a bucket's address: module with its `push()`
+    nodes: ClassVar[str]  # module that removes nodes after a run (`NodeProvider` in tasks/fleet/nodes.py)
     commands: ClassVar[tuple[str, ...]]  # modules of `inv` commands
     checks: ClassVar[Sequence[str]]  # modules with checks of `inv doctor`
     remedies: ClassVar[Mapping[str, str]]  # replacements in REMEDIES
@@ -96,6 +97,7 @@ class Generic(Provider):
     volume_form = "SERVER:/EXPORT (NFS)"
     price_table = None
     buckets: ClassVar[Mapping[str, str]] = {}
+    nodes = "tasks.cluster.then_command"
     commands = ()
     checks = ()
     remedies: ClassVar[Mapping[str, str]] = {}

@@ -27,7 +27,8 @@ from tasks.clients.notify import receivers
 from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
-from tasks.fleet import plan, runner
+from tasks.fleet import nodes, plan, runner
+from tasks.fleet.collect import collect_run
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
@@ -60,12 +61,18 @@ def run_bench(context: Context, options: BenchOptions) -> None:
         print(load_target("tasks.tuning.quality:describe_power")(settings, settings.model.path, settings.data.path))
     if options.dry_run:
         _print_plan(settings, run)
+        nodes.plan(settings, "bench", yes=options.yes, dry_run=True)
         return
+    given_back = nodes.plan(settings, "bench", yes=options.yes)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts)
         run, folder, ledger = runner.write_plan(settings, run)
+        nodes.save_plan(given_back, run, folder)
         with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
             runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
+        if given_back is not None:
+            collect_run(settings, run, folder, hosts)
+            nodes.give_back(settings, run, folder)
 
 
 @contextlib.contextmanager

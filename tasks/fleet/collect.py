@@ -25,6 +25,7 @@ from bench.records.paths import (
     ADAPTER_FOLDER,
     CANCEL_FILE,
     LEDGER_FILE,
+    NODES_FILE,
     PROGRESS_FILE,
     RESULT_FILE,
     SUMS_FILE,
@@ -43,9 +44,11 @@ from remote.jobs.job import LOG_FILE, Agent
 from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
 from tasks.cli.flags import refuse_several
+from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console
 from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
+from tasks.fleet import nodes
 from tasks.fleet.k8s_training import is_k8s_training, open_reader_pod, sync_ledger
 from tasks.fleet.pending_results import incomplete_runs
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
@@ -87,6 +90,9 @@ def collect_runs(context: Context, name: str | None, *, all_runs: bool) -> None:
         return
     run, folder = open_run(settings, name)
     collect_run(settings, run, folder, run_hosts(settings, run))
+    if (folder / NODES_FILE).exists():
+        with acquire_lock(settings.results_folder, f"collect --run={run.run_id}"):
+            nodes.give_back(settings, run, folder)
 
 
 def _collect_all(settings: Settings) -> None:
@@ -281,7 +287,7 @@ def _write_checksums(folder: Path) -> None:
         for path in sorted(
             [*folder.glob("*.json*"), *(path for name in CHECKSUMMED_FOLDERS for path in folder.glob(f"{name}/**/*"))]
         ):
-            if path.is_file() and path.name != CANCEL_FILE and not path.name.endswith(".part"):
+            if path.is_file() and path.name not in (CANCEL_FILE, NODES_FILE) and not path.name.endswith(".part"):
                 yield f"{sha256_of(path)}  {path.relative_to(folder)}\n"
 
     write_atomic(folder / SUMS_FILE, "".join(lines()).encode())

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from bench.notify.events import RunWatch
+from bench.notify.events import EventKind, Notification, RunWatch, time_text
 from bench.notify.sender import Deliver, Sender
 from bench.records.run import RunRecord
 from bench.records.status import Outcome
@@ -71,6 +71,33 @@ def notify(
     deliveries: Mapping[str, Deliver] = receivers(settings) if is_on else {}
     usd_per_sec = None if price is None else len(run.workers) * price.usd_per_gpu_hour / 3600.0
     is_training = run.suite == TRAIN
+    with _open_sender(deliveries) as sender:
+        watch = RunWatch(
+            run_id=run.run_id,
+            source=SOURCE,
+            send=sender.send,
+            stalled_sec=settings.notify.stalled_sec,
+            budget_usd=budget_usd,
+            usd_per_sec=usd_per_sec,
+            spent_usd=_spent_usd(run, folder, price) if is_training else lambda: None,
+        )
+        sender.tick = watch.tick
+        try:
+            yield RunNotifications(watch, ledger, is_training=is_training)
+        finally:
+            watch.close()
+
+
+def notify_once(settings: Settings, run: RunRecord, event: EventKind, text: str) -> None:
+    """Send one notification about a run that has ended, and wait for its delivery. Raises UsageError."""
+    with _open_sender(receivers(settings)) as sender:
+        note = f"run {run.run_id}: {text}"
+        sender.send(Notification(event=event, run_id=run.run_id, source=SOURCE, time=time_text(), text=note))
+
+
+@contextlib.contextmanager
+def _open_sender(deliveries: Mapping[str, Deliver]) -> Iterator[Sender]:
+    """Yield a sender; on exit, wait for what is queued, and print one line if something was not sent."""
     failures: list[str] = []
 
     def log(line: str) -> None:
@@ -79,20 +106,7 @@ def notify(
 
     try:
         with Sender(deliveries, log) as sender:
-            watch = RunWatch(
-                run_id=run.run_id,
-                source=SOURCE,
-                send=sender.send,
-                stalled_sec=settings.notify.stalled_sec,
-                budget_usd=budget_usd,
-                usd_per_sec=usd_per_sec,
-                spent_usd=_spent_usd(run, folder, price) if is_training else lambda: None,
-            )
-            sender.tick = watch.tick
-            try:
-                yield RunNotifications(watch, ledger, is_training=is_training)
-            finally:
-                watch.close()
+            yield sender
     finally:
         if failures:
             more = f" ({len(failures)} in all, see operator.log)" if len(failures) > 1 else ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Trial
-from bench.records.paths import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE, NODES_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import OTHER_SHAPE, Training, TrainingData
@@ -26,7 +26,7 @@ from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
-from tasks.fleet import runner
+from tasks.fleet import nodes, runner
 from tasks.fleet.collect import collect_run
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
@@ -36,7 +36,10 @@ from tasks.train.session import TrainingSession, reachable_workers
 from tasks.train.trial_spec import TRIAL_ID
 
 # Settings without influence on the result: the current value always applies.
-OPERATOR_SETTINGS = {"workers", "max_restarts", "replacement_timeout_sec", "elastic", "budget_usd", "max_hours"}
+OPERATOR_SETTINGS = {
+    *("workers", "max_restarts", "replacement_timeout_sec", "elastic", "budget_usd", "max_hours"),
+    *("then", "then_nodes", "then_command"),
+}
 DATA_SETTINGS = {setting.name for setting in settings_of(TrainingData).values()} | {
     *("data", "data_weights", "max_seq_len", "data.path")
 }
@@ -182,6 +185,8 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
         acquire_lock(settings.results_folder, command, follows=run.run_id),
         runner.ledger_errors(run.run_id),
     ):
+        if not (folder / NODES_FILE).exists():  # the plan is confirmed when a run starts, or here
+            nodes.save_plan(nodes.plan(settings, TRAIN, yes=options.yes), run, folder)
         session = TrainingSession.create(settings, run, folder, ledger, fleet_hosts(settings))
         if not (ledger.needs_work(TRIAL_ID) or _can_resume(ledger.entries[TRIAL_ID], options)):
             print(f"run {run.run_id}: nothing to resume")

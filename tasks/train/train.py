@@ -19,7 +19,7 @@ from tasks.clients.notify import receivers
 from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
-from tasks.fleet import runner
+from tasks.fleet import nodes, runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings, load
 from tasks.train import forecast, output, resume, shapes, submit_job, trial_spec
@@ -54,9 +54,10 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
     if options.job:
         submit_job.check_settings(settings)
-    elif options.yes or options.discard_results:
+    elif options.discard_results or (options.yes and settings.train.then == "keep"):
         raise UsageError(
-            "train: --yes and --discard-results apply to a deployed training", remedy="pass them with --job"
+            "train: --yes and --discard-results apply to a deployed training, --yes also to train.then: shrink",
+            remedy="pass them with --job",
         )
     if options.resume:
         if options.trial_file is not None:
@@ -93,7 +94,9 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
         output.show_plan(console(), trial, probe, predicted, names)
         shapes.show_shapes(console(), shapes.shape_costs(settings, trial, probe, predicted.steps))
         return
+        nodes.plan(settings, TRAIN, yes=options.yes, dry_run=True)
     run = runner.new_record(
+    given_back = nodes.plan(settings, TRAIN, yes=options.yes)
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
     )
     with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
@@ -101,6 +104,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
         run, folder, ledger = runner.write_plan(settings, run)
         for line in output.summary_lines(probe, trial, predicted):
             print(escape_controls(line))
+        nodes.save_plan(given_back, run, folder)
         TrainingSession.create(settings, run, folder, ledger, hosts).wait(plain=options.plain)
 
 
@@ -124,7 +128,13 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
         for line in output.summary_lines(probe, trial, predicted):
             print(escape_controls(line))
     run = submit_job.new_run(settings, _planned_trial(trial, names[0]), names, inputs)
-    submit_job.submit(settings, run, options, lambda: runner.write_plan(settings, run))
+    given_back = nodes.plan(settings, TRAIN, yes=options.yes, dry_run=options.dry_run)
+
+    def on_accepted() -> None:
+        _, folder, _ = runner.write_plan(settings, run)
+        nodes.save_plan(given_back, run, folder)
+
+    submit_job.submit(settings, run, options, on_accepted)
     submit_job.print_submitted(run.run_id, options)
 
 

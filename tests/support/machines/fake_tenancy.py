@@ -168,6 +168,7 @@ class FakeTenancy(StubServer):
         self.faults: list[Fault] = []
         self.instance: FakeInstance | None = None
         self.page_size, self.skew_sec = 2, 0.0
+        self.resizes, self.stuck = False, 0  # a pool's new size removes its nodes at once, but for `stuck` ones
 
     def fail(
         self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **flags: bool
@@ -237,6 +238,7 @@ def default_resources() -> Resources:
             "/exports": [{"path": "/models", "fileSystemId": ocid("filesystem", "fs")}],
             "/prices": [
                 price("B95909", "GPU Per Hour", 2.5),
+                *(price(part, "GPU Per Hour", 7.0) for part in ("B95907", "B109479", "B98415", "B110519", "B109485")),
                 price("B91961", "Gigabyte Storage Capacity Per Month", 0.0255),
                 price("B91962", "Performance Units Per Gigabyte Per Month", 0.0017),
                 price("B89057", "Gigabyte Storage Capacity Per Month", 0.3),
@@ -371,7 +373,11 @@ class _Handler(StubHandler):
         if self.command == "PUT":
             if self.headers.get("if-match") not in (None, etag):
                 return self._send_error(412, "NoEtagMatch", "The etag does not match.")
-            self.server.bodies.append(json.loads(body or b"{}"))
+            change = json.loads(body or b"{}")
+            self.server.bodies.append(change)
+            if self.server.resizes:
+                resource["nodeConfigDetails"] = change["nodeConfigDetails"]
+                resource["nodes"] = resource["nodes"][: max(change["nodeConfigDetails"]["size"], self.server.stuck)]
             return self._send(202, b"", extra={"opc-work-request-id": ocid("clustersworkrequest", "w")})
         return self._send(200, json.dumps(resource).encode(), extra={"etag": etag})
 

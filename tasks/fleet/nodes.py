@@ -1,0 +1,171 @@
+"""Nodes that a run gives back after its success (`train.then: shrink`, `bench.then: shrink`).
+
+The plan is confirmed when the run starts. After its success, when all its results are here and verified, the provider's
+module removes the nodes; in doubt they are kept. Every step is in the run's folder (nodes.json) before it is made, so
+that the same command goes on after a kill.
+"""
+
+import dataclasses
+import datetime
+import importlib
+from pathlib import Path
+from typing import Protocol, cast
+
+from bench.notify.events import EventKind
+from bench.records.atomic_files import sha256_of
+from bench.records.checksummed import ResultError
+from bench.records.nodes import NodesRecord, NodesState
+from bench.records.paths import ADAPTER_FOLDER, LEDGER_FILE, NODES_FILE, SUMS_FILE, TRIALS_FOLDER
+from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
+from remote.cluster.client import Cluster
+from remote.fleet.ledger import Ledger
+from remote.providers import Provider
+from reports.read import attempts
+from tasks.cli.terminal import confirm
+from tasks.clients.cluster import open_cluster, target_identity
+from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
+from tasks.fleet.notifications import notify_once
+from tasks.fleet.run_store import TRAIN
+from tasks.settings.load import Settings
+
+SHRINK = "shrink"
+
+
+class RunFolder:
+    """The record of a run's nodes in the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self) -> NodesRecord | None:
+        """Read the record; None if the run gives nothing back. Raises ConfirmationRequired for a damaged one."""
+        path = self._folder / NODES_FILE
+        if not path.exists():
+            return None
+        try:
+            return NodesRecord.read(path)
+        except ResultError as error:
+            raise ConfirmationRequired(
+                f"the nodes are kept: {error}", remedy=f"remove the nodes yourself, then remove {path}"
+            ) from error
+
+    def save(self, record: NodesRecord) -> None:
+        """Write the record, before the step that it names. Raises OSError."""
+        record.write(self._folder)
+
+
+class NodeProvider(Protocol):
+    """Module of a provider that removes nodes; `Provider.nodes` names it."""
+
+    def plan(self, settings: Settings, cluster: Cluster) -> tuple[NodesRecord, list[str]]:
+        """Return what will be done, without a run id, and lines that describe it. Raises a task's error."""
+
+    def shrink(self, settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder) -> None:
+        """Remove the nodes, or go on with it. Idempotent: the record says which steps were made.
+
+        Saves the states REQUESTED, before any change, and DONE. Raises a task's error: ConfirmationRequired in doubt.
+        """
+
+
+def plan(settings: Settings, section: str, *, yes: bool, dry_run: bool = False) -> NodesRecord | None:
+    """Return the confirmed plan for the nodes of a new run; None if they are kept. `section` is train or bench.
+
+    It is printed first. Raises UsageError, and ConfirmationRequired if it is not confirmed.
+    """
+    if getattr(settings, section).then != SHRINK:
+        return None
+    if not settings.connector.is_cluster:
+        raise UsageError(
+            f"{section}.then: fleet.kind is local, which has no nodes to give back", remedy="set it to keep"
+        )
+    with open_cluster(settings, changes=not dry_run, yes=yes) as cluster:
+        record, lines = _module(cluster.provider).plan(settings, cluster)
+    for line in lines:
+        print(line, flush=True)
+    if dry_run:
+        return None
+    if not yes and not confirm("Give these nodes back after success, without asking again?"):
+        raise ConfirmationRequired(
+            "nothing was started", remedy=f"pass --yes to confirm, or set {section}.then to keep"
+        )
+    return record
+
+
+def save_plan(record: NodesRecord | None, run: RunRecord, folder: Path) -> None:
+    """Write a new run's plan for its nodes. Raises OSError."""
+    if record is not None:
+        RunFolder(folder).save(dataclasses.replace(record, run_id=run.run_id))
+
+
+def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:
+    """Give the nodes of a successful run back as planned; nothing without a plan, or if that is done.
+
+    Raises a task's error if they are kept. The receivers of notifications get either outcome.
+    """
+    run_folder = RunFolder(folder)
+    record = run_folder.read()
+    if record is None or record.state is NodesState.DONE or not _has_succeeded(folder):
+        return
+    try:
+        if (problem := _unverified(run, folder)) is not None:
+            raise ConfirmationRequired(f"its results are not all here: {problem}")
+        with open_cluster(settings, changes=True, yes=True) as cluster:
+            if target_identity(cluster.target) != record.cluster:
+                raise ConfirmationRequired(
+                    f"{cluster.target} is not the cluster of the run", remedy="set cluster.context"
+                )
+            if record.ended_at is None:
+                record = dataclasses.replace(record, ended_at=_end_of(run, folder))
+                run_folder.save(record)
+            _module(cluster.provider).shrink(settings, cluster, record, run_folder)
+    except TaskFailed as error:
+        problem = "it succeeded, but its nodes may still cost money"
+        notify_once(settings, run, EventKind.NODES, f"{problem}: {error}")
+        retry = f"`inv collect --run={run.run_id}` tries again"
+        raise type(error).from_error(error, prefix=f"run {run.run_id}: {problem}: ", remedy=retry) from error
+    notify_once(settings, run, EventKind.NODES, describe(run_folder.read()))
+
+
+def describe(record: NodesRecord | None) -> str:
+    """Describe what was given back, and what the nodes have cost since the run's end."""
+    if record is None:
+        return "no nodes are given back"
+    now = datetime.datetime.now(datetime.timezone.utc).timestamp()
+    idle_sec, usd = record.idle_sec(now), record.idle_usd(now)
+    sizes = f"pool {record.pool}: {record.from_size} -> {record.to_size} nodes"
+    what = "by train.then_command" if record.pool is None else sizes
+    idle = "" if idle_sec is None else f", {idle_sec / 60:.0f} min after the run's end"
+    return f"nodes given back ({what}){idle}" + ("" if usd is None else f" (${usd:,.2f})")
+
+
+def _module(provider: Provider) -> NodeProvider:
+    return cast(NodeProvider, importlib.import_module(provider.nodes))
+
+
+def _has_succeeded(folder: Path) -> bool:
+    entries = Ledger(folder / LEDGER_FILE).entries.values()
+    return bool(entries) and all(entry.status is TrialStatus.SUCCEEDED for entry in entries)
+
+
+def _unverified(run: RunRecord, folder: Path) -> str | None:
+    """Return what is missing or changed of a run's results in this folder; None if all are here."""
+    try:
+        rows = (folder / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+        digests = {path: digest for digest, _, path in (row.partition("  ") for row in rows)}
+        prefixes = [f"{TRIALS_FOLDER}/{planned.trial_id}/" for planned in run.planned]
+        prefixes += [LEDGER_FILE, *([f"{ADAPTER_FOLDER}/"] if run.suite == TRAIN else [])]
+        for prefix in prefixes:
+            if not any(path.startswith(prefix) for path in digests):
+                return f"{SUMS_FILE} has no {prefix}"
+        changed = next((path for path, digest in digests.items() if sha256_of(folder / path) != digest), None)
+    except (OSError, UnicodeDecodeError) as error:
+        return str(error)
+    return None if changed is None else f"{changed} differs from {SUMS_FILE}"
+
+
+def _end_of(run: RunRecord, folder: Path) -> str | None:
+    """Return the time of the run's last end, in ISO 8601."""
+    spans = [span for planned in run.planned for span in attempts.read(folder, planned.trial_id)]
+    last = max((span.ended for span in spans if span.ended is not None), default=None)
+    return None if last is None else datetime.datetime.fromtimestamp(last, datetime.timezone.utc).isoformat()

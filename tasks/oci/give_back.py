@@ -1,0 +1,136 @@
+"""Give the nodes of an OKE pool back after a run (`train.then: shrink`); see `NodeProvider`.
+
+The size is changed only from the one that was confirmed, under the pool's etag, and after all checks. A repeated call
+reads the pool first: what an earlier call has requested is not requested again.
+"""
+
+import dataclasses
+import time
+
+from bench.notify.events import time_text
+from bench.records.nodes import NodesRecord, NodesState
+from remote.cluster.client import Cluster
+from tasks.clients.cluster import target_identity
+from tasks.cluster.node_use import check_removable, delete_workloads, fleet_nodes
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.fleet.nodes import RunFolder, describe
+from tasks.oci import nodes
+from tasks.oci.clients import TenancyApi, connect, resolve_compartment
+from tasks.oci.discovery import NodePoolInfo, list_node_pools
+from tasks.settings.load import Settings
+
+
+def plan(settings: Settings, cluster: Cluster) -> tuple[NodesRecord, list[str]]:
+    """Plan the change of the pool on whose nodes the fleet runs; see `NodeProvider`."""
+    api = connect(settings)
+    compartment, name = resolve_compartment(settings, api)
+    pool = _choose_pool(cluster, [pool for pool in list_node_pools(api, compartment) if pool.has_gpus], name)
+    target = settings.train.then_nodes
+    if target is None:
+        target = nodes.size_before_growth(settings, pool.id)
+    if target is None:
+        raise UsageError(
+            f"train.then_nodes: null, and `inv tenancy.nodes --add` has not grown pool {pool.name} ({pool.size} nodes)",
+            remedy="set it to the number of nodes to keep, e.g. 0",
+        )
+    if target >= pool.size:
+        raise UsageError(
+            f"pool {pool.name} has {pool.size} nodes, and {target} are to be kept: there is nothing to give back",
+            remedy="set train.then and bench.then to keep, or train.then_nodes to a smaller number",
+        )
+    hourly = nodes.usd_per_node_hour(settings, pool)
+    record = NodesRecord(
+        run_id="",
+        state=NodesState.PLANNED,
+        provider=cluster.provider.name,
+        cluster=target_identity(cluster.target),
+        pool_id=pool.id,
+        pool=pool.name,
+        from_size=pool.size,
+        to_size=target,
+        usd_per_hour=None if hourly is None else hourly[0] * pool.size,
+        price=None if hourly is None else hourly[1],
+    )
+    change, *cost = nodes.describe_change(settings, pool, target)
+    return record, [f"after success: the fleet's pods are deleted, then {change}", *cost]
+
+
+def shrink(settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder) -> None:
+    """Shrink the pool, or go on with it; see `NodeProvider`."""
+    pool_id, size = record.pool_id, record.to_size
+    if pool_id is None or size is None or record.from_size is None:
+        raise ConfirmationRequired(
+            "nodes.json has no pool", remedy="remove the nodes with `inv tenancy.nodes --remove`"
+        )
+    api = connect(settings)
+    compartment, _ = resolve_compartment(settings, api)
+    pool, etag = nodes.read_pool(api, pool_id)
+    if pool.size == record.from_size:
+        check_removable(settings, cluster, lambda node: nodes.is_in_pool(pool, node), pool.name)
+        record = dataclasses.replace(record, state=NodesState.REQUESTED, requested_at=time_text(), work_request_id=None)
+        folder.save(record)
+        delete_workloads(settings, cluster)
+        record = dataclasses.replace(record, work_request_id=_request(api, pool, size, etag))
+        folder.save(record)
+    elif pool.size != size:
+        raise ConfirmationRequired(
+            f"pool {pool.name} was changed meanwhile: it had {record.from_size} nodes, now {pool.size}",
+            remedy="remove nodes yourself with `inv tenancy.nodes --remove`",
+        )
+    if record.work_request_id is not None:
+        nodes.wait_for_work_request(settings, api, record.work_request_id, compartment, pool.name)
+    _wait_until_gone(settings, api, pool_id, size)
+    nodes.record_size(settings, pool, size)
+    record = dataclasses.replace(record, state=NodesState.DONE, finished_at=time_text())
+    folder.save(record)
+    print(describe(record), flush=True)
+
+
+def _choose_pool(cluster: Cluster, pools: list[NodePoolInfo], compartment: str) -> NodePoolInfo:
+    """Return the pool with the cluster's GPU nodes; of several, the one on whose nodes the fleet's pods are."""
+    live, own = cluster.nodes(), fleet_nodes(cluster)
+    in_cluster = [pool for pool in pools if any(nodes.is_in_pool(pool, node) for node in live)]
+    used = [node for node in live if node["metadata"]["name"] in own]
+    candidates = [pool for pool in in_cluster if any(nodes.is_in_pool(pool, node) for node in used)] or in_cluster
+    if len(candidates) == 1:
+        return candidates[0]
+    names = ", ".join(pool.name for pool in candidates) or "none"
+    raise UsageError(
+        f"expected one GPU pool of compartment {compartment} with the fleet's nodes in context "
+        f"{cluster.target.context}, found {names}",
+        remedy="set tenancy.compartment and cluster.context, or train.then and bench.then to keep",
+    )
+
+
+def _request(api: TenancyApi, pool: NodePoolInfo, size: int, etag: str | None) -> str | None:
+    """Request the size; return the work request's id, None if it is not known. Raises a task's error."""
+    try:
+        return nodes.request_size(api, pool, size, etag)
+    except ConfirmationRequired:
+        if nodes.read_pool(api, pool.id)[0].size != size:
+            raise
+        return None  # our request was accepted, its response was lost, and the SDK repeated it
+
+
+def _wait_until_gone(settings: Settings, api: TenancyApi, pool_id: str, size: int) -> None:
+    """Wait until the pool has only `size` nodes left. Raises TaskFailed for a node that could not be removed."""
+    started_at = time.monotonic()
+    while True:
+        pool, _ = nodes.read_pool(api, pool_id)
+        left = [node for node in pool.nodes if node.get("lifecycleState") != "DELETED"]
+        if pool.size == size and len(left) <= size:
+            return
+        failed = [
+            f"{node.get('name') or node.get('id')}: {message}"
+            for node in left
+            if (message := (node.get("nodeError") or {}).get("message"))
+        ]
+        if failed:
+            raise TaskFailed(f"pool {pool.name}: {len(left)} of {size} nodes are left: {failed[0]}")
+        if pool.size != size:
+            raise ConfirmationRequired(f"pool {pool.name} was changed meanwhile: to {pool.size} nodes")
+        if time.monotonic() - started_at > settings.cluster.ready_timeout_sec:
+            raise RetryableError(
+                f"pool {pool.name}: {len(left)} nodes, {size} wanted, after {settings.cluster.ready_timeout_sec:g} s"
+            )
+        time.sleep(nodes.POLL_INTERVAL_SEC)
