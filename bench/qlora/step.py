@@ -169,13 +169,14 @@ class TrainingStep:
     `optimizer_name` describes the optimizer and `recipe` the recipe that was built. `notes` lists further features in
     use; `flags` lists requested features that are not in use, with reasons. `inputs` names the fields of a batch that
     the model takes. `may_capture`: forward and backward may become CUDA graphs; `no_capture_reason` is set when capture
-    is given up.
+    is given up. `has_gradient_hooks`: parameters have hooks on their accumulated gradients.
     """
 
     recipe = ""
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     may_capture = False
+    has_gradient_hooks = False
     no_capture_reason: str | None = None
 
     def __init__(

@@ -5,12 +5,19 @@ in each, and a cable whose both ends the kernel shapes (tc, a token bucket). The
 large for it, so that gradients take time on such a link. In each round a single rank trains the same global batches,
 and two trainings of one rank run at once: they exchange nothing, so that no link can be faster.
 
-Not covered: GPUs and NCCL; latency of a real network; more than two ranks.
+    python -m tests.benchmarks.train_link --model DIR [--targets attention,all-linear] [--rows 8] [--json FILE]
+
+With a model folder (`python -m tests.model_shapes DIR`) each rank has a GPU of this host, and NCCL exchanges by sockets
+alone; `direct` is the same without namespaces, by NVLink or PCIe. Rows have 4,096 tokens, adapters rank 16.
+
+Not covered: latency of a real network; more than two ranks.
 """
 
 import argparse
 import contextlib
+import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -23,17 +30,19 @@ from bench import torch_stack
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from bench.records.training import TrainingRecord
-from bench.records.validation import ALL_LINEAR
-from tests.benchmarks import Figure, print_figures, spread
+from bench.records.training import Training, TrainingData, TrainingRecord
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
+from tests.benchmarks import Figure, a_trial, print_figures, spread
 from tests.support import tiny_training
 from tests.support.forked import BENCH_LIBRARIES, ForkServer
 from tests.support.machines.machine import Link, Machine, require
+from tests.support.paths import ROOT
 
 ADDRESSES = ("10.79.9.1", "10.79.9.2")
 LIMIT_SEC = 1200.0
 BURST = "256kb"  # burst of the token bucket: 2 ms of 1 Gb/s
 WARM_STEPS = 2
+TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}
 CASES = tuple((rate, gradients) for rate in ("10gbit", "1gbit") for gradients in ("fp32", "bf16"))
 
 
@@ -42,7 +51,14 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rows", default="4,16", help="packed rows of a step, one measurement each")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", type=Path, help="measure on two GPUs with this model folder")
+    parser.add_argument("--targets", default="attention,all-linear", help="with --model: what has adapters")
+    parser.add_argument("--links", default="direct,10gbit,1gbit", help="with --model")
+    parser.add_argument("--gradients", default="fp32,bf16", help="with --model")
+    parser.add_argument("--json", type=Path, help="with --model: every step time")
     arguments = parser.parse_args(argv)
+    if arguments.model is not None:
+        return on_gpus(arguments)
     require("tc")
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
@@ -63,11 +79,83 @@ def _server(machine: Machine) -> ForkServer:
     return ForkServer(machine.folder, BENCH_LIBRARIES, lambda argv, **options: machine.start(*argv, **options))
 
 
+GPU_ROW_TOKENS, GPU_HELD_LAYERS = 4096, 6
+SOCKETS_ONLY = {
+    "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
+    "NCCL_NET": "Socket",
+}  # fmt: skip
+
+
+def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
+    """Measure every kind of adapter on one GPU, and on two over each link."""
+    results: dict[str, dict[str, Any]] = {}
+    figures = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
+        here = Path(folder)
+        here.chmod(0o755)
+        data = long_data(here / "chats.jsonl")
+        machines: list[Machine] = []
+        link = None
+        if arguments.links != "direct":
+            require("tc")
+            machines = [opened.enter_context(Machine(name, here)) for name in ("one", "two")]
+            link = opened.enter_context(Link(machines[0], ADDRESSES[0], machines[1], ADDRESSES[1]))
+        for targets in arguments.targets.split(","):
+            runs = GpuRuns(here, (arguments.model, data), link, machines, arguments.steps, targets)
+            for rows in map(int, arguments.rows.split(",")):
+                # A rank's rows alone, on one GPU: the same work without any exchange.
+                alone = runs.alone(rows // 2)
+                results[f"1 GPU, {targets}, {rows // 2} rows"] = summary(alone)
+                for name in arguments.links.split(","):
+                    for gradients in arguments.gradients.split(",")[: 1 if name == "direct" else None]:
+                        record = (
+                            runs.direct(rows, gradients) if name == "direct" else runs.together(rows, name, gradients)
+                        )
+                        key = f"2 GPUs, {name}, {targets}, {gradients}, {rows} rows"
+                        results[key] = summary(record)
+                        predicted, measured = communication(record)
+                        print(key, json.dumps(results[key]), flush=True)
+                        figures.append(
+                            Figure(
+                                name=key,
+                                value=f"{speed(record):,.0f} tokens/s, communication {predicted:.1f} % predicted, "
+                                f"{measured:.1f} % measured",
+                                ratio=f"{speed(record) / 2 / speed(alone):.3f} of two GPUs apart",
+                                goal=">= 0.97" if name == "direct" else ">= 0.95 at 10 Gb/s",
+                            )
+                        )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=1))
+    return figures
+
+
+def long_data(path: Path, chats: int = 4000) -> Path:
+    """Write chats of about 200 tokens: random words, since speed depends only on lengths."""
+    words = ("adapter", "gradient", "rank", "learning", "memory", "cluster", "token", "weights", "number", "layer")
+    draw = random.Random(1)
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(chats):
+            texts = [" ".join(draw.choices(words, k=count)) for count in (40, 100)]
+            roles = zip(("user", "assistant"), texts, strict=True)
+            file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in roles]}) + "\n")
+    return path
+
+
+def summary(record: TrainingRecord) -> dict[str, Any]:
+    return {
+        "tokens_per_sec": speed(record),
+        "step_time_sec": list(record.steps.step_time_sec),
+        "loss": list(record.steps.loss),
+        "predicted_percent": record.communication_predicted_percent,
+        "measured_percent": record.communication_measured_percent,
+    }
+
+
 class Runs:
     """Trainings of the same global batches: by one rank, by two separate ones, and by two over a link."""
 
     def __init__(
-        self, here: Path, inputs: tuple[Path, Path], link: Link, servers: Sequence[ForkServer], steps: int
+        self, here: Path, inputs: tuple[Path, Path], link: Link | None, servers: Sequence[ForkServer], steps: int
     ) -> None:
         self.here, self.inputs, self.link, self.servers, self.steps, self.number = here, inputs, link, servers, steps, 0
 
@@ -99,6 +187,7 @@ class Runs:
         )
 
     def shape(self, rate: str) -> None:
+        assert self.link is not None
         for machine, card in ((self.link.one, self.link.card), (self.link.other, self.link.other_card)):
             limits = ("tbf", "rate", rate, "burst", BURST, "latency", "50ms")
             machine.run("tc", "qdisc", "replace", "dev", card, "root", *limits)
@@ -133,7 +222,10 @@ class Runs:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **meeting}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         argv = ("-m", "bench", "run", *arguments, "--checkpoints", str(folder / "checkpoints"))
-        return self.servers[node].start(*argv, env=environment, **pipes), folder / "out"
+        return self.run_program(node, *argv, env=environment, **pipes), folder / "out"
+
+    def run_program(self, node: int, *argv: str, env: dict[str, str], **pipes: Any) -> subprocess.Popen[str]:
+        return self.servers[node].start(*argv, env=env, **pipes)
 
     def ended(self, started: Sequence[tuple[subprocess.Popen[str], Path]]) -> list[TrainingRecord]:
         """Wait for the trainings; return their records. Raises AssertionError with a failed rank's output."""
@@ -144,6 +236,7 @@ class Runs:
         return [TrainingRecord.read(path) for path in written if path.exists()]
 
     def meeting(self, node: int) -> dict[str, str]:
+        assert self.link is not None
         card = (self.link.card, self.link.other_card)[node]
         return {
             NODE_COUNT: "2",
@@ -153,6 +246,48 @@ class Runs:
             NODE_TOKEN: "word",
             "GLOO_SOCKET_IFNAME": card,
         }
+
+
+class GpuRuns(Runs):
+    """The same on GPUs: one rank alone, two on this host, and two in namespaces."""
+
+    def __init__(
+        self,
+        here: Path,
+        inputs: tuple[Path, Path],
+        link: Link | None,
+        machines: Sequence[Machine],
+        steps: int,
+        targets: str,
+    ) -> None:
+        super().__init__(here, inputs, link, (), steps)
+        self.machines, self.targets = machines, targets
+
+    def alone(self, rows: int) -> TrainingRecord:
+        return self.ended([self.start(-1, self.trial(rows, "fp32", 1), {"CUDA_VISIBLE_DEVICES": "0"})])[0]
+
+    def direct(self, rows: int, gradients: str) -> TrainingRecord:
+        return self.ended([self.start(-1, self.trial(rows, gradients, 2), {})])[0]
+
+    def trial(self, rows: int, gradients: str, ranks: int) -> Trial:
+        model, data = map(str, self.inputs)
+        files = TrainingData(files=[data], weights=[1.0], max_seq_len=GPU_ROW_TOKENS, validation_share=0.0)
+        training = Training(
+            data=files, rows_per_step=rows, gradients=gradients, max_steps=self.steps, epochs=1000.0, evaluate_every=0,
+            checkpoint_sec=3600.0,
+        )  # fmt: skip
+        return a_trial(
+            "link", model, data=data, kind="finetune", recipe="fast", world_size=ranks, max_seq_len=GPU_ROW_TOKENS,
+            micro_batch_size=1, lora_dropout=0.0, lora_targets=TARGETS[self.targets], optimizer="adamw_torch",
+            held_layers=GPU_HELD_LAYERS, gradient_checkpointing=False, training=training,
+        )  # fmt: skip
+
+    def run_program(self, node: int, *argv: str, env: dict[str, str], **pipes: Any) -> subprocess.Popen[str]:
+        if node < 0:
+            return subprocess.Popen((sys.executable, *argv), env=env, cwd=ROOT, **pipes)
+        environment = {**env, **SOCKETS_ONLY, "CUDA_VISIBLE_DEVICES": str(node)}
+        environment["NCCL_SOCKET_IFNAME"] = environment["GLOO_SOCKET_IFNAME"]
+        return self.machines[node].start(sys.executable, *argv, env=environment, cwd=ROOT, **pipes)
 
 
 def of_one(ratios: list[float]) -> str:

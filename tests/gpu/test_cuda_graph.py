@@ -20,6 +20,8 @@ from bench.qlora.step import choose_placement, load_base  # noqa: E402
 from bench.records import Trial  # noqa: E402
 from bench.records.validation import ALL_LINEAR  # noqa: E402
 from bench.workloads.finetune.evaluate import evaluation_mode  # noqa: E402
+from bench.workloads.finetune.steps import GlobalStep, Gradients, StepRow  # noqa: E402
+from bench.workloads.ranks.process import RankGroup  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu]
@@ -194,3 +196,64 @@ def test_a_graph_frees_its_memory(modules, model):
     torch.cuda.empty_cache()
     assert held > torch.cuda.memory_reserved()
     assert torch.cuda.memory_reserved() <= without + (96 << 20)  # workspaces of libraries for the capturing stream
+
+
+class EqualRanks(RankGroup):
+    """Two ranks with the same gradients: sums on a stream of its own, ordered as NCCL orders its stream."""
+
+    def __init__(self) -> None:
+        super().__init__(torch, 0, 2)
+        self.stream, self.ends = torch.cuda.Stream(), []
+
+    def all_reduce_async(self, tensor: Any) -> Any:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            tensor.mul_(2)
+            self.ends.append(torch.cuda.Event(enable_timing=True))
+            self.ends[-1].record()
+        return self
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+
+def exchanged(step: Any, *, captures: bool) -> tuple[list[Any], Any, EqualRanks]:
+    """Return each step's sums, the weights after all steps, and the group of the ranks."""
+    step.may_capture, step.has_gradient_hooks = captures, True
+    group = EqualRanks()
+    trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
+    gradients = Gradients(torch, trained, group, wire_dtype="bf16", bucket_bytes=1 << 14)
+    assert len(gradients.buckets) > 3
+    whole = GlobalStep(torch, step, gradients, seed=5, max_norm=1.0)
+    sums = []
+    for number in range(STEPS):
+        group.ends.clear()
+        rows = [StepRow(index=index, batch=padded(2 * number + index), targets=512) for index in range(2)]
+        whole.forward_backward(number, rows, 1024)
+        sums.append(torch.cat([bucket.flat for bucket in gradients.buckets]))
+        whole.update(1.0)
+        sums.append(whole.scalars.clone())
+    torch.cuda.synchronize()
+    assert all((bucket.computed is not None) is captures for bucket in gradients.buckets)
+    return sums, torch.cat([parameter.detach().flatten() for parameter in trained]), group
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"matmul": "int8"}, {"gradient_checkpointing": True, "offload_checkpoints": True}]
+)
+def test_ranks_exchange_the_same_gradients_while_a_captured_backward_pass_runs(modules, model, monkeypatch, changes):
+    attend_backward = layer.attend_backward
+
+    def slow(*arguments: Any) -> Any:
+        torch.cuda._sleep(20_000_000)  # 10 ms a layer: a bucket sent too early would lack its gradients
+        return attend_backward(*arguments)
+
+    monkeypatch.setattr(layer, "attend_backward", slow)
+    expected, weights, _ = exchanged(build(modules, model, **changes), captures=False)
+    step = build(modules, model, **changes)
+    actual, captured_weights, group = exchanged(step, captures=True)
+    assert step.capture_status == "yes"
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+    assert torch.equal(captured_weights, weights)
+    first, last = group.ends[0], group.ends[-1]
+    assert first.elapsed_time(last) > 5.0  # milliseconds: the first bucket left layers before the end of the graph

@@ -9,7 +9,7 @@ A graph reserves the memory of its activations. Therefore cached memory is freed
 dropped before an evaluation and when the shape changes. If shapes change often or memory is short, steps continue
 uncaptured and `no_capture_reason` is set.
 
-Not covered: several ranks, whose gradients are exchanged while backward runs.
+With `has_gradient_hooks` the hooks of the gradients run while backward is captured, and may record events into it.
 """
 
 import contextlib
@@ -34,7 +34,9 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 class CapturedGraph:
     """Forward and backward graphs of one micro-batch shape. Adds to every `grad`. Needs exclusive use of the device."""
 
-    def __init__(self, model: Any, trained: Sequence[Any], inputs: Mapping[str, Any], edges: int) -> None:
+    def __init__(
+        self, model: Any, trained: Sequence[Any], inputs: Mapping[str, Any], edges: int, *, has_hooks: bool = False
+    ) -> None:
         """Capture without computing; `edges` is the maximum number of edges. Raises torch.OutOfMemoryError."""
         device = next(iter(inputs.values())).device
         self._inputs = {name: torch.empty_like(tensor) for name, tensor in inputs.items()}
@@ -49,7 +51,7 @@ class CapturedGraph:
         with torch.cuda.graph(self._forward, pool=pool, capture_error_mode="thread_local"), _joining(model.offload):
             mean = model(**self._inputs, seed=self._seed).loss
         with torch.cuda.graph(self._backward, pool=pool, capture_error_mode="thread_local"), _joining(model.offload):
-            if model.offload is not None:  # one more kernel per gradient, but no gradient waits for the others
+            if has_hooks or model.offload is not None:  # one more kernel per gradient, but none waits for the others
                 torch.autograd.backward(mean, self._share, inputs=trained)
             else:
                 gradients = torch.autograd.grad(mean, trained, self._share)
@@ -126,7 +128,7 @@ class CapturedStep(TrainingStep):
         _free_cached_memory()
         graph = None
         with contextlib.suppress(torch.OutOfMemoryError):
-            graph = CapturedGraph(self.model, self._trained, inputs, self._edges)
+            graph = CapturedGraph(self.model, self._trained, inputs, self._edges, has_hooks=self.has_gradient_hooks)
             self._check_headroom()
             self.model.graph, self._was_captured = graph, True
             return graph

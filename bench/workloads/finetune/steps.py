@@ -9,12 +9,17 @@ into buckets from the last layer down, in the order in which backward reaches th
 In the last micro-batch of a step, a bucket is sent as soon as all its gradients are computed and the previous bucket
 has been sent: the backends need the same order on every rank. The buckets are sent in float32 or rounded to bf16.
 
+A backward pass that is replayed from a CUDA graph runs no hooks. When it is captured, they record an event for each
+bucket inside the graph; after a replay is launched, each bucket is sent on its own stream as soon as its event is
+reached, while the graph still runs.
+
 Not covered: parameters of several dtypes.
 """
 
 import hashlib
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +43,19 @@ class GradientBucket:
         self.flat = torch.zeros(size, dtype=parameters[0].dtype, device=parameters[0].device)
         self.rounded = None if wire_dtype == self.flat.dtype else torch.empty_like(self.flat, dtype=wire_dtype)
         self.missing, self.sent, self.work = 0, False, None
+        self.uncaptured, self.computed = len(self.parameters), None
         start = 0
         for parameter in parameters:
             parameter.grad = self.flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
+
+    def capture(self, torch: Any) -> None:
+        """Count a parameter's gradient in a backward pass that is being captured; record `computed` at the last one."""
+        self.uncaptured -= 1
+        if not self.uncaptured:
+            self.uncaptured = len(self.parameters)
+            self.computed = torch.cuda.Event(external=True)
+            self.computed.record()
 
     def send(self, group: RankGroup) -> None:
         self.sent = True
@@ -77,8 +91,10 @@ class Gradients:
         self.buckets = [
             GradientBucket(torch, part, dtype) for part in _split_into_buckets(list(reversed(parameters)), bucket_bytes)
         ]
-        self._clock = DeviceClock(torch, is_cuda=bool(self.buckets[0].flat.is_cuda))
+        self._is_cuda = bool(self.buckets[0].flat.is_cuda)
+        self._clock = DeviceClock(torch, is_cuda=self._is_cuda)
         self._stamps: tuple[Any, Any] | None = None
+        self._sending = torch.cuda.Stream() if self._is_cuda and not group.is_single else None
         if not group.is_single:
             for bucket in self.buckets:
                 for parameter in bucket.parameters:
@@ -94,7 +110,8 @@ class Gradients:
         self._torch._foreach_zero_([bucket.flat for bucket in self.buckets])
         self._is_last_backward, self._next = False, 0
         for bucket in self.buckets:
-            bucket.missing, bucket.sent = len(bucket.parameters), False
+            bucket.missing = bucket.uncaptured = len(bucket.parameters)
+            bucket.sent = False
 
     def begin_last_backward(self) -> None:
         """Announce this rank's last backward pass of the step, during which buckets are sent."""
@@ -126,7 +143,9 @@ class Gradients:
 
     def _make_hook(self, bucket: GradientBucket) -> Any:
         def hook(_parameter: Any) -> None:
-            if self._is_last_backward:
+            if self._is_cuda and self._torch.cuda.is_current_stream_capturing():
+                bucket.capture(self._torch)
+            elif self._is_last_backward:
                 bucket.missing -= 1
                 self._send()
 
@@ -134,8 +153,19 @@ class Gradients:
 
     def _send(self, *, flush: bool = False) -> None:
         while self._next < len(self.buckets) and (flush or not self.buckets[self._next].missing):
-            self.buckets[self._next].send(self._group)
+            bucket = self.buckets[self._next]
+            with self._stream_of(bucket):
+                bucket.send(self._group)
             self._next += 1
+
+    def _stream_of(self, bucket: GradientBucket) -> AbstractContextManager[Any]:
+        """Return the context in which a bucket is sent: after its event in a replayed graph, else after all so far."""
+        is_replayed = self._is_last_backward and bucket.missing == len(bucket.parameters)
+        if bucket.computed is None or not is_replayed:
+            return nullcontext()
+        self._sending.wait_event(bucket.computed)
+        stream: AbstractContextManager[Any] = self._torch.cuda.stream(self._sending)
+        return stream
 
 
 def _split_into_buckets(parameters: list[Any], max_bytes: int) -> list[list[Any]]:

@@ -87,8 +87,7 @@ class Trainer:
         self.training_set, self.context, self.group = training_set, context, context.group
         trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
         self.gradients = Gradients(self.torch, trained, self.group, wire_dtype=training.gradients)
-        if not self.group.is_single:
-            step.may_capture = False  # gradients are exchanged while backward runs
+        step.has_gradient_hooks = not self.group.is_single
         self.collate = RowCollator(training_set, tokenizer, pin_memory=bool(trained[0].is_cuda))
         self.steps = training_set.steps()
         self.global_step = GlobalStep(
@@ -121,7 +120,8 @@ class Trainer:
         examples = [self.training_set.data.training[index] for index in self.training_set.heaviest_row()]
         row = StepRow(index=0, batch=self.collate(examples), targets=count_targets(examples))
         row_times, send_times = [], []
-        for _ in range(1 if self.group.is_single and not self.step.may_capture else 2):
+        # A graph is captured in the second micro-batch of a shape, and replayed at full speed from the third on.
+        for _ in range(1 + self.step.may_capture + (not self.group.is_single)):
             self.step.synchronize()
             start = time.perf_counter()
             self.step.clock.begin()
