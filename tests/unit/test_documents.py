@@ -44,6 +44,9 @@ def test_each_package_names_its_modules_in_its_docstring() -> None:
 def test_the_architecture_has_a_line_for_each_subpackage() -> None:
     packages = [path.parent.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).glob("*/**/__init__.py")]
     assert [str(package) for package in packages if f"| `{package}` |" not in ARCHITECTURE] == []
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    direct = [package for package in packages if len(package.parts) == 2]
+    assert [str(package) for package in direct if f">{package.name}<" not in picture] == []
 
 
 def test_the_reference_names_every_task() -> None:
