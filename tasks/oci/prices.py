@@ -31,7 +31,16 @@ from tasks.settings.sources import display_path
 PRICE_LIST_URL = "https://apexapps.oracle.com/pls/apex/cetools/api/v1/products/"
 TIMEOUT_SEC, RETRY_PAUSE_SEC = 30.0, 2.0
 _MAX_BYTES = 8 << 20
-GPU_HOUR_PART, STORAGE_PART, PERFORMANCE_PART = "B95909", "B91961", "B91962"
+STORAGE_PART, PERFORMANCE_PART = "B91961", "B91962"
+# The part of an hour of each GPU, by its name in the table.
+GPU_PARTS = {
+    "NVIDIA A10": "B95909",
+    "NVIDIA A100-SXM4-80GB": "B95907",
+    "NVIDIA L40S": "B109479",
+    "NVIDIA H100 80GB HBM3": "B98415",
+    "NVIDIA H200": "B110519",
+    "AMD Instinct MI300X": "B109485",
+}
 # Other parts, with their keys in the table. The price of traffic depends on the region that it leaves.
 OTHER_PARTS = {
     "B89057": "file_storage",
@@ -41,13 +50,12 @@ OTHER_PARTS = {
 }
 _GB_MONTH, _TRAFFIC = ("gigabyte", "month"), ("gigabyte", "transfer")
 PART_UNITS = {
-    GPU_HOUR_PART: ("gpu", "hour"),
+    **dict.fromkeys(GPU_PARTS.values(), ("gpu", "hour")),
     STORAGE_PART: _GB_MONTH,
     PERFORMANCE_PART: ("performance", "month"),
     **{part: _TRAFFIC if key.startswith("traffic") else _GB_MONTH for part, key in OTHER_PARTS.items()},
 }
 PERFORMANCE_UNITS_PER_GB = 10  # performance level "Balanced" of a boot volume
-GPU_NAME = "NVIDIA A10"
 DEFAULT_FILE = "prices.yaml"  # next to invoke.yaml, if cost.prices is not set
 TABLE_CURRENCY = "USD"
 
@@ -180,14 +188,13 @@ def _load_table(settings: Settings, today: datetime.date) -> tuple[Path | None, 
 def new_entries(
     table: PriceTable, list_prices: Mapping[str, ListPrice], today: datetime.date
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Build the table's new entries: prices of each shape with this GPU, and of the other parts."""
+    """Build the table's new entries: prices of each shape whose GPU is in the list, and of the other parts."""
     shapes: dict[str, dict[str, Any]] = {}
     for name, shape in table.shapes.items():
-        if shape.gpu != GPU_NAME:
+        part = GPU_PARTS.get(shape.gpu)
+        if part is None:
             continue
-        entry: dict[str, Any] = {
-            "on_demand": _price_entry(list_prices[GPU_HOUR_PART].amount, _source(GPU_HOUR_PART), today)
-        }
+        entry: dict[str, Any] = {"on_demand": _price_entry(list_prices[part].amount, _source(part), today)}
         if shape.boot_volume is not None:
             amount = round(
                 list_prices[STORAGE_PART].amount + PERFORMANCE_UNITS_PER_GB * list_prices[PERFORMANCE_PART].amount, 6

@@ -56,6 +56,8 @@ def test_differences_are_shown_and_the_new_table_is_the_one_that_reports_use(
     traffic = new_table.others["traffic_america_europe"]
     assert (traffic.amount, traffic.free_gb, traffic.dated) == (0.009, 10240, today())
     assert new_table.others["file_storage"].source == "Oracle's public price list, part B89057"
+    assert new_table.shapes["BM.GPU.H200.8"].on_demand.source == "Oracle's public price list, part B110519"
+    assert {shape.on_demand.amount for shape in new_table.shapes.values()} == {2.5, 7.0}
     shape = new_table.shapes["VM.GPU.A10.1"]
     assert (shape.on_demand.amount, shape.on_demand.dated) == (2.5, today())
     assert shape.on_demand.source == "Oracle's public price list, part B95909"
@@ -195,4 +197,4 @@ def test_prices_come_over_tls_and_in_time(
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: EndlessResponse(url))
     monkeypatch.setattr(prices, "TIMEOUT_SEC", 0.01)
     with pytest.raises(error, match=expected):
-        prices.fetch_price(prices.GPU_HOUR_PART, "USD")
+        prices.fetch_price(prices.GPU_PARTS["NVIDIA A10"], "USD")
