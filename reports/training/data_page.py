@@ -53,14 +53,19 @@ def length_bins(report: DataReport) -> list[LengthBin]:
 
 
 def parts_within(example: ConversationPreview, max_chars: int) -> list[tuple[str, bool]]:
-    """Return the example's first `max_chars` characters as pairs of text and whether the model trains on it.
+    """Return about `max_chars` characters of the example as pairs of text and whether the model trains on it.
 
-    A shortened text ends in "...", which is not trained on.
+    Of a longer example, long texts that are not trained on, such as tools, keep their beginning and end; " ..." stands
+    for what is left out.
     """
+    is_long = sum(len(part.text) for part in example.parts) > max_chars
     parts, remaining = [], max_chars
     for part in example.parts:
-        parts.append((part.text[:remaining], part.is_target))
-        remaining -= len(part.text)
+        text = part.text
+        if is_long and not part.is_target and len(text) > max_chars // 2:
+            text = f"{text[: max_chars // 4]} ... {text[-(max_chars // 4) :]}"
+        parts.append((text[:remaining], part.is_target))
+        remaining -= len(text)
         if remaining <= 0:
             parts.append((" ...", False))
             break

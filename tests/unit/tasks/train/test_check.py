@@ -128,8 +128,11 @@ def test_the_page_has_the_same_text_marks_the_targets_and_folds_its_tables(setti
 def test_a_long_example_is_cut_within_its_part() -> None:
     context, target = DataPart(text="abc", is_target=False), DataPart(text="defg", is_target=True)
     example = dataclasses.replace(REPORT.shown[0], parts=[context, target])
-    assert data_page.parts_within(example, 5) == [("abc", False), ("de", True), (" ...", False)]
+    assert data_page.parts_within(example, 6) == [("abc", False), ("def", True), (" ...", False)]
     assert data_page.parts_within(example, 99) == [("abc", False), ("defg", True)]
+    tools = DataPart(text="a" * 30 + "b" * 30, is_target=False)
+    example = dataclasses.replace(example, parts=[tools, target])
+    assert data_page.parts_within(example, 40) == [("a" * 10 + " ... " + "b" * 10, False), ("defg", True)]
 
 
 def test_the_answer_of_another_version_of_bench_is_an_error() -> None:
