@@ -194,8 +194,8 @@ def _read_tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 def check_template(folder: Path) -> None:
     """Raise InputError for a checked folder without a chat template."""
-    files = (TEMPLATE_FILE, "chat_template.json")
-    if not _read_tokenizer_settings(folder).get("chat_template") and not any((folder / name).is_file() for name in files):
+    has_file = any((folder / name).is_file() for name in (TEMPLATE_FILE, "chat_template.json"))
+    if not has_file and not _read_tokenizer_settings(folder).get("chat_template"):
         raise InputError(
             f"{folder}: no chat template (tokenizer_config.json: chat_template, or {TEMPLATE_FILE})",
             remedy="use the instruction-tuned model, or set train.chat_template for a training",

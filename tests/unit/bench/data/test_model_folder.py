@@ -16,9 +16,12 @@ from tests.support.small_inputs import edit_json, write_weights
 
 
 def error_of(folder: Path) -> str:
-    with pytest.raises(InputError) as caught:
+    def check() -> None:
         check_model(folder)
         check_template(folder)
+
+    with pytest.raises(InputError) as caught:
+        check()
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
