@@ -228,6 +228,8 @@ class Training:
     `input_digests`: the planned sha256 of the model and of each data file, by path; an attempt with other inputs is
     rejected. Empty if no worker has read them. `revision`: how often the plan was changed by the operator.
 
+    `init_adapter`, in a plan: folder on the workers with the adapter that step 0 has, whose sha256 is `init_sha256`.
+
     `derive`: fields of DerivedSettings whose values a worker is to derive from the data. Empty in a plan.
     """
 
@@ -300,6 +302,13 @@ class Training:
     best_by: str = setting(
         "loss", "what selects the best adapter and stops early: the held-out loss, or the score", choices=BEST_BY
     )
+    init_adapter: str | None = setting(
+        None,
+        "adapter to begin from: a run of `inv train`, or a local folder of peft; null: a new adapter",
+        expected="a run's id or a folder's path",
+        fixed="the training has begun from that adapter",
+    )
+    init_sha256: str | None = None
     max_hours: float | None = checked(None, gt=0, le=8760)
     limited_by: str = checked("train.max_hours", choices=tuple(LIMITS))
     may_differ: tuple[str, ...] = ()
@@ -448,7 +457,8 @@ class TrainingRecord(Checksummed):
     `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
     `LIMITS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the step of the saved
     adapter: the best by held-out loss or score, or the last. `data` has no example previews. Shares of communication
-    are of a step's time. `score` and `time` are None in records of earlier versions.
+    are of a step's time. `score` and `time` are None in records of earlier versions. `init_adapter_sha256` is that of
+    the adapter at step 0, None for a new one.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -482,6 +492,7 @@ class TrainingRecord(Checksummed):
     chat_template_sha256: str | None = None
     score: TrainingScore | None = None
     time: TrainingTime | None = None
+    init_adapter_sha256: str | None = None
 
     @property
     def outcome(self) -> Outcome:

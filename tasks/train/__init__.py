@@ -3,6 +3,7 @@
 train        `inv data.check`; `inv train`: check everything, then start, resume or submit a training
 trial_spec   build the training's trial from settings, flags and a trial file
 recommended  the configuration of a benchmark or a search, for `inv train --from`
+init_adapter the adapter that a training begins from, verified and sent to the workers
 forecast     predict hours, dollars, memory and communication before the start
 shapes       what the training costs on each shape of the price table
 resume       `inv train --resume`: reattach to a training, or restart it from its last checkpoint

@@ -22,7 +22,7 @@ from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import nodes, runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings, load
-from tasks.train import forecast, output, resume, shapes, submit_job, trial_spec
+from tasks.train import forecast, init_adapter, output, resume, shapes, submit_job, trial_spec
 from tasks.train.session import TrainingSession, reachable_workers
 from tasks.train.trial_spec import TRIAL_ID
 
@@ -82,9 +82,10 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     if options.job:
         _submit_job(configured, trial, options)
         return
-    hosts = fleet_hosts(settings)
+    hosts, adapter = fleet_hosts(settings), init_adapter.find_adapter(settings)
     probe = forecast.probe_workers(settings, hosts[:count], trial)
     trial = trial_spec.apply_derived(trial, probe.forecast.derived)
+    trial = init_adapter.begin_from(settings, adapter, trial, probe.forecast.model_sha256, hosts)
     forecast.check_limits(settings, trial, probe)
     trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
     predicted = forecast.predict(settings, trial, probe)
@@ -93,18 +94,19 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     if options.dry_run:
         output.show_plan(console(), trial, probe, predicted, names)
         shapes.show_shapes(console(), shapes.shape_costs(settings, trial, probe, predicted.steps))
-        return
         nodes.plan(settings, TRAIN, yes=options.yes, dry_run=True)
-    run = runner.new_record(
+        return
     given_back = nodes.plan(settings, TRAIN, yes=options.yes)
+    run = runner.new_record(
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
     )
     with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts[:count])
+        init_adapter.send(settings, adapter, hosts[:count])
         run, folder, ledger = runner.write_plan(settings, run)
+        nodes.save_plan(given_back, run, folder)
         for line in output.summary_lines(probe, trial, predicted):
             print(escape_controls(line))
-        nodes.save_plan(given_back, run, folder)
         TrainingSession.create(settings, run, folder, ledger, hosts).wait(plain=options.plain)
 
 
@@ -113,6 +115,7 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
     names, inputs = [f"worker-{rank}" for rank in range(trial.world_size)], {}
     # `deploy` prints which cluster this is.
     reachable = reachable_workers(pod_hosts(settings, resolve_target(settings))[:1])
+    adapter = init_adapter.find_adapter(settings, has_worker=bool(reachable))
     probe = forecast.probe_workers(settings, reachable, trial) if reachable else None
     if probe is None:
         print("no worker answers to check the data: hours and dollars are unknown; `inv deploy` creates workers")
@@ -121,6 +124,9 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
     trial = trial_spec.apply_derived(trial, DerivedSettings() if probe is None else probe.forecast.derived)
     trial = forecast.cap_steps(settings, trial, "" if probe is None else probe.device)
     if probe is not None:
+        trial = init_adapter.begin_from(settings, adapter, trial, probe.forecast.model_sha256, reachable)
+        if not options.dry_run:
+            init_adapter.send(settings, adapter, reachable)
         trial = forecast.pin_inputs(trial, probe)
         predicted = forecast.predict(settings, trial, probe)
         forecast.check_time_limit(predicted)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from bench.data.inputs import InputError
@@ -24,7 +24,7 @@ from bench.records import schema
 from bench.records.atomic_files import sync_folder
 from bench.records.paths import ADAPTER_FOLDER
 from bench.records.training import CheckpointFacts
-from bench.workloads.finetune import checkpoint
+from bench.workloads.finetune import checkpoint, resume
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, History, Manifest, State
 from bench.workloads.finetune.resume import Identity
 
@@ -293,6 +293,27 @@ def load_checkpoint(folder: Path, weights: Weights) -> dict[str, Any] | None:
         return dict(load_file(best)) if best.exists() else None
     except (KeyError, ValueError, RuntimeError) as error:
         raise InputError(f"{folder}: does not fit this model: {' '.join(str(error).split())}") from error
+
+
+def load_init_adapter(folder: str, sha256: str | None, weights: Weights) -> None:
+    """Copy an adapter's weights into these. Raises InputError if names or shapes differ."""
+    path = resume.verify_init_adapter(folder, sha256)
+    try:
+        saved = load_file(path)
+    except (SafetensorError, ValueError) as error:
+        raise InputError(f"{path}: not safetensors: {error}", remedy="name another adapter") from error
+    if differing := weights.adapter.keys() ^ saved.keys():
+        raise InputError(
+            f"{path}: {min(differing)}: only in {'it' if min(differing) in saved else 'the training'}",
+            remedy="set train.lora_targets to the adapter's layers, or name another adapter",
+        )
+    for name, tensor in weights.adapter.items():
+        if tensor.shape != saved[name].shape:
+            raise InputError(
+                f"{path}: {name}: {tuple(saved[name].shape)}, the training has {tuple(tensor.shape)}",
+                remedy="set train.lora_rank to the adapter's rank, or name another adapter",
+            )
+        tensor.copy_(saved[name])
 
 
 def write_adapter(

@@ -19,7 +19,7 @@ from typing import Any
 import bench
 from bench.data.inputs import InputError, InputRejected
 from bench.records import Trial, schema
-from bench.records.atomic_files import write_atomic
+from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.status import ReasonCode
 from bench.records.training import Restart
 from bench.records.trial import rename_old_fields
@@ -34,7 +34,7 @@ MUTABLE_SETTINGS = {
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
     *("training.limited_by", "training.prompts", "training.answer_tokens", "training.may_differ"),
-    *("training.input_digests", "training.revision", "training.derive"),
+    *("training.input_digests", "training.revision", "training.derive", "training.init_adapter"),
 }
 SCORE_SETTINGS = {"training.score", "training.score_pattern", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
@@ -124,6 +124,24 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
             remedy="restore one, or remove the folder to start from scratch",
         )
     return None
+
+
+def verify_init_adapter(folder: str, sha256: str | None) -> Path:
+    """Return the weights' file of the adapter to begin from. Raises InputError, and InputRejected for another one."""
+    path = Path(folder) / checkpoint.ADAPTER
+    try:
+        actual = sha256_of(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: the adapter to begin from cannot be read: {error.strerror}",
+            remedy="start the training again, which sends it",
+        ) from error
+    if actual != sha256:
+        raise InputRejected(
+            f"{path}: not the adapter of the plan (sha256 {actual[:12]}, expected {str(sha256)[:12]})",
+            remedy="remove it and start the training again, which sends it",
+        )
+    return path
 
 
 def differences(manifest: Manifest, current: Identity) -> dict[str, str]:

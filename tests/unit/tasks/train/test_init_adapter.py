@@ -1,0 +1,142 @@
+"""`train.init_adapter`: what a training begins from is verified, and fits the settings, before anything is sent."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.records.paths import ADAPTER_FOLDER, SUMS_FILE
+from bench.records.run import PlannedTrial
+from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
+from tasks.settings.load import Settings
+from tasks.train import init_adapter, resume, trial_spec
+from tests.support.reports import synthetic, training_run
+from tests.unit.tasks.train.conftest import MakeSettings
+
+WEIGHTS = b"weights"
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+BASE = "b" * 64
+CONFIG = {
+    "peft_type": "LORA", "r": 16, "lora_alpha": 32, "use_rslora": False, "bias": "none",
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+}  # fmt: skip
+
+
+def write_folder(folder: Path, **config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **config}))
+    return folder
+
+
+@pytest.fixture
+def run_id(settings: MakeSettings) -> str:
+    """A training whose adapter was collected."""
+    configured, name = settings(), "20260101-000000-train"
+    trial = trial_spec.make_trial(configured, None, workers=1, max_hours=None)
+    run = synthetic.record(run_id=name, suite="train", planned=[PlannedTrial(trial_id="train", trial=trial)])
+    run = dataclasses.replace(run, provenance={"inputs": {"model": {"sha256": BASE}}})
+    folder = configured.results_folder / name
+    write_folder(folder / ADAPTER_FOLDER)
+    run.write(folder)
+    dataclasses.replace(training_run.RECORD, adapter_sha256=SHA256).write(folder)
+    return name
+
+
+def begin(configured: Settings, model_sha256: str = BASE) -> Any:
+    trial = trial_spec.make_trial(configured, None, workers=1, max_hours=None)
+    adapter = init_adapter.find_adapter(configured)
+    return init_adapter.begin_from(configured, adapter, trial, model_sha256, []).training
+
+
+@pytest.mark.parametrize("name", ["{run}", "{results}/{run}", "{results}/{run}/adapter"])
+def test_a_run_or_its_folder_is_the_adapter_with_its_base(
+    name: str, run_id: str, settings: MakeSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = settings().results_folder
+    training = begin(settings(init_adapter=name.format(run=run_id, results=results)))
+    assert training.init_sha256 == SHA256
+    assert Path(training.init_adapter) == (results / run_id / ADAPTER_FOLDER).resolve()
+    assert capsys.readouterr().out.startswith(f"begins from the adapter {SHA256[:12]} in ")
+    with pytest.raises(UsageError, match="another model"):
+        begin(settings(init_adapter=run_id), "c" * 64)
+
+
+def test_a_folder_of_peft_is_an_adapter_without_a_known_base(
+    settings: MakeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "mine")
+    (folder / SUMS_FILE).write_text(f"{SHA256}  adapter_model.safetensors\n")
+    assert begin(settings(init_adapter=str(folder)), "c" * 64).init_sha256 == SHA256
+    assert "no record of its base" in capsys.readouterr().out
+    assert begin(settings()).init_sha256 is None
+
+
+def damage(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"other")
+
+
+def test_another_adapter_than_the_recorded_one_is_refused(run_id: str, settings: MakeSettings, tmp_path: Path) -> None:
+    damage(settings().results_folder / run_id / ADAPTER_FOLDER)
+    folder = write_folder(tmp_path / "mine")
+    (folder / SUMS_FILE).write_text(f"{SHA256}  adapter_model.safetensors\n")
+    damage(folder)
+    for name in (run_id, str(folder)):
+        with pytest.raises(ConfirmationRequired, match="sha256 differs"):
+            init_adapter.find_adapter(settings(init_adapter=name))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"r": 8}, "r is 8, train.lora_rank is 16; set train.lora_rank"),
+        ({"r": None}, "r is None, train.lora_rank is 16"),
+        ({"lora_alpha": 16}, "lora_alpha is 16, train.lora_alpha is 32"),
+        ({"use_rslora": True}, "use_rslora is True, train.rank_stabilized is False"),
+        ({"target_modules": ["q_proj"]}, "target_modules is q_proj, .*; set train.lora_targets"),
+        ({"target_modules": ".*_proj"}, "target_modules is "),
+        ({"use_dora": True}, "has use_dora, not plain LoRA"),
+        ({"modules_to_save": ["lm_head"]}, "has modules_to_save"),
+        ({"bias": "all"}, "has bias"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+    ],
+)
+def test_an_adapter_of_another_shape_or_scale_is_refused_by_name(
+    config: dict[str, Any], expected: str, settings: MakeSettings, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=expected):
+        begin(settings(init_adapter=str(write_folder(tmp_path / "mine", **config))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "adapter_model.safetensors").unlink(),
+        lambda folder: (folder / "adapter_config.json").unlink(),
+        lambda folder: (folder / "adapter_config.json").write_text("{"),
+        lambda folder: (folder / "adapter_config.json").write_text("[]"),
+        lambda folder: (folder / "adapter_config.json").write_bytes(b" " * (2 << 20)),
+    ],
+)
+def test_an_incomplete_folder_is_refused(
+    change: Callable[[Path], object], settings: MakeSettings, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "mine")
+    change(folder)
+    with pytest.raises(TaskFailed, match=rf"^train\.init_adapter: {folder}/adapter_"):
+        init_adapter.find_adapter(settings(init_adapter=str(folder)))
+
+
+def test_an_unknown_run_and_a_missing_worker_are_refused(settings: MakeSettings, run_id: str) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        init_adapter.find_adapter(settings(init_adapter="20260101-000000-other"))
+    with pytest.raises(UsageError, match=r"train\.init_adapter: no worker"):
+        init_adapter.find_adapter(settings(init_adapter=run_id), has_worker=False)
+
+
+def test_a_resumed_training_cannot_begin_from_another_adapter() -> None:
+    assert "init_adapter" in resume.FIXED_SETTINGS
