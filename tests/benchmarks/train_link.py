@@ -90,6 +90,13 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
     """Measure every kind of adapter on one GPU, and on two over each link."""
     results: dict[str, dict[str, Any]] = {}
     figures = []
+
+    def keep(name: str, record: TrainingRecord) -> None:
+        results[name] = summary(record)
+        print(name, json.dumps(results[name]), flush=True)
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(results, indent=1))
+
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
         here = Path(folder)
         here.chmod(0o755)
@@ -105,16 +112,15 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
             for rows in map(int, arguments.rows.split(",")):
                 # A rank's rows alone, on one GPU: the same work without any exchange.
                 alone = runs.alone(rows // 2)
-                results[f"1 GPU, {targets}, {rows // 2} rows"] = summary(alone)
+                keep(f"1 GPU, {targets}, {rows // 2} rows", alone)
                 for name in arguments.links.split(","):
                     for gradients in arguments.gradients.split(",")[: 1 if name == "direct" else None]:
                         record = (
                             runs.direct(rows, gradients) if name == "direct" else runs.together(rows, name, gradients)
                         )
                         key = f"2 GPUs, {name}, {targets}, {gradients}, {rows} rows"
-                        results[key] = summary(record)
+                        keep(key, record)
                         predicted, measured = communication(record)
-                        print(key, json.dumps(results[key]), flush=True)
                         figures.append(
                             Figure(
                                 name=key,
@@ -124,8 +130,6 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
                                 goal=">= 0.97" if name == "direct" else ">= 0.95 at 10 Gb/s",
                             )
                         )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=1))
     return figures
 
 

@@ -2,8 +2,6 @@
 
     python -m tests.benchmarks.trainer_patch --model DIR [--cases plain,patch,...] [--steps 12] [--json FILE]
 
-Not yet run on a GPU.
-
 Every case has the same NF4 base, LoRA on q, k, v, o of rank 16 without dropout, 8 x 512 random tokens, bf16, fused
 AdamW and arguments of the Trainer, below LIMIT_BYTES, the usable memory of a 24 GB card. A step is timed from the
 Trainer's `on_step_begin` to `on_step_end`, device synchronised. Liger patches transformers for its whole process, hence
