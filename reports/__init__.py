@@ -6,6 +6,7 @@ summary: the report's values and sentences
 comparison: comparability of two or more runs, and their differences
 figures: the figures and the drawing code
 training: the report of a training
+history: all runs over time, with steps and changed conditions
 exports: a run in the file formats of other tools
 output: page, Markdown, CSV and JSON; the entry point is `build`
 formatting: numbers and names as text, escaped for Markdown and spreadsheets

@@ -391,6 +391,7 @@ runs = Command(
     "runs",
     "tasks.reports.runs:list_runs",
     "List the runs with their progress and main result.",
+    history=switch("show each configuration's speed and each training's loss over all runs, and write a page"),
     as_json=switch(JSON, name="json"),
 )
 compare = Command(

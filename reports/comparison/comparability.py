@@ -75,7 +75,8 @@ def read_conditions(run: Run) -> Conditions:
         uuids = {str(uuid) for uuid in known if uuid}
         if result.worker is not None and uuids:
             gpus_by_worker.setdefault(result.worker, set()).update(uuids)
-    values = {name: _distinct(read(document) for document in documents) for name, read in _READERS.items()}
+    described = [describe_conditions(document) for document in documents]
+    values = {name: _distinct(each[name] for each in described) for name in _READERS}
     values["profile"] = (run.record.profile,)
     values["workers"] = (str(len(run.record.workers)) if run.record.is_on_one_machine else "apart",)
     return Conditions(
@@ -85,6 +86,11 @@ def read_conditions(run: Run) -> Conditions:
         is_complete=is_complete,
         environments=_distinct_software(documents),
     )
+
+
+def describe_conditions(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the conditions that a fingerprint reports, by name."""
+    return {name: read(document) for name, read in _READERS.items()}
 
 
 def _distinct_software(documents: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

@@ -14,6 +14,7 @@ from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
+from tasks.cli.flags import load_target
 from tasks.cli.terminal import json_output
 from tasks.errors import escape_controls
 from tasks.fleet.run_store import LATEST
@@ -42,8 +43,11 @@ class RunInfo:
     headline: str | None = None
 
 
-def list_runs(context: Context, *, as_json: bool) -> None:
+def list_runs(context: Context, *, as_json: bool, history: bool = False) -> None:
     settings = load(context)
+    if history:
+        load_target("tasks.reports.history:show_history")(settings, as_json=as_json)
+        return
     runs = find_runs(settings.results_folder)
     if as_json:
         with json_output(as_json) as print_json:
