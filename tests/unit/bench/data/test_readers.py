@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.data import dataset, file_types, formats, masking, readers, row_limits
+from bench.data import dataset, file_types, formats, masking, readers, rendering, row_limits, tool_template
 from bench.data.collate import make_rows
 from bench.data.formats import Format, RawTurn
 from bench.data.inputs import Conversation, InputError
@@ -176,7 +176,8 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
 
 def test_the_page_names_the_files_of_a_format_and_of_a_template() -> None:
     files, _ = listed_files("A chat template or data format")
-    assert files == [str(Path(module.__file__).relative_to(ROOT)) for module in (formats, masking)]
+    modules = (formats, rendering, tool_template, masking)
+    assert files == [str(Path(module.__file__).relative_to(ROOT)) for module in modules]
 
 
 @pytest.mark.parametrize(
