@@ -127,16 +127,17 @@ def _fine_tuning_group(
             else reference.cost_10000_samples["usd"]
         )
         dollars.append(_usd_mark(plan, tuple(published_usd.get(plan.gpus, ()))))
-    if summary.hosted is not None:
-        hosted_usd = summary.hosted.usd_per_10000_samples
+    hosted = summary.hosted
+    hosted_usd = None if hosted is None else hosted.usd_per_10000_samples
+    if hosted_usd is not None:
         dollars.append(Mark(value=hosted_usd, text=f"${formatting.number(hosted_usd)}", tone=BASELINE_TONE))
     panels = [Panel(title=f"10,000 samples at ${price.usd_per_gpu_hour:,.2f}", marks=tuple(dollars))]
     hours = [
         _hours_mark(plan, None if reference is None else reference.cost_10000_samples["minutes"].get(plan.gpus))
         for (*_, plan), reference in zip(plans, references, strict=True)
     ]
-    if summary.hosted is not None:
-        names.append(f"hosted: {summary.hosted.source}")
+    if hosted is not None and hosted_usd is not None:
+        names.append(f"hosted: {hosted.source}")
         hours.append(Mark(value=None, text=formatting.UNKNOWN))
     panels.append(Panel(title="Hours per 10,000 samples", marks=tuple(hours)))
     return MarkGroup(names=tuple(names), panels=tuple(panels))

@@ -91,10 +91,21 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class HostedPrice:
-    """A hosted service's price for fine-tuning on FINE_TUNING_SAMPLES samples, as set by the user, and its source."""
+    """A hosted service's prices for fine-tuning, as set by the user, and their source; None if not set.
 
-    usd_per_10000_samples: float
+    `usd_per_10000_samples` is for FINE_TUNING_SAMPLES samples, `usd_per_million_tokens` for trained tokens.
+    """
+
+    usd_per_10000_samples: float | None = None
+    usd_per_million_tokens: float | None = None
     source: str
+
+    @property
+    def description(self) -> str:
+        """Text such as `A hosted service charges $0.48 per million tokens (a service's list, 2026-11-20).`"""
+        amounts = {"million tokens": self.usd_per_million_tokens, "10,000 samples": self.usd_per_10000_samples}
+        texts = [f"${formatting.number(usd)} per {unit}" for unit, usd in amounts.items() if usd is not None]
+        return f"A hosted service charges {' and '.join(texts)} ({self.source})."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,7 @@ class Pricing:
     table: Path | None = None
     list_prices: Path | None = TABLE
     hosted_usd_per_10000_samples: float | None = None
+    hosted_usd_per_million_tokens: float | None = None
     hosted_source: str | None = None
     co2_kg_per_kwh: float | None = None
     co2_source: str | None = None
@@ -63,11 +64,15 @@ class Pricing:
 
     def hosted(self) -> HostedPrice | None:
         """Return the hosted service to compare with. Raises PriceError."""
-        if (usd := self.hosted_usd_per_10000_samples) is None:
+        amounts = {
+            name: getattr(self, f"hosted_{name}") for name in ("usd_per_10000_samples", "usd_per_million_tokens")
+        }
+        amounts = {name: usd for name, usd in amounts.items() if usd is not None}
+        if not amounts:
             return None
         requirement = "hosted_source: a hosted service's price needs its source: the service and the date"
-        source = _source("hosted_usd_per_10000_samples", usd, self.hosted_source, requirement)
-        return HostedPrice(usd_per_10000_samples=usd, source=source)
+        (source,) = {_source(f"hosted_{name}", usd, self.hosted_source, requirement) for name, usd in amounts.items()}
+        return HostedPrice(**amounts, source=source)
 
 
 def _source(setting: str, amount: float, source: str | None, requirement: str) -> str:

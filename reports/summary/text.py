@@ -374,10 +374,7 @@ def costs(summary: Summary) -> Costs | None:
     ]
     sources = [price.description for price in summary.prices]
     if summary.hosted is not None:
-        hosted = summary.hosted
-        sources.append(
-            f"A hosted service charges ${formatting.number(hosted.usd_per_10000_samples)} ({hosted.source})."
-        )
+        sources.append(summary.hosted.description)
     return Costs(
         configuration=row.label,
         prices=tuple(Tile(name=_price(cost.price), value="", detail=_price_name(cost.price)) for cost in row.costs),

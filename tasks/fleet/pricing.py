@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 
 from reports.summary import prices
-from reports.summary.cost import Price
+from reports.summary.cost import HostedPrice, Price
 from reports.summary.prices import TABLE, PriceError, PriceTable, Pricing
 from tasks.clients.cluster import known_provider
 from tasks.errors import UsageError, translate_errors
@@ -22,6 +22,7 @@ def pricing(settings: Settings) -> Pricing:
         shape=cost.shape,
         table=None if cost.prices is None else settings.resolve_path(cost.prices),
         hosted_usd_per_10000_samples=cost.hosted_usd_per_10000_samples,
+        hosted_usd_per_million_tokens=cost.hosted_usd_per_million_tokens,
         hosted_source=cost.hosted_source,
         co2_kg_per_kwh=cost.co2_kg_per_kwh,
         co2_source=cost.co2_source,
@@ -35,6 +36,12 @@ def price_table(settings: Settings) -> PriceTable | None:
     today = datetime.datetime.now(datetime.timezone.utc).date()
     with translate_errors(UsageError, PriceError):
         return None if path is None else prices.read_table(path, today=today)
+
+
+def hosted_price(settings: Settings) -> HostedPrice | None:
+    """Return the prices of a hosted service that are set; None without one. Raises UsageError."""
+    with translate_errors(UsageError, PriceError):
+        return pricing(settings).hosted()
 
 
 def price_of(settings: Settings, devices: Sequence[str]) -> Price | None:

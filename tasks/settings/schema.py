@@ -151,6 +151,7 @@ TWO_SETTINGS = "two_settings"  # pydantic error type: the message is the expecte
 SOURCE_SETTINGS = {
     "price_usd_per_gpu_hour": "price_source",
     "hosted_usd_per_10000_samples": "hosted_source",
+    "hosted_usd_per_million_tokens": "hosted_source",
     "co2_kg_per_kwh": "co2_source",
 }
 
@@ -292,6 +293,7 @@ class CostSection(Section):
     shape: Text | None = Field(default=None, description="a shape's name in the table of prices")
     prices: Text | None = Field(default=None, description="a file's path")
     hosted_usd_per_10000_samples: float | None = Field(default=None, gt=0, le=1_000_000)
+    hosted_usd_per_million_tokens: float | None = Field(default=None, gt=0, le=1_000_000)
     hosted_source: Text | None = Field(default=None, description="text that says where the price is from")
     co2_kg_per_kwh: float | None = Field(default=None, gt=0, le=10)
     co2_source: Text | None = Field(default=None, description="text that says where the factor is from")

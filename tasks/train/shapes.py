@@ -21,7 +21,7 @@ from reports.summary.cost import Amount
 from reports.summary.prices import PriceTable
 from tasks.cli.terminal import plain_table
 from tasks.errors import escape_controls
-from tasks.fleet.pricing import price_table
+from tasks.fleet.pricing import hosted_price, price_table
 from tasks.fleet.run_store import newest_trainings
 from tasks.settings.load import Settings
 from tasks.train.forecast import ProbeResult, measured_step
@@ -94,10 +94,19 @@ def median_restart_sec(settings: Settings) -> float | None:
     return statistics.median(lost) if lost else None
 
 
-def show_shapes(out: Console, rows: list[ShapeCost]) -> None:
-    """Print the rows as a table, with what its numbers are worth."""
-    if not rows:
-        return
+def hosted_line(settings: Settings, trial: Trial, probe: ProbeResult, steps: int) -> str | None:
+    """Return what a hosted service would charge for the same tokens; None if its price per token is not set."""
+    hosted, training = hosted_price(settings), trial.training
+    if hosted is None or hosted.usd_per_million_tokens is None or training is None:
+        return None
+    rows = min(steps * training.rows_per_step, probe.data.rows * training.epochs)
+    tokens = probe.data.tokens * rows / max(1, probe.data.rows)
+    usd = formatting.dollars(tokens * hosted.usd_per_million_tokens / 1e6)
+    return f"a hosted service charges {usd} for these {tokens:,.0f} tokens ({hosted.source})"
+
+
+def show_shapes(out: Console, rows: list[ShapeCost], hosted: str | None = None) -> None:
+    """Print the rows as a table, with what its numbers are worth, and the line about a hosted service."""
     table = plain_table("shape", "GPUs", "fits", "hours", "dollars", "basis")
     for row in rows:
         fits = {True: Text("yes", style="green"), False: Text("no", style="red"), None: Text("?")}[row.fits]
@@ -110,9 +119,11 @@ def show_shapes(out: Console, rows: list[ShapeCost]) -> None:
             _range(row.usd, "$"),
             row.basis,
         )
-    out.print(Text("\nEach shape of the price table, one node with all its GPUs, without start-up and communication:"))
-    out.print(table)
-    for line in notes(rows):
+    if rows:
+        title = "Each shape of the price table, one node with all its GPUs, without start-up and communication:"
+        out.print(Text(f"\n{title}"))
+        out.print(table)
+    for line in (*notes(rows), *([] if hosted is None else [hosted])):
         out.print(Text(escape_controls(line)))
 
 

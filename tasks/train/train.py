@@ -93,7 +93,11 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     names = [host.name for host in hosts[:count]]
     if options.dry_run:
         output.show_plan(console(), trial, probe, predicted, names)
-        shapes.show_shapes(console(), shapes.shape_costs(settings, trial, probe, predicted.steps))
+        shapes.show_shapes(
+            console(),
+            shapes.shape_costs(settings, trial, probe, predicted.steps),
+            shapes.hosted_line(settings, trial, probe, predicted.steps),
+        )
         nodes.plan(settings, TRAIN, yes=options.yes, dry_run=True)
         return
     given_back = nodes.plan(settings, TRAIN, yes=options.yes)

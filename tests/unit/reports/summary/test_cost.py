@@ -1,5 +1,6 @@
 """Cost: golden dollars, several GPUs, and no amount without a price and its source."""
 
+import dataclasses
 from dataclasses import replace
 from datetime import date
 
@@ -80,6 +81,11 @@ def test_every_amount_has_its_price_source_and_day_and_without_a_price_there_is_
     assert Pricing(hosted_source="somewhere").hosted() is None
     service = Pricing(hosted_usd_per_10000_samples=10.0, hosted_source="a list of today")
     assert service.hosted() == HostedPrice(usd_per_10000_samples=10.0, source="a list of today")
+    both = dataclasses.replace(service, hosted_usd_per_million_tokens=0.48).hosted()
+    assert both is not None
+    assert both.description == (
+        "A hosted service charges $0.480 per million tokens and $10.0 per 10,000 samples (a list of today)."
+    )
 
 
 @pytest.mark.parametrize("amount", [0.0, -1.0, float("inf"), float("nan")])

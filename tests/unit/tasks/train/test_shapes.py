@@ -115,3 +115,15 @@ def test_the_table_fits_eighty_columns(priced: Settings, trial: Trial) -> None:
     lines = out.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("8 x MI300X" in line and "unknown" in line for line in lines)
+
+
+def test_a_hosted_service_is_priced_by_the_tokens_of_the_steps(priced: Settings, trial: Trial) -> None:
+    probe = make_probe()
+    assert shapes.hosted_line(priced, trial, probe, STEPS) is None
+    cost = {"hosted_usd_per_million_tokens": 0.5, "hosted_source": "a list, 2026-11-20"}
+    hosted = priced.model_copy(update={"cost": priced.cost.model_copy(update=cost)})
+    rows_trained = min(10 * ROWS, probe.data.rows)
+    tokens = probe.data.tokens * rows_trained / probe.data.rows
+    line = shapes.hosted_line(hosted, trial, probe, 10) or ""
+    assert f"{tokens:,.0f} tokens" in line
+    assert "a list, 2026-11-20" in line
