@@ -21,12 +21,18 @@ def loss_fields(trial: Trial) -> dict[str, Any]:
     return {name: getattr(trial, name) for name in LOSS_FIELDS}
 
 
-def reference_of(baseline: Trial) -> Trial:
-    """Return the configuration to compare with: the baseline's adapters and optimizer in the published loop."""
+def reference_of(baseline: Trial, trial: Trial) -> Trial:
+    """Return the configuration to compare a trial with: the baseline's adapters in the published loop.
+
+    Its optimizer keeps 32 bits if that of the baseline or of the trial does, so that the trial's is not compared with a
+    less exact one.
+    """
+    is_exact = "adamw_torch" in (baseline.optimizer, trial.optimizer)
+    fields = {"recipe": "reference", "matmul": "bf16", "optimizer": "adamw_torch" if is_exact else baseline.optimizer}
     return Trial(
         **{name: getattr(baseline, name) for name in ("reason", "suite", "profile", "model", "data")},
         name="reference",
-        **loss_fields(baseline) | {"recipe": "reference", "matmul": "bf16"},
+        **loss_fields(baseline) | fields,
     )
 
 

@@ -88,7 +88,7 @@ def compare_run(settings: Settings, folder: Path, hosts: list[Host], *, plain: b
         if row is None or baseline is None or recommended_label(summary) is None:
             print(f"run {folder.name} recommends no configuration: no loss is compared")
             return None
-        reference = reference_of(baseline)
+        reference = reference_of(baseline, row.trial)
         if not is_settled(losses, row.trial, reference):
             return Comparison(label=row.label, trial=row.trial, reference=reference, results=run.results)
         if loss_fields(row.trial) == loss_fields(reference):
@@ -172,7 +172,7 @@ def describe_power(settings: Settings, model: str, data: str) -> str:
 
 def search_reference(trial: Trial) -> Trial:
     """Return the published loop with a candidate's adapters."""
-    return dataclasses.replace(reference_of(trial), **RECIPES["reference"])
+    return reference_of(dataclasses.replace(reference_of(trial, trial), **RECIPES["reference"]), trial)
 
 
 def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: int) -> Trial:

@@ -117,7 +117,7 @@ def write_losses(summary, losses, folder):
         LossCheck(
             label=label,
             trial=trials[label],
-            reference=reference_of(trials["baseline"]),
+            reference=reference_of(trials["baseline"], trials[label]),
             run_id="pairs",
             pairs=[LossPair(seed=seed, reference=2.0, loss=loss) for seed in range(3)],
         )

@@ -33,7 +33,8 @@ def settings(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -
 
 
 def comparison(settings: Settings, **fields: object) -> quality.Comparison:
-    trial = synthetic.trial("fast", model=settings.model.path, data=settings.data.path, recipe="fast", **fields)
+    fast = {"model": settings.model.path, "data": settings.data.path, "recipe": "fast", "optimizer": "adamw_torch"}
+    trial = synthetic.trial("fast", **fast | fields)
     return quality.Comparison(label="fast", trial=trial, reference=quality.search_reference(trial))
 
 
@@ -49,7 +50,7 @@ def test_both_trainings_of_a_pair_take_the_same_rows(settings: Settings) -> None
     assert arm.training is not None
     assert arm.training.max_steps == 5
     assert arm.training.data.validation_share == quality.HELD_OUT_SHARE
-    assert (reference.recipe, reference.matmul) == ("reference", "bf16")
+    assert (reference.recipe, reference.matmul, reference.optimizer) == ("reference", "bf16", arm.optimizer)
     assert Trial.from_json(arm.to_json()) == arm
 
 
