@@ -9,7 +9,6 @@ replacing pod resumes. The first pod also notifies the order's webhook.
 Only the standard library. Not covered: a limit on the wait for lost pods.
 """
 
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bench.commands.job_notifications import attempt_numbers, open_watch
 from bench.data.inputs import InputError
@@ -177,8 +175,7 @@ def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:
     """Parse the order in the pod's environment. Raises InputError."""
     text = environment.get(paths.ORDER_VARIABLE, "")
     try:
-        document: Any = json.loads(text)
-        return schema.from_json(TrainingJobSpec, document, paths.ORDER_VARIABLE)
+        return schema.from_json(TrainingJobSpec, schema.parse(text), paths.ORDER_VARIABLE)
     except ValueError as error:
         raise InputError(
             f"{paths.ORDER_VARIABLE}: not a training's order: {error}",

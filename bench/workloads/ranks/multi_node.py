@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import InputError, InputRejected
+from bench.records import schema
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.status import ReasonCode
 
@@ -144,7 +145,7 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
     def _receive(self, link: socket.socket) -> None:
         machine = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), link.makefile("rb") as lines:
-            hello = json.loads(lines.readline(_MAX_LINE_BYTES))
+            hello = schema.parse_object(lines.readline(_MAX_LINE_BYTES))
             if hello["token"] != self._nodes.token or not 0 < hello["node"] < self._nodes.count:
                 link.close()
                 return

@@ -110,8 +110,10 @@ def test_after_a_failure_a_machine_waits_until_the_first_one_has_ended(port, tmp
 
 
 def test_unknown_clients_and_names_outside_the_folder_are_ignored(hub, port, tmp_path):
-    with socket.create_connection(("127.0.0.1", port + 1)) as client:
-        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    for hello in (b"GET / HTTP/1.1\r\n\r\n", b"[" * 50_000 + b"\n", b"7\n"):
+        with socket.create_connection(("127.0.0.1", port + 1), timeout=WAIT_SEC) as client:
+            client.sendall(hello)
+            assert set(client.makefile("rb").read()) <= set(b".")  # heartbeats until the hub closes the connection
     with LeaderLink(node_list(1, port, token="guessed"), WAIT_SEC) as link, pytest.raises(LeaderGone):
         wait_for(link.check)
     with LeaderLink(node_list(1, port), WAIT_SEC) as link:
