@@ -64,4 +64,3 @@ def shrink(settings: Settings, cluster: Cluster, record: NodesRecord, folder: Ru
         last = completed.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise TaskFailed(escape_controls(": ".join((f"train.then_command: exit code {completed.exit_code}", *last))))
     folder.save(dataclasses.replace(record, state=NodesState.DONE, finished_at=time_text()))
-    print("train.then_command has run", flush=True)

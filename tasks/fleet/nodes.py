@@ -6,8 +6,8 @@ that the same command goes on after a kill.
 """
 
 import dataclasses
-import datetime
 import importlib
+import time
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -21,7 +21,7 @@ from bench.records.status import TrialStatus
 from remote.cluster.client import Cluster
 from remote.fleet.ledger import Ledger
 from remote.providers import Provider
-from reports.read import attempts
+from reports.read.nodes import describe_nodes, end_of
 from tasks.cli.terminal import confirm
 from tasks.clients.cluster import open_cluster, target_identity
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
@@ -116,7 +116,7 @@ def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:
                     f"{cluster.target} is not the cluster of the run", remedy="set cluster.context"
                 )
             if record.ended_at is None:
-                record = dataclasses.replace(record, ended_at=_end_of(run, folder))
+                record = dataclasses.replace(record, ended_at=end_of(run, folder))
                 run_folder.save(record)
             _module(cluster.provider).shrink(settings, cluster, record, run_folder)
     except TaskFailed as error:
@@ -124,19 +124,9 @@ def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:
         notify_once(settings, run, EventKind.NODES, f"{problem}: {error}")
         retry = f"`inv collect --run={run.run_id}` tries again"
         raise type(error).from_error(error, prefix=f"run {run.run_id}: {problem}: ", remedy=retry) from error
-    notify_once(settings, run, EventKind.NODES, describe(run_folder.read()))
-
-
-def describe(record: NodesRecord | None) -> str:
-    """Describe what was given back, and what the nodes have cost since the run's end."""
-    if record is None:
-        return "no nodes are given back"
-    now = datetime.datetime.now(datetime.timezone.utc).timestamp()
-    idle_sec, usd = record.idle_sec(now), record.idle_usd(now)
-    sizes = f"pool {record.pool}: {record.from_size} -> {record.to_size} nodes"
-    what = "by train.then_command" if record.pool is None else sizes
-    idle = "" if idle_sec is None else f", {idle_sec / 60:.0f} min after the run's end"
-    return f"nodes given back ({what}){idle}" + ("" if usd is None else f" (${usd:,.2f})")
+    text = f"nodes: {describe_nodes(folder, run, time.time())}"
+    print(text, flush=True)
+    notify_once(settings, run, EventKind.NODES, text)
 
 
 def _module(provider: Provider) -> NodeProvider:
@@ -162,10 +152,3 @@ def _unverified(run: RunRecord, folder: Path) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         return str(error)
     return None if changed is None else f"{changed} differs from {SUMS_FILE}"
-
-
-def _end_of(run: RunRecord, folder: Path) -> str | None:
-    """Return the time of the run's last end, in ISO 8601."""
-    spans = [span for planned in run.planned for span in attempts.read(folder, planned.trial_id)]
-    last = max((span.ended for span in spans if span.ended is not None), default=None)
-    return None if last is None else datetime.datetime.fromtimestamp(last, datetime.timezone.utc).isoformat()

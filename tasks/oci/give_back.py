@@ -13,7 +13,7 @@ from remote.cluster.client import Cluster
 from tasks.clients.cluster import target_identity
 from tasks.cluster.node_use import check_removable, delete_workloads, fleet_nodes
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
-from tasks.fleet.nodes import RunFolder, describe
+from tasks.fleet.nodes import RunFolder
 from tasks.oci import nodes
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
 from tasks.oci.discovery import NodePoolInfo, list_node_pools
@@ -81,9 +81,7 @@ def shrink(settings: Settings, cluster: Cluster, record: NodesRecord, folder: Ru
         nodes.wait_for_work_request(settings, api, record.work_request_id, compartment, pool.name)
     _wait_until_gone(settings, api, pool_id, size)
     nodes.record_size(settings, pool, size)
-    record = dataclasses.replace(record, state=NodesState.DONE, finished_at=time_text())
-    folder.save(record)
-    print(describe(record), flush=True)
+    folder.save(dataclasses.replace(record, state=NodesState.DONE, finished_at=time_text()))
 
 
 def _choose_pool(cluster: Cluster, pools: list[NodePoolInfo], compartment: str) -> NodePoolInfo:

@@ -1,5 +1,6 @@
 """`inv runs`: list the runs in results/, newest first, with suite, progress and the report's recommendation."""
 
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
+from reports.read.nodes import describe_nodes
 from tasks.cli.flags import load_target
 from tasks.cli.terminal import json_output
 from tasks.errors import escape_controls
@@ -29,7 +31,7 @@ class RunInfo:
     """Overview of one run's folder. `ends` counts its trials by status; fields that could not be read are None.
 
     `state` is "complete", "cancelled", "unfinished" or "damaged: REASON"; `headline` is the report's recommendation, if
-    any.
+    any, and `nodes` what became of the nodes of a run that gives them back.
     """
 
     run_id: str
@@ -41,6 +43,7 @@ class RunInfo:
     planned: int | None = None
     ends: dict[str, int] | None = None
     headline: str | None = None
+    nodes: str | None = None
 
 
 def list_runs(context: Context, *, as_json: bool, history: bool = False) -> None:
@@ -59,11 +62,13 @@ def list_runs(context: Context, *, as_json: bool, history: bool = False) -> None
     headings = ("run", "suite", "workers", "trials", "state")
     rows = [headings, *(_format_row(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells, headline in zip(rows, (None, *(run.headline for run in runs)), strict=True):
+    for cells, run in zip(rows, (None, *runs), strict=True):
         # A rich table would truncate ids on a narrow terminal. Text read from the folder stays on one line.
         print(escape_controls("  ".join(map(str.ljust, cells, widths)).rstrip()))
-        if headline is not None:
-            print(f"  {escape_controls(headline)}")
+        if run is not None and run.headline is not None:
+            print(f"  {escape_controls(run.headline)}")
+        if run is not None and run.nodes is not None:
+            print(f"  nodes {escape_controls(run.nodes)}")
 
 
 def _format_row(run: RunInfo) -> tuple[str, str, str, str, str]:
@@ -103,6 +108,7 @@ def _read_run(folder: Path) -> RunInfo:
         planned=planned,
         ends=ends,
         headline=_headline(folder / REPORT_FOLDER / SUMMARY_FILE),
+        nodes=_nodes(folder, record),
     )
 
 
@@ -112,6 +118,13 @@ def _count_statuses(ledger: Path) -> dict[str, int]:
     entries = Ledger(ledger).entries.values()
     counts = Counter(entry.status for entry in entries if entry.status is not None)
     return {status.value: counts[status] for status in TrialStatus if counts[status]}
+
+
+def _nodes(folder: Path, run: RunRecord) -> str | None:
+    try:
+        return describe_nodes(folder, run, time.time())
+    except OSError as error:
+        return f"unknown: {error.strerror}"
 
 
 def _headline(summary: Path) -> str | None:
