@@ -377,7 +377,7 @@ report = Command(
     follow=switch("update the report as results arrive, until every planned trial has one"),
     against=text("run id to compare with, in a figure"),
     allow=words("condition of --against that may differ (gpu, driver, lock, weights, profile, ...); repeatable"),
-    formats=words("also export for tensorboard, mlflow, wandb, optimum-benchmark or mlperf; repeatable", name="format"),
+    formats=words("also export for tensorboard, mlflow, wandb, optimum-benchmark, mlperf or measured; repeatable", name="format"),
 )
 tensorboard = Command(
     "tensorboard",

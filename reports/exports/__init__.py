@@ -3,13 +3,14 @@
 log_model: a run's trials or training in the common model of these tools: settings, curves, final values
 trackers: files of TensorBoard, MLflow and Weights & Biases
 benchmarks: files of optimum-benchmark and MLPerf
+measured: a file without names for the folder measured/, and its reader
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from reports.exports import benchmarks, trackers
+from reports.exports import benchmarks, measured, trackers
 from reports.exports.log_model import LoggedRun, read_logged_runs
 from reports.read.run import ReportError, ReportWriteError, make_report_folder
 
@@ -19,6 +20,7 @@ FORMATS: dict[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
     trackers.WANDB: trackers.write_wandb,
     benchmarks.OPTIMUM: benchmarks.write_optimum,
     benchmarks.MLPERF: benchmarks.write_mlperf,
+    measured.MEASURED: measured.write_measured,
 }
 _PACKAGES = (trackers.TENSORBOARD, trackers.WANDB)  # formats that the package of the same name writes
 

@@ -86,6 +86,7 @@ class LoggedRun:
     settings: Mapping[str, Setting]
     points: tuple[Point, ...]
     results: Mapping[str, float]
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -126,6 +127,7 @@ def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
         settings=_flatten_settings(result.trial),
         points=points,
         results=_only_finite(results),
+        fingerprint=result.fingerprint,
     )
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from bench.records.paths import STEPS_FILE
 from bench.records.status import TrialStatus
-from reports.exports import check_packages, export
+from reports.exports import check_packages, export, measured
 from reports.exports.log_model import read_logged_runs
 from reports.read.run import ReportError, ReportWriteError
 from tests.support.reports import synthetic, training_run
@@ -212,3 +212,29 @@ def test_errors_name_an_invalid_run_and_a_folder_that_cannot_be_written(trained)
     (trained / "run.json").write_text("{")
     with pytest.raises(ReportError, match=r"run\.json"):
         export(trained, ["mlperf"])
+
+
+def test_a_contribution_has_speeds_and_no_names(bench):
+    planned = synthetic.record(workers=1).planned[0]
+    watts = synthetic.measurement("gpu_power_watts", 149.0, window="measure")
+    gpu = {"gpu_name": "NVIDIA A10", "model_parameters": 7_248_023_552, "model_sha256": "secret"}
+    synthetic.rewrite(bench, planned, fingerprint=gpu, measurements=[watts])
+    (folder,) = export(bench, ["measured"])
+    (path,) = folder.parent.iterdir()
+    assert path == folder
+    assert path.name.startswith("nvidia-a10-20")
+    (run,) = measured.read_measured([path])
+    (trial,) = run.trials
+    assert trial.facts == {"gpu_name": "NVIDIA A10", "model_parameters": 7_248_023_552}
+    assert trial.rates["gpu_power_watts"] == 149.0
+    assert trial.step_time_sec.n == 15
+    text = path.read_text()
+    assert not any(name in text for name in (planned.trial.model, planned.trial.data, str(planned.worker), "secret"))
+    assert measured.main([str(path)]) == 0
+    path.write_text(text.replace("149.0", "99.0"))
+    assert measured.main([str(path)]) == 2
+
+
+def test_a_run_without_a_gpu_has_nothing_to_contribute(bench):
+    with pytest.raises(ReportError):
+        export(bench, ["measured"])
