@@ -96,13 +96,13 @@ def split(
 
     They are chosen by their digests, so that added lines move no others.
     """
-    removed: set[bytes] = set()
-    for conversation in held_out or ():
+    unread_keys, removed = _UnreadKeys(findings), set[bytes]()
+    for conversation in unread_keys.count(held_out or ()):
         removed.add(conversation.digest[:DIGEST_KEY_BYTES])
         yield conversation, None
     seen: set[bytes] = set()
     for file, weight in zip(files, spec.weights, strict=True):
-        for conversation in file:
+        for conversation in unread_keys.count(file):
             key = conversation.digest[:DIGEST_KEY_BYTES]
             if key in removed:
                 findings.add(IN_VALIDATION, conversation)
@@ -144,7 +144,7 @@ def write_examples(
         on_bad_line=lambda error: bad_lines.add(error, lines=lines),
     )
     findings, writer, tokens = builder.findings, ExampleWriter(file), Counter[str]()
-    conversations = _count_unread_keys(split(spec, files, held_out, findings), findings)
+    conversations = split(spec, files, held_out, findings)
     with use_all_cores():
         while batch := list(islice(conversations, TOKENIZE_BATCH)):
             repetitions = {(conversation.file, conversation.line): count for conversation, count in batch}
@@ -230,19 +230,22 @@ def _merge_bad_lines(spec: TrainingData, files: Sequence[DataFile]) -> BadLines:
     return merged
 
 
-def _count_unread_keys(
-    conversations: Iterable[tuple[Conversation, int | None]], findings: DataFindings
-) -> Iterator[tuple[Conversation, int | None]]:
-    """Pass conversations on and count the keys of their lines that are not read."""
-    keys: set[str] = set()
-    for conversation, count in conversations:
-        for key in conversation.unread_keys:
-            if key in keys or len(keys) < MAX_UNREAD_KEYS:
-                keys.add(key)
-                findings.add(UNREAD_KEY.format(shorten(key)), conversation)
-            else:
-                findings.add(OTHER_UNREAD_KEYS, conversation)
-        yield conversation, count
+class _UnreadKeys:
+    """Counter of the keys of lines that are not read."""
+
+    def __init__(self, findings: DataFindings) -> None:
+        self._findings, self._keys = findings, set[str]()
+
+    def count(self, file: Iterable[Conversation]) -> Iterator[Conversation]:
+        """Pass a file's conversations on and count the keys of their lines."""
+        for conversation in file:
+            for key in conversation.unread_keys:
+                if key in self._keys or len(self._keys) < MAX_UNREAD_KEYS:
+                    self._keys.add(key)
+                    self._findings.add(UNREAD_KEY.format(shorten(key)), conversation)
+                else:
+                    self._findings.add(OTHER_UNREAD_KEYS, conversation)
+            yield conversation
 
 
 def _facts(file: DataFile, weight: float, tokens: Counter[str]) -> FileFacts:

@@ -355,7 +355,8 @@ def _first_problem(error: ValidationError, layers: SettingsLayers) -> str:
     advice = ""
     if layer is not None and layer.environment:
         expected = expected.replace("or null", "or nothing")  # "null" would be text there
-        advice = "; a list needs a file" if "list" in expected else ""
+        kind = next((word for word in ("list", "mapping") if word in expected), None)
+        advice = "" if kind is None else f"; a {kind} needs a file"
     return f"{_where(layers, keys)}: {name}: expected {expected}, found {found_text(problem['input'])}{advice}"
 
 
