@@ -26,6 +26,7 @@ from tasks.fleet.run_store import newest_trainings
 from tasks.settings.load import Settings
 from tasks.train.forecast import ProbeResult, measured_step
 
+SMALLEST = 0.01  # hours or dollars
 MEASURED, ESTIMATED, UNKNOWN = "measured", "estimated", "unknown"
 
 
@@ -148,9 +149,11 @@ def notes(rows: list[ShapeCost]) -> list[str]:
 
 
 def _range(amount: Amount | None, prefix: str = "") -> str:
-    """Format `1.2 (1.0-1.4)`, with two significant digits of the value."""
+    """Format `1.2 (1.0-1.4)`, with two significant digits of the value and at most two decimals."""
     if amount is None:
         return "?"
-    decimals = max(0, formatting.significant_decimals(amount.value) - 1)
+    if amount.value < SMALLEST:
+        return f"<{prefix}{SMALLEST:g}"
+    decimals = min(2, max(0, formatting.significant_decimals(amount.value) - 1))
     ends = formatting.span(amount.low, amount.high, decimals, "-")
     return f"{prefix}{formatting.number(amount.value, decimals)} {ends}".rstrip()
