@@ -52,7 +52,8 @@ def plan(settings: Settings, cluster: Cluster) -> tuple[NodesRecord, list[str]]:
         price=None if hourly is None else hourly[1],
     )
     change, *cost = nodes.describe_change(settings, pool, target)
-    return record, [f"after success: the fleet's pods are deleted, then {change}", *cost]
+    policy = f"required policy: {api.caller.policy_statement(nodes.PERMISSION)}"
+    return record, [f"after success: the fleet's pods are deleted, then {change}", *cost, policy]
 
 
 def shrink(settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder) -> None:

@@ -39,7 +39,7 @@ POLL_INTERVAL_SEC = 5.0
 SIZES_FILE = "node-pools.json"  # sizes before nodes were added, by the pool's OCID
 _MAX_SIZES_BYTES = 1_000_000
 MAX_NODES = 1000
-_PERMISSION = "manage cluster-node-pools"
+PERMISSION = "manage cluster-node-pools"
 Node = Mapping[str, Any]
 
 
@@ -96,7 +96,7 @@ def request_size(api: TenancyApi, pool: NodePoolInfo, size: int, etag: str | Non
 
     A changed pool is ConfirmationRequired, also if the response to an accepted request was lost and it was repeated.
     """
-    operation = Operation(action=f"resizing pool {pool.name}", permission=_PERMISSION)
+    operation = Operation(action=f"resizing pool {pool.name}", permission=PERMISSION)
     details = UpdateNodePoolDetails(node_config_details=UpdateNodePoolNodeConfigDetails(size=size))
     condition = {"if_match": etag} if etag else {}
     client = api.client(ContainerEngineClient)

@@ -133,10 +133,15 @@ def _write_key(cluster: Cluster, key: Secret | None) -> None:
         print(f"wrote secret/{NOTIFY_SECRET}", flush=True)
 
 
-def print_submitted(run_id: str, options: TrainOptions) -> None:
-    """Print the commands that watch, collect and cancel the Job; nothing in a dry run."""
+def print_submitted(run_id: str, options: TrainOptions, *, gives_back: bool = False) -> None:
+    """Print the commands that watch, collect and cancel the Job; nothing in a dry run.
+
+    `gives_back`: the collecting command also gives the nodes back.
+    """
     if not options.dry_run:
         print(
             f"run {run_id}: submitted, it needs no operator; `inv monitor --run={run_id}` shows it, "
             f"`inv collect --run={run_id}` fetches the adapter at its end, `inv cancel --run={run_id}` stops it"
         )
+        if gives_back:
+            print(f"after its success `inv collect --run={run_id}` gives the nodes back, also when cron runs it")

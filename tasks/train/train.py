@@ -145,7 +145,7 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
         nodes.save_plan(given_back, run, folder)
 
     submit_job.submit(settings, run, options, on_accepted)
-    submit_job.print_submitted(run.run_id, options)
+    submit_job.print_submitted(run.run_id, options, gives_back=given_back is not None)
 
 
 def _planned_trial(trial: Trial, leader: str) -> PlannedTrial:
