@@ -24,14 +24,13 @@ from typing import Any, TypeVar
 
 from bench import torch_stack
 from bench.adapter import lora
-from bench.adapter.merge import shapes_of
 from bench.architectures import find
 from bench.data.inputs import InputError, system_messages
 from bench.data.masking import encode_prompt
 from bench.data.model_folder import check_model, read_config
 from bench.kernels.loss import token_losses
 from bench.machine import fingerprint
-from bench.qlora.step import Placement, TrainingStep, choose_placement
+from bench.qlora.step import Placement, TrainingStep, choose_placement, load_text_model
 from bench.records import Trial
 from bench.records.adapter import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
@@ -92,8 +91,7 @@ class Checker:
         model, adapter = Path(request.trial.model), Path(request.adapter)
         lora.check_base(model, adapter, request.model_sha256)
         self.model_sha256 = check_model(model).sha256
-        shapes = {name: shape for shapes in shapes_of(model).values() for name, shape in shapes.items()}
-        self.lora = lora.read(adapter, shapes)
+        self.lora = lora.read(adapter, model)
         if request.merged is not None:
             check_model(Path(request.merged))
         self.tokenizer = training_set.tokenizer_loader(request.trial)()
@@ -212,14 +210,8 @@ class Checker:
 
     def _load_plain(self, folder: Path) -> Any:
         """Load the folder's model with plain transformers: weights rounded to bf16, then cast to the compute dtype."""
-        model = self.modules.transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            device_map={"": self.placement.device},
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            **self.modules.dtype_argument(self.modules.torch.bfloat16),
-        )
+        options = self.modules.dtype_argument(self.modules.torch.bfloat16)
+        model = load_text_model(self.modules, str(folder), device_map={"": self.placement.device}, **options)
         return model.to(self.placement.compute_dtype).eval()
 
     def _measure_plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[GeneratedAnswer]]:

@@ -21,9 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from bench import torch_stack
+from bench.architectures import find
 from bench.architectures.architecture import Architecture
 from bench.data.inputs import InputError, InputRejected
-from bench.data.model_folder import TEMPLATE_FILE, check_model
+from bench.data.model_folder import TEMPLATE_FILE, check_model, read_config, read_shapes, weight_files
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
@@ -93,8 +94,10 @@ def load_trained(modules: Any, trial: Trial, placement: Placement, folder: Path)
     return step, peft_model
 
 
-def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Lora:
+def read(folder: Path, model: Path) -> Lora:
     """Read an adapter and check it against the shapes of the base's weights. Raises InputError."""
+    name_of = find(read_config(model)).module_name
+    shapes = {name_of(name): shape for path in weight_files(model) for name, shape in read_shapes(path).items()}
     config = _read_config(folder / ADAPTER_CONFIG)
     rank, alpha = config["r"], config["lora_alpha"]
     path, parts = folder / ADAPTER, dict[str, dict[str, Any]]()

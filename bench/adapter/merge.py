@@ -27,6 +27,7 @@ from safetensors import safe_open
 from bench import torch_stack
 from bench.adapter import lora
 from bench.architectures import find
+from bench.architectures.unregistered import FOUND_LAYERS
 from bench.data.inputs import InputError
 from bench.data.model_folder import INDEX, check_model, read_config, read_shapes, weight_files
 from bench.data.tokenizer import load_tokenizer
@@ -69,7 +70,7 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     model, adapter, out = Path(request.model), Path(request.adapter), Path(request.out)
     lora.check_base(model, adapter, request.model_sha256)
     shards = shapes_of(model)
-    adapter_weights = lora.read(adapter, {name: shape for shapes in shards.values() for name, shape in shapes.items()})
+    adapter_weights = lora.read(adapter, model)
     facts = MergeFacts(
         base=request.base,
         model_sha256=check_model(model).sha256,
@@ -186,7 +187,7 @@ def _write_shards(
 
 
 def _merge_tensor(file: Any, device: str, merged: lora.MergedWeights, name: str) -> Any:
-    return merged(name, file.get_tensor(name).to(device))
+    return merged(merged.architecture.module_name(name), file.get_tensor(name).to(device))
 
 
 def _write_other_files(
@@ -194,7 +195,8 @@ def _write_other_files(
 ) -> None:
     """Write everything but the weights; tokenizer and template are those of the training."""
     config = read_config(model)
-    config.pop("quantization_config", None)
+    for key in ("quantization_config", FOUND_LAYERS):
+        config.pop(key, None)
     dtype_keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]
     files = {"config.json": config | dict.fromkeys(dtype_keys, "bfloat16")}
     files[GENERATION_FILE] = _read_generation_config(model) | {"eos_token_id": facts.end_ids}

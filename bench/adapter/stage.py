@@ -13,8 +13,9 @@ from pathlib import Path
 
 from bench.adapter.lora import check_base
 from bench.adapter.merge import MERGE_FILE, verify_sums
+from bench.architectures import find
 from bench.data.inputs import InputError, InputRejected
-from bench.data.model_folder import check_model
+from bench.data.model_folder import check_model, read_config
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from bench.workloads.finetune.checkpoint import ADAPTER
@@ -61,6 +62,11 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
     else:
         adapter = Path(request.adapter)
         check_model(model)  # report a bad model before waiting
+        if find(read_config(model)).renames:
+            raise InputError(
+                f"{model}: takes images too, and the adapter is of its text part only, which the server does not find",
+                remedy="inv adapter.merge, then inv serve --merged",
+            )
         _wait_for_file(adapter / SUMS_FILE, request.wait_sec, log)
         if sha256_of(adapter / ADAPTER) != request.adapter_sha256:
             raise InputRejected(

@@ -53,6 +53,13 @@ def _format(value: object, *, quote: bool = False) -> str:
     return value[:80] if isinstance(value, str) and not quote else json.dumps(value, default=str)[:80]
 
 
+class UnknownSizes(ConfigError):
+    """Model whose weights are not all known from its linear layers: memory and FLOP cannot be predicted."""
+
+    def __init__(self, model_type: object) -> None:
+        super().__init__("model_type", "a family whose sizes are known", model_type)
+
+
 class UnknownLayer(ValueError):
     """Name of a linear layer that the architecture does not have; `name` is that name."""
 
@@ -110,16 +117,23 @@ class Geometry:
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A linear layer of a decoder block: its path there, its product, and its outputs as sizes of `Geometry`."""
+    """A linear layer of a decoder block: its path there, its product, and its outputs as sizes of `Geometry`.
+
+    `parts` are the common names that select it together; by default as many as it has outputs. `sizes` are (input
+    features, output features) if `Geometry` does not have them.
+    """
 
     path: str
     product: str
     outputs: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+    sizes: tuple[int, int] | None = None
+    name_parts: int = 1
 
     @property
     def name(self) -> str:
-        """Its name as a target of LoRA: the last part of the path."""
-        return self.path.rpartition(".")[2]
+        """Its name as a target of LoRA: the last part of the path, or as many as tell it from the others."""
+        return ".".join(self.path.split(".")[-self.name_parts :])
 
     @property
     def input(self) -> str:
@@ -128,6 +142,8 @@ class LinearLayer:
 
     def shape(self, geometry: Geometry) -> tuple[int, int]:
         """Return (input features, output features)."""
+        if self.sizes is not None:
+            return self.sizes
         return getattr(geometry, self.input), sum(getattr(geometry, name) for name in self.outputs)
 
 
@@ -137,7 +153,9 @@ class Architecture:
 
     `geometry` and `features` read config.json as transformers' class does, with its defaults; `geometry` raises
     ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
-    positions for which `features` is complete, None for all.
+    positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
+    their replacements in the text model, for files that hold more than it. `is_complete` is false if blocks have other
+    large weights than `linear_layers`.
     """
 
     model_types: tuple[str, ...]
@@ -145,8 +163,15 @@ class Architecture:
     geometry: Callable[[Config], Geometry]
     features: Callable[[Config], Mapping[Feature, str]]
     plain_positions: Callable[[Config], int | None] = lambda _: None
+    renames: tuple[tuple[str, str], ...] = ()
+    blocks: str = BLOCKS
+    is_complete: bool = True
 
     def __post_init__(self) -> None:
+        if self.is_complete:
+            self._check()
+
+    def _check(self) -> None:
         title = f"architecture {', '.join(map(str, self.model_types)) or '(no name)'}"
         for name in ("model_types", "linear_layers", "geometry", "features"):
             if not getattr(self, name):
@@ -170,18 +195,17 @@ class Architecture:
 
         A layer is selected by its own name, or by the common names of all its outputs.
         """
-        unused, selected = dict.fromkeys(names), []
+        wanted, used, selected = dict.fromkeys(names), set(), []
         for product, common in COMMON_NAMES.items():
             outputs = iter(common)
             for layer in self.product(product):
-                parts = tuple(islice(outputs, len(layer.outputs)))
-                if layer.name in unused or unused.keys() >= set(parts):
+                parts = layer.parts or tuple(islice(outputs, len(layer.outputs)))
+                if layer.name in wanted or wanted.keys() >= set(parts):
                     selected.append(layer.name)
-                    for name in (layer.name, *parts):
-                        unused.pop(name, None)
-        if unused:
-            raise UnknownLayer(next(iter(unused)))
-        return tuple(selected)
+                    used |= {layer.name, *parts} if wanted.keys() >= set(parts) else {layer.name}
+        if unknown := [name for name in wanted if name not in used]:
+            raise UnknownLayer(unknown[0])
+        return tuple(dict.fromkeys(selected))
 
     def modules(self, block: Any, product: str) -> tuple[Any, ...]:
         """Return the modules of a product in a decoder block."""
@@ -203,13 +227,20 @@ class Architecture:
         descriptions = (text for feature, text in self.features(config).items() if feature not in supported)
         return next(descriptions, None)
 
+    def module_name(self, name: str) -> str:
+        """Return the name in the text model of a tensor in the weights files."""
+        for pattern, replacement in self.renames:
+            name = re.sub(pattern, replacement, name)
+        return name
+
     def is_linear_weight(self, name: str) -> bool:
-        """Return whether a tensor of the weights files is the weight of a block's linear layer, which NF4 quantizes."""
-        path = re.match(rf"{re.escape(BLOCKS)}\.\d+\.(.+)\.weight$", name)
+        """Return whether a tensor of the text model is the weight of a block's linear layer, which NF4 quantizes."""
+        path = re.match(rf"{re.escape(self.blocks)}\.\d+\.(.+)\.weight$", name)
         return path is not None and any(path[1] == layer.path for layer in self.linear_layers)
 
 
 _BY_MODEL_TYPE: dict[str, Architecture] = {}
+_FALLBACK: list[Callable[[Config], Architecture]] = []
 
 
 def register(architecture: Architecture) -> None:
@@ -225,13 +256,23 @@ def model_types() -> tuple[str, ...]:
     return tuple(sorted(_BY_MODEL_TYPE))
 
 
-def find(config: Config) -> Architecture:
-    """Return the architecture of a model. Raises ConfigError if it is not registered."""
+def set_fallback(make: Callable[[Config], Architecture]) -> None:
+    """Let `find` call `make` for model types that are not registered."""
+    _FALLBACK[:] = [make]
+
+
+def is_registered(config: Config) -> bool:
+    """Return whether the model type of config.json is registered."""
     model_type = config.get("model_type")
-    architecture = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
-    if architecture is None:
-        raise ConfigError("model_type", f"one of {', '.join(model_types())}", model_type)
-    return architecture
+    return isinstance(model_type, str) and model_type in _BY_MODEL_TYPE
+
+
+def find(config: Config) -> Architecture:
+    """Return the architecture of a model, registered or made for it. Raises ConfigError without a model type."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ConfigError("model_type", f"a model type, such as {', '.join(model_types())}", model_type)
+    return _BY_MODEL_TYPE[model_type] if model_type in _BY_MODEL_TYPE else _FALLBACK[0](config)
 
 
 def read_geometry(config: Config) -> Geometry:

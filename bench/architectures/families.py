@@ -3,8 +3,11 @@
 from bench.architectures.architecture import (
     Architecture,
     Config,
+    ConfigError,
     Feature,
     LinearLayer,
+    find,
+    is_registered,
     read_features,
     read_geometry,
     register,
@@ -129,6 +132,15 @@ register(QWEN3)
 
 # GeGLU, norms before and after, (1 + w) norms, scaled embeddings, and local layers between global ones.
 GEMMA_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
+GEMMA3_DEFAULTS = {
+    **GEMMA_DEFAULTS,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+}
 GEMMA_UNREAD = {"mlp_bias": False, "sliding_window": None}
 GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 GEMMA_ACTIVATION = "gelu_pytorch_tanh"
@@ -150,10 +162,33 @@ register(GEMMA2)
 GEMMA3 = Architecture(
     model_types=("gemma3_text",),
     linear_layers=LLAMA_LAYERS,
-    geometry=lambda config: read_geometry({**GEMMA_DEFAULTS, **config, **GEMMA_UNREAD}),
+    geometry=lambda config: read_geometry({**GEMMA3_DEFAULTS, **config, **GEMMA_UNREAD}),
     features=lambda config: {Feature.QK_NORM: "a norm on q and k", **_gemma_features({**GEMMA_DEFAULTS, **config})},
 )
 register(GEMMA3)
+
+# Text models inside of models that also take images: their config is a key of config.json, their weights have a prefix.
+TEXT_RENAMES = ((r"^language_model\.", ""), (r"^model\.language_model\.", "model."))
+
+
+def _text_config(config: Config) -> Config:
+    """Return the text model's config. Raises ConfigError if it is not one of a registered architecture."""
+    text = config.get("text_config")
+    if not isinstance(text, dict) or not is_registered(text) or find(text) is TEXT_PART:
+        raise ConfigError("text_config", "the config of a known text model", text)
+    tied = "tie_word_embeddings"  # of both configs the outer one counts
+    return {**text, tied: config[tied]} if tied in config else text
+
+
+TEXT_PART = Architecture(
+    model_types=("mistral3", "gemma3"),
+    linear_layers=LLAMA_LAYERS,
+    geometry=lambda config: find(text := _text_config(config)).geometry(text),
+    features=lambda config: find(text := _text_config(config)).features(text),
+    plain_positions=lambda config: find(text := _text_config(config)).plain_positions(text),
+    renames=TEXT_RENAMES,
+)
+register(TEXT_PART)
 
 # Llama's block with q, k, v joined and gate, up joined.
 PHI3_LAYERS = (

@@ -165,6 +165,7 @@ def _measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     record.fingerprint.update(fingerprint.input_facts(trial, model_facts, data_facts))
     fingerprint.write(record.request.out, record.fingerprint)
     if record.on_progress is not None:
-        has_mfu = trial.workload.has_live_mfu
-        record.flop_per_token = flops.trial_flops(read_config(Path(trial.model)), trial).model if has_mfu else None
+        config = read_config(Path(trial.model)) if trial.workload.has_live_mfu else None
+        cost = None if config is None else flops.if_known(flops.trial_flops, config, trial)
+        record.flop_per_token = None if cost is None else cost.model
     load(trial.workload).measure(record, inputs, stops)

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, ConfigError, Geometry, find
+from bench.architectures import find
+from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, ConfigError, Geometry, is_registered
+from bench.architectures.unregistered import describe
 from bench.data.inputs import InputError, ModelFacts
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
@@ -50,11 +52,18 @@ def check_model(folder: Path) -> ModelFacts:
                     f"{path}: a pickle file, which can run code when it is read",
                     remedy="remove it, only safetensors are used",
                 )
-        config = read_config(folder)
-        architecture, geometry = _check_architecture(folder / "config.json", config)
-        files = dict(_read_weights(folder))
+        config, files = _read_object(folder / "config.json"), dict(_read_weights(folder))
         shapes = {name: shape for file_shapes in files.values() for name, shape in file_shapes.items()}
-        _check_shapes(folder, architecture, geometry, shapes)
+        config = config if is_registered(config) else describe(config, shapes)
+        architecture, geometry = _check_architecture(folder / "config.json", config)
+        if is_registered(config):
+            shapes = {architecture.module_name(name): shape for name, shape in shapes.items()}
+            _check_shapes(folder, architecture, geometry, shapes)
+        elif not architecture.linear_layers:
+            raise InputError(
+                f"{folder}: model_type {config['model_type']}: no linear layer that every decoder block has",
+                remedy="use a causal language model",
+            )
         _check_tokenizer(folder, geometry.vocabulary)
         names = ["config.json", *files, *(name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())]
         return ModelFacts(
@@ -70,8 +79,11 @@ def check_model(folder: Path) -> ModelFacts:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a checked folder."""
-    return _read_object(folder / "config.json")
+    """Read the config.json of a checked folder, with the linear layers of an architecture that is not registered."""
+    config = _read_object(folder / "config.json")
+    if is_registered(config):
+        return config
+    return describe(config, {name: shape for path in weight_files(folder) for name, shape in read_shapes(path).items()})
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:

@@ -9,7 +9,7 @@ Not covered: a power limit that holds one chip back more than another, communica
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,42 @@ def predict_chips(config: Mapping[str, Any], trial: Trial) -> list[ChipForecast]
     positions = trial.micro_batch_size * trial.max_seq_len
     low, middle, high = RATIOS[trial.recipe]
     forecasts = []
-    for chip in gpu_specs.CHIPS:
-        tflops = chip.matmul_tflops("bf16")
-        is_pattern = re.fullmatch(r"[\w -]+", chip.names) is None  # it stands for several names
-        if tflops is None or is_pattern:
-            continue
-        seconds = positions / (rate * tflops * throughput.ACHIEVABLE_SHARE)
+    for name, chip, tflops in _named_chips():
+        seconds = positions / (rate * tflops)
         forecasts.append(
             ChipForecast(
-                name=f"NVIDIA {chip.names}",
-                fits=peak <= memory.largest_peak(chip.memory_gb * 10**9),
+                name=name,
+                fits=peak <= _largest_peak(chip),
                 row_sec=seconds * middle,
                 row_sec_low=seconds * low,
                 row_sec_high=seconds * high,
             )
         )
     return forecasts
+
+
+def chip_rates() -> list[dict[str, Any]]:
+    """Return the chips for a survey: the largest peak that fits, and what a trial's `score` is multiplied by.
+
+    `rates` has the lowest, the middle and the highest factor of each recipe; the product is useful tokens per second.
+    """
+    return [
+        {
+            "name": name,
+            "largest_peak_bytes": _largest_peak(chip),
+            "rates": {recipe: [tflops / ratio for ratio in reversed(ratios)] for recipe, ratios in RATIOS.items()},
+        }
+        for name, chip, tflops in _named_chips()
+    ]
+
+
+def _named_chips() -> Iterator[tuple[str, gpu_specs.GpuSpec, float]]:
+    """Yield name, figures and achievable TFLOP/s of each chip whose entry stands for one name."""
+    for chip in gpu_specs.CHIPS:
+        tflops = chip.matmul_tflops("bf16")
+        if tflops is not None and re.fullmatch(r"[\w -]+", chip.names) is not None:
+            yield f"NVIDIA {chip.names}", chip, tflops * throughput.ACHIEVABLE_SHARE
+
+
+def _largest_peak(chip: gpu_specs.GpuSpec) -> int:
+    return memory.largest_peak(chip.memory_gb * 10**9)

@@ -8,15 +8,26 @@ the gradient passes through them to the adapters below, but their weights get no
 Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
 usual: together they are far below a percent at these sizes. An embedding lookup costs no FLOP.
 
-Covered: the registered architectures (`bench.architectures`), which is what `bench.data.model_folder` accepts.
+Not covered: models whose blocks have other weights than linear layers, as experts: `if_known` gives None for them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.architectures import find
+from bench.architectures.architecture import ConfigError, UnknownSizes
 from bench.records import Trial
+
+T = TypeVar("T")
+
+
+def if_known(predict: Callable[..., T], config: Mapping[str, Any], *arguments: Any, **options: Any) -> T | None:
+    """Call `predict` of this or another module; return None if the model's sizes are not known."""
+    try:
+        return predict(config, *arguments, **options)
+    except ConfigError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +45,10 @@ class TokenFlops:
 
 
 def block_weights(config: Mapping[str, Any]) -> int:
-    """Count the weights in the linear layers of all blocks, which NF4 quantizes."""
+    """Count the weights in the linear layers of all blocks, which NF4 quantizes. Raises UnknownSizes."""
     architecture = find(config)
+    if not architecture.is_complete:
+        raise UnknownSizes(config["model_type"])
     per_block = sum(inputs * outputs for inputs, outputs in architecture.shapes(config).values())
     return architecture.geometry(config).layers * per_block
 

@@ -215,11 +215,11 @@ def largest_peak(total: int) -> int:
 
 def _largest_weight(architecture: Architecture, config: Mapping[str, Any], *, joins: bool) -> int:
     """Count the weights of the largest linear layer; of its largest output if the recipe `joins` layers itself."""
-    geometry, combine = architecture.geometry(config), max if joins else sum
-    return max(
-        layer.shape(geometry)[0] * combine(int(getattr(geometry, name)) for name in layer.outputs)
-        for layer in architecture.linear_layers
-    )
+    geometry, largest = architecture.geometry(config), 0
+    for layer in architecture.linear_layers:
+        inputs, outputs = layer.shape(geometry)
+        largest = max(largest, inputs * (max(getattr(geometry, name) for name in layer.outputs) if joins else outputs))
+    return largest
 
 
 def model_widths(config: Mapping[str, Any]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.architectures import find
 from bench.data.collate import BUCKET_TOKENS, make_rows
-from bench.data.inputs import Conversation
+from bench.data.inputs import Conversation, InputError
 from bench.data.model_folder import check_model, read_config
 from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.data.readers import read_data
@@ -43,6 +43,11 @@ def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
     facts = check_model(Path(model))
     data_facts, conversations = read_data(Path(data))
     config = read_config(Path(model))
+    if not find(config).is_complete:
+        raise InputError(
+            f"{model}: model_type {config['model_type']}: its memory cannot be predicted, which a search needs",
+            remedy="measure configurations of your own: inv bench --trial-file FILE",
+        )
     lengths = sample_lengths(model, data, conversations, facts.max_position_embeddings)
     return {
         "gpu": _gpu(),
@@ -162,14 +167,14 @@ def forecast(trial: Trial) -> Forecast:
         gpu=None if gpu is None else gpu.name,
         gpus=len(gpus),
         gpu_memory_bytes=None if gpu is None else gpu.read().memory_total_bytes,
-        peak_bytes=None if gpu is None else memory.peak_bytes(config, trial),
+        peak_bytes=None if gpu is None else flops.if_known(memory.peak_bytes, config, trial),
         adapter_weights=flops.adapter_weights(config, trial.lora_rank, trial.lora_targets),
-        row_sec=None if gpu is None else _row_sec(trial, config, gpu.name),
+        row_sec=None if gpu is None else flops.if_known(_row_sec, config, trial, gpu.name),
         recipe=recipe,
     )
 
 
-def _row_sec(trial: Trial, config: dict[str, Any], gpu: str | None) -> float | None:
+def _row_sec(config: dict[str, Any], trial: Trial, gpu: str | None) -> float | None:
     """Estimate the seconds of one packed row on a GPU of this name; None if its figures are unknown."""
     chip = gpu_specs.lookup(gpu)
     tflops = None if chip is None else chip.matmul_tflops("bf16")

@@ -9,10 +9,14 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from bench.architectures import find
+from bench.architectures.architecture import is_registered
 from bench.data.collate import Batch
+from bench.data.inputs import InputError
+from bench.data.model_folder import read_config
 from bench.harness.record import PhaseClock, Record
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, preflight
@@ -79,28 +83,66 @@ def open_session(record: Record, stops: StopSignals) -> TorchSession:
 
 def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
     """Load `trial.model` onto the device: in NF4 with double quantization, or in plain bf16."""
-    torch, transformers = stack.torch, stack.transformers
+    torch = stack.torch
     quantization = None
     if trial.base_precision == "nf4":
-        quantization = transformers.BitsAndBytesConfig(
+        quantization = stack.transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=placement.compute_dtype,
         )
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = load_text_model(
+        stack,
         trial.model,
         quantization_config=quantization,
         device_map={"": placement.device},
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
         **stack.dtype_argument(placement.compute_dtype if quantization else torch.bfloat16),
     )
     model.config.use_cache = False  # training does not need cached keys and values
+    packs = trial.workload.has_training or trial.layout == "varlen"
+    if packs and not is_registered(config := read_config(Path(trial.model))) and not _separates_samples(torch, model):
+        raise InputError(
+            f"{trial.model}: transformers' {config['model_type']} does not separate samples packed into one row",
+            remedy="use a model of a known family",
+        )
     if "optimizer" in trial.workload.needs:
         _disable_weight_packing(model)
     return model
+
+
+def _separates_samples(torch: Any, model: Any) -> bool:
+    """Return whether the answer to a sample is the same after another one in the same row, by `position_ids` only."""
+    lengths = 5, 6
+    positions = torch.cat([torch.arange(length) for length in lengths])[None].to(model.device)
+    rows = torch.arange(1, 1 + sum(lengths)).repeat(2, 1).to(model.device)
+    rows[1, : lengths[0]] += lengths[1]
+    with torch.no_grad():
+        first, second = (model(input_ids=row[None], position_ids=positions).logits[:, lengths[0] :] for row in rows)
+    return bool(torch.allclose(first, second, rtol=1e-4, atol=1e-5 * float(first.abs().max())))
+
+
+def load_text_model(stack: Stack, folder: str, **options: Any) -> Any:
+    """Load the causal language model of a checked folder, only the text part of one that also takes images.
+
+    Raises InputError for a model type that this version of transformers does not know.
+    """
+    content, local = read_config(Path(folder)), {"trust_remote_code": False, "local_files_only": True}
+    architecture = find(content)
+    try:
+        config = stack.transformers.AutoConfig.from_pretrained(folder, **local).get_text_config()
+        if architecture.renames:
+            config.tie_word_embeddings = architecture.geometry(content).is_tied
+            options |= {"config": config, "key_mapping": dict(architecture.renames)}
+        elif type(config) not in stack.transformers.AutoModelForCausalLM._model_mapping:
+            raise ValueError(f"no causal language model of type {config.model_type}")
+    except (ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise InputError(
+            f"{folder}/config.json: transformers {stack.transformers.__version__}: {reason}",
+            remedy="use a model that transformers loads without code of its own",
+        ) from error
+    return stack.transformers.AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **local, **options)
 
 
 def _disable_weight_packing(model: Any) -> None:
@@ -120,7 +162,7 @@ def add_lora(stack: Stack, trial: Trial, model: Any) -> Any:
         r=trial.lora_rank,
         lora_alpha=trial.lora_alpha,
         lora_dropout=trial.lora_dropout,
-        target_modules=list(find(model.config.to_dict()).select(trial.lora_targets)),
+        target_modules=list(find(read_config(Path(trial.model))).select(trial.lora_targets)),
         bias="none",
         task_type="CAUSAL_LM",
         **({"use_rslora": True} if trial.training is not None and trial.training.rank_stabilized else {}),

@@ -236,8 +236,9 @@ class Loading:
             moving += time.perf_counter() - start
             if self.record.trial.base_precision == "nf4":
                 start = time.perf_counter()
-                for name in filter(architecture.is_linear_weight, moved):
-                    moved[name] = self._quantize(moved[name])
+                for name in moved:
+                    if architecture.is_linear_weight(architecture.module_name(name)):
+                        moved[name] = self._quantize(moved[name])
                 self._synchronize()
                 quantizing += time.perf_counter() - start
         return moving, quantizing

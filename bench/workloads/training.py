@@ -105,7 +105,7 @@ def _add_prediction(record: Record) -> None:
     elif str(record.fingerprint.get("recipe_notes")).startswith("matmul bf16"):
         trial = dataclasses.replace(trial, matmul="bf16")
     captured = record.fingerprint.get("step_captured") == "yes"
-    peak = memory.peak_bytes(read_config(Path(trial.model)), trial, captured=captured)
+    peak = flops.if_known(memory.peak_bytes, read_config(Path(trial.model)), trial, captured=captured)
     record.add("predicted_peak_vram_bytes", peak, recipe=built)
 
 
@@ -173,7 +173,10 @@ def _add_ceilings(record: Record, session: TorchSession) -> None:
     share = gpu_specs.share_percent(ceiling.median, None if chip is None else chip.matmul_tflops(dtype))
     record.add("matmul_tflops", ceiling, share_percent=share, dtype=dtype, size=size)
     trial, steps = record.trial, record.steps
-    cost = flops.trial_flops(read_config(Path(trial.model)), trial)
+    cost = flops.if_known(flops.trial_flops, read_config(Path(trial.model)), trial)
+    if cost is None:
+        record.add("mfu_percent", None, note="the model's FLOP are not known", formula=FORMULA)
+        return None
     rates = [tokens / seconds for tokens, seconds in zip(steps.tokens, steps.step_time_sec, strict=True)]
     mfu = summarize([flops.mfu_percent(cost.model, rate, ceiling.median) for rate in rates])
     record.add(

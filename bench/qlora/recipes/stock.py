@@ -25,7 +25,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     if trial.gradient_checkpointing:
         base.enable_input_require_grads()
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    layers = base.model.layers
+    layers = _blocks(stack, base)
     model = add_lora(stack, trial, base)
     if placement.is_cuda:
         # Otherwise a second shape triggers a dynamic-shape compilation, which takes as long again and runs slower.
@@ -37,3 +37,9 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     step = TrainingStep(stack, model, optimizer, placement, name)
     step.notes = tuple(features)
     return step
+
+
+def _blocks(stack: Stack, base: Any) -> Any:
+    """Return the model's decoder blocks: its list of modules with the most parameters."""
+    lists = (module for module in base.modules() if isinstance(module, stack.torch.nn.ModuleList))
+    return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))

@@ -2,12 +2,13 @@
 
 import ast
 import dataclasses
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import pytest
 
-from bench.architectures import architecture, families, find
+from bench.architectures import architecture, families, find, unregistered
 from bench.architectures.architecture import (
     ATTENTION_PRODUCTS,
     COMMON_NAMES,
@@ -19,6 +20,8 @@ from bench.architectures.architecture import (
     UnknownLayer,
     register,
 )
+from bench.data import trial_inputs
+from bench.predict import flops
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.support.cases import load_cases
 from tests.support.paths import ROOT
@@ -79,9 +82,9 @@ def test_a_second_registration_fails_with_the_model_type_and_changes_nothing():
     assert find({"model_type": "mistral"}) is families.MISTRAL
 
 
-@pytest.mark.parametrize("model_type", ["falcon", None, 3, ["llama"], {}, DEEP], ids=lambda value: type(value).__name__)
-def test_another_model_type_is_refused_with_the_registered_ones(model_type):
-    with pytest.raises(ConfigError, match=r"^model_type: expected one of .*llama, .*mistral, .*, found "):
+@pytest.mark.parametrize("model_type", ["", None, 3, ["llama"], {}, DEEP], ids=lambda value: type(value).__name__)
+def test_what_is_not_a_model_type_is_refused_with_the_registered_ones(model_type):
+    with pytest.raises(ConfigError, match=r"^model_type: expected .*llama, .*mistral, .*, found "):
         find({"model_type": model_type})
 
 
@@ -108,15 +111,55 @@ def test_features_are_read_from_the_config(case):
     assert [feature.name for feature in find(config).features(config)] == case["expected"]
 
 
+def select(found: Architecture, names: Sequence[str]) -> list[str] | str:
+    """Return the selected layers, or the first unknown name."""
+    try:
+        return list(found.select(names))
+    except UnknownLayer as error:
+        return error.name
+
+
 @pytest.mark.parametrize("case", load_cases(__file__, "targets.yaml"))
 def test_layers_are_selected_by_their_names_or_the_common_ones(case):
     model_type, names = case["input"]
-    if isinstance(case["expected"], str):
-        with pytest.raises(UnknownLayer) as caught:
-            find({"model_type": model_type}).select(names)
-        assert caught.value.name == case["expected"]
-    else:
-        assert find({"model_type": model_type}).select(names) == tuple(case["expected"])
+    assert select(find({"model_type": model_type}), names) == case["expected"]
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "unregistered.yaml"))
+def test_the_layers_of_an_unregistered_model_are_read_from_its_weights(case):
+    blocks = case["input"]["blocks"]
+    shapes = {f"{blocks}.{index}.{path}.weight": tuple(shape) for index, layer in enumerate(case["input"]["layers"])
+              for path, shape in layer.items()}  # fmt: skip
+    shapes |= {"model.embed.weight": (64, 32), f"{blocks}.0.norm.weight": (32,), "vision.layers.0.proj.weight": (8, 8)}
+    config = unregistered.describe(
+        {"model_type": "other", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}, shapes
+    )
+    found, expected = find(config), case["expected"]
+    assert found.blocks == blocks
+    assert {
+        layer.name: [layer.product, *layer.shape(found.geometry(config))] for layer in found.linear_layers
+    } == expected["layers"]
+    assert found.is_complete is (expected["weights"] is not None)
+    assert flops.if_known(flops.block_weights, config) == expected["weights"]
+    assert select(found, ATTENTION_PROJECTIONS) == expected["attention"]
+    assert select(found, ALL_LINEAR) == expected["all"]
+
+
+def test_an_unregistered_model_is_refused_by_code_with_its_arithmetic_written_out():
+    config = {"model_type": "other"}
+    reason = "model type other, which is not a known family"
+    assert find(config).unsupported_feature(config, trial_inputs.FEATURES, 8) == reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, {}, {"model_type": "other"}, {"model_type": "mistral3"}, DEEP],
+    ids=lambda value: type(value).__name__ + str(len(str(value)[:40]) if value is not DEEP else ""),
+)
+def test_a_model_with_images_needs_a_known_text_model(text):
+    config = {"model_type": "mistral3", "text_config": text}
+    with pytest.raises(ConfigError, match=r"^text_config: "):
+        find(config).geometry(config)
 
 
 @pytest.mark.parametrize(

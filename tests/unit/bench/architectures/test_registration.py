@@ -6,8 +6,10 @@ q k v and gate up in one layer each, as Phi3.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +18,20 @@ from bench.adapter import check, merge
 from bench.architectures import architecture, families
 from bench.architectures.architecture import Architecture, Feature, LinearLayer, register
 from bench.data import trial_inputs
+from bench.data.inputs import InputError
 from bench.data.model_folder import check_model, read_config
 from bench.data.trial_inputs import check_trial
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, nvml
 from bench.predict import flops, memory, throughput
+from bench.qlora.step import load_text_model
+from bench.records.atomic_files import sha256_of
 from bench.records.validation import ALL_LINEAR
 from bench.workloads import training
 from bench.workloads.decoding import DefaultPath, FastPath, prepare_model
+from bench.workloads.finetune import checkpoint
 from tests.support import tiny_training
+from tests.support.small_inputs import edit_json
 from tests.support.tiny_training import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
@@ -147,6 +154,14 @@ def test_both_decoding_paths_give_the_same_tokens(modules, folders, name):
     assert (not_fused == REASON) is (name == "refused")
 
 
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+}
+VISION |= {"image_size": 28}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 32},
@@ -154,32 +169,60 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "gemma2": {"head_dim": 16, "sliding_window": 6},
     "gemma3_text": {"head_dim": 16, "sliding_window": 6},
+    "olmo2": {},
+    "gpt_neox": {},
+}
+# Models that take images too, with the type of their text part.
+WITH_IMAGES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mistral3": ("ministral3", "Mistral3ForConditionalGeneration", {"model_type": "pixtral", "head_dim": 16}),
+    "gemma3": ("gemma3_text", "Gemma3ForConditionalGeneration", {}),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_checked_trained_merged_and_decoded(modules, tmp_path, family):
+def make_family(modules: Any, folder: Path, family: str) -> Path:
+    """Make the model folder of a family."""
+    text, name, vision = WITH_IMAGES.get(family, (family, "", {}))
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
-    folder = tiny_training.make_folder(modules, tmp_path / family, model_type=family, **tokens, **FAMILIES[family])
+    tiny_training.make_folder(modules, folder, model_type=text, **tokens, **FAMILIES[text])
+    if family in WITH_IMAGES:
+        parts = {"text_config": json.loads((folder / "config.json").read_text()), "vision_config": VISION | vision}
+        tied = {"tie_word_embeddings": family == "gemma3"}
+        config = modules.transformers.AutoConfig.for_model(family, **parts, **tied)
+        modules.torch.manual_seed(1)
+        getattr(modules.transformers, name)(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_IMAGES])
+def test_a_family_is_checked_trained_resumed_merged_and_decoded(modules, tmp_path, family):
+    folder = make_family(modules, tmp_path / family, family)
     data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
-    fields = {"lora_targets": ALL_LINEAR, "lora_dropout": 0.0, "training": {"max_steps": 3}}
+    fields = {"lora_targets": ALL_LINEAR, "lora_dropout": 0.1, "training": {"max_steps": 3}}
     lab = Lab.create(modules, tiny_training.plan(folder, data, **fields)).load_inputs()
     assert lab.train(tmp_path / "out") == "finished"
+    stops = iter((False, False, True))
+    assert lab.train(tmp_path / "stopped", stop_requested=lambda: next(stops, True)) == "stopped"
+    assert lab.train(tmp_path / "stopped") == "finished"
+    adapter = tmp_path / "out" / "adapter"
+    digests = {sha256_of(tmp_path / name / "adapter" / checkpoint.ADAPTER) for name in ("out", "stopped")}
+    assert len(digests) == 1
+
     config, trial = read_config(folder), lab.trial
-    assert (trial_inputs.unsupported_reason(config, trial, capability=None) is None) is not family.startswith("gemma")
+    is_fast = family in ("qwen2", "qwen3", "ministral3", "phi3", "mistral3")
+    assert (trial_inputs.unsupported_reason(config, trial, capability=None) is None) is is_fast
     assert memory.peak_bytes(config, trial) > 0
     assert flops.trial_flops(config, trial).forward > 2 * flops.block_weights(config)
 
-    adapter = tmp_path / "out" / "adapter"
     for base in ("nf4", "bf16"):
         request = merge.MergeRequest(model=str(folder), adapter=str(adapter), out=str(tmp_path / base), base=base)
         merge.merge(request, lambda _: None)
+    assert json.loads((tmp_path / "nf4" / "config.json").read_text())["model_type"] == family
     check_request = check.CheckRequest(trial=trial, adapter=str(adapter), merged=str(tmp_path / "nf4"), answers=1)
     forms = {form.name: form.loss for form in check.Checker(check_request, lambda _: None, None).run().forms}
     assert forms["folder"] == pytest.approx(forms["merged-nf4"], abs=1e-6)
     assert forms["merged-nf4"] == pytest.approx(forms["trained"], abs=0.02)
 
-    model = modules.transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model = load_text_model(modules, str(folder))
     prepare_model(modules, model)
     prompts = modules.torch.randint(2, 250, (2, 9), generator=modules.torch.Generator().manual_seed(2))
     paths = [
@@ -187,3 +230,33 @@ def test_a_family_is_checked_trained_merged_and_decoded(modules, tmp_path, famil
         FastPath(modules, model, lab.placement, prompts, 6, capture=False),
     ]
     assert modules.torch.equal(*(path.generate().tokens for path in paths))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [("bloom", "bloom does not separate samples packed into one row"), ("unheard_of", "config.json: transformers .*")],
+)
+def test_a_model_that_cannot_be_trained_is_refused_before_the_first_step(modules, tmp_path, model_type, message):
+    folder = tiny_training.make_folder(
+        modules, tmp_path / "model", model_type="bloom" if model_type == "bloom" else "olmo2"
+    )
+    edit_json(folder / "config.json", model_type=model_type)
+    data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
+    with pytest.raises(InputError, match=message):
+        Lab.create(modules, tiny_training.plan(folder, data)).load_inputs()
+
+
+def test_memory_and_flop_of_a_model_with_experts_are_unknown(modules, tmp_path, monkeypatch):
+    folder = tiny_training.make_folder(modules, tmp_path / "model", model_type="mixtral", num_local_experts=2)
+    trial = tiny_training.plan(folder, tiny_training.make_data(tmp_path / "chats.jsonl", lines=24))
+    config = read_config(folder)
+    assert flops.if_known(flops.trial_flops, config, trial) is flops.if_known(memory.peak_bytes, config, trial) is None
+    gpu = SimpleNamespace(
+        name="NVIDIA A10", compute_capability=(8, 6), read=lambda: SimpleNamespace(memory_total_bytes=24 << 30)
+    )
+    monkeypatch.setattr(nvml, "visible_gpus", lambda: [gpu])
+    forecast = throughput.forecast(trial)
+    assert (forecast.peak_bytes, forecast.row_sec) == (None, None)
+    assert forecast.adapter_weights == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32))
+    with pytest.raises(InputError, match="its memory cannot be predicted"):
+        throughput.survey(str(folder), trial.data, [trial])

@@ -1,0 +1,106 @@
+"""Architectures of model types that are not registered, from the shapes in their weights files.
+
+Recipes `reference` and `stock` train them: transformers and peft know their arithmetic, which is not described here.
+Linear layers are the weights of two dimensions that every decoder block has. If blocks have others too, as experts,
+memory and FLOP of the model are unknown, and adapters are on attention only.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from bench.architectures.architecture import (
+    COMMON_NAMES,
+    MAX_COUNT,
+    Architecture,
+    Config,
+    Feature,
+    Geometry,
+    LinearLayer,
+    read_geometry,
+    set_fallback,
+)
+
+FOUND_LAYERS = "found_linear_layers"  # key that `describe` adds to a config
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model", "word_embed_proj_dim"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
+}
+OUT_NAMES = frozenset({"o_proj", "out_proj", "c_proj", "dense", "wo", "o"})
+DOWN_NAMES = frozenset({"down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "w2", "wo"})
+_BLOCK_WEIGHT = re.compile(r"(?P<blocks>.+?)\.(?P<index>\d{1,6})\.(?P<path>.+)\.weight")
+
+
+def describe(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return the config with the linear layers that the weights files have in every block, by their path there."""
+    groups: dict[str, dict[int, dict[str, tuple[int, ...]]]] = defaultdict(lambda: defaultdict(dict))
+    for name, shape in shapes.items():
+        if (match := _BLOCK_WEIGHT.fullmatch(name)) and len(shape) > 1:
+            groups[match["blocks"]][int(match["index"])][match["path"]] = shape
+    if not groups:
+        return {**config, FOUND_LAYERS: {}}
+    blocks, by_index = max(groups.items(), key=lambda group: len(group[1]))
+    common = set.intersection(*(set(weights.items()) for weights in by_index.values()))
+    layers = {
+        path: [columns, rows]
+        for path, (rows, *rest) in sorted(common)
+        if len(rest) == 1 and not re.search(r"\.\d+\.", f".{path}.")
+        for columns in rest
+    }
+    is_complete = all(path in layers for weights in by_index.values() for path in weights)
+    if not is_complete:
+        layers = {path: sizes for path, sizes in layers.items() if _is_in_attention(path)}
+    return {**config, FOUND_LAYERS: {"blocks": blocks, "layers": layers, "is_complete": is_complete}}
+
+
+def make(config: Config) -> Architecture:
+    """Make the architecture of a config; without `describe` it has no linear layers."""
+    found = config.get(FOUND_LAYERS) or {}
+    paths = found.get("layers", {})
+    names = Counter(path.rpartition(".")[2] for path in paths)
+    layers = tuple(_make_layer(path, sizes, names) for path, sizes in paths.items())
+    products = {layer.product for layer in layers}
+    return Architecture(
+        model_types=(str(config["model_type"]),),
+        linear_layers=layers,
+        geometry=_read_geometry,
+        features=lambda known: {Feature.OTHER: f"model type {known['model_type']}, which is not a known family"},
+        blocks=found.get("blocks", ""),
+        is_complete=bool(found.get("is_complete")) and products == COMMON_NAMES.keys(),
+    )
+
+
+def _make_layer(path: str, sizes: list[int], names: Mapping[str, int]) -> LinearLayer:
+    name = path.rpartition(".")[2]
+    parts = 1 if names[name] == 1 else 2
+    if _is_in_attention(path):
+        product = "out" if name in OUT_NAMES else "qkv"
+    else:
+        product = "down" if name in DOWN_NAMES else "gate_up"
+    outputs = {"qkv": ("query",), "out": ("hidden",), "gate_up": ("inner",), "down": ("hidden",)}[product]
+    common, shape = COMMON_NAMES[product], (sizes[0], sizes[1])
+    return LinearLayer(path, product, outputs, parts=common, sizes=shape, name_parts=parts)
+
+
+def _is_in_attention(path: str) -> bool:
+    return "attn" in path or "attention" in path
+
+
+def _read_geometry(config: Config) -> Geometry:
+    known = {"max_position_embeddings": MAX_COUNT, **config}
+    for key, names in ALIASES.items():
+        values = [config[name] for name in (key, *names) if config.get(name) is not None]
+        if values:
+            known[key] = values[0]
+    known["sliding_window"] = known.get("sliding_window") or None
+    if isinstance(known.get("hidden_size"), int):
+        known.setdefault("intermediate_size", 4 * known["hidden_size"])
+    return read_geometry(known)
+
+
+set_fallback(make)
