@@ -142,7 +142,7 @@ class ExampleBuilder:
         messages, is_text_lost = self._tool_template.messages(source)
         if is_text_lost:
             self.findings.add(findings.CALL_TEXT_LEFT_OUT, source)
-        (messages, tools), hides_tokens = self._hide_typed_tokens(source, [messages, source.tools])
+        (messages, tools), hides_tokens = self._hide_typed_tokens(source, (messages, source.tools))
         renderer = ConversationRenderer(
             source=source, messages=messages, tools=tools, template=self._template, findings=self.findings
         )
@@ -163,7 +163,7 @@ class ExampleBuilder:
 
     def _hide_typed_tokens(self, source: Conversation, value: T) -> tuple[T, bool]:
         """Count control tokens typed in the texts of `value`; return it with them hidden, and whether it has any."""
-        typed_tokens = self._control_tokens.find([value])
+        typed_tokens = self._control_tokens.find(value)
         kind = findings.TYPED_TOKEN_KEPT if self._keeps_typed_tokens else findings.TYPED_TOKEN
         for token in typed_tokens:
             self.findings.add(kind.format(token), source)

@@ -56,11 +56,11 @@ def _check_template(tokenizer: Any, text: str) -> None:
     utilities = importlib.import_module("transformers.utils.chat_template_utils")
     try:
         utilities._compile_jinja_template(text)
-    except Exception as error:  # of jinja, or of its extensions
+    except Exception as error:  # errors of jinja and of its extensions
         line = getattr(error, "lineno", None)
-        place = "" if line is None else f"line {line}: "
+        location = "" if line is None else f"line {line}: "
         raise InputError(
-            f"train.chat_template: {place}not a Jinja template: {' '.join(str(error).split())}",
+            f"train.chat_template: {location}not a Jinja template: {' '.join(str(error).split())}",
             remedy="correct the file",
         ) from error
     known = {token.content for token in tokenizer.added_tokens_decoder.values()}
@@ -190,9 +190,9 @@ class ControlTokens:
         self._hidden = re.compile(f"[{chr(TYPED)}-{chr(TYPED + MAX_CONTROL_TOKENS - 1)}]{FILL}*")
         self._copy: tuple[Any, dict[int, int]] | None = None
 
-    def find(self, messages: Messages, tools: Tools = ()) -> list[str]:
-        """List the control tokens that are typed in the messages and tools, each once."""
-        return sorted({token for text in strings([messages, tools]) for token in self._pattern.findall(text)})
+    def find(self, value: object) -> list[str]:
+        """List the control tokens that are typed in a text, messages or tools, each once."""
+        return sorted({token for text in strings(value) for token in self._pattern.findall(text)})
 
     def hide(self, location: str, value: T) -> T:
         """Return messages or tools with typed control tokens replaced, for the template. Raises InputError."""

@@ -84,16 +84,14 @@ class CallTracker:
         identifier = _optional_text(location, document, "tool_call_id")
         name = _optional_text(location, document, "name")
         waiting = [call.get("id") for call in self._waiting]
-        index = 0 if identifier is None or not any(waiting) else next(
-            (place for place, other in enumerate(waiting) if other == identifier), None
-        )  # fmt: skip
-        if index is None:
+        is_ordered = identifier is None or not any(waiting)
+        if not is_ordered and identifier not in waiting:
             expected = ", ".join(repr(other[:40]) for other in waiting if other is not None)
             raise InputError(
                 f"{location}: tool_call_id: {identifier!r:.42} is of no waiting call; expected one of {expected[:200]}",
                 remedy="correct the id",
             )
-        call = self._waiting.pop(index)
+        call = self._waiting.pop(0 if is_ordered else waiting.index(identifier))
         if name is not None and name != call["function"]["name"]:
             raise InputError(
                 f"{location}: name: {name[:40]!r}, but the call is of {call['function']['name'][:40]!r}",

@@ -60,7 +60,7 @@ class ToolTemplate:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._shapes: dict[bool, Shape | str] = {}  # by whether there are tools: the shape, or why there is none
+        self._shapes: dict[bool, Shape | str] = {}  # with and without tools: the shape, or why no shape fits
         self._writes_tools: bool | None = None
 
     def messages(self, conversation: Conversation) -> tuple[list[dict[str, Any]], bool]:
@@ -197,4 +197,4 @@ def _shaped_id(identifier: str, shape: Shape) -> str:
 def _derived_id(seed: str) -> str:
     """Return nine letters and digits that follow from the seed."""
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest(), "big")
-    return "".join(ID_CHARACTERS[number // 62**place % 62] for place in range(9))
+    return "".join(ID_CHARACTERS[number // 62**digit % 62] for digit in range(9))
