@@ -90,3 +90,28 @@ def test_torch_counts_the_same_products_in_a_small_model():
     with FlopCounterMode(display=False) as counter:
         loss.backward()
     assert math.isclose(counter.get_total_flops(), rows * sequence * expected.backward)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_published_shape_has_the_weights_and_products_of_transformers_model(name):
+    """Build the model without memory for its weights, with two of its layers, and count its forward products."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = SHAPES[name]
+    config = shape.config | {"num_hidden_layers": 2}
+    with torch.device("meta"):
+        settings = transformers.AutoConfig.for_model(**config, attn_implementation="eager")
+        model = transformers.AutoModelForCausalLM.from_config(settings, attn_implementation="eager")
+        ids = torch.zeros((1, 16), dtype=torch.int64)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(input_ids=ids)
+    blocks = list(model.model.layers)
+    linear = [module for block in blocks for module in block.modules() if isinstance(module, torch.nn.Linear)]
+    assert flops.block_weights(config) == sum(module.weight.numel() for module in linear)
+    per_block = sum(parameter.numel() for parameter in blocks[0].parameters())
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert total + (shape.config["num_hidden_layers"] - 2) * per_block == shape.parameters
+    expected = flops.per_token(config, sequence=16, rank=1, targets=(), checkpointing=False).forward
+    assert counter.get_total_flops() == pytest.approx(16 * expected, rel=1e-4)  # and the rotation's outer product
