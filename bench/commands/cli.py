@@ -396,9 +396,10 @@ def _read_trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
 
 
 def _survey(arguments: argparse.Namespace) -> int:
-    from bench.predict.throughput import survey
+    from bench.predict import chips, throughput
 
-    return _print_json(survey(arguments.model, arguments.data, _read_trials(arguments)))
+    report = throughput.survey(arguments.model, arguments.data, _read_trials(arguments))
+    return _print_json(report | {"chips": chips.chip_rates()})
 
 
 def _forecast(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from bench.data.trial_inputs import as_stock, unsupported_reason
 from bench.machine import gpu_specs
 from bench.predict import memory, throughput
 from bench.records import Trial
-from bench.records.training import ChipForecast
+from bench.records.forecast import ChipForecast
 
 # Measured over predicted seconds: the smallest, the median and the largest of a recipe's pairs.
 RATIOS = {"fast": (0.64, 0.72, 0.79), "reference": (0.47, 0.55, 0.62), "stock": (0.47, 0.67, 0.79)}

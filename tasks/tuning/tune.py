@@ -12,6 +12,7 @@ from typing import Any
 
 from invoke.context import Context
 
+from bench.records import schema
 from bench.records.units import format_gib, format_percent
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from remote.hosts.base import Host
@@ -21,9 +22,9 @@ from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, survey
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
 from tasks.settings.load import Settings, load
-from tasks.tuning import quality, search_loop, search_state, space
+from tasks.tuning import quality, search_loop, search_state, shapes, space
 from tasks.tuning.search import Surrogate, choose_wave
-from tasks.tuning.search_state import TuneRecord
+from tasks.tuning.search_state import ChipRates, TuneRecord
 
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
 
@@ -45,6 +46,7 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: float | None, *
     power = quality.describe_power(settings, settings.model.path, settings.data.path)
     if dry_run:
         show_plan(search, len(hosts))
+        shapes.show_shapes(console(), shapes.shape_rates(settings, search))
         print(*([power] if settings.tune.quality else []), "nothing was changed", sep="\n")
         return
     if settings.tune.quality:
@@ -111,9 +113,19 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         settings=settings.public(),
         candidates=space.with_predictions(candidates, predicted),
         inputs={name: {"sha256": observed[name]["sha256"]} for name in ("model", "data")},
+        chips=_parse_chips(observed.get("chips", [])),
     )
     _check_limit(record)
     return record
+
+
+def _parse_chips(chips: Sequence[object]) -> list[ChipRates]:
+    """Parse the chips of a survey; a worker of an older version names none. Raises RetryableError."""
+    try:
+        return [schema.from_json(ChipRates, chip) for chip in chips]
+    except schema.SchemaError as error:
+        remedy = "check that its image has this version of bench"
+        raise RetryableError(f"the worker's survey cannot be read: {error}", remedy=remedy) from error
 
 
 def check_same_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
