@@ -20,7 +20,7 @@ from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 
-STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"  # of a saved data set, and of one with several splits
+STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"  # the second if there are several splits
 MAX_STATE_BYTES = 1 << 20
 MAX_BATCH_BYTES = 1 << 30
 
@@ -181,9 +181,9 @@ def stream_rows(
         for message in messages:
             is_batch = message.type == "record batch"
             if not is_batch or is_compressed(message.metadata.to_pybytes()):
-                found = "a compressed one" if is_batch else f"a {message.type}"
+                actual = "a compressed one" if is_batch else f"a {message.type}"
                 raise InputError(
-                    f"{path}: after row {number}: expected an uncompressed batch of rows, found {found}",
+                    f"{path}: after row {number}: expected an uncompressed batch of rows, found {actual}",
                     remedy="save the data set with save_to_disk, which writes such batches",
                 )
             batch = ipc.read_record_batch(message, arrow_schema)

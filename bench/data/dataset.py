@@ -54,8 +54,8 @@ MAX_UNREAD_KEYS = 50  # keys with a finding of their own
 PREVIEW_COUNT = 3
 BINS = 24  # bars in the histogram of lengths of a report
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
-STORED_FIELDS = ("files", "findings", "left_out", "shown", "lost", "duplicates")  # of a Dataset, in the index
-DIGEST_KEY_BYTES = 16  # of a digest, to find equal lines
+STORED_FIELDS = ("files", "findings", "left_out", "shown", "lost", "duplicates")  # fields of a Dataset in the index
+DIGEST_KEY_BYTES = 16  # the part of a digest that is compared to find equal lines
 CACHE_VERSION = 4  # part of the cache key; changes when the cache's files or the examples of the same data change
 
 
@@ -351,7 +351,7 @@ def load_cached(folder: Path, key: str) -> Dataset | None:
         index = read_checksummed(Index, entry / INDEX_FILE, "examples")
         with open_regular(entry / EXAMPLES_FILE) as file:
             training, validation = open_stored(file, (index.training, index.validation), index.sources)
-        digest = training.file.sha256()  # of the file that is open: the one of this name may be replaced meanwhile
+        digest = training.file.sha256()  # the open file's: the one of this name may be replaced meanwhile
         if (index.key, index.byte_order, digest) != (key, sys.byteorder, index.examples_sha256):
             return None
     except (ResultError, OSError, ValueError):
@@ -365,7 +365,7 @@ def save_cached(folder: Path, key: str, build_examples: Callable[[BinaryIO], Dat
     entry.mkdir(parents=True, exist_ok=True)
     with open_atomic(entry / EXAMPLES_FILE) as file:
         dataset = build_examples(file)
-        # Of the file that is open: another machine may replace the one of this name at the same moment.
+        # The open file's: another machine may replace the one of this name at the same moment.
         digest = dataset.training.file.sha256()
     index = Index(
         key=key,

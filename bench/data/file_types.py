@@ -27,7 +27,7 @@ from bench.records import schema
 from bench.records.atomic_files import open_regular
 from bench.records.units import format_gib, format_mib
 
-MAX_FILES = 10_000  # of a pattern
+MAX_FILES = 10_000  # files that may match a pattern
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
 ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # a frame, or one to skip before it
 UNREAD = {  # at the beginning of a file, or of its unpacked text
@@ -99,7 +99,7 @@ class DataRows:
                 remedy="copy the file again, or compress it again",
             ) from error
         except OSError as error:
-            if error.errno is None:  # of zstd's decoder
+            if error.errno is None:  # from zstd's decoder
                 raise InputError(
                     f"{self.path}: after {self.unit} {number}: the zstd data ends early or is damaged: {error}",
                     remedy="copy the file again, or compress it again",

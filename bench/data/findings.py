@@ -9,7 +9,7 @@ from bench.data.readers import BadLines
 from bench.records.training import LostToLength
 
 MAX_LOCATIONS = 20  # locations listed for each kind of finding
-MAX_LOST_SHARE = 0.01  # of rows and of tokens, by the proposed max_seq_len
+MAX_LOST_SHARE = 0.01  # what a proposed max_seq_len may lose, both in rows and in tokens
 
 # Kinds of findings. The first four drop the conversation.
 SKIPPED = "cannot be used: skipped by train.bad_lines"

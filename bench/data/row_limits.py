@@ -85,7 +85,7 @@ class ColumnNames:
     def check_used(self, location: str, names: Sequence[str] = ()) -> None:
         """Raise InputError for a column of `train.columns` that no row had."""
         if self.unused:
-            found = f"; it has {', '.join(repr(name)[1:-1][:40] for name in names[:8])}" if names else ""
+            existing = f"; it has {', '.join(repr(name)[1:-1][:40] for name in names[:8])}" if names else ""
             raise InputError(
-                f"{location}: train.columns: no column {min(self.unused)[:40]}{found}", remedy="correct the setting"
+                f"{location}: train.columns: no column {min(self.unused)[:40]}{existing}", remedy="correct the setting"
             )

@@ -26,7 +26,7 @@ from bench.data.trial_inputs import as_stock, built_recipe, check_trial_model, u
 from bench.machine import gpu_specs, nvml
 from bench.predict import flops, memory
 from bench.records import Trial
-from bench.records.training import Forecast
+from bench.records.forecast import Forecast
 
 MAX_SAMPLES = 4096  # enough to estimate the padding to within a percent
 PERCENTILES = (50, *range(90, 101))

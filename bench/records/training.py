@@ -332,48 +332,6 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DerivedSettings:
-    """Values that a worker derived from the data, for settings that the user left open; None for the others."""
-
-    validation_share: float | None = None
-    rows_per_step: int | None = None
-    warmup_share: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChipForecast:
-    """A training on one kind of GPU: does it fit, and the seconds of a packed row with the range of the estimate."""
-
-    name: str
-    fits: bool
-    row_sec: float
-    row_sec_low: float
-    row_sec_high: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """A worker's forecast of a training before it starts.
-
-    `peak_bytes` is GPU memory, `row_sec` one GPU's estimated time per packed row without communication; both are None
-    without a GPU or its published figures. `recipe` is the one that will be built, with the reason for a fallback.
-    """
-
-    model_sha256: str
-    gpu: str | None
-    gpus: int
-    gpu_memory_bytes: int | None
-    peak_bytes: int | None
-    adapter_weights: int
-    row_sec: float | None
-    data: DataReport | None = None
-    recipe: str | None = None  # None from a worker of an older version, as are steps
-    steps: int | None = None
-    chips: list[ChipForecast] = field(default_factory=list)  # empty from a worker of an older version
-    derived: DerivedSettings = field(default_factory=DerivedSettings)
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainedSteps:
     """Optimizer steps in order, in lists of equal length, without steps that a restart repeated.
 

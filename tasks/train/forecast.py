@@ -18,9 +18,10 @@ from itertools import chain
 from typing import Any
 
 from bench.records import Trial, schema
+from bench.records.forecast import Forecast
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.records.training import LIMITS, DataReport, Forecast
+from bench.records.training import LIMITS, DataReport
 from bench.records.units import format_gib
 from remote.hosts.base import Host
 from reports.read.fingerprint import CPU, device

@@ -120,8 +120,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     used = [name for name in UNSUPPORTED_KEYS if config.get(name)]
     used += ["bias"] if config.get("bias", "none") != "none" else []
     if config.get("peft_type") != "LORA" or used:
-        found = f"has {used[0]}" if used else f"peft_type {config.get('peft_type')!r}"
-        raise UsageError(f"{SETTING}: {path}: {found}, not plain LoRA", remedy="name another adapter")
+        problem = f"has {used[0]}" if used else f"peft_type {config.get('peft_type')!r}"
+        raise UsageError(f"{SETTING}: {path}: {problem}, not plain LoRA", remedy="name another adapter")
     return config
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from invoke.context import Context
 
 from bench.records import Trial, schema
+from bench.records.forecast import DerivedSettings
 from bench.records.run import PlannedTrial
-from bench.records.training import DerivedSettings
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, json_output

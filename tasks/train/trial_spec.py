@@ -8,7 +8,8 @@ from typing import Any
 
 from bench.records import Trial, TrialError
 from bench.records.atomic_files import read_regular
-from bench.records.training import DerivedSettings, Training, TrainingData
+from bench.records.forecast import DerivedSettings
+from bench.records.training import Training, TrainingData
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, FieldError, settings_of
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError

@@ -10,11 +10,11 @@ from typing import Any
 
 from bench.data import dataset
 from bench.records import Trial
-from bench.records.training import DerivedSettings
+from bench.records.forecast import DerivedSettings
 from bench.workloads.finetune.training_set import TrainingSet, tokenizer_loader, training_of
 
 HELD_OUT_LINES = 30  # expected: hardly ever fewer than 20 are then chosen
-MAX_HELD_OUT_SHARE, MAX_HELD_OUT_LINES = 0.2, 2000  # of few lines, and of many: each evaluation reads them
+MAX_HELD_OUT_SHARE, MAX_HELD_OUT_LINES = 0.2, 2000  # limits for few and for many lines: evaluations read them
 ENOUGH_STEPS = 100
 WARMUP_STEPS, MAX_WARMUP_SHARE = 10, 0.1
 

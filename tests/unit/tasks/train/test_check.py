@@ -9,14 +9,13 @@ import pytest
 from rich.console import Console
 
 from bench.records import Trial
+from bench.records.forecast import DerivedSettings, Forecast
 from bench.records.training import (
     ConversationPreview,
     DataFinding,
     DataPart,
     DataReport,
-    DerivedSettings,
     FileFacts,
-    Forecast,
     LostToLength,
 )
 from reports.summary.cost import Amount, Price
@@ -164,8 +163,8 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     assert "derived from the data: train.rows_per_step 2, train.warmup_share 0.1" in lines
     assert output.training_of(trial_of(settings(), workers=4)).rows_per_step == 4
     assert "validation_share" not in output.training_of(trial_of(settings(validation_file="v"))).derive
-    given = settings(rows_per_step=8, warmup_share=0.0, validation_fraction=0.0)
-    assert output.training_of(trial_of(given)).derive == ()
+    explicit = settings(rows_per_step=8, warmup_share=0.0, validation_fraction=0.0)
+    assert output.training_of(trial_of(explicit)).derive == ()
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "small_data.yaml"))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from invoke import Context
 
+from bench.records.forecast import DerivedSettings
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, Progress, RunRecord
 from bench.records.status import Outcome, TrialStatus
-from bench.records.training import DerivedSettings
 from remote.fleet.ledger import Ledger
 from remote.fleet.queue import EventType, FleetEvent
 from tasks.commands import TrainOptions

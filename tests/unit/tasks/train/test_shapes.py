@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from bench.records import Trial
-from bench.records.training import ChipForecast, Restart
+from bench.records.forecast import ChipForecast
+from bench.records.training import Restart
 from tasks.settings.load import Settings
 from tasks.train import shapes, trial_spec
 from tests.support.reports import synthetic, training_run
