@@ -168,18 +168,18 @@ def _layer_kind(step: str) -> str:
     return "code" if step.startswith("COPY") else "system"
 
 
-def run_check(host: Host, client: Client, image: str, argv: tuple[str, ...], *, timeout_sec: float) -> Completed:
+def run_check(host: Host, client: Client, image_id: str, argv: tuple[str, ...], *, timeout_sec: float) -> Completed:
     """Run `argv` in a container under a pod's restrictions.
 
     The container has no network and no capability, and only /tmp and /workspace are writable. Raises EngineError if it
     cannot start or does not end in time, and HostError.
     """
     name = f"qlora-fleet-check-{secrets.token_hex(6)}"
-    run = client.command("run", f"--name={name}", "--pull=never", *_CHECK_FLAGS, image, *argv)
+    run = client.command("run", f"--name={name}", *_CHECK_FLAGS, image_id, *argv)
     try:
         completed = host.run(run, timeout_sec=timeout_sec)
     except CommandTimedOut as error:
-        raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image}") from error
+        raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image_id}") from error
     finally:
         host.run(client.command("rm", "--force", name), timeout_sec=_TIMEOUT_SEC)
     if completed.exit_code == _EXIT_NOT_STARTED:

@@ -69,7 +69,7 @@ def write_documents(context: Context, *, push: bool) -> None:
     with build_vm(settings, "inv image.bom") as host:
         image = image_record(settings, host)
         labels = image_labels(image)
-        inventory = engine.run_check(host, client, name, _INVENTORY_COMMAND, timeout_sec=INVENTORY_TIMEOUT_SEC)
+        inventory = engine.run_check(host, client, image["Id"], _INVENTORY_COMMAND, timeout_sec=INVENTORY_TIMEOUT_SEC)
         base_image = engine.inspect(host, client, labels.get("org.opencontainers.image.base.name", "none"))
     subject = _subject(settings, name, image["Id"], labels)
     if reference is not None and subject.repository != reference.repository:

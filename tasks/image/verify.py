@@ -48,7 +48,7 @@ def verify_image(context: Context, *, on_node: bool) -> None:
         print(f"{name} {image['Id'][7:19]}, {format_gb(image['Size'], 2)} unpacked")
         for key, value in sorted(image_labels(image).items()):
             print(escape_controls(f"  {key} = {value}"))
-        run = partial(run_check, host, engine_client(settings), name)
+        run = partial(run_check, host, engine_client(settings), image["Id"])
         report = parse_report(name, run(_SELFCHECK, timeout_sec=VERIFY_TIMEOUT_SEC))
         problems = [*report["wrong"], *differing_models(report, model_digests(image_labels(image)))]
         print_report(report)
