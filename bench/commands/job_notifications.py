@@ -29,7 +29,7 @@ def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[RunW
         yield None
         return
     numbers = attempt_numbers(folder, order.planned.trial_id)
-    began_at, usd_per_sec = time.time() - _held_sec(order, folder, numbers), target.usd_per_sec
+    began_at, usd_per_sec = time.time() - held_sec(order, folder), target.usd_per_sec
     receivers = {"notify.url": to_webhook(target, key.encode() or None)}
     with Sender(receivers, lambda line: print(f"{order.run_id}: {line}", flush=True)) as sender:
         watch = RunWatch(
@@ -73,17 +73,17 @@ def _read_progress(attempt_folder: Path) -> Progress | None:
         return None
 
 
-def _held_sec(order: TrainingJobSpec, folder: Path, numbers: list[int]) -> float:
+def held_sec(order: TrainingJobSpec, folder: Path) -> float:
     """Return the seconds for which the pods were held: earlier turns by their attempts, this turn from its first one.
 
     Times are those of the files, as in the operator's ledger.
     """
-    held_sec, began_at = 0.0, None
-    for number in numbers:
+    total_sec, began_at = 0.0, None
+    for number in attempt_numbers(folder, order.planned.trial_id):
         with contextlib.suppress(OSError):  # a file that is just being replaced
             times = [path.stat().st_mtime for path in _attempt_folder(order, folder, number).iterdir()]
             if times and number > order.after:
                 began_at = min(times) if began_at is None else began_at
             elif times:
-                held_sec += max(times) - min(times)
-    return held_sec + (0.0 if began_at is None else max(0.0, time.time() - began_at))
+                total_sec += max(times) - min(times)
+    return total_sec + (0.0 if began_at is None else max(0.0, time.time() - began_at))

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.commands.job_notifications import attempt_numbers, open_watch
+from bench.commands.job_notifications import attempt_numbers, held_sec, open_watch
 from bench.data.inputs import InputError
 from bench.notify.events import RunWatch
 from bench.records import paths, schema
@@ -76,7 +76,7 @@ class JobRunner:
 
     def _run_attempt(self, number: int) -> tuple[int, str]:
         """Run one attempt and return its exit code and the last line of its stderr."""
-        planned = self.order.planned
+        planned, held = self.order.planned, held_sec(self.order, self.folder)
         out = self.folder / f"{planned.trial_id}.{number}"
         if self.rank == 0:
             out.mkdir()
@@ -91,7 +91,7 @@ class JobRunner:
         )
         with subprocess.Popen(
             argv,
-            env={**os.environ, **self._rendezvous_variables()},
+            env={**os.environ, **self._rendezvous_variables(), paths.HELD_VARIABLE: str(held)},
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",

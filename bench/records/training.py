@@ -34,7 +34,8 @@ OTHER_SHAPE = "the checkpoint's adapters have another shape"
 RESCALED = "the learned weights would be rescaled"
 OTHER_STATE = "the checkpoint's optimizer state has another layout"
 # Settings that limit a training's hours, with the cause of its end.
-LIMITS = {"train.max_hours": ReasonCode.MAX_HOURS, "train.budget_usd": ReasonCode.BUDGET_USD}
+BUDGET_LIMIT = "train.budget_usd"
+LIMITS = {"train.max_hours": ReasonCode.MAX_HOURS, BUDGET_LIMIT: ReasonCode.BUDGET_USD}
 
 
 @dataclass(frozen=True, kw_only=True)

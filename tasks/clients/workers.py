@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import Trial, schema
-from bench.records.paths import CHECKPOINTS_FOLDER, METRICS_VARIABLE, NODE_COUNT
+from bench.records.paths import CHECKPOINTS_FOLDER, HELD_VARIABLE, METRICS_VARIABLE, NODE_COUNT
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import ExitCode, read_failure
 from remote.cluster.client import Cluster
@@ -198,8 +198,13 @@ def cluster_location(settings: Settings) -> dict[str, str]:
     return target_identity(resolve_target(settings))
 
 
-def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> CommandFactory:
-    """Return a function that makes the command of a trial: `python -m bench run` in the fleet's workspace."""
+def launcher(
+    settings: Settings, run_id: str, *, strict: bool = False, held_sec: Callable[[], float] | None = None
+) -> CommandFactory:
+    """Return a function that makes the command of a trial: `python -m bench run` in the fleet's workspace.
+
+    `held_sec` returns for how long a training's workers have been held.
+    """
 
     shared = settings.shared_results
     checkpoints = checkpoint_folder(settings, run_id)
@@ -218,6 +223,8 @@ def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> Comman
         )
         if host.name in metrics:
             command = replace(command, environment={**command.environment, METRICS_VARIABLE: metrics[host.name]})
+        if held_sec is not None:
+            command = replace(command, environment={**command.environment, HELD_VARIABLE: f"{held_sec():.1f}"})
         if is_gang(settings, planned):
             count = {NODE_COUNT: str(planned.trial.world_size)}
             command = replace(command, environment={**command.environment, **count})

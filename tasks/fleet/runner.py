@@ -9,6 +9,7 @@ import datetime
 import functools
 import secrets
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from remote.fleet.retry_policy import LoginTimeout, RetryLimits
 from remote.hosts.base import Host
 from remote.jobs.job import Agent, slot_path
 from reports import formatting
+from reports.read import attempts
 from tasks.cli.lock import is_cancel_requested, rename_followed
 from tasks.cli.log import open_run_log
 from tasks.cli.signals import as_ctrl_c
@@ -178,6 +180,12 @@ def run_trials(
     report_outcome(run, ledger, interrupted=was_stopped)
 
 
+def _held_sec(run: RunRecord, folder: Path) -> float:
+    """Return the seconds for which a training's workers have been held. Raises OSError."""
+    (planned,) = run.planned
+    return attempts.held_sec(attempts.read(folder, planned.trial_id), time.time()) / planned.trial.world_size
+
+
 def _worst_outcome(ledger: Ledger) -> Outcome:
     """Return the outcome of a run: success, or that of its first trial that did not succeed, with their number."""
     outcomes = [entry.outcome for entry in ledger.entries.values() if entry.outcome is not None]
@@ -202,6 +210,7 @@ def make_fleets(
     """Yield the run's fleets, to be run one after the other. `on_event` gets every event."""
     strict = run.settings.get("bench", {}).get("strict", False)
     reconnect_timeout_sec, max_attempts = settings.fleet.reconnect_timeout_sec, settings.fleet.max_attempts
+    held_sec = functools.partial(_held_sec, run, folder) if run.suite == TRAIN else None
     if run.suite == TRAIN:
         reconnect_timeout_sec, max_attempts = settings.train.replacement_timeout_sec, 1 + settings.train.max_restarts
     diagnose = PodDiagnosis(settings).read if settings.connector.is_cluster else lambda: None
@@ -211,7 +220,7 @@ def make_fleets(
             run=run,
             run_folder=folder,
             ledger=ledger,
-            make_command=launcher(settings, run.run_id, strict=strict),
+            make_command=launcher(settings, run.run_id, strict=strict, held_sec=held_sec),
             on_event=on_event,
             limits=RetryLimits(
                 # The last command to a dead host must end within fleet.lost_after_sec.

@@ -1,12 +1,15 @@
 """Runner of a training's attempts in a pod: restarts and the training's end. No attempt runs here."""
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench.commands import job_runner
+from bench.commands.job_notifications import held_sec
 from bench.commands.job_runner import JobRunner, attempt_numbers, read_order
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
@@ -102,6 +105,24 @@ def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_tu
     assert run_script([], turn=2) == (0, TrainingJobEnd(attempt=4, end=TrialStatus.SUCCEEDED, reason=None)), (
         "a replacement after the end"
     )
+
+
+def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_turns(
+    tmp_path: Path, make_trial: Callable[..., Trial]
+) -> None:
+    order = TrainingJobSpec(
+        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared="/s", turn=2, after=1,
+        max_restarts=2, port=21_000, token="t",
+    )  # fmt: skip
+    now = time.time()
+    for number, ages in ((1, (9000.0, 8900.0)), (2, (300.0, 200.0)), (3, (100.0,))):
+        folder = tmp_path / f"train.{number}"
+        folder.mkdir()
+        for age in ages:
+            (folder / str(age)).touch()
+            os.utime(folder / str(age), (now - age, now - age))
+    assert held_sec(order, tmp_path) == pytest.approx(100.0 + 300.0, abs=60.0)
+    assert held_sec(order, tmp_path / "train.1") == 0.0
 
 
 def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable[..., Trial]) -> None:
