@@ -172,6 +172,7 @@ class RunWatch:
         if self._loss is None:
             return
         loss, self._loss = self._loss, None
+        lost_sec = None if lost_sec is None else round(lost_sec, 1)
         usd = None if lost_sec is None or self._usd_per_sec is None else round(lost_sec * self._usd_per_sec, 4)
         resumed = self._first_step or loss.checkpoint_step
         step = f"resumed from step {resumed:,}" if resumed else "started again"
@@ -207,7 +208,7 @@ class RunWatch:
                 reason=None if outcome is None else outcome.reason,
                 reason_code=None if outcome is None or outcome.reason_code is None else outcome.reason_code.value,
                 remedy=None if outcome is None else outcome.remedy,
-                lost_sec=None if lost_sec is None else round(lost_sec, 1),
+                lost_sec=lost_sec,
                 usd=None if usd is None else round(usd, 4),
                 budget_usd=self._budget_usd,
             )
