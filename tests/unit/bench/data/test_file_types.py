@@ -7,6 +7,7 @@ import io
 import json
 import struct
 import sys
+import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,7 +69,7 @@ def as_zstd(content: bytes) -> bytes:
 def as_stream(rows: list[Any], **options: Any) -> bytes:
     table, content = pyarrow.Table.from_pylist(rows), io.BytesIO()
     with ipc.new_stream(content, table.schema, options=ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table, max_chunksize=100)
+        writer.write_table(table, max_chunksize=10)
     return content.getvalue()
 
 
@@ -424,3 +425,42 @@ def test_columns_may_change_places(tmp_path: Path) -> None:
         write(tmp_path / "d.csv", HEADER + b"a,b\n"), columns={"prompt": "completion", "completion": "prompt"}
     )
     assert chat.turns == (("user", "b"), ("assistant", "a"))
+
+
+def varint(value: int, size: int = 0) -> bytes:
+    """The zigzag varint of Parquet's footer, padded to `size` bytes."""
+    value, digits = 2 * value, []
+    while value or len(digits) < size or not digits:
+        digits.append(value & 0x7F)
+        value >>= 7
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+def test_a_parquet_file_that_states_smaller_sizes_than_it_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_limits, "ALWAYS_UNPACKED_BYTES", 1 << 20)
+    row = {"prompt": "x" * (9 << 20), "completion": "y"}
+    options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    content = as_parquet([row, *ROWS], **options)
+    group = parquet.ParquetFile(io.BytesIO(content)).metadata.row_group(0)
+    for size in (group.total_byte_size, group.column(0).total_uncompressed_size):
+        stated = varint(size)
+        assert stated in content
+        content = content.replace(stated, varint(999, len(stated)))
+    assert parquet.ParquetFile(io.BytesIO(content)).metadata.row_group(0).total_byte_size == 999
+    path = write(tmp_path / "d.parquet", content)
+    with pytest.raises(InputError, match=rf"^{path}: (unpacks to more than 1 MiB|after row 0)"):
+        readers.read(path)
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.jsonl.gz", "d.jsonl.zst", "d.parquet", "saved"])
+def test_reading_holds_a_small_part_of_the_data(name: str, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number} {'x' * 40_000}", "completion": "y" * 40_000} for number in range(100)]
+    path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](rows))
+    tracemalloc.start()
+    data = readers.read(path)
+    assert sum(len(chat.turns) for chat in data) == 2 * len(rows)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 2 << 20  # of 8 MiB
