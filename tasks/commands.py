@@ -46,6 +46,9 @@ class BenchOptions:
         "then compare the held-out loss of the fastest configuration with the reference, after short trainings on your "
         "data (default: bench.quality)"
     )
+    reuse: bool = switch(
+        "take over results of earlier runs, measured with the same trial, model, data, code, image, driver and GPU"
+    )
     resume: str | bool | None = text(
         "resume the newest run, or the run with this id; finished trials are not repeated", is_value_optional=True
     )

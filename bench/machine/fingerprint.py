@@ -4,6 +4,7 @@ The facts come from an allow-list. Keys are flat and carry units; an unknown fac
 reports need; environment.json next to it also has all GPUs, packages, digests and the variables that change speed.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -155,10 +156,19 @@ def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def code_digest() -> str:
+    """Compute the sha256 of the bench's own sources."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE_FOLDER.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE_FOLDER)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 def environment_facts() -> dict[str, Any]:
-    """Collect image and lock digests, all GPUs of the driver, all package versions and the allowed variables."""
+    """Collect the digests of image, lock and code, the driver's GPUs, package versions and the allowed variables."""
     return {
         **{name: os.environ.get(variable) or None for name, variable in DIGEST_VARIABLES.items()},
+        "code_sha256": code_digest(),
         "cuda": _cuda_of_torch(),
         "gpus": query_gpus(),
         "packages": dict(sorted(_packages().items())),

@@ -133,8 +133,9 @@ def _read_run(folder: Path) -> Iterator[tuple[tuple[str, str, Kind], _Measured]]
 def _read_speeds(run: Run) -> Iterator[tuple[tuple[str, str, Kind], _Measured]]:
     values = comparability.read_conditions(run).values
     conditions = {name: ", ".join(values[name]) for name in MARKED}
+    own = {run.label_of[result.trial_id] for result in run.results if result.reused_from is None}
     for row in summarize(run).rows:
-        if row.measured is None:
+        if row.measured is None or row.label not in own:  # a reused result is a point of the run that measured it
             continue
         rate = row.measured.useful_tokens_per_sec
         point = Point(

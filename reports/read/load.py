@@ -41,7 +41,8 @@ def load(folder: Path) -> Run:
     try:
         ledger = attempts.read_starts(folder)
         started = ledger.starts
-        ran = [(result.trial_id, result.attempt) for result in results.values() if result.worker is not None]
+        own = [result for result in results.values() if result.worker is not None and result.reused_from is None]
+        ran = [(result.trial_id, result.attempt) for result in own]
         if (fault := ledger.fault or attempts.unlisted_fault(started, ran)) is not None:
             rejected.append(Rejected(file=LEDGER_FILE, reason=fault))
     except OSError as error:

@@ -1,7 +1,7 @@
 """Difference of held-out losses of two configurations, over pairs of trainings of one seed. Pure.
 
-A pair's difference is 100 log(loss / reference) percent; positive is worse. Each pair has its own adapters, order of the
-data, dropout and held-out examples, so Student's t over pairs covers all of them. "At the same loss" is a test of
+A pair's difference is 100 log(loss / reference) percent; positive is worse. Each pair has its own adapters, order of
+the data, dropout and held-out examples, so Student's t over pairs covers all of them. "At the same loss" is a test of
 non-inferiority: the one-sided 95 % bound of the difference is at most a margin. If the true difference is the margin or
 more, at most 5 % of such claims are made. tests/benchmarks/statistics_power.py simulates it.
 """

@@ -229,7 +229,8 @@ def worker_time(results: Iterable[TrialResult], starts: Starts | None = None) ->
     `starts` are the attempts' start times from the ledger. If one is missing, the workers' clocks are used for all, and
     `unknown` says that these may have jumped.
     """
-    ran = [result for result in results if result.worker is not None and result.wall_time_sec is not None]
+    own = [result for result in results if result.reused_from is None]
+    ran = [result for result in own if result.worker is not None and result.wall_time_sec is not None]
     ledger = starts or {}
     is_in_ledger = all((result.trial_id, result.attempt) in ledger for result in ran)
     spans: dict[str, list[tuple[float, float]]] = {}

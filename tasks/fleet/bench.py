@@ -24,13 +24,14 @@ from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.notify import receivers
-from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
+from tasks.clients.workers import environments, fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import nodes, plan, runner
 from tasks.fleet.collect import collect_run
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
+from tasks.fleet.reuse import Reuse, find_reusable, write_reused
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
 
@@ -55,6 +56,10 @@ def run_bench(context: Context, options: BenchOptions) -> None:
     settings = settings.model_copy(update={"bench": bench, "fleet": fleet})
     suite_name = "quick" if options.quick else "full" if options.full else options.suite or settings.bench.suite
     run, hosts = _plan(settings, suite_name, options.only, options.trial_file)
+    reuse = _find_reusable(settings, run, hosts) if options.reuse else None
+    if reuse is not None:
+        run = dataclasses.replace(run, provenance={**run.provenance, "reused": reuse.provenance()})
+        print(*reuse.lines(), sep="\n")
     if (warning := plan.shared_cores_warning(settings)) is not None:
         print(f"! {warning}")
     if settings.bench.quality:
@@ -68,11 +73,19 @@ def run_bench(context: Context, options: BenchOptions) -> None:
         runner.refuse_busy_workers(settings, hosts)
         run, folder, ledger = runner.write_plan(settings, run)
         nodes.save_plan(given_back, run, folder)
+        if reuse is not None:
+            with runner.ledger_errors(run.run_id):
+                write_reused(reuse, run, folder, ledger)
         with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
             runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
         if given_back is not None:
             collect_run(settings, run, folder, hosts)
             nodes.give_back(settings, run, folder)
+
+
+def _find_reusable(settings: Settings, run: RunRecord, hosts: list[Host]) -> Reuse:
+    facts = dict(zip((host.name for host in hosts), environments(settings, hosts), strict=True))
+    return find_reusable(settings, run.planned, facts, run.provenance["inputs"])
 
 
 @contextlib.contextmanager
@@ -110,11 +123,13 @@ def _check_flags(options: BenchOptions) -> None:
     refuse_several("bench", suite_flags)
     flags = [name for name, is_set in suite_flags.items() if is_set]
     plan_overrides = (options.only, options.spread, options.repeats, options.workers)
-    if options.resume and (flags or options.strict or any(value is not None for value in plan_overrides)):
+    if options.resume and (
+        flags or options.strict or options.reuse or any(value is not None for value in plan_overrides)
+    ):
         raise UsageError(
             "bench: --resume uses the plan of the run",
-            remedy="leave out --quick, --full, --suite, --trial-file, --only, --spread, --repeats, --workers and "
-            "--strict",
+            remedy="leave out --quick, --full, --suite, --trial-file, --only, --spread, --repeats, --workers, "
+            "--strict and --reuse",
         )
     if options.suite is not None and options.suite not in SUITE_NAMES:
         raise UsageError(f"bench: --suite: expected one of {', '.join(SUITE_NAMES)}, found {options.suite!r}")

@@ -8,7 +8,6 @@ for the fields that the user allowed to change (`Training.may_differ`).
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bench
 from bench.data.inputs import InputError, InputRejected
+from bench.machine.fingerprint import code_digest
 from bench.records import Trial, schema
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.status import ReasonCode
@@ -79,15 +78,6 @@ def settings_of(trial: Trial) -> dict[str, Any]:
     if flat.get("training.best_by") == "loss":  # then no score has an effect on the adapter
         mutable = mutable | SCORE_SETTINGS
     return {key: value for key, value in flat.items() if key not in mutable}
-
-
-def code_digest() -> str:
-    """Compute the sha256 of the bench's own sources."""
-    digest = hashlib.sha256()
-    root = Path(bench.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], None]) -> ResumePoint | None:
