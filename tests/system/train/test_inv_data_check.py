@@ -37,7 +37,7 @@ def test_data_that_cannot_be_used_is_one_line_and_nothing_hangs(project: Project
     bad = project.folder / "bad.jsonl"
     os.mkfifo(project.folder / "fifo")
     for path, content, message in (
-        (bad, lines(3) + '{"text": "x"}\n', "line 4: expected an object with messages"),
+        (bad, lines(3) + '{"body": "x"}\n', "line 4: expected an object with messages"),
         (bad, lines(3) + "{\n" * 30, " | line 23: not JSON; "),
         (bad, '{"prompt": "x", "completion": ""}\n', "no example is left to train on"),
         (project.folder / "fifo", None, "fifo: cannot be read: "),

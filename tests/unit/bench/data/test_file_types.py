@@ -370,7 +370,7 @@ def test_a_link_in_a_saved_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_batch_larger_than_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_files, "MAX_BATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(arrow_files, "MAX_BATCH_BYTES", 1 << 8)
     with pytest.raises(InputError, match="a batch of more than"):
         readers.read(write(tmp_path / "saved", as_folder(as_stream(ROWS))))
 
