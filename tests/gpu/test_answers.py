@@ -9,6 +9,7 @@ from bench.qlora.step import Placement, TorchSession, load_base  # noqa: E402
 from bench.workloads import decoding  # noqa: E402
 from bench.workloads.finetune.answers import AnswerGenerator, BatchPath  # noqa: E402
 from bench.workloads.inference import add_adapters  # noqa: E402
+from tests.support import tiny_training  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), on_gpu, pytest.mark.usefixtures("_cuda")]
@@ -75,6 +76,34 @@ def test_an_nf4_model_with_adapters_answers_by_the_decoding_kernels(tiny_model, 
     plain = [list(map(str, alone(modules, model, prompt, 1))) for prompt in prompts[: len(LENGTHS)]]
     same = sum(answer[:1] == first for answer, first in zip(answers, plain, strict=False))
     assert same >= len(LENGTHS) - 2
+
+
+@pytest.mark.parametrize("recipe", ["fast", "stock"])
+def test_a_training_is_scored_by_the_decoding_kernels_between_its_steps(tiny_model, tmp_path, recipe):
+    modules = torch_stack.load()
+    settings = {
+        "score": "contains",
+        "best_by": "score",
+        "evaluate_every": 1,
+        "max_steps": 3,
+        "prompts": ("What is 3?",),
+    }
+    trial = tiny_training.plan(
+        tiny_model, tiny_training.make_data(tmp_path / "chats.jsonl"), training=settings, recipe=recipe
+    )
+    placement = Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)
+    lab = tiny_training.Lab(modules=modules, placement=placement, trial=trial).load_inputs()
+    trainer = lab.trainer(tmp_path)
+    trainer.restore(None)
+    assert trainer.run() == "finished"
+    step, adapter = trainer.adapter()
+    trainer.set_adapter(adapter)
+    result = trainer.score_adapter(step)
+    assert result.failure is None
+    assert result.generator.startswith("decoding kernels (batches of")
+    assert "not fused" not in result.generator
+    assert [evaluation.score is not None for evaluation in trainer.state.evaluations] == [True] * 4
+    assert trainer.sample_answers()[0].after is not None
 
 
 def test_answers_of_a_model_in_float32_say_why_transformers_wrote_them(tiny_model):
