@@ -225,7 +225,7 @@ class Checker:
         generator = AnswerGenerator(self.modules, model, self.tokenizer, ends, step=step)
         if self.cases:
             self.progress.log(f"{self.name}: {len(self.cases)} answers")
-        return generator.answer([case.prompt for case in self.cases], [case.max_tokens for case in self.cases])
+        return generator.generate([case.prompt for case in self.cases], [case.max_tokens for case in self.cases])
 
 
 def plain_losses(torch: Any, model: Any, examples: Iterable[Any]) -> list[float]:
@@ -276,7 +276,7 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> Ch
             prompt = encode_prompt(
                 tokenizer, "chat", messages, data.special_tokens, lambda message: log(f"[{message}]")
             )
-            ((text, has_ended),) = generator.answer([prompt], [request.most])
+            ((text, has_ended),) = generator.generate([prompt], [request.most])
             messages.append({"role": "assistant", "content": text})
             unended += not has_ended
             log(text if has_ended else f"{text} [not ended after {request.most} tokens]")

@@ -8,7 +8,7 @@ from enum import Enum
 from bench.records.validation import expect
 
 SCORE_METHODS = ("exact", "contains", "regex", "json")
-SCORE_SUFFIX = ".py"  # of a score file
+SCORE_SUFFIX = ".py"  # ends a score file's name
 
 
 def check_score(score: str | None, pattern: str | None, best_by: str, *, is_scorable: bool) -> None:

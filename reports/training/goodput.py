@@ -67,11 +67,11 @@ def _steps_sec(training: TrainingReport, spans: Sequence[AttemptSpan]) -> float:
     return total
 
 
-def sentence(training: TrainingReport, found: Sequence[Use]) -> str | None:
+def sentence(training: TrainingReport, divided: Sequence[Use]) -> str | None:
     """Say what share of the paid hours became steps that count; None if it is unknown."""
-    if not found:
+    if not divided:
         return None
-    hours = sum(use.seconds for use in found) / 3600.0
+    hours = sum(use.seconds for use in divided) / 3600.0
     kind = "GPU" if training.price is not None else "worker"
-    share = next((use.share for use in found if use.name == STEPS), 0.0)
+    share = next((use.share for use in divided if use.name == STEPS), 0.0)
     return f"Of {formatting.number(hours)} paid {kind} hours, {share * 100:.0f} % became steps that count"

@@ -89,7 +89,7 @@ def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
         for name, svg in wide.items()
     }
     trial = training.run.planned[0].trial
-    found_uses = goodput.uses(training)
+    divided = goodput.uses(training)
     return _JINJA.get_template("training.html.j2").render(
         css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         run_id=training.run.run_id,
@@ -113,27 +113,27 @@ def _html(training: TrainingReport, wide: Mapping[str, bytes]) -> str:
         score_heads=SCORE_COLUMNS,
         score_rows=[] if training.record.score is None else score.table(training.record.score),
         unscored=[] if training.record.score is None else _unscored(training.record.score),
-        goodput=goodput.sentence(training, found_uses),
+        goodput=goodput.sentence(training, divided),
         use_heads=_use_heads(training),
-        uses=_uses(training, found_uses),
+        uses=_uses(training, divided),
         limit=None if trial.training is None else trial.training.answer_tokens,
     )
 
 
-def _unscored(found: TrainingScore) -> list[tuple[str, str, str]]:
-    return [(f"{row.row:,}", row.place, score.fault_text(row)) for row in found.unscored]
+def _unscored(record: TrainingScore) -> list[tuple[str, str, str]]:
+    return [(f"{row.row:,}", row.place, score.fault_text(row)) for row in record.unscored]
 
 
 def _use_heads(training: TrainingReport) -> tuple[str, ...]:
     return USE_COLUMNS if training.price is not None else USE_COLUMNS[:-1]
 
 
-def _uses(training: TrainingReport, found: Sequence[goodput.Use]) -> list[tuple[str, ...]]:
+def _uses(training: TrainingReport, divided: Sequence[goodput.Use]) -> list[tuple[str, ...]]:
     """Return a row for each use of the paid time: name, hours, share, and dollars if there is a price."""
-    rows = [(use.name, formatting.number(use.seconds / 3600.0), f"{use.share * 100:.1f} %") for use in found]
+    rows = [(use.name, formatting.number(use.seconds / 3600.0), f"{use.share * 100:.1f} %") for use in divided]
     if training.price is None:
         return list(rows)
-    costs = [formatting.dollars(use.seconds / 3600.0 * training.price) for use in found]
+    costs = [formatting.dollars(use.seconds / 3600.0 * training.price) for use in divided]
     return [(*row, cost) for row, cost in zip(rows, costs, strict=True)]
 
 
@@ -165,9 +165,9 @@ def _markdown(training: TrainingReport) -> str:
 
 
 def _uses_markdown(training: TrainingReport) -> list[str]:
-    found, heads = goodput.uses(training), _use_heads(training)
-    text = goodput.sentence(training, found)
-    table = [heads, ("---",) * len(heads), *_uses(training, found)]
+    divided, heads = goodput.uses(training), _use_heads(training)
+    text = goodput.sentence(training, divided)
+    table = [heads, ("---",) * len(heads), *_uses(training, divided)]
     return [] if text is None else [f"{text}.", "\n".join(f"| {' | '.join(row)} |" for row in table)]
 
 

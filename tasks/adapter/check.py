@@ -110,7 +110,7 @@ def refuse_unscored(check: AdapterCheck) -> None:
     if check.score is not None and check.places and all(form.score is None for form in check.forms):
         raise UsageError(
             f"train.score: no answer has a score: {check.unscored_place}",
-            remedy=f"correct {check.score}, then type the same again",
+            remedy=f"correct {check.score}, then repeat the check",
         )
 
 

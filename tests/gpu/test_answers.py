@@ -32,7 +32,7 @@ def make_prompts():
     return [torch.randint(6, 4000, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def alone(modules, model, prompt, limit):
+def answer_one(modules, model, prompt, limit):
     """The answer of transformers to one prompt."""
     settings = modules.transformers.GenerationConfig(
         max_new_tokens=limit, do_sample=False, eos_token_id=None, pad_token_id=PAD_TOKEN
@@ -43,7 +43,7 @@ def alone(modules, model, prompt, limit):
     return out[0, len(prompt) :].tolist()
 
 
-def test_a_captured_batch_writes_the_tokens_of_each_prompt_alone(tiny_model):
+def test_a_captured_batch_writes_the_tokens_of_single_prompts(tiny_model):
     modules = torch_stack.load()
     model = modules.transformers.AutoModelForCausalLM.from_pretrained(
         str(tiny_model), local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
@@ -51,11 +51,13 @@ def test_a_captured_batch_writes_the_tokens_of_each_prompt_alone(tiny_model):
     decoding.prepare_model(modules, model)
     model.config.sliding_window = None
     prompts = make_prompts()
-    expected = [alone(modules, model, prompt, limit) for prompt, limit in zip(prompts, LIMITS, strict=True)]
+    expected = [answer_one(modules, model, prompt, limit) for prompt, limit in zip(prompts, LIMITS, strict=True)]
     placement = Placement(device=torch.device("cuda", 0), compute_dtype=torch.float32)
     length = max(map(sum, zip(LENGTHS, LIMITS, strict=True)))
     path = BatchPath(modules, model, placement, batch=4, length=length, capture=True)
-    written = path.answer(prompts[:4], LIMITS[:4], {PAD_TOKEN}) + path.answer(prompts[4:], LIMITS[4:], {PAD_TOKEN})
+    written = path.generate_answers(prompts[:4], LIMITS[:4], {PAD_TOKEN}) + path.generate_answers(
+        prompts[4:], LIMITS[4:], {PAD_TOKEN}
+    )
     assert written == expected
 
 
@@ -68,12 +70,12 @@ def test_an_nf4_model_with_adapters_answers_by_the_decoding_kernels(tiny_model, 
     add_adapters(TorchSession(modules=modules, placement=placement), trial, model)
     prompts, limits = make_prompts() * 8, LIMITS * 8
     generator = AnswerGenerator(modules, model, Tokenizer(), {PAD_TOKEN})
-    answers = [answer.text.split() for answer in generator.answer(prompts, limits)]
+    answers = [answer.text.split() for answer in generator.generate(prompts, limits)]
     assert generator.method == "decoding kernels (batches of 32)"
-    assert answers == [answer.text.split() for answer in generator.answer(prompts, limits)], "the same bits again"
+    assert answers == [answer.text.split() for answer in generator.generate(prompts, limits)], "the same bits again"
     assert [len(answer) for answer in answers] == list(limits)
     # Greedy answers in bf16 differ from the first token that depends on rounding: most first tokens do not.
-    plain = [list(map(str, alone(modules, model, prompt, 1))) for prompt in prompts[: len(LENGTHS)]]
+    plain = [list(map(str, answer_one(modules, model, prompt, 1))) for prompt in prompts[: len(LENGTHS)]]
     same = sum(answer[:1] == first for answer, first in zip(answers, plain, strict=False))
     assert same >= len(LENGTHS) - 2
 
@@ -112,6 +114,6 @@ def test_answers_of_a_model_in_float32_say_why_transformers_wrote_them(tiny_mode
         str(tiny_model), local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
     )
     generator = AnswerGenerator(modules, model, Tokenizer(), {PAD_TOKEN})
-    (answer,) = generator.answer([make_prompts()[0]], [3])
+    (answer,) = generator.generate([make_prompts()[0]], [3])
     assert len(answer.text.split()) <= 3
     assert generator.method == "transformers (a model in torch.float32, not bfloat16)"

@@ -28,7 +28,7 @@ from bench.workloads.finetune.evaluate import evaluation_mode
 MAX_BATCH = 32  # sequences; the most that the decoding kernels compute at once
 PLAIN_BATCH = 16  # sequences that transformers answers at once
 CHECK_EVERY = 16  # steps between two looks at which answers have ended
-CACHE_SHARE = 0.7  # of the free GPU memory
+CACHE_SHARE = 0.7  # share of the free GPU memory
 DECODING = "decoding kernels"
 LENGTH_FACTOR, MIN_LIMIT_TOKENS = 4, 64
 
@@ -116,7 +116,7 @@ class AnswerGenerator:
         all_ends = {tokenizer.eos_token_id, *end_tokens_of(peft_model), *end_tokens} - {None}
         return cls(stack, peft_model, tokenizer, all_ends, step=step, on_step=on_step)
 
-    def answer(self, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> list[GeneratedAnswer]:
+    def generate(self, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> list[GeneratedAnswer]:
         """Answer each prompt, token ids, with at most its limit of tokens."""
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), limits[index]))
         longest = max((len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)), default=0)
@@ -161,7 +161,7 @@ class AnswerGenerator:
                 if is_fast:
                     path = path or self._open_path(prompts, limits, order, size)
                     size = path.batch
-                    rows = path.answer(*(part[:size] for part in chosen), self._end_tokens, self._on_step)
+                    rows = path.generate_answers(*(part[:size] for part in chosen), self._end_tokens, self._on_step)
                 else:
                     rows = self._answer_plainly(*chosen)
             except Exception as error:
@@ -255,11 +255,11 @@ class BatchPath(FastPath):
         torch = stack.torch
         self.batch, columns = batch, -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
         # The prompts' tokens by position, -1 where a token is generated. Read by the captured step.
-        self._given = torch.full((batch, columns), -1, dtype=torch.int64, device=placement.device)
+        self._forced = torch.full((batch, columns), -1, dtype=torch.int64, device=placement.device)
         first = torch.zeros((batch, 1), dtype=torch.int64, device=placement.device)
         super().__init__(stack, model, placement, first, length - 1, capture=capture)
 
-    def answer(
+    def generate_answers(
         self,
         prompts: Sequence[Sequence[int]],
         limits: Sequence[int],
@@ -291,15 +291,15 @@ class BatchPath(FastPath):
         """Set the prompts; rows without one repeat the last."""
         torch, rows = self._stack.torch, [*prompts, *[prompts[-1]] * (self.batch - len(prompts))]
         shortest, longest = min(map(len, rows)), max(map(len, rows))
-        given = torch.tensor([[*row, *[-1] * (longest - len(row))] for row in rows], dtype=torch.int64)
-        self._given.fill_(-1)
-        self._given[:, :longest] = given.to(self._given.device)
-        self._prompts = self._given[:, :shortest].clone()
+        forced = torch.tensor([[*row, *[-1] * (longest - len(row))] for row in rows], dtype=torch.int64)
+        self._forced.fill_(-1)
+        self._forced[:, :longest] = forced.to(self._forced.device)
+        self._prompts = self._forced[:, :shortest].clone()
 
     def _write_next_token(self, states: Any, position: Any) -> None:
         tokens = self._head(states).argmax(dim=-1, keepdim=True)
-        given = self._given.index_select(1, position + 1)
-        self._ids.index_copy_(1, position + 1, self._stack.torch.where(given < 0, tokens, given))
+        forced = self._forced.index_select(1, position + 1)
+        self._ids.index_copy_(1, position + 1, self._stack.torch.where(forced < 0, tokens, forced))
 
 
 def _cut(tokens: Sequence[int], limit: int, end_tokens: Collection[int]) -> list[int]:

@@ -136,11 +136,11 @@ def json_score(row: AnsweredRow) -> RowScore:
     except ValueError:
         return RowScore(values={}, fault=ScoreFault.EXPECTED, detail="it is not JSON")
     try:
-        found = _fields(row.answer)
+        actual = _fields(row.answer)
     except ValueError:
         return RowScore(values={SCORE: 0.0, VALID: 0.0, ALL_FIELDS: 0.0})
-    equal = sum(path in found and _is_same(found[path], value) for path, value in expected.items())
-    share = equal / len(expected.keys() | found.keys())
+    equal = sum(path in actual and _is_same(actual[path], value) for path, value in expected.items())
+    share = equal / len(expected.keys() | actual.keys())
     return RowScore(values={SCORE: share, VALID: 1.0, ALL_FIELDS: float(share == 1.0)})
 
 
@@ -303,7 +303,7 @@ def _exit_text(process: "subprocess.Popen[bytes]") -> str:
 
 
 def compare(before: Sequence[RowScore], after: Sequence[RowScore]) -> list[ScoreMeasure]:
-    """Summarize each measure over the rows that both have scored, in pairs; [] if there is none."""
+    """Summarize each measure over the rows that both have scored, in pairs; [] without such a row."""
     pairs = [(first.values, second.values) for first, second in zip(before, after, strict=True)]
     pairs = [(first, second) for first, second in pairs if first and second]
     return [
@@ -331,7 +331,7 @@ def _measure(name: str, before: Sequence[float], after: Sequence[float]) -> Scor
 
 
 def mean_score(scores: Sequence[RowScore]) -> tuple[float, float, float] | None:
-    """Return the mean score with its interval over the scored rows; None if there is none."""
+    """Return the mean score with its interval over the scored rows; None without one."""
     values = [score.score for score in scores if score.score is not None]
     if not values:
         return None
@@ -351,14 +351,14 @@ def pair_rows(
 ) -> list[ScoredRow]:
     """Combine the answers and scores before and after, row by row."""
     rows = []
-    for number, (place, (first, first_score), (last, last_score)) in enumerate(
+    for number, (location, (first, first_score), (last, last_score)) in enumerate(
         zip(places, before, after, strict=True), 1
     ):
         failed = next((score for score in (last_score, first_score) if score.fault is not None), None)
         rows.append(
             ScoredRow(
                 row=number,
-                place=place,
+                place=location,
                 prompt=last.prompt,
                 expected=last.expected,
                 before=first.answer,

@@ -29,10 +29,10 @@ def by_pattern(pattern: "re.Pattern[str]") -> Scorer:
     group = 1 if pattern.groups else 0
 
     def scorer(_prompt: str, answer: str, expected: str) -> Reply:
-        wanted, found = pattern.search(expected), pattern.search(answer)
+        wanted, match = pattern.search(expected), pattern.search(answer)
         if wanted is None:
             return {"fault": "expected", "detail": "the pattern does not match it"}
-        return {"score": float(found is not None and found[group] == wanted[group])}
+        return {"score": float(match is not None and match[group] == wanted[group])}
 
     return scorer
 

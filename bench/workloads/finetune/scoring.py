@@ -208,7 +208,7 @@ class TrainingScorer:
         )
 
     def _load_base(self) -> ScoredAnswers | None:
-        """Return the stored result; None if there is none, or one of other prompts or another base."""
+        """Return the stored result; None without one of these prompts and this base."""
         stored = None
         if self._folder is not None:
             try:
@@ -240,7 +240,7 @@ class TrainingScorer:
         try:
             texts = [
                 answer.text
-                for answer in generator.answer([case.prompt for case in share], [case.max_tokens for case in share])
+                for answer in generator.generate([case.prompt for case in share], [case.max_tokens for case in share])
             ]
         except StopRequested:
             is_stopped = True

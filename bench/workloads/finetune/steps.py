@@ -16,9 +16,10 @@ reached, while the graph still runs.
 Not covered: parameters of several dtypes.
 """
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -242,6 +243,20 @@ class GlobalStep:
 def row_seed(seed: int, step: int, row: int) -> int:
     """Return the seed of a row's forward pass."""
     return int.from_bytes(hashlib.sha256(f"dropout/{seed}/{step}/{row}".encode()).digest()[:7], "big")
+
+
+@contextlib.contextmanager
+def deterministic(torch: Any, recipe: str) -> Iterator[None]:
+    """Use kernels that add in a fixed order; those of `fast` always do where it matters."""
+    if recipe.startswith("fast"):
+        yield
+        return
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def predict_communication(row_sec: float, send_sec: float, rows: int, buckets: int) -> tuple[float, int]:

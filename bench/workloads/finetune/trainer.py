@@ -42,6 +42,7 @@ from bench.workloads.finetune.steps import (
     GlobalStep,
     Gradients,
     StepRow,
+    deterministic,
     learning_rate_factor,
     predict_communication,
 )
@@ -366,7 +367,7 @@ class Trainer:
 
     def _generate_answers(self, log: Callable[[str], object]) -> list[GeneratedAnswer]:
         prompts = evaluate.encode_prompts(self.tokenizer, self.training.prompts, self.training.data, log)
-        return self._make_generator().answer(prompts, [self.training.answer_tokens] * len(prompts))
+        return self._make_generator().generate(prompts, [self.training.answer_tokens] * len(prompts))
 
     def _make_generator(
         self, end_tokens: Sequence[int] = (), on_step: Callable[[], None] | None = None
@@ -514,17 +515,3 @@ class Trainer:
             )
             for prompt, (text, has_ended) in zip(self.training.prompts, after, strict=True)
         ]
-
-
-@contextlib.contextmanager
-def deterministic(torch: Any, recipe: str) -> Iterator[None]:
-    """Use kernels that add in a fixed order; those of `fast` always do where it matters."""
-    if recipe.startswith("fast"):
-        yield
-        return
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)

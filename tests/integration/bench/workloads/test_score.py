@@ -1,4 +1,4 @@
-"""Score files of users, real processes: every way to fail costs its row alone, and is named."""
+"""Score files of users, real processes: every way to fail costs its own row, and is named."""
 
 from pathlib import Path
 

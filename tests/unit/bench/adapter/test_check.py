@@ -76,9 +76,9 @@ def test_every_form_is_measured_and_the_merged_folder_is_the_merge_in_memory(lab
     settings.write_text(json.dumps({"eos_token_id": 3}))  # a server would end answers at another token
     (Path(merge_fields()["out"]) / "SHA256SUMS").unlink()
     checker = check.Checker(request, lambda _: None, None)
-    _, given = checker._measure_plain(checker._load_plain(Path(merge_fields()["out"])), [3])
+    _, folder_answers = checker._measure_plain(checker._load_plain(Path(merge_fields()["out"])), [3])
     assert answers.end_tokens_of(checker._load_plain(Path(merge_fields()["out"]))) == [3]
-    assert not any(has_ended for _, has_ended in given)
+    assert not any(has_ended for _, has_ended in folder_answers)
     with pytest.raises(InputRejected, match="expected 000000000000"):
         check.Checker(dataclasses.replace(request, model_sha256="0" * 64), lambda _: None, None)
 

@@ -45,8 +45,8 @@ def test_a_failed_score_is_a_note_and_the_training_stands(changes: dict[str, obj
     [("exact", "exact answers"), ("json", "equal fields"), ("/shared-data/my/judge.py", "score by judge.py")],
 )
 def test_the_name_of_a_score_follows_from_its_method(method: str, label: str) -> None:
-    found = dataclasses.replace(SCORE, method=method)
-    assert [score.label(found, measure) for measure in found.measures] == [label, "valid JSON"]
+    renamed = dataclasses.replace(SCORE, method=method)
+    assert [score.label(renamed, measure) for measure in renamed.measures] == [label, "valid JSON"]
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,9 @@ def test_a_check_whose_answers_have_no_score_is_bad_input() -> None:
     refuse_unscored(adapter_check())
     scored = form("bf16", score=0.5, score_low=0.1, score_high=0.9, unscored=1)
     refuse_unscored(adapter_check(scored, score="json"))
-    place = "d.jsonl: line 1: the score file raised an exception: KeyError"
-    with pytest.raises(UsageError, match=place):
-        refuse_unscored(adapter_check(form("bf16", unscored=2), score="my.py", unscored_place=place))
+    location = "d.jsonl: line 1: the score file raised an exception: KeyError"
+    with pytest.raises(UsageError, match=location):
+        refuse_unscored(adapter_check(form("bf16", unscored=2), score="my.py", unscored_place=location))
     lines = check_table(adapter_check(scored, score="json"))
     assert [column.header for column in lines.columns][3] == "score"
     assert list(lines.columns[3].cells) == ["none", "50 % (10 to 90)"]

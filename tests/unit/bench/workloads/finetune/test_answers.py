@@ -1,4 +1,4 @@
-"""Greedy answers in batches: every path writes the tokens that transformers writes for each prompt alone."""
+"""Greedy answers in batches: every path writes the tokens that transformers writes for a single prompt."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def prompts(modules):
     return [modules.torch.randint(3, 260, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def alone(modules, model, prompt, limit, ends):
+def answer_one(modules, model, prompt, limit, ends):
     settings = modules.transformers.GenerationConfig(
         max_new_tokens=limit, do_sample=False, eos_token_id=sorted(ends), pad_token_id=0
     )
@@ -37,16 +37,16 @@ def alone(modules, model, prompt, limit, ends):
     return out[0, len(prompt) :].tolist()
 
 
-def test_each_answer_of_a_batch_is_the_one_of_its_prompt_alone(modules, lab, model, prompts):
+def test_each_answer_of_a_batch_is_the_one_of_its_prompt_answer_one(modules, lab, model, prompts):
     tokenizer = lab().tokenizer
-    free = [alone(modules, model, prompt, limit, {263}) for prompt, limit in zip(prompts, LIMITS, strict=True)]
+    free = [answer_one(modules, model, prompt, limit, {263}) for prompt, limit in zip(prompts, LIMITS, strict=True)]
     ends = {263, free[0][len(free[0]) // 2]}  # one that ends some answers before their limits
-    expected = [alone(modules, model, prompt, limit, ends) for prompt, limit in zip(prompts, LIMITS, strict=True)]
+    expected = [answer_one(modules, model, prompt, limit, ends) for prompt, limit in zip(prompts, LIMITS, strict=True)]
     assert 0 < sum(answer[-1] in ends for answer in expected) < len(expected)
 
     looks = []
     generator = AnswerGenerator(modules, model, tokenizer, ends, on_step=lambda: looks.append(1))
-    answers = generator.answer(prompts, LIMITS)
+    answers = generator.generate(prompts, LIMITS)
     assert [answer.has_ended for answer in answers] == [tokens[-1] in ends for tokens in expected]
     assert [answer.text for answer in answers] == [
         tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in expected
@@ -59,13 +59,15 @@ def test_each_answer_of_a_batch_is_the_one_of_its_prompt_alone(modules, lab, mod
     placement = tiny_training.Placement(device=modules.torch.device("cpu"), compute_dtype=modules.torch.float32)
     length = max(map(sum, zip(LENGTHS, LIMITS, strict=True)))
     path = BatchPath(modules, base, placement, batch=4, length=length, capture=False)
-    written = path.answer(prompts[:4], LIMITS[:4], ends) + path.answer(prompts[4:], LIMITS[4:], ends)
+    written = path.generate_answers(prompts[:4], LIMITS[:4], ends) + path.generate_answers(
+        prompts[4:], LIMITS[4:], ends
+    )
     assert written == expected
 
 
 def test_a_batch_that_does_not_fit_in_memory_is_halved(modules, lab, model, prompts, monkeypatch):
     generator = AnswerGenerator(modules, model, lab().tokenizer, {263})
-    expected, sizes = generator.answer(prompts, LIMITS), []
+    expected, sizes = generator.generate(prompts, LIMITS), []
     real = generator._answer_plainly
 
     def limited(prompts, limits):
@@ -75,11 +77,11 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(modules, lab, model, prom
         return real(prompts, limits)
 
     monkeypatch.setattr(generator, "_answer_plainly", limited)
-    assert generator.answer(prompts, LIMITS) == expected
+    assert generator.generate(prompts, LIMITS) == expected
     assert sizes == [6, 6, 4, 2]
 
 
 def test_without_prompts_or_end_tokens(modules, lab, model):
-    assert AnswerGenerator(modules, model, lab().tokenizer, {263}).answer([], []) == []
+    assert AnswerGenerator(modules, model, lab().tokenizer, {263}).generate([], []) == []
     with pytest.raises(InputError):
         AnswerGenerator(modules, model, lab().tokenizer, set())

@@ -15,13 +15,13 @@ SETTINGS = {"score": "contains", "max_steps": 2, "evaluate_every": 0, "checkpoin
 def answered(monkeypatch) -> list[int]:
     """The number of prompts of each call of the generator."""
     counts = []
-    real = scoring.AnswerGenerator.answer
+    real = scoring.AnswerGenerator.generate
 
-    def answer(self, prompts, limits):
+    def generate(self, prompts, limits):
         counts.append(len(prompts))
         return real(self, prompts, limits)
 
-    monkeypatch.setattr(scoring.AnswerGenerator, "answer", answer)
+    monkeypatch.setattr(scoring.AnswerGenerator, "generate", generate)
     return counts
 
 
@@ -94,7 +94,7 @@ def test_a_failure_of_the_answers_is_a_result(lab, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("no\nanswers")
 
-    monkeypatch.setattr(scoring.AnswerGenerator, "answer", fail)
+    monkeypatch.setattr(scoring.AnswerGenerator, "generate", fail)
     assert trainer.run() == "finished"
     result = trainer.score_adapter(2)
     assert (result.measures, result.failure) == ([], "rank 0: RuntimeError: no\\nanswers")
