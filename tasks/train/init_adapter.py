@@ -101,8 +101,9 @@ def _verified_sha256(folder: Path) -> str:
         sums = read_regular(folder / SUMS_FILE, max_bytes=MAX_CONFIG_BYTES) if (folder / SUMS_FILE).exists() else b""
     except OSError as error:
         raise UsageError(f"{SETTING}: {error.filename or weights}: {error.strerror}", remedy=remedy) from error
-    lines = dict(reversed(line.split(maxsplit=1)) for line in sums.decode(errors="replace").splitlines() if " " in line)
-    if lines.get(WEIGHTS_FILE, sha256) != sha256:
+    pairs = (line.split(maxsplit=1) for line in sums.decode(errors="replace").splitlines())
+    digests = {parts[1]: parts[0] for parts in pairs if len(parts) == 2}
+    if digests.get(WEIGHTS_FILE, sha256) != sha256:
         raise ConfirmationRequired(
             f"{SETTING}: {weights}: sha256 differs from the one in {SUMS_FILE}", remedy="copy the folder again"
         )
