@@ -176,7 +176,7 @@ def _text_config(config: Config) -> Config:
     text = config.get("text_config")
     if not isinstance(text, dict) or not is_registered(text) or find(text) is TEXT_PART:
         raise ConfigError("text_config", "the config of a known text model", text)
-    tied = "tie_word_embeddings"  # of both configs the outer one counts
+    tied = "tie_word_embeddings"  # the outer config decides
     return {**text, tied: config[tied]} if tied in config else text
 
 

@@ -60,8 +60,8 @@ def describe(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 def make(config: Config) -> Architecture:
     """Make the architecture of a config; without `describe` it has no linear layers."""
-    found = config.get(FOUND_LAYERS) or {}
-    paths = found.get("layers", {})
+    weights = config.get(FOUND_LAYERS) or {}
+    paths = weights.get("layers", {})
     names = Counter(path.rpartition(".")[2] for path in paths)
     layers = tuple(_make_layer(path, sizes, names) for path, sizes in paths.items())
     products = {layer.product for layer in layers}
@@ -70,8 +70,8 @@ def make(config: Config) -> Architecture:
         linear_layers=layers,
         geometry=_read_geometry,
         features=lambda known: {Feature.OTHER: f"model type {known['model_type']}, which is not a known family"},
-        blocks=found.get("blocks", ""),
-        is_complete=bool(found.get("is_complete")) and products == COMMON_NAMES.keys(),
+        blocks=weights.get("blocks", ""),
+        is_complete=bool(weights.get("is_complete")) and products == COMMON_NAMES.keys(),
     )
 
 

@@ -59,7 +59,7 @@ from tests.benchmarks._gpu import (
 
 PRODUCTS = "only the step's products"
 SPREAD, SHORTEST = 0.75, 16
-RESERVED_BYTES = int(0.7 * 2**30)  # of the limit: 21.31 GiB reserved for 20.4 allocated, without the headroom
+RESERVED_BYTES = int(0.7 * 2**30)  # the allocator reserved 21.31 GiB for 20.4, without the headroom
 
 
 @dataclass(frozen=True, kw_only=True)

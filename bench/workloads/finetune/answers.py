@@ -188,11 +188,11 @@ class AnswerGenerator:
             return f"a model in {dtype}, not bfloat16"
         config = base.config.to_dict()
         architecture = find(config)
-        window = architecture.geometry(config).window
-        if window is not None and length > window:
-            return f"{length} positions exceed the sliding window of {window}"
         step_module = importlib.import_module("bench.workloads.decode_step")
-        return architecture.unsupported_feature(config, step_module.FEATURES, length)
+        if (reason := architecture.unsupported_feature(config, step_module.FEATURES, length)) is not None:
+            return reason
+        window = architecture.geometry(config).window
+        return None if window is None or length <= window else f"{length} positions exceed the window of {window}"
 
     def _open_path(
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], order: list[int], size: int

@@ -111,10 +111,10 @@ def test_features_are_read_from_the_config(case):
     assert [feature.name for feature in find(config).features(config)] == case["expected"]
 
 
-def select(found: Architecture, names: Sequence[str]) -> list[str] | str:
+def select(family: Architecture, names: Sequence[str]) -> list[str] | str:
     """Return the selected layers, or the first unknown name."""
     try:
-        return list(found.select(names))
+        return list(family.select(names))
     except UnknownLayer as error:
         return error.name
 
@@ -134,15 +134,15 @@ def test_the_layers_of_an_unregistered_model_are_read_from_its_weights(case):
     config = unregistered.describe(
         {"model_type": "other", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}, shapes
     )
-    found, expected = find(config), case["expected"]
-    assert found.blocks == blocks
+    other, expected = find(config), case["expected"]
+    assert other.blocks == blocks
     assert {
-        layer.name: [layer.product, *layer.shape(found.geometry(config))] for layer in found.linear_layers
+        layer.name: [layer.product, *layer.shape(other.geometry(config))] for layer in other.linear_layers
     } == expected["layers"]
-    assert found.is_complete is (expected["weights"] is not None)
+    assert other.is_complete is (expected["weights"] is not None)
     assert flops.if_known(flops.block_weights, config) == expected["weights"]
-    assert select(found, ATTENTION_PROJECTIONS) == expected["attention"]
-    assert select(found, ALL_LINEAR) == expected["all"]
+    assert select(other, ATTENTION_PROJECTIONS) == expected["attention"]
+    assert select(other, ALL_LINEAR) == expected["all"]
 
 
 def test_an_unregistered_model_is_refused_by_code_with_its_arithmetic_written_out():

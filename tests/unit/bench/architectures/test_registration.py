@@ -32,6 +32,7 @@ from bench.workloads.decoding import DefaultPath, FastPath, prepare_model
 from bench.workloads.finetune import checkpoint
 from tests.support import tiny_training
 from tests.support.small_inputs import edit_json
+from tests.support.thorough import only_thorough
 from tests.support.tiny_training import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
@@ -244,6 +245,30 @@ def test_a_model_that_cannot_be_trained_is_refused_before_the_first_step(modules
     data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
     with pytest.raises(InputError, match=message):
         Lab.create(modules, tiny_training.plan(folder, data)).load_inputs()
+
+
+OTHER_TYPES = (
+    *("olmo2", "olmo3", "granite", "starcoder2", "gpt_neox", "gpt2", "stablelm", "cohere", "glm", "phi", "smollm3"),
+    *("gemma", "exaone4", "mixtral", "qwen3_moe"),
+)
+
+
+@only_thorough
+@pytest.mark.parametrize("model_type", [*OTHER_TYPES, "bloom", "falcon", "opt"])
+def test_other_types_are_trained_or_refused(modules, tmp_path, model_type):
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 2, "moe_intermediate_size": 32}
+    sizes = {"head_dim": 16, **experts} if model_type in OTHER_TYPES else {}
+    folder = tiny_training.make_folder(modules, tmp_path / "model", model_type=model_type, **tokens, **sizes)
+    data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
+    fields = {"lora_dropout": 0.0, "training": {"max_steps": 3}}
+    lab = Lab.create(modules, tiny_training.plan(folder, data, **fields))
+    if model_type not in OTHER_TYPES:
+        with pytest.raises(InputError, match="does not separate samples"):
+            lab.load_inputs()
+    else:
+        assert lab.load_inputs().train(tmp_path / "out") == "finished"
+        assert losses(lab)[-1] < losses(lab)[0]
 
 
 def test_memory_and_flop_of_a_model_with_experts_are_unknown(modules, tmp_path, monkeypatch):

@@ -4,16 +4,20 @@ In float32 and bf16 on a CPU, where products in 8 bits are computed in PyTorch. 
 (tests/gpu/test_families.py).
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from bench.architectures import find
 from bench.qlora.recipes import fast
 from bench.qlora.step import Placement
+from bench.workloads import decode_step
 from tests.support import families
 from tests.support.families import LossAndGradients, gradient_errors
+from tests.support.paths import ROOT
 
 # `torch_stack.load` filters this warning for the process; pytest resets the filter for every test.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
@@ -63,3 +67,24 @@ def test_every_recipe_has_pefts_loss_and_gradients(run, case, dropout):
             for name, error in gradient_errors(results[layout], exact).items():
                 limit = gradient_bound or 2 * (library[name] + 0.01)
                 assert error < limit, (recipe, matmul, dtype, layout, name)
+
+
+def decoding(config: dict[str, Any]) -> str:
+    """Return the column `decoding kernels` of a family."""
+    architecture = find(config)
+    if reason := architecture.unsupported_feature(config, decode_step.FEATURES, 1):
+        return f"transformers' step: {reason}"
+    if reason := architecture.unsupported_feature(config, decode_step.FUSED_FEATURES, 1):
+        return f"the loop: {reason}"
+    is_joined = len(architecture.product("gate_up")) != decode_step.GATE_UP_LAYERS
+    return "the loop: gate and up in one layer" if is_joined else "fused"
+
+
+@pytest.mark.parametrize("case", families.families())
+def test_the_documented_table_has_these_bounds(case):
+    config = families.SIZES | case["input"]
+    table = re.findall(r"^\| (\w+) \| ([^|]+) \| (.+) \|$", (ROOT / "docs/training.md").read_text(), re.MULTILINE)
+    (cells,) = (cells.split(" | ") for name, _, cells in table if name == config["model_type"])
+    fast = [BOUNDS[torch.float32, matmul][1] for matmul in ("bf16", "int8_backward", "int8")]
+    columns = map(str, fast if "fast" in case["expected"] else ("refused",) * 3)
+    assert cells == [str(BOUNDS[torch.float32, "bf16"][1]), *columns, decoding(config)]
