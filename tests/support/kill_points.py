@@ -3,8 +3,8 @@
 At each point a forked copy of one warmed process trains and is killed with SIGKILL: after a random time, just before a
 random sync, rename or removal of a file, or after a random time during which some syncs failed with a full disk; some
 are killed two or three times. In between, the clock is changed, and the newest checkpoint may lose a byte or have a bit
-flipped. Then the training runs to the end. Its adapter must be bit-identical to that of an undisturbed training. Prints
-one JSON line with the outcomes.
+flipped. Then the training runs to the end. Its adapter and its scores, before and after and at each evaluation, must be
+bit-identical to those of an undisturbed training. Prints one JSON line with the outcomes.
 
 Not covered: more than one rank; a machine that loses unsynced writes; a disk that is really full
 (tests/faults/bench/test_bench_ends.py has one).
@@ -110,7 +110,9 @@ def wait_for_exit(pid: int) -> int:
 
 
 def digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest()
+    """Return the digest of adapter and scores."""
+    parts = (folder / "adapter" / "adapter_model.safetensors", folder / tiny_training.SCORE_FILE)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
 
 
 def kill_and_finish(lab: Lab, folder: Path, chooser: random.Random, quiet_sec: float, writes: int) -> Counter[str]:
@@ -155,7 +157,8 @@ def main(argv: list[str]) -> int:
         here = Path(folder_name)
         folder = tiny_training.make_folder(modules, here / "models" / "tiny--tiny", layers=1)
         data = tiny_training.make_data(here / "chats.jsonl", lines=24)
-        trial = tiny_training.plan(folder, data, training={"rows_per_step": 2})
+        settings = {"rows_per_step": 2, "score": "regex", "score_pattern": "[0-9]", "best_by": "score"}
+        trial = tiny_training.plan(folder, data, training=settings)
         lab = Lab.create(modules, trial).load_inputs()
         (here / "quiet").mkdir()
         start = time.monotonic()

@@ -24,6 +24,7 @@ TEMPLATE = (
 )
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
 MAX_SEQ_LEN = 48
+SCORE_FILE = "score.json"  # the evaluations' scores, and those before and after
 
 
 def make_folder(
@@ -145,8 +146,14 @@ class Lab:
         trainer.restore(resume.find_checkpoint(checkpoints, self.identity, lambda _: None))
         stop = trainer.run()
         if stop in ("finished", "early"):
-            _, adapter = trainer.adapter()
+            step, adapter = trainer.adapter()
             checkpoint_manager.write_adapter(folder, adapter, trainer.weights.config, Path(self.trial.model))
+            trainer.set_adapter(adapter)
+            score = trainer.score_adapter(step)
+            scores = [evaluation.score for evaluation in trainer.state.evaluations]
+            if score is not None:
+                scores += [*score.before, *score.after]
+            (folder / SCORE_FILE).write_text(json.dumps(scores))
         return stop
 
 
