@@ -109,6 +109,9 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
 @contextlib.contextmanager
 def watch_gpus(request: Request, trial: Trial, stops: StopSignals) -> Iterator[None]:
     """Watch the GPUs of a training's further machine; a fault stops its ranks. Serve them at /metrics if configured."""
+    if not os.environ.get(METRICS_VARIABLE) and not nvml.visible_gpus():
+        yield
+        return
     record = Record(request, trial, Clock())
     publisher = _open_publisher(record) if os.environ.get(METRICS_VARIABLE) else None
     if publisher is not None:

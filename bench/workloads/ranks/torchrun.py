@@ -255,7 +255,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
 
     def _reported_errors(self) -> list[dict[str, Any]]:
         """Return the contents of the ranks' error files, the earliest first."""
-        paths = [self.folder / f"error-{rank}.json" for rank in range(self._trial.world_size)]
+        paths = [self.folder / f"error-{rank}.json" for rank in range(len(self._samples))]
         return sorted(filter(None, map(read_object, paths)), key=lambda error: float(error["at"]))
 
     def _error_of(self, report: dict[str, Any]) -> Exception:

@@ -174,7 +174,7 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(project) -> None:
     [
         (("bench", "--only", "optimised"), "optimized"),
         (("bench", "--full", "--suite", "all"), "--full and --suite exclude each other"),
-        (("bench", "--suite", "hardwear"), "expected one of hardware, loading, quick, full"),
+        (("bench", "--suite", "hardwear"), "expected one of hardware, health, loading, quick, full"),
         (("bench", "--resume"), "there is no run yet"),
         (("bench", "--resume=../elsewhere"), "not a path"),
         (("collect", "--run", "20200101-000000-quick"), "'20200101-000000-quick'"),

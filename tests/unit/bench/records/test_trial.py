@@ -15,6 +15,7 @@ from tests.support.reports import synthetic
 
 SIZES = {
     "hardware": 1,
+    "health": 1,
     "loading": 2,
     "quick": 2,
     "full": 12,
