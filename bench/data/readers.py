@@ -8,6 +8,7 @@ Every error is an InputError of one line that names the file, the line or row, a
 
 import codecs
 import hashlib
+import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from bench.records.training import MAX_SKIPPED_SHARE
 from bench.records.units import format_percent
 
 MAX_LISTED = 20
+MAX_SAMPLES = 50_000
 MAX_REASON_CHARS = 160
 
 
@@ -168,12 +170,24 @@ def _combined(path: str, digests: Mapping[str, str]) -> str:
 
 
 def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
-    """Read the data file of a benchmark. Conversations without an answer are counted as skipped. Raises InputError."""
-    data = Conversations(str(path), None, {})
-    usable = [conversation for conversation in data if conversation.answers]
-    if not usable:
+    """Read the data file of a benchmark. Conversations without an answer are counted as skipped. Raises InputError.
+
+    Of more than `MAX_SAMPLES` conversations those with the smallest digests are returned: a benchmark needs fewer.
+    """
+    data, samples = Conversations(str(path), None, {}), 0
+    kept: list[tuple[bytes, int, Conversation]] = []  # a heap with the largest digest first
+    for conversation in data:
+        if conversation.answers:
+            samples += 1
+            item = (bytes(255 - byte for byte in conversation.digest[:8]), samples, conversation)
+            if samples <= MAX_SAMPLES:
+                heapq.heappush(kept, item)
+            else:
+                heapq.heappushpop(kept, item)
+    if not samples:
         raise InputError(f"{path}: none of {data.lines} chats has an answer", remedy="name a file with answers")
-    return DataFacts(path=data.path, sha256=data.sha256, samples=len(usable), skipped=data.lines - len(usable)), usable
+    facts = DataFacts(path=data.path, sha256=data.sha256, samples=samples, skipped=data.lines - samples)
+    return facts, [conversation for _, _, conversation in sorted(kept, key=lambda item: item[1])]
 
 
 def _parse_row(rows: DataRows, number: int, row: Row, expected_kind: str) -> tuple[str, Conversation]:

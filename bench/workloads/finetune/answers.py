@@ -62,8 +62,7 @@ def prompt_cases(examples: Sequence[Example], count: int) -> list[PromptCase]:
         last = example.targets.rindex(1)
         first = example.targets.rfind(0, 0, last) + 1
         ids = example.ids.tolist()
-        location = f"{example.file}: line {example.line}"
-        cases.append(PromptCase(location=location, prompt=ids[:first], reference=ids[first : last + 1]))
+        cases.append(PromptCase(location=example.location, prompt=ids[:first], reference=ids[first : last + 1]))
     return cases
 
 

@@ -191,3 +191,15 @@ def test_a_format_registered_twice_is_an_error_with_its_name(added: Format) -> N
 def test_a_format_without_keys_is_an_error_with_its_name() -> None:
     with pytest.raises(ValueError, match="two lines: keys"):
         formats.index_formats([dataclasses.replace(TWO_LINES, keys=())])
+
+
+def test_a_benchmark_holds_a_part_of_much_data_chosen_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"prompt": str(number), "completion": "x"} for number in range(60)]
+    facts, whole = readers.read_data(write(tmp_path / "d.jsonl", *lines))
+    monkeypatch.setattr(readers, "MAX_SAMPLES", 20)
+    (_, part), (_, moved) = (readers.read_data(write(tmp_path / "d.jsonl", *rows)) for rows in (lines, lines[::-1]))
+    assert (facts.samples, len(part)) == (60, 20)
+    assert part == sorted(sorted(whole, key=lambda chat: chat.digest)[:20], key=lambda chat: chat.line)
+    assert {chat.digest for chat in part} == {chat.digest for chat in moved}
