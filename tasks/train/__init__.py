@@ -1,7 +1,6 @@
 """`inv train` and `inv data.check`: run a fine-tuning, and check its data first.
 
 train        `inv data.check`; `inv train`: check everything, then start, resume or submit a training
-trial_spec   build the training's trial from settings, flags and a trial file
 recommended  the configuration of a benchmark or a search, for `inv train --from`
 init_adapter the adapter that a training begins from, verified and sent to the workers
 forecast     predict hours, dollars, memory and communication before the start

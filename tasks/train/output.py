@@ -21,7 +21,7 @@ from reports.summary.cost import Amount
 from reports.training import data_page
 from tasks.cli.terminal import plain_table, ruled_table
 from tasks.errors import escape_controls
-from tasks.train import trial_spec
+from tasks.fleet import trial_spec
 from tasks.train.forecast import ProbeResult, TrainingForecast
 
 TARGET_STYLE, OTHER_STYLE = "bold green", "dim"

@@ -9,8 +9,8 @@ from reports.summary.summarize import summarize
 from reports.summary.text import best_row, recommended_label
 from tasks.errors import UsageError, translate_errors
 from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER, find_run, is_training
+from tasks.fleet.trial_spec import apply_file, apply_trial
 from tasks.settings.load import Settings
-from tasks.train.trial_spec import apply_file, apply_trial
 
 
 def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:

@@ -26,14 +26,14 @@ from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
-from tasks.fleet import nodes, runner
+from tasks.fleet import nodes, runner, trial_spec
 from tasks.fleet.collect import collect_run
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
+from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, translate_recorded
-from tasks.train import forecast, submit_job, trial_spec
+from tasks.train import forecast, submit_job
 from tasks.train.session import TrainingSession, reachable_workers
-from tasks.train.trial_spec import TRIAL_ID
 
 # Settings without influence on the result: the current value always applies.
 OPERATOR_SETTINGS = {

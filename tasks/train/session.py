@@ -32,8 +32,8 @@ from tasks.fleet.notifications import RunNotifications, notify
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import resume_command
 from tasks.fleet.training_progress import TrainingView
+from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings
-from tasks.train.trial_spec import TRIAL_ID
 
 CANCEL_GRACE_SEC = 30.0
 

@@ -19,12 +19,12 @@ from tasks.clients.notify import receivers
 from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
-from tasks.fleet import nodes, runner
+from tasks.fleet import nodes, runner, trial_spec
 from tasks.fleet.run_store import TRAIN
+from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, load
-from tasks.train import forecast, init_adapter, output, resume, shapes, submit_job, trial_spec
+from tasks.train import forecast, init_adapter, output, resume, shapes, submit_job
 from tasks.train.session import TrainingSession, reachable_workers
-from tasks.train.trial_spec import TRIAL_ID
 
 
 def check_data(context: Context, out: str | None, *, as_json: bool) -> None:

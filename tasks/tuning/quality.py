@@ -44,12 +44,11 @@ from tasks.errors import (
     escape_controls,
     translate_errors,
 )
-from tasks.fleet import runner
+from tasks.fleet import runner, trial_spec
 from tasks.fleet.plan import plan_trials
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import point_latest_at
 from tasks.settings.load import Settings
-from tasks.train import trial_spec
 from tasks.tuning.space import RECIPES
 
 LOSS = "held_out_loss_nats"

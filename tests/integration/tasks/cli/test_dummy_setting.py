@@ -20,7 +20,7 @@ training.TrainingData = TrainingData
 if sys.argv[1] == "plan":
     from invoke import Config, Context
     from tasks.settings.load import load
-    from tasks.train import trial_spec
+    from tasks.fleet import trial_spec
     settings = load(Context(Config(project_location=".", runtime_path="f.yaml")))
     print(json.dumps(trial_spec.make_trial(settings, None, workers=1, max_hours=None).to_json()))
     sys.exit()

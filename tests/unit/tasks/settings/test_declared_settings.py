@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from bench.records import Trial, TrialError
 from bench.records.validation import Setting, check_fields, setting, settings_of
+from tasks.fleet.trial_spec import declared_values
 from tasks.settings.schema import TRAIN_RECORDS, TrainSection, expected_text, train_section
-from tasks.train.trial_spec import declared_values
 
 ROOT = Path(__file__).resolve().parents[4]
 DECLARED = [declared for record in TRAIN_RECORDS for declared in settings_of(record).values()]

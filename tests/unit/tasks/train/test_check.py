@@ -21,8 +21,9 @@ from bench.records.training import (
 from reports.summary.cost import Amount, Price
 from reports.training import data_page
 from tasks.errors import RetryableError, UsageError
+from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
-from tasks.train import forecast, output, trial_spec
+from tasks.train import forecast, output
 from tests.support.cases import Case, load_cases
 from tests.unit.tasks.train.conftest import MakeSettings
 

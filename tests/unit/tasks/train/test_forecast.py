@@ -9,9 +9,9 @@ import pytest
 
 from bench.records import Trial, schema
 from remote.hosts.local import LocalHost
+from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
 from tasks.train import forecast as forecast_module
-from tasks.train import trial_spec
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train import test_check
 from tests.unit.tasks.train.conftest import MakeSettings

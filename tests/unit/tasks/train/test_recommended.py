@@ -10,8 +10,9 @@ from reports.read.load import load
 from reports.summary.summarize import summarize
 from reports.summary.text import train_command
 from tasks.errors import UsageError
+from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
-from tasks.train import recommended, trial_spec
+from tasks.train import recommended
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train.conftest import MakeSettings
 

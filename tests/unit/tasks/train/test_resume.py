@@ -18,11 +18,12 @@ from remote.fleet.ledger import Ledger
 from remote.fleet.queue import EventType, FleetEvent
 from tasks.commands import TrainOptions
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
+from tasks.fleet import trial_spec
 from tasks.fleet.training_progress import TrainingView
+from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import RENAMED, Settings
-from tasks.train import resume, submit_job, train, trial_spec
+from tasks.train import resume, submit_job, train
 from tasks.train.session import TrainingSession
-from tasks.train.trial_spec import TRIAL_ID
 from tests.support.reports import synthetic
 from tests.unit.tasks.train.conftest import MakeSettings
 

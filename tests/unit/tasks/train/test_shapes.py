@@ -13,8 +13,9 @@ from rich.console import Console
 from bench.records import Trial
 from bench.records.forecast import ChipForecast
 from bench.records.training import Restart
+from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
-from tasks.train import shapes, trial_spec
+from tasks.train import shapes
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train.test_forecast import SLOW, make_probe, write_measured_run
 

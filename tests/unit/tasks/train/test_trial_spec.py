@@ -14,8 +14,9 @@ from bench.records import Trial, choose, suite
 from reports.training import page, summary
 from reports.training.summary import TrainingReport
 from tasks.errors import UsageError
+from tasks.fleet import trial_spec
 from tasks.settings.load import Settings, load
-from tasks.train import forecast, trial_spec
+from tasks.train import forecast
 from tests.support.reports import training_run
 from tests.unit.tasks.train.conftest import MakeSettings
 
