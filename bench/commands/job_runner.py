@@ -42,7 +42,7 @@ class JobRunner:
         self.folder = Path(order.shared) / order.run_id
         self._child: subprocess.Popen[str] | None = None
         self._is_stopped = False
-        self._watch: RunWatch | None = None  # of the first pod, if the order has a webhook
+        self._watch: RunWatch | None = None  # None: not the first pod, or no webhook
 
     def run(self) -> int:
         """Run attempts until the end and return the exit code: 0 SUCCEEDED, 143 stopped, else 1. Raises OSError."""

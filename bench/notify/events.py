@@ -119,7 +119,7 @@ class RunWatch:
     def on_loss(self, cause: Outcome | None) -> None:
         """Process the loss of an attempt; the restart is sent once its successor has finished a new step."""
         with self._lock:
-            self._send_restart(None)  # of the previous loss
+            self._send_restart(None)  # the previous loss, whose successor made no step
             self._loss = _Loss(cause=cause, checkpoint_step=self._checkpoint_step, checkpoint_at=self._checkpoint_at)
             self._progress = None
 

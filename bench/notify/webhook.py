@@ -1,6 +1,6 @@
 """A POST of a notification to the operator's webhook. Standard library only.
 
-https alone; the certificate is verified. The addresses of the host are checked when it connects, and the connection
+Only https; the certificate is verified. The addresses of the host are checked when it connects, and the connection
 goes to a checked address, so that a changed DNS answer cannot lead it into a private network. Proxies are not used.
 A receiver verifies the signature like GitHub's or Stripe's webhooks: HMAC-SHA256 over "TIMESTAMP.BODY".
 """
@@ -118,8 +118,8 @@ class _CheckedConnection(http.client.HTTPSConnection):
         self._allow_private = allow_private
 
     def connect(self) -> None:
-        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        entries = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         for address in addresses:  # one refused address refuses the name
             if not is_allowed(address, allow_private=self._allow_private):
                 raise WebhookError(f"{self.host} is {address}, a private address; see notify.allow_private")

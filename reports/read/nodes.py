@@ -33,8 +33,10 @@ def describe(record: NodesRecord, now: float) -> str | None:
     cost = "" if usd is None else f", {formatting.dollars(usd)}"
     if record.state is not NodesState.DONE:
         return f"not given back: rented for {formatting.duration(seconds)} since the end{cost}, if they still exist"
-    what = "by train.then_command" if record.pool is None else f"{record.pool}: {record.from_size} -> {record.to_size}"
-    return f"given back ({what}), {formatting.duration(seconds)} after the end{cost}"
+    change = (
+        "by train.then_command" if record.pool is None else f"{record.pool}: {record.from_size} -> {record.to_size}"
+    )
+    return f"given back ({change}), {formatting.duration(seconds)} after the end{cost}"
 
 
 def end_of(run: RunRecord, folder: Path) -> str | None:

@@ -1,6 +1,6 @@
-"""Whether nodes can be removed: no results in their pods, no work of others, and their own pods deleted first.
+"""Checks before nodes are removed: no results in their pods, no work of others; and the deletion of their own pods.
 
-In doubt they cannot: a pod that does not answer or pods that may not be listed count as work.
+In doubt nodes are kept: a pod that does not answer or pods that may not be listed count as work.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ def check_removable(
 ) -> None:
     """Check that nothing is lost or disturbed if nodes of this pool are removed: any of them, as the service chooses.
 
-    With `is_confirmed`, somebody at the terminal decides about pods that our account may not list. Raises
+    With `is_confirmed`, the operator at the terminal decides about pods that our account may not list. Raises
     ConfirmationRequired, and UsageError if the pool is not one of this cluster.
     """
     nodes = {str(node["metadata"]["name"]) for node in cluster.nodes() if is_in_pool(node)}

@@ -9,8 +9,9 @@ for the fields that the user allowed to change (`Training.may_differ`).
 import contextlib
 import dataclasses
 import json
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from bench.data.inputs import InputError, InputRejected
 from bench.machine.fingerprint import code_digest
 from bench.records import Trial, schema
 from bench.records.atomic_files import sha256_of, write_atomic
+from bench.records.paths import HELD_VARIABLE
 from bench.records.status import ReasonCode
-from bench.records.training import Restart
+from bench.records.training import BUDGET_LIMIT, Restart, Training
 from bench.records.trial import rename_old_fields
 from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
@@ -222,3 +224,21 @@ def check_free_space(checkpoints: Path, needed: int) -> None:
             f"{checkpoints}: {format_mib(free)} free, checkpoints need {format_mib(needed)}",
             remedy="free some space, or use a folder on another disk",
         )
+
+
+def max_training_sec(training: Training, earlier_sec: float, environment: Mapping[str, str] = os.environ) -> float:
+    """Return the training time at which this attempt stops; infinity without a limit.
+
+    `earlier_sec` is the training time of the checkpoint. A limit in hours counts only that. A budget also counts
+    repeated steps and waits for lost workers: HELD_VARIABLE has the time for which the workers were held. Rank 0 knows
+    it, and all ranks stop with rank 0.
+    """
+    if training.max_hours is None:
+        return math.inf
+    max_sec = training.max_hours * 3600.0
+    try:
+        held_sec = float(environment.get(HELD_VARIABLE, ""))
+    except ValueError:  # not set, as by older versions
+        return max_sec
+    is_counted = training.limited_by == BUDGET_LIMIT and math.isfinite(held_sec)
+    return max_sec - max(0.0, held_sec - earlier_sec) if is_counted else max_sec

@@ -9,9 +9,8 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from bench import torch_stack
 from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
-from bench.records.paths import HELD_VARIABLE
 from bench.records.score import SampleAnswer, TrainingScore
-from bench.records.training import BUDGET_LIMIT, Evaluation, Training
+from bench.records.training import Evaluation, Training
 from bench.records.units import format_mb
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer
@@ -34,7 +32,7 @@ from bench.workloads.finetune.checkpoint_manager import (
     load_init_adapter,
     write_adapter,
 )
-from bench.workloads.finetune.resume import Identity, Journal, ResumePoint, check_free_space
+from bench.workloads.finetune.resume import Identity, Journal, ResumePoint, check_free_space, max_training_sec
 from bench.workloads.finetune.score import Scoring
 from bench.workloads.finetune.scoring import ScoreContext, ScoredAnswers, StopRequested, TrainingScorer
 from bench.workloads.finetune.steps import (
@@ -75,20 +73,6 @@ class TrainContext:
     checkpoints: Path | None  # None on all ranks except rank 0
     identity: Identity
     started: float = dataclasses.field(default_factory=time.monotonic)
-
-
-def restart_wait_sec(training: Training, earlier_sec: float, environment: Mapping[str, str]) -> float:
-    """Return the seconds that a budget counts beyond earlier attempts: repeated steps, and waits for lost workers.
-
-    HELD_VARIABLE has the time for which the workers were held; rank 0 knows it, and all ranks follow its limit.
-    `earlier_sec` is the training time of the checkpoint. A limit in hours counts only that.
-    """
-    try:
-        held_sec = float(environment.get(HELD_VARIABLE, ""))
-    except ValueError:  # not set, as by older versions
-        return 0.0
-    is_counted = training.limited_by == BUDGET_LIMIT and math.isfinite(held_sec)
-    return max(0.0, held_sec - earlier_sec) if is_counted else 0.0
 
 
 class Trainer:
@@ -214,7 +198,7 @@ class Trainer:
         """Train to the end, or until a stop request. Raises NonFiniteLoss, NoTrainableTokens and RanksDiffer."""
         training = self.training
         started, earlier_sec = self.context.started, self.state.seconds
-        waited_sec = restart_wait_sec(training, earlier_sec, os.environ)
+        max_sec = max_training_sec(training, earlier_sec)
         last_checkpoint = time.monotonic()
         self._add_time(loading_sec=time.monotonic() - started)
         if not self.state.evaluations and (self.state.step == 0 or self.training_set.data.validation):
@@ -225,8 +209,7 @@ class Trainer:
         ready = next(upcoming, None)
         while ready is not None and not self._is_early():
             number, (rows, targets, all_rows) = self.state.step + 1, ready
-            total_sec = earlier_sec + time.monotonic() - started
-            is_over = training.max_hours is not None and total_sec + waited_sec > training.max_hours * 3600.0
+            is_over = earlier_sec + time.monotonic() - started > max_sec
             start = time.perf_counter()
             self._report_progress("train", number)
             factor = learning_rate_factor(training, number, self.steps)

@@ -67,8 +67,8 @@ def test_a_private_address_is_refused_when_it_connects(hook: Webhook, target: Ca
 
 
 def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in ("93.184.216.34", "10.0.0.1")]
-    monkeypatch.setattr(webhook.socket, "getaddrinfo", lambda *_, **__: found)
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in ("93.184.216.34", "10.0.0.1")]
+    monkeypatch.setattr(webhook.socket, "getaddrinfo", lambda *_, **__: entries)
     with pytest.raises(WebhookError, match=r"10\.0\.0\.1"):
         post(NotifyTarget(url="https://example.com/"), BODY)
 

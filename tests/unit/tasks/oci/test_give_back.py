@@ -181,12 +181,12 @@ def doubts() -> dict[str, Callable[[FakeCluster, pytest.MonkeyPatch, FakeTenancy
         "another cluster": lambda cluster, *_: setattr(
             cluster, "target", dataclasses.replace(cluster.target, server="https://other")
         ),
-        "a changed result": lambda *given: (given[3] / "trials" / "train" / "training.json").write_text("{}"),
-        "a missing adapter": lambda *given: (given[3] / "adapter" / "adapter_model.safetensors").unlink(),
-        "a damaged record": lambda *given: (given[3] / "nodes.json").write_text("{}"),
-        "a pool that grew": lambda *given: given[2].resources.objects[POOL].update(nodeConfigDetails={"size": 3}),
-        "a pool whose etag changed": lambda *given: given[2].fail("^PUT", 412, "NoEtagMatch", times=1),
-        "a pool that is being changed": lambda *given: given[2].fail("^PUT", 409, "IncorrectState"),
+        "a changed result": lambda *a: (a[3] / "trials" / "train" / "training.json").write_text("{}"),
+        "a missing adapter": lambda *a: (a[3] / "adapter" / "adapter_model.safetensors").unlink(),
+        "a damaged record": lambda *a: (a[3] / "nodes.json").write_text("{}"),
+        "a pool that grew": lambda *a: a[2].resources.objects[POOL].update(nodeConfigDetails={"size": 3}),
+        "a pool whose etag changed": lambda *a: a[2].fail("^PUT", 412, "NoEtagMatch", times=1),
+        "a pool that is being changed": lambda *a: a[2].fail("^PUT", 409, "IncorrectState"),
     }
 
 
