@@ -1,7 +1,8 @@
-"""Faults to inject with `monkeypatch`, and a wait with a timeout."""
+"""Faults and a clock to inject with `monkeypatch`, and a wait with a timeout."""
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,6 +12,16 @@ PATIENCE_SEC = 120.0  # for things that take milliseconds; only a broken system 
 
 class OutOfMemoryError(RuntimeError):
     """Replacement for torch's error of this name."""
+
+
+class Clock(threading.Event):
+    """Event whose fake time advances instead of waiting."""
+
+    now = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        Clock.now += timeout or 0.0
+        return self.is_set()
 
 
 def full_disk(*_args: object, **_named: object) -> NoReturn:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from remote.hosts.command import Command
 from tasks.clients.workers import inspect
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings, load
+from tests.support.faults import Clock
 
 Answer = Completed | Exception
 
@@ -47,16 +47,6 @@ def report(model: str = "aa", data: str = "bb") -> Completed:
 
 def fleet(*answers: Answer) -> list[FakeHost]:
     return [FakeHost(name=f"worker-{index}", answer=answer) for index, answer in enumerate(answers)]
-
-
-class Clock(threading.Event):
-    """Fake event that advances the fake time instead of waiting."""
-
-    now = 0.0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        Clock.now += timeout or 0.0
-        return self.is_set()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Retries of a host and what ends them, with a clock that only waiting advances."""
 
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
@@ -22,19 +21,9 @@ from remote.hosts.base import HostError, HostUnreachable, PermissionDenied
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.kubectl import PodUnusable
 from remote.jobs.job import HostBusy, Job, JobState, JobStatus
-from tests.support.faults import raising
+from tests.support.faults import Clock, raising
 
 LIMITS = RetryLimits(lost_after_sec=10.0, reconnect_timeout_sec=100.0, login_timeout_sec=50_000.0)
-
-
-class Clock(threading.Event):
-    """A replacement of `stopping`: waiting on it advances the time at once."""
-
-    now = 0.0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        Clock.now += timeout or 0.0
-        return self.is_set()
 
 
 @pytest.fixture
