@@ -191,8 +191,9 @@ class Int8Linear:
         return self._forward and self.is_training
 
     def product(self, x: Any, x_int8: QuantizedRows | None, side_inputs: SideInputs, *, in_blocks: bool) -> Any:
-        """Compute y (T, N) in x's dtype with its side inputs; with `in_blocks` as `QuantizedBlocks`, if the parts fit.
+        """Compute y (T, N) in x's dtype with its side inputs.
 
+        With `in_blocks`, y is gate and up, in one weight or two, as `QuantizedBlocks` if each consists of whole blocks.
         `x_int8` is x in 8 bits without the outlier columns, if already quantized; then x may be None.
         """
         if x_int8 is None:
@@ -201,7 +202,7 @@ class Int8Linear:
             x_int8 = row_quant.quantize_rows(x, columns=self.outlier_columns)
         values = weight_quant.quantize(self._parts, self.scales) if self._held is None else self._held
         side_inputs = dataclasses.replace(side_inputs, outlier_weights=self._outlier_weights)
-        in_blocks = in_blocks and all(part.shape[0] % BLOCK == 0 for part in self._parts)
+        in_blocks = in_blocks and len(self.scales) % (2 * BLOCK) == 0
         multiply = product_as_blocks if in_blocks else product
         return multiply(x_int8, QuantizedRows(values=values, scales=self.scales), side_inputs, dtype=x_int8.dtype)
 

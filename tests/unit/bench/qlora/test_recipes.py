@@ -17,6 +17,7 @@ from bench.data import trial_inputs
 from bench.data.collate import Batch, make_batches, rows_per_batch
 from bench.data.model_folder import read_config
 from bench.data.packing import Row, pack_whole_samples
+from bench.kernels.int8.row_quant import QuantizedBlocks
 from bench.qlora import recipes
 from bench.qlora.recipes import fast
 from bench.qlora.step import Placement, TrainingStep, load_base
@@ -207,6 +208,20 @@ def test_int8_matmul_has_nearly_the_references_gradients(modules, build, monkeyp
         assert float(step.model.eval()(batch.input_ids, batch.labels).loss) == pytest.approx(exact_loss, rel=1e-6)
     assert loss == pytest.approx(exact_loss, rel=1e-6 if matmul == "int8_backward" else 0.01)
     assert 1e-4 < max_relative_error(gradients, exact) < 0.1
+
+
+@pytest.mark.parametrize(("inner", "in_blocks"), [(128, True), (192, False)])
+@pytest.mark.parametrize("model", ["mistral", "phi3"])
+def test_gate_and_up_are_in_blocks_only_if_each_is_a_multiple_of_a_block(
+    modules, folder_of, make_trial, monkeypatch, model, inner, in_blocks
+):
+    """Joined in one weight of 384 rows, three blocks, gate would end within a block."""
+    monkeypatch.setattr(fast.int8, "unsupported_reason", lambda *_: None)
+    folder = folder_of(model, intermediate_size=inner, pad_token_id=0)
+    trial = make_trial(model=str(folder), recipe="fast", matmul="int8")
+    step = recipes.build("fast", modules, trial, CPU, load_base(modules, trial, CPU))
+    gate_up, _ = step.model._layers[0].gate_up.forward(torch.randn(3, 64), None, in_blocks=True)
+    assert isinstance(gate_up, QuantizedBlocks) is in_blocks
 
 
 def test_int8_matmul_falls_back_to_bf16_with_a_reason(build):
