@@ -43,7 +43,7 @@ class ScoreFault(str, Enum):
     _value_: str
     label: str
 
-    def __new__(cls, value: str, label: str) -> ScoreFault:
+    def __new__(cls, value: str, label: str = "") -> ScoreFault:
         member = str.__new__(cls, value)
         member._value_, member.label = value, label
         return member

@@ -95,7 +95,6 @@ class AnswerGenerator:
         self.method = ""
         self._stack, self._model, self._tokenizer, self._step = stack, model, tokenizer, step
         self._end_tokens, self._on_step = frozenset(end_tokens), on_step
-        self._device = next(model.parameters()).device
 
     @classmethod
     def of_step(
@@ -119,26 +118,24 @@ class AnswerGenerator:
         """Answer each prompt, token ids, with at most its limit of tokens."""
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), limits[index]))
         longest = max((len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)), default=0)
-        reason = self._unsupported_reason(longest)
-        with self._context(is_fast=reason is None):
-            answers = {index: self._decode(tokens) for index, tokens in self._generate(prompts, limits, order, reason)}
-        free_memory(self._stack.torch, is_cuda=self._device.type == "cuda")
-        return [answers[index] for index in range(len(prompts))]
-
-    @contextlib.contextmanager
-    def _context(self, *, is_fast: bool) -> Iterator[None]:
-        """Enter what the model needs: no gradients, the step's contexts, for the decoding step no window."""
         with contextlib.ExitStack() as contexts:
             contexts.enter_context(self._stack.torch.no_grad())
             if self._step is not None:
                 contexts.enter_context(evaluation_mode(self._stack.torch, self._step.model))
                 contexts.enter_context(self._step.autocast())
                 contexts.enter_context(self._step.on_device())
-            if is_fast:
+            if (reason := self._unsupported_reason(longest)) is None:
                 # Autocast would keep casts of weights that a captured graph reads after they are freed.
                 contexts.enter_context(self._stack.torch.autocast("cuda", enabled=False))
                 contexts.enter_context(_without_window(plain_model(self._model).config))
-            yield
+            answers = {index: self._decode(tokens) for index, tokens in self._generate(prompts, limits, order, reason)}
+            free_memory(self._stack.torch, is_cuda=self._device.type == "cuda")
+        return [answers[index] for index in range(len(prompts))]
+
+    @property
+    def _device(self) -> Any:
+        """The device of the weights, inside the step's contexts, which may move them there."""
+        return next(self._model.parameters()).device
 
     def _decode(self, tokens: Sequence[int]) -> GeneratedAnswer:
         has_ended = bool(tokens) and tokens[-1] in self._end_tokens
@@ -154,15 +151,15 @@ class AnswerGenerator:
         path: BatchPath | None = None
         while position < len(order):
             batch = order[position : position + size]
-            chosen = [prompts[index] for index in batch], [limits[index] for index in batch]
+            chosen, most = [prompts[index] for index in batch], [limits[index] for index in batch]
             has_failed = False
             try:
                 if is_fast:
                     path = path or self._open_path(prompts, limits, order, size)
                     size = path.batch
-                    rows = path.generate_answers(*(part[:size] for part in chosen), self._end_tokens, self._on_step)
+                    rows = path.generate_answers(chosen[:size], most[:size], self._end_tokens, self._on_step)
                 else:
-                    rows = self._answer_plainly(*chosen)
+                    rows = self._answer_plainly(chosen, most)
             except Exception as error:
                 # A failed capture raises while its cause is being handled.
                 causes = [cause for cause in (error, error.__context__) if cause is not None]

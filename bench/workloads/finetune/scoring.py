@@ -209,7 +209,7 @@ class TrainingScorer:
 
     def _load_base(self) -> ScoredAnswers | None:
         """Return the stored result; None without one of these prompts and this base."""
-        stored = None
+        stored: ScoredAnswers | None = None
         if self._folder is not None:
             try:
                 stored = ScoredAnswers.read(self._folder / BASE_SCORE_FILE)
