@@ -21,7 +21,7 @@ from remote.hosts.base import Host
 from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors
-from tasks.errors import ConfirmationRequired, UsageError, escape_controls, translate_errors
+from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.collect import WEIGHTS_FILE
 from tasks.fleet.run_store import find_run
 from tasks.settings.load import Settings
@@ -185,3 +185,16 @@ def send(settings: Settings, adapter: InitAdapter | None, hosts: Sequence[Host])
     with translate_host_errors():
         for host in hosts[:1] if settings.shared_results else hosts:
             push(Agent(host), files, _path_on_workers(settings, adapter, [host]))
+
+
+def send_again(settings: Settings, trial: Trial, hosts: Sequence[Host]) -> None:
+    """Send the planned adapter for a resumed training. A missing one is reported: a checkpoint suffices."""
+    if trial.training is None or trial.training.init_sha256 is None:
+        return
+    try:
+        adapter = find_adapter(settings)
+    except TaskFailed as error:
+        print(escape_controls(f"{error}: not sent again; a training with a checkpoint does not need it"))
+        return
+    if adapter is not None and adapter.sha256 == trial.training.init_sha256:
+        send(settings, adapter, hosts)

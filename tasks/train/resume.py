@@ -32,7 +32,7 @@ from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, translate_recorded
-from tasks.train import forecast, submit_job
+from tasks.train import forecast, init_adapter, submit_job
 from tasks.train.session import TrainingSession, reachable_workers
 
 # Settings without influence on the result: the current value always applies.
@@ -280,6 +280,7 @@ def _reopen(settings: Settings, session: TrainingSession, options: TrainOptions)
         for note in notes:
             print(f"changed: {note}")
     trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
+    init_adapter.send_again(settings, trial, hosts[:count])
     notes += _retry_note(session.ledger.entries[TRIAL_ID], notes)
     if notes or trial != previous or session.run.workers != [host.name for host in hosts[:count]]:
         session.replan(trial, notes)

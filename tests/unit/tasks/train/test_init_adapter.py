@@ -5,15 +5,17 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from invoke import Context
 
 from bench.records.paths import ADAPTER_FOLDER, SUMS_FILE
 from bench.records.run import PlannedTrial
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.fleet import trial_spec
-from tasks.settings.load import Settings
+from tasks.settings.load import Settings, load
 from tasks.train import init_adapter, resume
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train.conftest import MakeSettings
@@ -141,3 +143,43 @@ def test_an_unknown_run_and_a_missing_worker_are_refused(settings: MakeSettings,
 
 def test_a_resumed_training_cannot_begin_from_another_adapter() -> None:
     assert "init_adapter" in resume.FIXED_SETTINGS
+
+
+@pytest.mark.parametrize("volume", [None, "10.0.0.1:/export"])
+def test_the_adapter_goes_to_every_pod_or_once_to_the_shared_volume(
+    volume: str | None,
+    context: Callable[..., Context],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write_folder(tmp_path / "mine")
+    sections = {
+        "fleet": {"kind": "pods", "size": 2},
+        "cluster": {"volume": {"handle": volume}},
+        "train": {"init_adapter": str(folder)},
+    }
+    configured = load(context(text=json.dumps(sections)))
+    sent = []
+    monkeypatch.setattr(init_adapter, "push", lambda agent, files, root: sent.append((agent.host.name, files, root)))
+    hosts: list[Any] = [SimpleNamespace(name=name, workdir="/work") for name in ("pod-0", "pod-1")]
+    adapter = init_adapter.find_adapter(configured)
+    init_adapter.send(configured, adapter, hosts)
+    names = [name for name, _, _ in sent]
+    assert names == (["pod-0", "pod-1"] if volume is None else ["pod-0"])
+    trial = trial_spec.make_trial(configured, None, workers=2, max_hours=None)
+    training = init_adapter.begin_from(configured, adapter, trial, BASE, hosts).training
+    assert training is not None
+    assert {root for _, _, root in sent} == {training.init_adapter}
+    assert training.init_adapter == f"{configured.shared_results or '/work'}/adapters/{SHA256}"
+    assert all(set(files) == {"adapter_model.safetensors", "adapter_config.json"} for _, files, _ in sent)
+    sent.clear()
+    planned = dataclasses.replace(trial, training=training)
+    init_adapter.send_again(configured, planned, hosts)
+    assert [name for name, _, _ in sent] == names
+    damage(folder)
+    init_adapter.send_again(configured, planned, hosts)
+    (folder / "adapter_config.json").unlink()
+    init_adapter.send_again(configured, planned, hosts)
+    assert len(sent) == len(names)
+    assert "not sent again" in capsys.readouterr().out
