@@ -4,6 +4,7 @@ The templates are read as in test_published_templates.py.
 """
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from bench.data.inputs import Conversation, InputError
 from bench.data.masking import ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
 from bench.data.tool_template import ToolTemplate
+from tests.support.paths import ROOT
 from tests.unit.bench.data.test_published_templates import AXOLOTL, TRL, answers, control_tokens, template_text
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "its name"}}}
@@ -228,3 +230,20 @@ def test_each_answer_of_a_prompt_is_an_example_and_a_long_one_is_cut_after_a_cal
     assert short.ids == whole[1].ids
     assert [text for _, text in answers(tokenizer, cut)] == [text for _, text in answers(tokenizer, whole[0])][:1]
     assert builder.findings.counts == {findings.TOO_LONG_CUT: 1, findings.OTHER_EOS: 1}
+
+
+def test_the_template_of_the_tutorial_writes_tools_calls_and_results(tokenizer_of: Callable[..., Any]) -> None:
+    template = (ROOT / "docs/chatml-tools.jinja").read_text(encoding="utf-8")
+    tokenizer = tokenizer_of(template)
+    for system in (None, "s"):
+        builder = ExampleBuilder(tokenizer, max_seq_len=100_000, system=system)
+        (example,) = builder.build([conversation(MORE_TURNS, tools=TOOLS)])
+        assert [text for _, text in answers(tokenizer, example)] == [
+            '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|im_end|>',
+            "It is mild.<|im_end|>",
+            "Bye.<|im_end|>",
+        ]
+        text = tokenizer.decode(example.ids)
+        assert text.startswith(f"<|im_start|>system\n{system or 'You are a helpful assistant.'}\n\n")
+        assert f"\n{json.dumps(FUNCTION)}<|im_end|>\n<|im_start|>user\nWeather in Rome?<|im_end|>\n" in text
+        assert "<|im_end|>\n<|im_start|>tool\n21 C<|im_end|>\n<|im_start|>assistant\n" in text
