@@ -58,6 +58,8 @@ _MAX_NAME_LENGTH = 200  # a metric's name may become a file name
 Setting = str | int | float | bool
 _MAX_TIME = 4_102_444_800.0  # the end of 2099, which every format can store
 
+EVALUATION_VALUES = ("loss", "low", "high", "score", "score_low", "score_high")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -164,6 +166,9 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
         results |= {name: getattr(record, name) for name in ("peak_vram_bytes", "peak_rss_bytes")}
         if (last := summary.adapter_evaluation(record)) is not None:
             results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
+        if record.score is not None and record.score.measures:
+            first = record.score.measures[0]
+            results |= {f"score_{name}": getattr(first, name) for name in ("before", "after", "change")}
     else:
         path = partial_steps or trial_folder / STEPS_FILE
         try:
@@ -201,7 +206,7 @@ def _training_points(measured: TrainedSteps, held_out: Iterable[Evaluation], sta
                 step=step, time=time, phase="train", values=_only_finite({**row, **_tokens_per_sec(row, row["tokens"])})
             )
         for evaluation in evaluations_after.get(step, ()):
-            values = {"loss": evaluation.loss, "low": evaluation.low, "high": evaluation.high}
+            values = {name: getattr(evaluation, name) for name in EVALUATION_VALUES}
             yield Point(step=step, time=time, phase="held_out", values=_only_finite(values))
 
 

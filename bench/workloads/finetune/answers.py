@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bench.architectures import find
+from bench.architectures.architecture import ConfigError
 from bench.data.collate import padding_token
 from bench.data.inputs import InputError
 from bench.data.masking import Example
@@ -183,7 +184,10 @@ class AnswerGenerator:
         if (dtype := base.get_output_embeddings().weight.dtype) != torch.bfloat16:
             return f"a model in {dtype}, not bfloat16"
         config = base.config.to_dict()
-        architecture = find(config)
+        try:
+            architecture = find(config)
+        except ConfigError as error:
+            return str(error)
         step_module = importlib.import_module("bench.workloads.decode_step")
         if (reason := architecture.unsupported_feature(config, step_module.FEATURES, length)) is not None:
             return reason
