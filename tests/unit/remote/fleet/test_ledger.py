@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
+from tests.support.cases import Case, load_cases
 
 IDS = ["one", "two", "three"]
 
@@ -120,37 +121,11 @@ def test_an_inconsistent_event_is_refused_and_not_written(path: Path, record: ob
     assert Ledger(path).entries == ledger.entries
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{not json",
-        "17",
-        "null",
-        '"text"',
-        "[]",
-        "{}",
-        "",
-        '{"event": "planned"}',
-        '{"event": "planned", "trial_id": "one"}',
-        '{"event": "planned", "trial_id": ["list"]}',
-        '{"event": "exploded", "trial_id": "one"}',
-        '{"event": "started", "trial_id": "one"}',
-        '{"event": "started", "trial_id": "four", "attempt": 1, "worker": "w", "folder": "/"}',
-        '{"event": "ended", "trial_id": "one", "attempt": null, "end": "MAYBE", "reason": null}',
-        '{"event": "ended", "trial_id": "one"}',
-        '{"event": "reopened", "trial_id": "one"}',
-        '{"event": "started", "trial_id": "one", "attempt": "1", "worker": "w", "folder": "/f"}',
-        '{"event": "started", "trial_id": "one", "attempt": true, "worker": "w", "folder": "/f"}',
-        '{"event": "started", "trial_id": "one", "attempt": 1, "worker": ["w"], "folder": "/f"}',
-        '{"event": "started", "trial_id": "one", "attempt": 1, "worker": "w", "folder": null}',
-        '{"event": "ended", "trial_id": "one", "attempt": null, "end": "LOST", "reason": {"a": 1}}',
-        '{"event": "planned", "trial_id": {}}',
-    ],
-)
-def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_line(path: Path, line: str) -> None:
+@pytest.mark.parametrize("case", load_cases(__file__, "damaged_lines.yaml"))
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_line(path: Path, case: Case) -> None:
     Ledger.create(path, IDS)
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:1], line, *lines[1:]]) + "\n")
+    path.write_text("\n".join([*lines[:1], case["line"], *lines[1:]]) + "\n")
     with pytest.raises(LedgerError, match=r"ledger\.jsonl: line 2 "):
         Ledger(path)
 
