@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import StopSignals
@@ -133,20 +133,25 @@ class _HealthReader(threading.Thread):
 
     def __init__(self, record: Record, sampler: subprocess.Popen[bytes], stops: StopSignals | None) -> None:
         super().__init__(daemon=True, name="gpu health")
+        if sampler.stdout is None:
+            raise ValueError("the sampler was started with pipes")
         self._record, self._lines, self._stops = record, sampler.stdout, stops
         self.start()
 
     def run(self) -> None:
-        for line in self._lines or ():
-            message = json.loads(line)
-            if fault := message.get("fault"):
-                self._record.gpu_fault = Outcome.of(ReasonCode.GPU_FAULT, fault)
-                self._record.log(f"GPU fault: {fault}")
-                if self._stops is not None:
-                    self._stops.request(ReasonCode.GPU_FAULT, fault)
-            self._record.fingerprint.update(facts := message.get("facts", {}))
-            if (flag := link_flag(facts)) is not None:
-                self._record.flags.append(flag)
+        with self._lines:
+            for line in self._lines:
+                self._apply(json.loads(line))
+
+    def _apply(self, message: Mapping[str, Any]) -> None:
+        if fault := message.get("fault"):
+            self._record.gpu_fault = Outcome.of(ReasonCode.GPU_FAULT, fault)
+            self._record.log(f"GPU fault: {fault}")
+            if self._stops is not None:
+                self._stops.request(ReasonCode.GPU_FAULT, fault)
+        self._record.fingerprint.update(facts := message.get("facts", {}))
+        if (flag := link_flag(facts)) is not None:
+            self._record.flags.append(flag)
 
 
 class _CpuWaitWindow:
@@ -219,15 +224,17 @@ def _start_sampler(record: Record, path: Path, descriptors: tuple[int, ...]) -> 
 
 
 def _stop_sampler(record: Record, sampler: subprocess.Popen[bytes]) -> None:
-    if sampler.stdin is not None:
-        sampler.stdin.close()
-    try:
-        sampler.wait(STOP_TIMEOUT_SEC)
-    except subprocess.TimeoutExpired:
-        sampler.kill()
-        record.log(f"telemetry: the sampler did not end within {STOP_TIMEOUT_SEC:g} s and was killed")
-        return
-    errors = b"" if sampler.stderr is None else sampler.stderr.read()
+    if sampler.stdin is None or sampler.stderr is None:
+        raise ValueError("the sampler was started with pipes")
+    sampler.stdin.close()
+    with sampler.stderr:
+        try:
+            sampler.wait(STOP_TIMEOUT_SEC)
+        except subprocess.TimeoutExpired:
+            sampler.kill()
+            record.log(f"telemetry: the sampler did not end within {STOP_TIMEOUT_SEC:g} s and was killed")
+            return
+        errors = sampler.stderr.read()
     if sampler.returncode != 0:
         lines = errors.decode(errors="replace").strip().splitlines()
         record.log(f"telemetry: stopped early: {lines[-1] if lines else f'exit {sampler.returncode}'}")

@@ -165,7 +165,7 @@ def test_heat_and_other_processes_are_flags_and_a_power_cap_is_a_number():
     rows = [row(gpu_other_processes=listing) for listing in ("none", "unknown", f"7:{GIB}", f"7:{2 * GIB} 8:0", "")]
     assert telemetry.summarize_rows(rows).flags == [
         "another process (pid 7, 2,048 MiB) was on the GPU",
-        "another process (pid 8, unknown MiB) was on the GPU",
+        "another process (pid 8, unknown memory) was on the GPU",
     ]
 
 
