@@ -43,6 +43,7 @@ from remote.hosts.base import Host, HostError, PermissionDenied, collapse_whites
 from remote.jobs.job import LOG_FILE, Agent
 from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
+from reports.training import score
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console
@@ -320,7 +321,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 def install(run: RunRecord, folder: Path) -> str | None:
-    """Copy both into the run's folder. Returns a line to print; None if the run has no training record.
+    """Copy both into the run's folder. Returns what to print; None if the run has no training record.
 
     Raises ConfirmationRequired and OSError.
     """
@@ -346,4 +347,6 @@ def install(run: RunRecord, folder: Path) -> str | None:
     shutil.copytree(source, partial)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
-    return f"{target}: the adapter of step {record.adapter_step:,}, sha256 {record.adapter_sha256[:12]}, verified"
+    line = f"{target}: the adapter of step {record.adapter_step:,}, sha256 {record.adapter_sha256[:12]}, verified"
+    scored = score.outcome(record)
+    return line if scored is None else f"{line}\n{scored}"
