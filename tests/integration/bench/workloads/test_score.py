@@ -37,6 +37,8 @@ def test_each_failure_costs_its_own_row(tmp_path, monkeypatch):
         "prompt == 'p\\n\\u2028' and expected == '\\ud800\\u2603'": 1.0,
         "float('AWS_SECRET_ACCESS_KEY' in os.environ)": 0.0,
         "1 / 0": ScoreFault.RAISED,
+        "[][prompt + chr(27)]": ScoreFault.RAISED,
+        "{}['\\x1b\\n']": ScoreFault.RAISED,
         "float('nan')": ScoreFault.NOT_A_NUMBER,
         "1.5": ScoreFault.NOT_A_NUMBER,
         "'0.5'": ScoreFault.NOT_A_NUMBER,
@@ -52,6 +54,7 @@ def test_each_failure_costs_its_own_row(tmp_path, monkeypatch):
     assert [result for result, _ in results] == list(answers.values())
     details = dict(zip(answers, (detail for _, detail in results), strict=True))
     assert details["1 / 0"] == "ZeroDivisionError: division by zero"
+    assert all(detail.isprintable() for _, detail in results)
     assert details["sys.exit()"] == "exit code 0"
     assert details["os.kill(os.getpid(), 9)"] == "signal 9"
 
