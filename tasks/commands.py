@@ -380,7 +380,9 @@ report = Command(
     follow=switch("update the report as results arrive, until every planned trial has one"),
     against=text("run id to compare with, in a figure"),
     allow=words("condition of --against that may differ (gpu, driver, lock, weights, profile, ...); repeatable"),
-    formats=words("also export for tensorboard, mlflow, wandb, optimum-benchmark, mlperf or measured; repeatable", name="format"),
+    formats=words(
+        "also export for tensorboard, mlflow, wandb, optimum-benchmark, mlperf or measured; repeatable", name="format"
+    ),
 )
 tensorboard = Command(
     "tensorboard",
@@ -410,6 +412,14 @@ compare = Command(
     ),
     out=text("folder for compare.json (default: the report folder of the last run)"),
     as_json=switch("print the content of compare.json; other output goes to standard error", name="json"),
+)
+settings = Command(
+    "settings",
+    "tasks.settings.show:show_settings",
+    "Show every setting, its value, and where it is set.",
+    name=positional("a setting or a section, e.g. fleet.size (default: all)", is_required=False),
+    changed=switch("only settings whose value is not the default"),
+    as_json=switch(JSON, name="json"),
 )
 doctor = Command(
     "doctor",

@@ -68,7 +68,7 @@ class Flag:
 
     def parse(self, label: str, value: Any) -> Any:
         """Convert the value from Invoke, None for the default. Raises UsageError that begins with `label`."""
-        if value is None:
+        if value is None or (self.is_positional and value == ""):  # tasks.cli.parser gives "" for a missing one
             return self.default
         if self.kind is tuple:
             return tuple(value)
@@ -107,9 +107,9 @@ def text(help: str, default: str | None = None, **rules: Any) -> Any:  # noqa: A
     return _declare(str, default, {"help": help, **rules})
 
 
-def positional(help: str) -> Any:  # noqa: A002
-    """Declare an argument that has no flag and no default."""
-    return _declare(str, None, {"help": help, "is_positional": True})
+def positional(help: str, *, is_required: bool = True) -> Any:  # noqa: A002
+    """Declare an argument that has no flag; None without it if it is not required."""
+    return _declare(str, None, {"help": help, "is_positional": True, "is_value_optional": not is_required})
 
 
 def number(kind: type, help: str, default: float | None = None, **rules: Any) -> Any:  # noqa: A002

@@ -81,7 +81,10 @@ class PatchedParser(parser.ParseMachine):
 
     def complete_context(self) -> None:
         missing = self.context.missing_positional_args if self.context else []
-        if missing:
+        for argument in missing:
+            if argument.optional:
+                argument._value = ""  # the raw value stays None: nothing was typed
+        if missing := [argument for argument in missing if not argument.optional]:
             names = " and ".join(str(argument.name).upper() for argument in missing)
             raise ParseError(f"{self._task}expected {names}; `inv --help {self.context.name}` explains")
         super().complete_context()

@@ -215,6 +215,11 @@ class Settings(Sections):
 
 def load(context: Context) -> Settings:
     """Load the settings of a task's context. Raises UsageError: one line with the first problem and its place."""
+    return load_layers(context)[0]
+
+
+def load_layers(context: Context) -> tuple[Settings, SettingsLayers]:
+    """Load the settings with the layers that they come from. Raises UsageError as `load` does."""
     layers = translate_layers(sources.read(context.config, {**ENVIRONMENT, **_OLD_ENVIRONMENT}))
     for layer in layers.weakest_first:
         _refuse_unknown(layer, layer.data, Sections)
@@ -229,7 +234,7 @@ def load(context: Context) -> Settings:
         sections = Sections.model_validate(merged)
     except ValidationError as error:
         raise UsageError(_first_problem(error, layers)) from error
-    return Settings(root=layers.root, **{name: getattr(sections, name) for name in Sections.model_fields})
+    return Settings(root=layers.root, **{name: getattr(sections, name) for name in Sections.model_fields}), layers
 
 
 def _resolve_auto_size(merged: dict[str, Any]) -> None:
@@ -258,11 +263,11 @@ def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], model: type[S
             if not parents and key in INVOKE_DEFAULTS:
                 _refuse_unmergeable(layer, keys, value, INVOKE_DEFAULTS[key])
                 continue
-            nearest = _nearest(keys, model)
-            if not parents and layer.shared and nearest is None:
+            near = nearest(keys, model)
+            if not parents and layer.shared and near is None:
                 continue  # another project's section in a file that is shared
             names = f"{'.'.join(parents) or 'the project'} has {sources.clip(', '.join(model.model_fields), 200)}"
-            advice = f"did you mean {nearest}?" if nearest else names
+            advice = f"did you mean {near}?" if near else names
             raise UsageError(f"{layer.where(keys)}: {sources.clip('.'.join(keys))}: unknown setting", remedy=advice)
         subsection = section_type(info)
         if subsection is not None and not isinstance(value, Mapping):
@@ -297,7 +302,7 @@ SYNONYMS: dict[str, Keys] = {
 }
 
 
-def _nearest(keys: Keys, model: type[Section]) -> str | None:
+def nearest(keys: Keys, model: type[Section]) -> str | None:
     word = keys[-1].lower()
     other = SYNONYMS.get(word)
     if other is not None and other[-1] in model.model_fields:

@@ -65,8 +65,20 @@ class SettingsLayer:
             return f"environment {env_name(keys)}"
         if self.path is None:
             return "set by a program"
-        line = _line_of(self.node, keys)
+        line = self.line(keys)
         return display_path(self.path) if line is None else f"{display_path(self.path)}:{line}"
+
+    def line(self, keys: Keys) -> int | None:
+        """Return the number of the file's line that sets a key, or that of the last section above it that is known."""
+        return _line_of(self.node, keys)
+
+    def comment(self, keys: Keys) -> str:
+        """Return the comment at the end of a key's line; "" without one."""
+        line = self.line(keys)
+        if self.path is None or line is None:
+            return ""
+        lines = read_regular(self.path, max_bytes=_MAX_FILE_BYTES).decode().splitlines()
+        return lines[line - 1].partition(" # ")[2] if line <= len(lines) else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,116 @@
+"""`inv settings`: every setting in force, its value and its source; with a name, all that is known of one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from invoke.context import Context
+from rich.text import Text
+
+from tasks.cli.terminal import console, json_output, ruled_table
+from tasks.errors import UsageError, escape_controls
+from tasks.settings.load import Settings, load_layers, nearest
+from tasks.settings.schema import LEAVES, Sections, expected_text, field
+from tasks.settings.sources import Keys, SettingsLayers, env_name, found_text
+
+PROJECT_FILE = "invoke"  # the stem of the file that has every setting with its comment
+
+
+def show_settings(context: Context, name: str | None, *, changed: bool, as_json: bool) -> None:
+    """Print the settings below `name`, a section or one setting, by default all. Raises UsageError."""
+    settings, layers = load_layers(context)
+    chosen = _choose(name)
+    if changed:
+        chosen = [keys for keys in chosen if _value(settings, keys) != _default(keys)]
+    with json_output(as_json) as print_json:
+        print_json("settings", {"settings": [_describe(settings, layers, keys) for keys in chosen]})
+        if as_json:
+            return
+    if name is not None and chosen == [tuple(name.split("."))]:
+        _print_setting(settings, layers, chosen[0])
+        return
+    table = ruled_table("setting", "value", "set in")
+    for before, keys in zip([(), *chosen], chosen, strict=False):
+        if before and before[0] != keys[0]:
+            table.add_section()
+        value = _shown(_value(settings, keys))
+        style = "bold" if _value(settings, keys) != _default(keys) else ""
+        table.add_row(Text(".".join(keys), style=style), Text(value, style=style), Text(_source(layers, keys)))
+    console(soft_wrap=False).print(table if chosen else "every setting has its default")
+
+
+def _choose(name: str | None) -> list[Keys]:
+    if name is None:
+        return list(LEAVES)
+    keys = tuple(name.split("."))
+    chosen = [leaf for leaf in LEAVES if leaf[: len(keys)] == keys]
+    if not chosen:
+        near = nearest(keys, Sections)
+        advice = f"did you mean {near}?" if near else "`inv settings` lists them all"
+        raise UsageError(f"settings: {name}: unknown setting", remedy=advice)
+    return chosen
+
+
+def _value(settings: Settings, keys: Keys) -> Any:
+    value: Any = settings
+    for key in keys:
+        value = getattr(value, key)
+    return value
+
+
+def _default(keys: Keys) -> Any:
+    return _value(Settings.model_construct(**Sections().__dict__), keys)
+
+
+def _shown(value: Any) -> str:
+    """Format a value as in a settings file."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_shown, value))}]"
+    return escape_controls(value) if isinstance(value, str) else found_text(value)
+
+
+def _source(layers: SettingsLayers, keys: Keys) -> str:
+    strongest = layers.strongest(keys)
+    return "default" if strongest is None else strongest.where(keys)
+
+
+def _comment(layers: SettingsLayers, keys: Keys) -> str:
+    """Return the comment of the file that is shipped with every setting."""
+    files = [each for each in layers.weakest_first if each.path is not None and each.path.stem == PROJECT_FILE]
+    return next((text for each in files if (text := each.comment(keys))), "")
+
+
+def _describe(settings: Settings, layers: SettingsLayers, keys: Keys) -> dict[str, Any]:
+    plain = settings.public()
+    for key in keys:
+        plain = plain[key]
+    return {
+        "name": ".".join(keys),
+        "value": plain,
+        "is_default": _value(settings, keys) == _default(keys),
+        "source": _source(layers, keys),
+        "variable": env_name(keys),
+        "expected": expected_text(field(keys)),
+        "meaning": _comment(layers, keys),
+    }
+
+
+def _print_setting(settings: Settings, layers: SettingsLayers, keys: Keys) -> None:
+    name, value = ".".join(keys), _shown(_value(settings, keys))
+    rows = [("value", value), *_layer_rows(layers, keys), ("expected", expected_text(field(keys)))]
+    rows += [("default", _shown(_default(keys))), ("meaning", escape_controls(_comment(layers, keys)))]
+    rows += [("to change", f"{name} in ~/.invoke.yaml, or {env_name(keys)} in the environment")]
+    out = console()
+    out.print(Text(name, style="bold"))
+    for label, text in rows:
+        if text:
+            out.print(Text(f"  {label + ':':<11}{text}"))
+
+
+def _layer_rows(layers: SettingsLayers, keys: Keys) -> Sequence[tuple[str, str]]:
+    """List where the value comes from, and each place whose value it overrides, the strongest first."""
+    setting = [layer for layer in reversed(layers.weakest_first) if layer.has(keys)]
+    if not setting:
+        return []
+    first, *others = setting
+    overridden = [("overrides", f"{_shown(layer.get(keys))}, {layer.where(keys)}") for layer in others]
+    return [("set in", first.where(keys)), *overridden]
