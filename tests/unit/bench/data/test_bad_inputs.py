@@ -16,9 +16,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bench.data.inputs import InputError
+from bench.data.masking import ExampleBuilder
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials
 from bench.records import Trial, TrialError, read_trials
+from tests.support.paths import ROOT
 from tests.support.small_inputs import CHAT, CONFIG, TOKENIZER
 from tests.support.thorough import examples
 
@@ -29,6 +31,16 @@ careful = hypothesis_settings(
     max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": [1, {"y": "z"}]}}}
+TOOL_CHAT: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "r", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "A."},
+    ],
+}
 NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, -1, 2**31, 2**64, 10**9, 10**30, 1e308]))
 TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(["", "\0", "\ud800", "../x", "/etc/passwd", "a\nb", "\x1b[31m"]))
 VALUES = st.recursive(
@@ -88,6 +100,17 @@ def test_any_lines_of_data(lines: list[bytes], tmp_path: Path) -> None:
     with rejected_in_one_line():
         facts, conversations = read_data(path)
         assert facts.samples == len(conversations)
+
+
+@careful
+@given(lines=st.lists(changed(TOOL_CHAT), min_size=1, max_size=3))
+def test_any_lines_of_tool_turns(lines: list[bytes], tmp_path: Path, tokenizer_of: Callable[..., Any]) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"\n".join([json.dumps(TOOL_CHAT).encode(), *lines]))
+    template = (ROOT / "docs/chatml-tools.jinja").read_text(encoding="utf-8")
+    with rejected_in_one_line():
+        _, conversations = read_data(path)
+        assert list(ExampleBuilder(tokenizer_of(template), max_seq_len=100_000).build(conversations))
 
 
 @careful
