@@ -130,6 +130,11 @@ def render_card(trained: TrainedAdapter, check: AdapterCheck | None, *, base: st
     parts.append("## Data\n\n" + "\n".join(["| file | sha256 |", "|---|---|", *data]))
     settings = {name: getattr(trial, name) for name in SHOWN_SETTINGS}
     settings["recipe"] = record.fingerprint.get("recipe") or trial.recipe  # the one that was built after a fallback
+    training = trial.training
+    if training is not None and training.data.system is not None:
+        settings["system"] = training.data.system
+    if record.chat_template_sha256 is not None:
+        settings["chat_template"] = f"the training's own, sha256 {record.chat_template_sha256}"
     values = [f"| {name} | {formatting.markdown(str(value))} |" for name, value in settings.items()]
     parts.append("## Settings\n\n" + "\n".join(["| | |", "|---|---|", *values]))
     return "\n\n".join(parts) + "\n"

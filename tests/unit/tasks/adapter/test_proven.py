@@ -131,6 +131,19 @@ def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_hav
     assert "Held-out loss in each form" not in render_card(trained, None)
 
 
+def test_a_card_has_the_system_prompt_and_the_template_of_the_training(trained: TrainedAdapter) -> None:
+    assert "| system |" not in render_card(trained, None)
+    training = trained.trial.training
+    assert training is not None
+    data = dataclasses.replace(training.data, system="Be brief")
+    trial = dataclasses.replace(trained.trial, training=dataclasses.replace(training, data=data))
+    run = dataclasses.replace(trained.run, planned=(dataclasses.replace(trained.run.planned[0], trial=trial),))
+    record = dataclasses.replace(trained.record, chat_template_sha256="f" * 64)
+    card = render_card(dataclasses.replace(trained, run=run, record=record), None)
+    assert "| system | Be brief |" in card
+    assert "f" * 64 in card
+
+
 def test_a_folder_gets_the_adapter_whole_and_a_card(trained: TrainedAdapter, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     files = push.collect_files(trained, tmp_path / "scratch", merged=False)
