@@ -65,7 +65,7 @@ def test_every_status_has_a_default_cause_and_a_class_for_its_exit_code(end: Tri
         assert code.is_transient <= end.is_transient
         assert errors.error_class(code.exit_code).exit_code == code.exit_code
         _, remedy = Outcome.of(code, "a reason", "restore it").problem_and_remedy("inv train --resume")
-        assert ("restore it, then run `inv train --resume`" == remedy) == code.is_rejected
+        assert (remedy == "restore it, then run `inv train --resume`") == code.is_rejected
 
 
 def test_a_cause_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
