@@ -60,34 +60,34 @@ def draw(history: History, *, narrow: bool = False) -> tuple[bytes, bytes]:
 
 
 def _panel(panel: Any, series: Series, *, narrow: bool) -> None:
-    places = range(len(series.points))
+    positions = range(len(series.points))
     values = [point.value for point in series.points]
     below = [0.0 if point.low is None else max(0.0, point.value - point.low) for point in series.points]
     above = [0.0 if point.high is None else max(0.0, point.high - point.value) for point in series.points]
-    panel.errorbar(places, values, yerr=[below, above], color=OTHER_TONE, marker="o", markersize=4, linewidth=1.2)
-    for place, point in zip(places, series.points, strict=True):
+    panel.errorbar(positions, values, yerr=[below, above], color=OTHER_TONE, marker="o", markersize=4, linewidth=1.2)
+    for position, point in zip(positions, series.points, strict=True):
         if point.changes:
-            panel.axvline(place - 0.5, color=BASELINE_TONE, linestyle="--", linewidth=1.0)
+            panel.axvline(position - 0.5, color=BASELINE_TONE, linestyle="--", linewidth=1.0)
             names = ", ".join(change.partition(":")[0] for change in point.changes)
             panel.annotate(
-                names, (place - 0.5, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=7.0, ha="right"
+                names, (position - 0.5, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=7.0, ha="right"
             )
         if point.step_percent is not None:
-            panel.plot([place], [point.value], marker="D", markersize=7, color=ACCENT_TONE, linestyle="")
+            panel.plot([position], [point.value], marker="D", markersize=7, color=ACCENT_TONE, linestyle="")
             panel.annotate(
-                f"{point.step_percent:+.1f} %", (place, point.value), textcoords="offset points", xytext=(4, 8),
+                f"{point.step_percent:+.1f} %", (position, point.value), textcoords="offset points", xytext=(4, 8),
                 fontsize=8.0,
             )  # fmt: skip
     limit = 34 if narrow else 60
     panel.set_title(formatting.shorten(f"{series.name} ({series.detail})", limit))
     panel.set_ylabel("nats" if series.kind == "loss" else "useful tokens/s")
     panel.margins(x=0.12, y=0.25)
-    labelled = [*places][:: max(1, -(-len(values) // (3 if narrow else 6)))]
-    panel.set_xticks(labelled, [format_date(series.points[place])[5:] for place in labelled])
+    labelled = [*positions][:: max(1, -(-len(values) // (3 if narrow else 6)))]
+    panel.set_xticks(labelled, [format_date(series.points[position])[5:] for position in labelled])
 
 
 def format_date(point: Point) -> str:
-    """Format when a run was started, to the minute; text that is no timestamp is returned unchanged."""
+    """Format when a run was started, to the minute; other text is returned unchanged."""
     try:
         return datetime.fromisoformat(point.created_at).strftime("%Y-%m-%d %H:%M")
     except ValueError:
@@ -114,11 +114,11 @@ def headline(history: History) -> str:
     if not history.series:
         return "No run has a measured configuration or a training with a held-out loss."
     steps = [(series, point) for series in history.series for point in series.steps]
-    alone = sum(len(series.points) == 1 for series in history.series)
+    n_single = sum(len(series.points) == 1 for series in history.series)
     runs = len({point.run_id for series in history.series for point in series.points})
     text = f"{formatting.count(runs, 'run')}, {formatting.count(len(history.series), 'series', 'series')}"
-    if alone:
-        text += f" ({alone} of one run only)"
+    if n_single:
+        text += f" ({n_single} of one run only)"
     if not steps:
         return f"No step is shown: {text}."
     named = [f"{series.name} {point.step_percent:+.1f} % in {point.run_id}" for series, point in steps]

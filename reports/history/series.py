@@ -34,7 +34,7 @@ MAX_RUNS = 100  # the newest; each is read in full
 MIN_RUNS = 4  # two on either side of a step
 MARKED = {"gpu": "GPU", "driver": "driver", "lock": "image"}  # conditions whose change is a mark
 Kind = Literal["speed", "loss"]
-Step = tuple[float | None, str]  # in percent, and why there is none
+Step = tuple[float | None, str]  # in percent or None, with the reason for None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,32 +233,32 @@ def _with_steps(kind: Kind, points: Iterable[Point], tests: int) -> tuple[Point,
     """Add the steps between the levels of many runs; `tests` is the number of series that are searched."""
     known = list(points)
     if kind == "speed":
-        for place, percent in find_steps([math.log(point.value) for point in known], tests):
-            if known[place].step_percent is None:
-                known[place] = replace(known[place], step_percent=percent)
+        for position, percent in find_steps([math.log(point.value) for point in known], tests):
+            if known[position].step_percent is None:
+                known[position] = replace(known[position], step_percent=percent)
     return tuple(known)
 
 
 def find_steps(logs: Sequence[float], tests: int = 1, first: int = 0) -> Iterator[tuple[int, float]]:
-    """Yield where the level of logarithms changes, and by how many percent: the clearest place, then on either side.
+    """Yield where the level of logarithms changes, and by how many percent: the clearest position, then on either side.
 
-    Student's t with the pooled variance on both sides, corrected for the number of places and of `tests` (Bonferroni).
+    Student's t with the pooled variance on both sides, corrected for the number of positions and of `tests` (Bonferroni).
     """
-    places = range(2, len(logs) - 1)
-    if not places:
+    positions = range(2, len(logs) - 1)
+    if not positions:
         return
-    p, place, change = min(_level_change(logs, place) for place in places)
-    if p * len(places) * tests < ALPHA / 2.0:
-        yield first + place, 100.0 * math.expm1(change)
-        yield from find_steps(logs[:place], tests, first)
-        yield from find_steps(logs[place:], tests, first + place)
+    p, position, change = min(_level_change(logs, position) for position in positions)
+    if p * len(positions) * tests < ALPHA / 2.0:
+        yield first + position, 100.0 * math.expm1(change)
+        yield from find_steps(logs[:position], tests, first)
+        yield from find_steps(logs[position:], tests, first + position)
 
 
-def _level_change(logs: Sequence[float], place: int) -> tuple[float, int, float]:
-    """Return the p value of a change of the mean at `place`, the place, and the change."""
-    before, after = logs[:place], logs[place:]
+def _level_change(logs: Sequence[float], position: int) -> tuple[float, int, float]:
+    """Return the p value of a change of the mean at `position`, the position, and the change."""
+    before, after = logs[:position], logs[position:]
     change = fmean(after) - fmean(before)
     squares = sum((log - fmean(side)) ** 2 for side in (before, after) for log in side)
     error = math.sqrt(squares / (len(logs) - 2) * (1.0 / len(before) + 1.0 / len(after)))
     p = student.two_sided_p(change / error, len(logs) - 2) if error else float(change == 0.0)
-    return p, place, change
+    return p, position, change

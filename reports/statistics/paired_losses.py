@@ -17,7 +17,7 @@ from bench.records.quality import LossCheck, QualityRecord, loss_fields
 from bench.records.trial import Trial
 
 Verdict = Literal["reference", "same", "refuted", "unknown"]
-CONFIDENCE = 0.95  # of each bound
+CONFIDENCE = 0.95  # one-sided, for each bound
 POWER = 0.95  # share of equal configurations that the planned pairs show to be at the same loss
 MIN_PAIRS, MAX_PAIRS = 3, 24
 

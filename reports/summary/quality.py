@@ -27,7 +27,7 @@ def claim(record: QualityRecord | None, trial: Trial) -> str:
 
 
 def difference_text(check: LossCheck) -> str:
-    """Return `difference +0.02 %, at most +0.06 %`, or why there is none."""
+    """Return `difference +0.02 %, at most +0.06 %`, or the reason for its absence."""
     difference = difference_of(check)
     if difference is None:
         return check.reason or "one pair only"

@@ -169,7 +169,6 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         for configuration in trained
     )
     others = _summarize_others(run, ends, missing)
-    choice = text.choose(rows, run.quality)
     return Summary(
         record=run.record,
         rows=rows,
@@ -179,19 +178,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         finding=text.spell_out(text.finding(rows, others, baseline, run, hosts)),
         second_finding=text.second_finding(rows, baseline),
         profile_note=PROFILE_NOTES.get(run.record.profile),
-        cautions=(
-            *quality.cautions(run.quality, None if choice is None else choice.row, run.record.run_id),
-            *warnings.cautions(
-                rows,
-                others,
-                baseline,
-                hosts,
-                priced[0] if priced else None,
-                len(run.rejected),
-                run.results,
-                attempts.faults(run.record.created_at, run.results, run.started, time.time()),
-            ),
-        ),
+        cautions=_cautions(run, rows, others, baseline, hosts, priced),
         hosts=hosts,
         prices=priced,
         hosted=pricing.hosted(),
@@ -201,6 +188,23 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
         missing=run.missing,
         rejected=run.rejected,
         quality=run.quality,
+    )
+
+
+def _cautions(
+    run: Run,
+    rows: tuple[ConfigurationRow, ...],
+    others: tuple[OtherConfiguration, ...],
+    baseline: str,
+    hosts: fingerprint.Hosts,
+    priced: tuple[cost.Price, ...],
+) -> tuple[str, ...]:
+    choice = text.choose(rows, run.quality)
+    dates = attempts.faults(run.record.created_at, run.results, run.started, time.time())
+    price = priced[0] if priced else None
+    return (
+        *quality.cautions(run.quality, None if choice is None else choice.row, run.record.run_id),
+        *warnings.cautions(rows, others, baseline, hosts, price, len(run.rejected), run.results, dates),
     )
 
 

@@ -29,7 +29,7 @@ def show_history(settings: Settings, *, as_json: bool) -> None:
     out = console()
     out.print(Text(escape_controls(headline(history)), style="bold"))
     for series in history.series:
-        table = ruled_table(*(COLUMNS[place] for place in (0, 2, 3, 4)))
+        table = ruled_table(*(COLUMNS[index] for index in (0, 2, 3, 4)))
         for point in series.points:
             cells = [escape_controls(cell) for cell in row(point)]
             change = "\n".join((cells[4], *(escape_controls(change) for change in point.changes)))

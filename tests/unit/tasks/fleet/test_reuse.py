@@ -84,15 +84,15 @@ def test_a_changed_fact_refuses_and_is_named(case: Case) -> None:
 def test_a_reused_result_is_marked_everywhere_and_never_compared_with_itself(settings: Settings) -> None:
     write_run(settings, "1-quick")
     run = synthetic.record(workers=WORKERS, run_id="2-quick")
-    found = find(settings, run)
-    assert found.provenance() == {plan.trial_id: f"1-quick/{plan.trial_id}" for plan in run.planned}
-    assert next(found.lines()) == "reused: 4 of 4 trials"
+    reusable = find(settings, run)
+    assert reusable.provenance() == {plan.trial_id: f"1-quick/{plan.trial_id}" for plan in run.planned}
+    assert next(reusable.lines()) == "reused: 4 of 4 trials"
 
     folder = settings.results_folder / "2-quick"
     folder.mkdir()
     run.write(folder)
     ledger = Ledger.create(folder / LEDGER_FILE, [plan.trial_id for plan in run.planned])
-    reuse.write_reused(found, run, folder, ledger)
+    reuse.write_reused(reusable, run, folder, ledger)
     assert not ledger.open_trials()
     assert not any(ledger.needs_work(plan.trial_id) for plan in run.planned)
     result = TrialResult.read(folder / TRIALS_FOLDER / run.planned[0].trial_id / RESULT_FILE)
@@ -106,7 +106,7 @@ def test_a_reused_result_is_marked_everywhere_and_never_compared_with_itself(set
     compared = compare([load_run(settings.results_folder / "1-quick"), loaded], allow=NAMES)
     assert {(row.verdict, row.before) for row in compared.rows} == {("unknown", None)}
     assert [len(series.points) for series in read_history(settings.results_folder).series] == [1, 1]
-    assert find(settings, run).provenance() == found.provenance(), "a reused result does not stand in again"
+    assert find(settings, run).provenance() == reusable.provenance(), "a reused result does not stand in again"
 
 
 def test_each_result_stands_in_once_and_the_newest_first(settings: Settings) -> None:
@@ -114,11 +114,11 @@ def test_each_result_stands_in_once_and_the_newest_first(settings: Settings) -> 
     write_run(settings, "2-quick")
     run = synthetic.record(workers=WORKERS)
     twice = [dataclasses.replace(plan, trial_id=f"{plan.trial_id}.r{n}") for n in (1, 2, 3) for plan in run.planned]
-    found = find(settings, dataclasses.replace(run, planned=twice))
-    sources = list(found.provenance().values())
+    reusable = find(settings, dataclasses.replace(run, planned=twice))
+    sources = list(reusable.provenance().values())
     assert len(set(sources)) == len(sources) == 8
     assert all(source.startswith("2-quick") for source in sources[:4])
-    assert set(found.reasons.values()) == {reuse.NO_RESULT}
+    assert set(reusable.reasons.values()) == {reuse.NO_RESULT}
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_a_result_that_is_no_measurement_of_this_worker_is_not_reused(
         for plan in run.planned:
             moved = synthetic.result(plan, run_id="1-quick", fingerprint=FINGERPRINT)
             synthetic.write_result(settings.results_folder / "1-quick", dataclasses.replace(moved, **changed))
-    found = find(settings, run)
-    assert not found.results
-    assert set(found.reasons.values()) == {expected}
+    reusable = find(settings, run)
+    assert not reusable.results
+    assert set(reusable.reasons.values()) == {expected}
 
 
 def test_a_changed_seal_and_a_missing_environment_are_not_reused(settings: Settings) -> None:
@@ -150,9 +150,9 @@ def test_a_changed_seal_and_a_missing_environment_are_not_reused(settings: Setti
     change_text(folders[0] / RESULT_FILE, '"SUCCEEDED"', '"FAILED"')
     (folders[1] / ENVIRONMENT_FILE).unlink()
     (folders[2] / ENVIRONMENT_FILE).write_text("{")
-    found = find(settings, run)
-    assert list(found.results) == [run.planned[3].trial_id]
-    reasons = [found.reasons[plan.trial_id] for plan in run.planned[:3]]
+    reusable = find(settings, run)
+    assert list(reusable.results) == [run.planned[3].trial_id]
+    reasons = [reusable.reasons[plan.trial_id] for plan in run.planned[:3]]
     assert reasons[0] == reuse.NO_RESULT
     assert all("environment.json" in reason for reason in reasons[1:])
 
