@@ -311,8 +311,9 @@ def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -
         row = Amount(value=samples / rate.value, low=low, high=high)
         step = _add_seconds(row.times(rows), (1 - rows) * _optimizer_sec(comparable))
         return step, f"from {rate.n} steps measured on {probe.device} (run {comparable[0].run_id})"
-    if (row := _estimated_row_sec(probe)) is not None:
-        return row.times(rows), f"estimated from the figures of {probe.device}; no run here measured this configuration"
+    if (estimated := _estimated_row_sec(probe)) is not None:
+        basis = f"estimated from the figures of {probe.device}; no run here measured this configuration"
+        return estimated.times(rows), basis
     return None, f"no run here measured this configuration on {probe.device}"
 
 

@@ -25,10 +25,23 @@ from tests.support import tiny_training
 from tests.support.faults import full_disk
 
 
-@pytest.mark.parametrize(("code", "message"), [(None, {"stopped": [1]}), (1, {"stopped": [1]}), (0, {})])
-def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch, code, message):
-    messages: list[dict[str, Any]] = []
-    link = SimpleNamespace(check=lambda: None, send_changes=lambda *_: None, send_end=messages.append)
+@pytest.mark.parametrize(
+    ("code", "reason", "message"),
+    [
+        (None, ReasonCode.WORKER_STOPPED, {"stopped": [1]}),
+        (1, ReasonCode.WORKER_STOPPED, {"stopped": [1]}),
+        (0, ReasonCode.WORKER_STOPPED, {}),
+        (0, ReasonCode.GPU_FAULT, (1, ReasonCode.GPU_FAULT, "why")),
+    ],
+)
+def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch, code, reason, message):
+    messages: list[Any] = []
+    link = SimpleNamespace(
+        check=lambda: None,
+        send_changes=lambda *_: None,
+        send_end=messages.append,
+        report_error=lambda *error: messages.append(error),
+    )
     asked = iter([False, True])
     ranks = SimpleNamespace(
         folder=tmp_path, poll=lambda: code if (tmp_path / "stop").exists() else None, last_lines=lambda _: []
@@ -41,7 +54,7 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
 
     def check() -> None:
         if next(asked):
-            raise Stopped(ReasonCode.WORKER_STOPPED, "stopped by SIGTERM")
+            raise Stopped(reason, "why")
 
     request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
     nodes = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
@@ -49,6 +62,8 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
     with pytest.raises(Stopped):
         finetune.follow(request, trial, nodes, SimpleNamespace(check=check))
     assert messages == [message]
+    is_ended = reason is ReasonCode.WORKER_STOPPED
+    assert (tmp_path / "stop").exists() == is_ended, "a faulty GPU ends no step and writes no checkpoint"
 
 
 @pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
