@@ -100,7 +100,8 @@ def test_the_numbers_that_cost_money_come_first(settings: MakeSettings) -> None:
     unknown = dataclasses.replace(
         PREDICTED, workers=1, seconds=None, usd=None, peak_bytes=None, basis="no run measured it"
     )
-    time, dollars = output.headline(unknown)
+    time, dollars, memory = output.headline(unknown)
+    assert memory.startswith("peak memory: unknown ")
     assert time.endswith(": no run measured it")
     assert dollars.endswith("$2.00 per GPU hour (list price)")
 
