@@ -6,8 +6,8 @@ trial_spec         the trial of a training, from settings, flags and a trial fil
 runner             run a plan over the fleet until every trial has ended
 live_display       progress of a fleet on the terminal
 training_progress  progress of a training on the terminal
-notifications      notifications of a run that this machine follows
 gpu_faults         name or replace the node of a GPU that showed a fault
+notifications      notifications of a run that this machine follows
 pricing            cost settings, and the price of a worker
 collect            fetch the workers' results, and a training's adapter, into the run's folder
 monitor            `inv monitor`: a live table of the workers' GPUs

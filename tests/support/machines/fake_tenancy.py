@@ -239,7 +239,6 @@ def default_resources() -> Resources:
             "/prices": [
                 price("B95909", "GPU Per Hour", 2.5),
                 *(price(part, "GPU Per Hour", 7.0) for part in ("B95907", "B109479", "B98415", "B110519", "B109485")),
-                *(price(part, "GPU Per Hour", 7.0) for part in ("B95907", "B109479", "B98415", "B110519", "B109485")),
                 price("B91961", "Gigabyte Storage Capacity Per Month", 0.0255),
                 price("B91962", "Performance Units Per Gigabyte Per Month", 0.0017),
                 price("B89057", "Gigabyte Storage Capacity Per Month", 0.3),
