@@ -230,14 +230,14 @@ def _lines(path: Path, stream: io.BufferedReader) -> Iterator[tuple[int, bytes]]
         yield number, line
 
 
-def parse_json(location: str, text: str) -> Any:
+def parse_json(location: str, text: str, remedy: str = "write one complete object per line") -> Any:
     """Return the value of a JSON text. Raises InputError, also for an object with a key twice."""
     try:
         return DECODER.decode(text)
     except schema.SchemaError as error:
         raise InputError(f"{location}: {error}", remedy="remove one of them") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{location}: not JSON", remedy="write one complete object per line") from error
+        raise InputError(f"{location}: not JSON", remedy=remedy) from error
 
 
 # JSON array -----------------------------------------------------------------------------------------------------------

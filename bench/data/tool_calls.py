@@ -139,7 +139,7 @@ def _list(location: str, value: object) -> list[Any]:
     if value is None or value == "":
         return []
     if isinstance(value, str):
-        value = parse_json(location, value)
+        value = parse_json(location, value, "write a list or its JSON text")
     if not isinstance(value, list):
         raise InputError(f"{location}: expected a list or its JSON text, found {schema.type_name(value)}")
     _check_value(location, value)
@@ -163,7 +163,7 @@ def _arguments(location: str, value: object) -> dict[str, Any]:
     if value is None or value == "":
         return {}
     if isinstance(value, str):
-        value = parse_json(location, value)
+        value = parse_json(location, value, "write an object or its JSON text")
         _check_value(location, value)
     if not isinstance(value, dict):
         raise InputError(f"{location}: expected an object or its JSON text, found {schema.type_name(value)}")

@@ -11,13 +11,11 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.data.example_file import StoredExamples
 from bench.data.inputs import InputError, Inputs
 from bench.data.masking import Example
-from bench.data.tokenizer import load_tokenizer
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals
 from bench.qlora import recipes
@@ -39,7 +37,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as in a fine-tuning: sums in one order
     session = open_session(record, stops)
     with record.timed("data"):
-        tokenizer = load_tokenizer(Path(trial.model))
+        tokenizer = training_set.tokenizer_loader(trial)()
         folder = record.request.checkpoints
         cache = None if folder is None else folder / EXAMPLES_FOLDER
         data = held_out_part(trial, training_set.load(trial, lambda: tokenizer, cache)[0])
