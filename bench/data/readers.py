@@ -9,7 +9,7 @@ Every error is an InputError of one line that names the file, the line or row, a
 import codecs
 import hashlib
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from bench.records.units import format_percent
 
 MAX_LISTED = 20
 MAX_SAMPLES = 50_000
+MAX_HELD_BYTES = 32 << 20  # a file with more text is read again when it is needed again
+ROW_BYTES = 1000  # about the memory of a conversation without its texts
 MAX_REASON_CHARS = 160
 
 
@@ -83,12 +85,12 @@ class BadLines:
 class Conversations:
     """One reading of a data file, or of all files that match a pattern: its usable lines, in the files' order.
 
-    `kind`, `lines` (usable ones), `bytes`, `sha256` and `bad_lines` are complete after the last one. The sha256 of a
-    pattern is that of its files' names and digests.
+    `kind`, `lines` (usable ones), `bytes`, `text_bytes` (unpacked), `sha256` and `bad_lines` are complete after the last
+    one. The sha256 of a pattern is that of its files' names and digests.
     """
 
     def __init__(self, path: str, bad_line_policy: str | None, columns: Mapping[str, str]) -> None:
-        self.path, self.kind, self.lines, self.bytes = path, "", 0, 0
+        self.path, self.kind, self.lines, self.bytes, self.text_bytes = path, "", 0, 0, 0
         self.bad_lines = BadLines(source=path, policy=bad_line_policy)
         self._files, self._columns, self._digests = file_types.expand(path), columns, dict[str, str]()
 
@@ -108,6 +110,7 @@ class Conversations:
                     self.bad_lines.add(error)
                 else:
                     self.lines += 1
+                    self.text_bytes += ROW_BYTES + len(row if isinstance(row, bytes) else str(row))
                     yield conversation
             self.bytes += rows.bytes
             self._digests[name] = rows.sha256
@@ -120,8 +123,8 @@ class Conversations:
 class DataFile:
     """A data file whose every line was checked: its kind, sha256, bytes, number of usable lines, and lines skipped.
 
-    Its conversations are read again each time it is iterated, so that they are never held together. Iterating raises
-    InputError if the file has changed since.
+    Its conversations are read again each time it is iterated, unless there are few: `held` then has them. Iterating
+    raises InputError if the file has changed since.
     """
 
     path: str
@@ -131,8 +134,12 @@ class DataFile:
     lines: int
     bad_lines: BadLines
     columns: Mapping[str, str] = field(default_factory=dict)
+    held: Sequence[Conversation] | None = None
 
     def __iter__(self) -> Iterator[Conversation]:
+        if self.held is not None:
+            yield from self.held
+            return
         conversations = Conversations(self.path, self.bad_lines.policy, self.columns)
         yield from conversations
         if conversations.sha256 != self.sha256:
@@ -144,8 +151,12 @@ def read(
 ) -> DataFile:
     """Check every line of a data file. Raises InputError, which lists the lines that cannot be used."""
     conversations = Conversations(str(path), bad_line_policy, columns or {})
-    for _ in conversations:
-        pass
+    held = list[Conversation]()
+    for conversation in conversations:
+        if conversations.text_bytes <= MAX_HELD_BYTES:
+            held.append(conversation)
+        else:
+            held.clear()
     return DataFile(
         path=conversations.path,
         kind=conversations.kind,
@@ -154,6 +165,7 @@ def read(
         lines=conversations.lines,
         bad_lines=conversations.bad_lines,
         columns=columns or {},
+        held=held if conversations.text_bytes <= MAX_HELD_BYTES else None,
     )
 
 
