@@ -65,6 +65,16 @@ def test_another_base_template_or_adapter_is_refused(stage_request: Callable[...
         stage_adapter(stage_request(), print)
 
 
+def test_an_adapter_of_the_text_part_of_a_model_with_images_is_refused(
+    stage_request: Callable[..., StageRequest],
+) -> None:
+    config = Path(stage_request().model) / "config.json"
+    config.write_text(json.dumps({"model_type": "mistral3", "text_config": json.loads(config.read_text())}))
+    with pytest.raises(InputError, match="the adapter is of its text part") as caught:
+        stage_adapter(stage_request(), print)
+    assert caught.value.remedy == "inv adapter.merge, then inv serve --merged"
+
+
 def test_staging_waits_for_the_adapters_last_file(
     stage_request: Callable[..., StageRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
