@@ -85,8 +85,8 @@ class BadLines:
 class Conversations:
     """One reading of a data file, or of all files that match a pattern: its usable lines, in the files' order.
 
-    `kind`, `lines` (usable ones), `bytes`, `text_bytes` (unpacked), `sha256` and `bad_lines` are complete after the last
-    one. The sha256 of a pattern is that of its files' names and digests.
+    `kind`, `lines` (usable ones), `bytes`, `text_bytes` (unpacked), `sha256` and `bad_lines` are complete after the
+    last one. The sha256 of a pattern is that of its files' names and digests.
     """
 
     def __init__(self, path: str, bad_line_policy: str | None, columns: Mapping[str, str]) -> None:
