@@ -32,6 +32,7 @@ TURNS = [
     {"role": "assistant", "content": "It is mild."},
 ]
 MORE_TURNS = [*TURNS, {"role": "user", "content": "Thanks"}, {"role": "assistant", "content": "Bye."}]
+WITH_SYSTEM = [{"role": "system", "content": "be good"}, *MORE_TURNS]
 FAMILIES = {
     TRL: (
         *("gemma4", "glm4moe", "gptoss", "lfm2_2_5", "llama3_1", "llama3_2", "muse_glimmer", "nemotron_3_nano"),
@@ -53,7 +54,7 @@ def tokenizer_with(name: str, tokenizer_of: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("turns", [TURNS, MORE_TURNS], ids=["one", "more"])
+@pytest.mark.parametrize("turns", [TURNS, MORE_TURNS, WITH_SYSTEM], ids=["one", "more", "system"])
 def test_calls_are_trained_after_their_prompt_and_results_are_not(
     name: str, turns: list[dict[str, Any]], tokenizer_of: Callable[..., Any]
 ) -> None:
@@ -69,9 +70,9 @@ def test_calls_are_trained_after_their_prompt_and_results_are_not(
     ]
     assert [prompt for prompt, _ in trained] == prompts
     for (_, text), index in zip(trained, source.answers, strict=True):
-        parts = ("get_weather", "Rome") if index == 1 else (turns[index]["content"],)
+        parts = ("get_weather", "Rome") if "tool_calls" in turns[index] else (turns[index]["content"],)
         assert all(part in text for part in parts)
-        assert not any(other in text for other in ("21 C", "Weather of a city", "Thanks"))
+        assert not any(other in text for other in ("21 C", "Weather of a city", "Thanks", "be good"))
     result = next(prompt for prompt, _ in trained[1:2])
     assert "21 C" in result
     assert "Weather of a city" in prompts[0]
