@@ -38,6 +38,7 @@ class BenchOptions:
     spread: str | None = text("replicate: every trial on every worker; shard: every trial once (default: bench.spread)")
     trial_file: str | None = text(f"JSON file with the trial to run, or a list of trials {TRIAL_FILE}")
     repeats: int | None = number(int, "processes per trial and worker, 1 to 100 (default: bench.repeats)", ge=1, le=100)
+    cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere (default: fleet.cordon)")
     strict: bool = switch(
         "mark a trial on a shared or throttled GPU or CPU, or with another recipe, as FAILED instead of flagging it "
         "(default: bench.strict)"
@@ -109,6 +110,7 @@ class TrainOptions:
     )
     trial_file: str | None = text(f"JSON file with the configuration to use {TRIAL_FILE}")
     from_run: str | None = text("use the recommended configuration of this benchmark or search", name="from")
+    cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere (default: fleet.cordon)")
     elastic: bool = switch(
         "without a replacement within train.replacement_timeout_sec, continue with the remaining workers"
     )

@@ -155,7 +155,10 @@ class ReasonCode(str, Enum):
     RANK_LOST = "rank_lost", TrialStatus.LOST, "a rank was lost"
     START_TIMED_OUT = "start_timed_out", TrialStatus.LOST, "a rank's machine did not join in time", _FROM_OUTSIDE
     CONNECTION_LOST = "connection_lost", TrialStatus.LOST, "the connection between ranks broke"
-    GPU_FAULT = "gpu_fault", TrialStatus.LOST, "its GPU has a fault", {"is_worker_faulty": True}
+    GPU_FAULT = (
+        *("gpu_fault", TrialStatus.LOST, "its GPU has a fault"),
+        {"is_worker_faulty": True, "remedy": "replace its node (`inv nodes`, --cordon), then run `{resume}`"},
+    )
     NO_RESULT = "no_result", TrialStatus.LOST, "it left no result"
     RESULT_UNVERIFIED = "result_unverified", TrialStatus.LOST, "its result is damaged"
     CANNOT_START = "cannot_start", TrialStatus.LOST, "its program cannot be started"

@@ -29,6 +29,7 @@ from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import nodes, plan, runner
 from tasks.fleet.collect import collect_run
+from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.reuse import Reuse, find_reusable, write_reused
@@ -38,7 +39,7 @@ from tasks.settings.load import Settings, load
 
 def run_bench(context: Context, options: BenchOptions) -> None:
     """Start a run, print its plan, or resume a run."""
-    settings = load(context)
+    settings = with_cordon(load(context), options.cordon)
     _check_flags(options)
     receivers(settings)  # an invalid one is an error before anything starts
     if options.resume:

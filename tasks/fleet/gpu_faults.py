@@ -13,6 +13,13 @@ from tasks.settings.load import Settings
 DELETE_TIMEOUT_SEC = 90.0
 
 
+def with_cordon(settings: Settings, flag: bool) -> Settings:
+    """Return the settings with fleet.cordon, if the flag --cordon is given."""
+    if not flag:
+        return settings
+    return settings.model_copy(update={"fleet": settings.fleet.model_copy(update={"cordon": True})})
+
+
 def make_mover(
     settings: Settings, hosts: Sequence[Host], workers: Sequence[str]
 ) -> Callable[[str, int], tuple[bool, str]]:

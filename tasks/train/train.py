@@ -20,6 +20,7 @@ from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import nodes, runner, trial_spec
+from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, load
@@ -48,7 +49,7 @@ def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
 
 def train_fleet(context: Context, options: TrainOptions) -> None:
     """Start a training, print its plan, submit it as a Job, or resume one."""
-    settings = load(context)
+    settings = with_cordon(load(context), options.cordon)
     receivers(settings)  # an invalid one is an error before anything starts
     if options.elastic:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
