@@ -4,6 +4,7 @@ Times are computed: the start time plus the durations of the steps since, withou
 """
 
 import dataclasses
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from reports.read.run import ReportError
 from reports.training import summary
 
 _MAX_STEPS_BYTES = 1 << 30
+_TEMPLATE_SETTING = "training.data.chat_template"
 _COLUMNS = [field.name for field in dataclasses.fields(TrainedSteps)]
 
 
@@ -221,7 +223,10 @@ def _tokens_per_sec(row: Mapping[str, Any], tokens: float) -> dict[str, float]:
 
 
 def _flatten_settings(trial: Trial) -> dict[str, Setting]:
-    """Return the trial's settings with dotted names: `lora_rank`, `training.schedule`. Unset ones are left out."""
+    """Return the trial's settings with dotted names: `lora_rank`, `training.schedule`. Unset ones are left out.
+
+    Other tools limit a value's length, so a chat template has its sha256 in its place.
+    """
     settings: dict[str, Setting] = {}
 
     def add(prefix: str, table: Mapping[str, Any]) -> None:
@@ -234,6 +239,8 @@ def _flatten_settings(trial: Trial) -> dict[str, Setting]:
                 settings[f"{prefix}{name}"] = value
 
     add("", trial.to_json())
+    if (template := settings.pop(_TEMPLATE_SETTING, None)) is not None:
+        settings[f"{_TEMPLATE_SETTING}_sha256"] = hashlib.sha256(str(template).encode()).hexdigest()
     return settings
 
 

@@ -1,5 +1,7 @@
 """Exports of runs. In tests/integration/reports/exports, the other tools read them."""
 
+import dataclasses
+import hashlib
 import json
 import struct
 from importlib.util import find_spec
@@ -9,7 +11,7 @@ import yaml
 
 from bench.records.paths import STEPS_FILE
 from bench.records.status import TrialStatus
-from reports.exports import check_packages, export, measured
+from reports.exports import check_packages, export, log_model, measured
 from reports.exports.log_model import read_logged_runs
 from reports.read.run import ReportError, ReportWriteError
 from tests.support.reports import synthetic, training_run
@@ -86,6 +88,17 @@ def test_a_trainings_held_out_losses_come_after_the_steps_they_were_measured_at(
     assert training.results["held_out_loss"] == 1.5
     assert training.results["usd"] == pytest.approx(4.0)
     assert training.settings["training.data.max_seq_len"] == 64
+
+
+def test_a_long_chat_template_is_exported_as_its_digest():
+    trial = training_run.TRIAL
+    data = dataclasses.replace(trial.training.data, chat_template="{{ messages }}" * 9999)
+    settings = log_model._flatten_settings(
+        dataclasses.replace(trial, training=dataclasses.replace(trial.training, data=data))
+    )
+    digest = hashlib.sha256(data.chat_template.encode()).hexdigest()
+    assert settings["training.data.chat_template_sha256"] == digest
+    assert all(len(str(value)) < 1000 for value in settings.values())
 
 
 @needs_tensorboard
