@@ -33,7 +33,9 @@ def suite_names() -> str:
 class BenchOptions:
     quick: bool = switch("run suite quick: 2 trials, the published baseline and optimum")
     full: bool = switch("run suite full: 12 trials, one factor at a time")
-    only: str | None = text("ids of the trials to run, separated by commas (`python -m bench list` shows all)")
+    only: str | None = text(
+        "ids of the trials to run, separated by commas (`python -m bench list` shows all)", value="IDS"
+    )
     suite: str | None = text(f"{suite_names()} or all (default: bench.suite)")
     spread: str | None = text("replicate: every trial on every worker; shard: every trial once (default: bench.spread)")
     trial_file: str | None = text(f"JSON file with the trial to run, or a list of trials {TRIAL_FILE}")
@@ -51,7 +53,9 @@ class BenchOptions:
         "take over results of earlier runs, measured with the same trial, model, data, code, image, driver and GPU"
     )
     resume: str | bool | None = text(
-        "resume the newest run, or the run with this id; finished trials are not repeated", is_value_optional=True
+        "resume the newest run, or the run with this id; finished trials are not repeated",
+        is_value_optional=True,
+        value="RUN",
     )
     workers: int | None = number(int, "run on this many of the fleet's workers (default: fleet.size)", ge=1)
     dry_run: bool = switch(DRY_RUN)
@@ -91,7 +95,9 @@ tune = Command(
     "tasks.tuning.tune:tune_fleet",
     "Search for the fastest configuration that fits.",
     resume=text(
-        "resume the newest search, or the search with this id; finished trials are not repeated", is_value_optional=True
+        "resume the newest search, or the search with this id; finished trials are not repeated",
+        is_value_optional=True,
+        value="RUN",
     ),
     memory_gib=number(
         float, "GPU memory limit in GiB (default: tune.memory_gib, else the GPU's memory)", gt=0, le=1024
@@ -109,13 +115,21 @@ class TrainOptions:
         int, "train on this many of the fleet's workers (default: train.workers, else all)", ge=1
     )
     trial_file: str | None = text(f"JSON file with the configuration to use {TRIAL_FILE}")
+<<<<<<< ours
     from_run: str | None = text("use the recommended configuration of this benchmark or search", name="from")
     cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere (default: fleet.cordon)")
+=======
+    from_run: str | None = text(
+        "use the recommended configuration of this benchmark or search", name="from", value="RUN"
+    )
+>>>>>>> theirs
     elastic: bool = switch(
         "without a replacement within train.replacement_timeout_sec, continue with the remaining workers"
     )
     resume: str | bool | None = text(
-        "resume the newest training, or the run with this id, from its last checkpoint", is_value_optional=True
+        "resume the newest training, or the run with this id, from its last checkpoint",
+        is_value_optional=True,
+        value="RUN",
     )
     changed: bool = switch("with --resume: use the current settings, data and model even if they changed")
     retry_failed: bool = switch(
@@ -135,7 +149,7 @@ check_data = Command(
     "data.check",
     "tasks.train.train:check_data",
     "Show the examples and tokens that a training would use.",
-    out=text("also write an HTML page to this file"),
+    out=text("also write an HTML page to this file", value="FILE"),
     as_json=switch(JSON, name="json"),
 )
 
@@ -157,7 +171,7 @@ merge_adapter = Command(
     base=text(
         "bf16: merge into the original weights (default); nf4: into the weights as quantized during training", "bf16"
     ),
-    out=text("folder to create, as the worker sees it (default: RUN/merged in results.folder)"),
+    out=text("folder to create, as the worker sees it (default: RUN/merged in results.folder)", value="FOLDER"),
     force=switch("merge without a check, or if the check found another loss than the training"),
 )
 push_adapter = Command(
@@ -275,7 +289,7 @@ build = Command(
     "build",
     "tasks.image.build:build_image",
     "Build the offline image on the VM, or follow its build.",
-    tmpdir=text(TMPDIR),
+    tmpdir=text(TMPDIR, value="FOLDER"),
     dry_run=switch(DRY_RUN),
     cancel=switch("stop the running build on the VM"),
     force=switch("rebuild an image that is up to date, e.g. after `inv image.verify` found damage"),
@@ -346,9 +360,13 @@ demo = Command(
 class FetchOptions:
     model: str | None = text("ORGANISATION/NAME of the model (default: all of image.models)")
     revision: str | None = text("commit, tag or branch (default: the revision on the VM, else main)")
-    tmpdir: str | None = text("parent folder of the models on the VM, e.g. /mnt/fss (default: build.tmpdir)")
-    cache: str | None = text("copy from this Hugging Face cache on the VM instead of the hub")
-    cache_here: str | None = text("copy from this Hugging Face cache on this machine instead of the hub")
+    tmpdir: str | None = text(
+        "parent folder of the models on the VM, e.g. /mnt/fss (default: build.tmpdir)", value="FOLDER"
+    )
+    cache: str | None = text("copy from this Hugging Face cache on the VM instead of the hub", value="FOLDER")
+    cache_here: str | None = text(
+        "copy from this Hugging Face cache on this machine instead of the hub", value="FOLDER"
+    )
     dry_run: bool = switch("print the files to fetch, and change nothing")
 
 
@@ -362,13 +380,13 @@ check_vm = Command(
     "vm.check",
     "tasks.image.vm:check_vm",
     "Connect to the build VM and show its properties.",
-    tmpdir=text(TMPDIR),
+    tmpdir=text(TMPDIR, value="FOLDER"),
 )
 engine = Command(
     "vm.engine",
     "tasks.image.vm:start_engine",
     "Start an engine on the VM with its data on the share.",
-    tmpdir=text("folder on the VM for the data file, e.g. /mnt/fss (default: build.tmpdir)"),
+    tmpdir=text("folder on the VM for the data file, e.g. /mnt/fss (default: build.tmpdir)", value="FOLDER"),
     size_gb=number(float, "maximum size of the engine's data in GB (default: 150)", ge=1, le=100_000),
 )
 
@@ -380,8 +398,11 @@ report = Command(
     "Write a run's report: HTML, Markdown, data and figures.",
     run=text(RUN),
     follow=switch("update the report as results arrive, until every planned trial has one"),
-    against=text("run id to compare with, in a figure"),
-    allow=words("condition of --against that may differ (gpu, driver, lock, weights, profile, ...); repeatable"),
+    against=text("run id to compare with, in a figure", value="RUN"),
+    allow=words(
+        "condition of --against that may differ (gpu, driver, lock, weights, profile, ...); repeatable",
+        value="CONDITION",
+    ),
     formats=words(
         "also export for tensorboard, mlflow, wandb, optimum-benchmark, mlperf or measured; repeatable", name="format"
     ),
@@ -407,12 +428,20 @@ compare = Command(
     "Show what became faster or slower between runs.",
     first=positional("run id of the reference"),
     second=positional("run id to compare with it"),
-    also=words("another run id to compare with the first; repeatable"),
-    allow=words("condition that may differ (gpu, driver, lock, weights, profile, ...) or be unknown; repeatable"),
-    tolerance=number(
-        float, "percent that a configuration may be slower without failing (default: 1)", 1.0, ge=0, lt=100
+    also=words("another run id to compare with the first; repeatable", value="RUN"),
+    allow=words(
+        "condition that may differ (gpu, driver, lock, weights, profile, ...) or be unknown; repeatable",
+        value="CONDITION",
     ),
-    out=text("folder for compare.json (default: the report folder of the last run)"),
+    tolerance=number(
+        float,
+        "percent that a configuration may be slower without failing (default: 1)",
+        1.0,
+        ge=0,
+        lt=100,
+        value="PERCENT",
+    ),
+    out=text("folder for compare.json (default: the report folder of the last run)", value="FOLDER"),
     as_json=switch("print the content of compare.json; other output goes to standard error", name="json"),
 )
 settings = Command(
@@ -427,7 +456,7 @@ doctor = Command(
     "doctor",
     "tasks.doctor.doctor:run_doctor",
     "Check the whole set-up and print a fix for each problem.",
-    only=text("subjects to check, e.g. cluster,nodes, even if no setting needs them (default: all)"),
+    only=text("subjects to check, e.g. cluster,nodes, even if no setting needs them (default: all)", value="SUBJECTS"),
     as_json=switch(JSON, name="json"),
     document=switch("write docs/troubleshooting.md from the checks instead of running them"),
 )

@@ -33,18 +33,25 @@ RENAMED_FLAGS: dict[str, dict[str, str]] = {
 }
 
 
+class NamedArgument(Argument):
+    """Invoke's argument with the name of its value in the help."""
+
+    value_name = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flag:
     """A flag of a command. `name` is given where it differs from the parameter's.
 
     `kind` is what the function gets: bool, str, int, float or tuple. Invoke gets numbers as text, because its own
-    conversion ends in a traceback.
+    conversion ends in a traceback. `value` names a value in the help: `--tmpdir=FOLDER`.
     """
 
     kind: type
     help: str
     default: Any = None
     name: str = ""
+    value: str = ""
     is_positional: bool = False
     is_value_optional: bool = False
     ge: float | None = None
@@ -56,7 +63,7 @@ class Flag:
         """Return Invoke's argument for this flag."""
         kind: type = bool if self.kind is bool else list if self.kind is tuple else str
         typed_name = name.replace("_", "-")
-        return Argument(
+        argument = NamedArgument(
             name=typed_name,
             attr_name=None if typed_name == name else name,
             kind=kind,
@@ -65,6 +72,8 @@ class Flag:
             positional=self.is_positional,
             optional=self.is_value_optional,
         )
+        argument.value_name = self.value or ("N" if self.kind is int else typed_name.rpartition("-")[2].upper())
+        return argument
 
     def parse(self, label: str, value: Any) -> Any:
         """Convert the value from Invoke, None for the default. Raises UsageError that begins with `label`."""

@@ -41,8 +41,10 @@ nodes = Command(
     "Show the GPU node pools, or --add or --remove nodes.",
     guard=require_sdk,
     name=text("name or OCID of the node pool (default: the one with GPUs)", name="pool"),
-    add=text("number of nodes to add"),
-    remove=text("number of nodes to remove, e.g. --remove=2; without a number: all nodes", is_value_optional=True),
+    add=text("number of nodes to add", value="N"),
+    remove=text(
+        "number of nodes to remove, e.g. --remove=2; without a number: all nodes", is_value_optional=True, value="N"
+    ),
     dry_run=switch("print the change and its costs, and change nothing"),
     yes=switch("do not ask for confirmation"),
 )
