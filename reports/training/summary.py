@@ -221,15 +221,15 @@ def _finding_places(finding: DataFinding) -> str:
 def lines(training: TrainingReport) -> list[SummaryRow]:
     """Return all numbers of the training as pairs of title and text."""
     record, restarts = training.record, training.attempts[1:]
-    lowest = next((evaluation for evaluation in reversed(record.evaluations) if evaluation.is_best), None)
+    best = next((evaluation for evaluation in reversed(record.evaluations) if evaluation.is_best), None)
     return [
         ("steps", f"{record.steps_done:,} of {record.steps_planned:,} ({record.reason or record.stop or 'stopped'})"),
         ("workers", f"{record.world_size}, on {training.device}"),
         *_configuration(training),
         *score.lines(record),
         *(
-            (f"held-out loss, step {evaluation.step:,}", _loss(evaluation, lowest))
-            for evaluation in _notable_evaluations(record.evaluations, lowest)
+            (f"held-out loss, step {evaluation.step:,}", _loss(evaluation, best))
+            for evaluation in _notable_evaluations(record.evaluations, best)
         ),
         ("tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"),
         ("time of the steps", _hours(sum(record.steps.step_time_sec))),
@@ -275,9 +275,9 @@ def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]
     ]
 
 
-def _notable_evaluations(evaluations: Sequence[Evaluation], lowest: Evaluation | None) -> list[Evaluation]:
-    """Select the first, the lowest and the last."""
-    ends = [*evaluations[:1], *([] if lowest is None else [lowest]), *evaluations[-1:]]
+def _notable_evaluations(evaluations: Sequence[Evaluation], best: Evaluation | None) -> list[Evaluation]:
+    """Select the first, the best and the last."""
+    ends = [*evaluations[:1], *([] if best is None else [best]), *evaluations[-1:]]
     return list({end.step: end for end in ends}.values())
 
 
@@ -287,12 +287,16 @@ def adapter_evaluation(record: TrainingRecord) -> Evaluation | None:
     return next(iter(matches or record.evaluations[-1:]), None)
 
 
-def _loss(evaluation: Evaluation, lowest: Evaluation | None) -> str:
-    best = ", the lowest" if evaluation is lowest else ""
+def _loss(evaluation: Evaluation, best: Evaluation | None) -> str:
+    mark = ""
+    if evaluation.score is not None:
+        mark = f"; score {evaluation.score * 100:.0f} %{', the highest' if evaluation is best else ''}"
+    elif evaluation is best:
+        mark = ", the lowest"
     interval = (
         "" if evaluation.low is None or evaluation.high is None else f" ({evaluation.low:.4f} to {evaluation.high:.4f})"
     )
-    return f"{evaluation.loss:.4f}{interval} over {formatting.count(evaluation.rows, 'example')}{best}"
+    return f"{evaluation.loss:.4f}{interval} over {formatting.count(evaluation.rows, 'example')}{mark}"
 
 
 def _cost(training: TrainingReport) -> str:
