@@ -144,6 +144,8 @@ def apply_changes(
         data, share = new_trial.training.data, trial.training.data.validation_share
         if share and "validation_share" in new_trial.training.derive:
             data = dataclasses.replace(data, validation_share=share)
+        if "chat_template" not in keys:  # its file may have changed since it was read for the plan
+            data = dataclasses.replace(data, chat_template=trial.training.data.chat_template)
         trial_fields["data"], training_fields["data"] = new_trial.data, data
         may_differ.add("data")
     if "model.path" in keys:

@@ -195,6 +195,22 @@ def test_requested_changes_are_applied_and_nothing_else(run: RunRecord, settings
     assert changed == dataclasses.replace(before, **expected)
 
 
+def test_the_planned_template_stays_unless_the_setting_changes(run: RunRecord, settings: Any, tmp_path: Path) -> None:
+    (planned,) = run.planned
+    assert planned.trial.training is not None
+    (tmp_path / "new.jinja").write_text("new")
+    (tmp_path / "own.jinja").write_text("changed since")
+    own = str(tmp_path / "own.jinja")
+    data = dataclasses.replace(planned.trial.training.data, chat_template="as planned")
+    trial = dataclasses.replace(planned.trial, training=dataclasses.replace(planned.trial.training, data=data))
+    run = dataclasses.replace(run, settings={**run.settings, "train": {**run.settings["train"], "chat_template": own}})
+    for name, expected in (("own", "as planned"), ("new", "new")):
+        now = settings(chat_template=str(tmp_path / f"{name}.jinja"), data=["other.jsonl"])
+        changed = resume.apply_changes(trial, now, resume.find_changes(run, now), [])
+        assert changed.training is not None
+        assert changed.training.data.chat_template == expected
+
+
 @pytest.mark.parametrize(("differences", "are_kept"), [((), True), (("data",), False), (("model",), False)])
 def test_a_confirmed_change_of_an_input_drops_the_planned_digests(
     run: RunRecord, settings: Any, differences: tuple[str, ...], are_kept: bool
