@@ -115,14 +115,10 @@ class TrainOptions:
         int, "train on this many of the fleet's workers (default: train.workers, else all)", ge=1
     )
     trial_file: str | None = text(f"JSON file with the configuration to use {TRIAL_FILE}")
-<<<<<<< ours
-    from_run: str | None = text("use the recommended configuration of this benchmark or search", name="from")
-    cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere (default: fleet.cordon)")
-=======
     from_run: str | None = text(
         "use the recommended configuration of this benchmark or search", name="from", value="RUN"
     )
->>>>>>> theirs
+    cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere (default: fleet.cordon)")
     elastic: bool = switch(
         "without a replacement within train.replacement_timeout_sec, continue with the remaining workers"
     )
