@@ -121,6 +121,7 @@ class AnswerGenerator:
         longest = max((len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)), default=0)
         with contextlib.ExitStack() as contexts:
             contexts.enter_context(self._stack.torch.no_grad())
+            contexts.enter_context(_uncompiled(self._stack.torch))
             if self._step is not None:
                 contexts.enter_context(evaluation_mode(self._stack.torch, self._step.model))
                 contexts.enter_context(self._step.autocast())
@@ -230,13 +231,12 @@ class AnswerGenerator:
             self._on_step()
             return last <= current.shape[1]
 
-        with _uncompiled(torch):
-            out = self._model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                generation_config=settings,
-                stopping_criteria=transformers.StoppingCriteriaList([reached_limit]),
-            )
+        out = self._model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=settings,
+            stopping_criteria=transformers.StoppingCriteriaList([reached_limit]),
+        )
         new_rows = out[:, width:].tolist()
         return [_cut(row, limit, self._end_tokens) for row, limit in zip(new_rows, limits, strict=True)]
 
