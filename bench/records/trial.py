@@ -9,11 +9,12 @@ Not covered: whether a trial fits a given GPU; whether its model and data exist 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +39,11 @@ LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
 MATMULS = ("bf16", "int8_backward", "int8")
 PROFILES = ("gpu", "tiny")
+# Fields of a training that older workers do not know.
+NEWER_TRAINING_FIELDS = (
+    *("input_digests", "revision", "derive", "init_adapter", "init_sha256"),
+    *("score", "score_pattern", "score_rows", "best_by"),
+)
 FAST_ONLY_FIELDS = ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul")
 MAX_BYTES = 16 << 20  # size limit of a file of trials; one trial takes about 1000 bytes
 # Older trial files and records have `products` instead of `matmul`, with these values.
@@ -171,16 +177,10 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """Return the trial as JSON values, without newer fields that have their default: older workers can read it."""
         document = cast("dict[str, Any]", schema.to_json(self))
-        for name in ("training", "matmul", "held_out_parts"):
-            if getattr(self, name) == getattr(Trial, name):
-                del document[name]
+        _drop_defaults(document, self, ("training", "matmul", "held_out_parts"))
         if self.training is not None:
-            for name in ("input_digests", "revision"):
-                if not getattr(self.training, name):
-                    del document["training"][name]
-            for name in ("system", "chat_template"):
-                if getattr(self.training.data, name) is None:
-                    del document["training"]["data"][name]
+            _drop_defaults(document["training"], self.training, NEWER_TRAINING_FIELDS)
+            _drop_defaults(document["training"]["data"], self.training.data, ("system", "chat_template", "columns"))
         return document
 
     @classmethod
@@ -219,6 +219,14 @@ def read_text(path: Path) -> str:
         raise TrialError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise TrialError(f"{path}: not UTF-8 text", remedy="the file is JSON") from error
+
+
+def _drop_defaults(document: dict[str, Any], record: Any, names: Sequence[str]) -> None:
+    """Remove these fields of a record from its document, if they have their default."""
+    for field in dataclasses.fields(record):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name in names and getattr(record, field.name) == default:
+            del document[field.name]
 
 
 def rename_old_fields(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:

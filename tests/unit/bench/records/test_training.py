@@ -52,3 +52,16 @@ def test_the_record_comes_back_from_its_file_equal(tmp_path: Path):
     )  # fmt: skip
     for record in (RECORD, stopped):
         assert TrainingRecord.read(record.write(tmp_path)) == record
+
+
+def test_fields_that_older_workers_do_not_know_are_left_out_at_their_defaults() -> None:
+    trial = Trial(
+        name="train", reason="a test", suite="train", kind="finetune", profile="tiny", model="m", data="chats.jsonl",
+        max_seq_len=64, training=training(),
+    )  # fmt: skip
+    document = trial.to_json()["training"]
+    assert not {"derive", "init_adapter", "init_sha256", "score", "best_by", "revision"} & document.keys()
+    assert not {"columns", "system", "chat_template"} & document["data"].keys()
+    data = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64, columns={"prompt": "q"})
+    changed = dataclasses.replace(trial, training=training(data=data, derive=("rows_per_step",), init_adapter="a"))
+    assert Trial.from_json(changed.to_json()) == changed
