@@ -135,12 +135,13 @@ class Fleet:
         if self._failure is not None:
             raise self._failure
         for trial in self._queue.open_trials():
+            attempts = self.ledger.entries[trial.trial_id].attempts
             if self.was_stopped:
-                attempts = self.ledger.entries[trial.trial_id].attempts
                 reason = f"cancelled after attempt {attempts[-1].number} on {attempts[-1].worker}" if attempts else None
                 self._end(trial, ReasonCode.CANCELLED, reason or "cancelled before it started")
             else:
-                self._end(trial, ReasonCode.NO_WORKER, "no remaining worker may run it")
+                last = f"; the last attempt: {attempts[-1].reason}" if attempts and attempts[-1].reason else ""
+                self._end(trial, ReasonCode.NO_WORKER, f"no remaining worker may run it{last}")
         shutil.rmtree(self._download_folder, ignore_errors=True)  # files of attempts without a result
 
     def _end(self, trial: OpenTrial, code: ReasonCode, reason: str) -> None:
