@@ -30,6 +30,7 @@ THOUGHT_TOKENS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 OWN, TYPED, FILL, LAST = 0x100000, 0x108000, "\U0010fffd", "\U0010ffff"
 MAX_CONTROL_TOKENS = 0x7000
 CONTROL_TOKEN = re.compile(r"<\|[^|<>{}'\"\s]+\|>")
+TEMPLATE_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 PROBE_MESSAGES = ({"role": "user", "content": "a?"}, {"role": "assistant", "content": "A."})
 
 
@@ -64,7 +65,7 @@ def _check_template(tokenizer: Any, text: str) -> None:
             remedy="correct the file",
         ) from error
     known = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    unknown = sorted(set(CONTROL_TOKEN.findall(text)) - known)
+    unknown = sorted(set(CONTROL_TOKEN.findall(TEMPLATE_COMMENT.sub("", text))) - known)
     if unknown:
         raise InputError(
             f"train.chat_template: writes {', '.join(unknown[:5])}, which the model's tokenizer does not have; new "

@@ -31,7 +31,7 @@ def build(tokenizer: Any, *conversations: Any, policy: str = "text") -> tuple[li
     return list(builder.build(lines)), builder.findings
 
 
-OWN_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+OWN_TEMPLATE = "{#- no <|turn|>\n -#}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
 
 
 @pytest.mark.parametrize(
