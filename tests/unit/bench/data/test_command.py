@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from bench.commands import cli
 from bench.data import tokenizer
+from tests.support.paths import ROOT
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def run_data_command(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, tokenizer_of: Callable[..., Any]
 ) -> Callable[..., int]:
     """Function that runs `python -m bench data` on a file of 30 lines; `document` replaces parts of the settings."""
-    monkeypatch.setattr(tokenizer, "load_tokenizer", lambda *_: tokenizer_of("chatml"))
+    monkeypatch.setattr(tokenizer, "load_tokenizer", lambda _, template=None: tokenizer_of(template or "chatml"))
     lines = [json.dumps({"prompt": f"{number}?", "completion": "yes"}) for number in range(30)]
     (tmp_path / "d.jsonl").write_text("\n".join(lines))
 
@@ -79,3 +80,23 @@ def test_errors_are_one_line(
     out, err = capsys.readouterr()
     assert (json.loads(out)["reason_code"], err.count("\n")) == ("bad_input", 1)
     assert re.search(message, err)
+
+
+def test_tool_turns_need_a_template_that_writes_them(
+    run_data_command: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, call = tmp_path / "tools.jsonl", {"function": {"name": "f", "arguments": {"x": 1}}}
+    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "tool_calls": [call]}]
+    path.write_text(json.dumps({"messages": turns, "tools": [{"function": {"name": "f"}}]}))
+    assert run_data_command(files=[str(path)], validation_share=0.0) == 2
+    refused = json.loads(capsys.readouterr().out)
+    assert refused["reason_code"] == "bad_input"
+    assert refused["remedy"].startswith("use a model whose template writes them, set train.chat_template, ")
+    template = (ROOT / "docs/chatml-tools.jinja").read_text(encoding="utf-8")
+    options = {"chat_template": template, "system": "s", "max_seq_len": 1000}
+    assert run_data_command(files=[str(path)], validation_share=0.0, **options) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["shown"]
+    assert shown["parts"][0]["text"].startswith("<|im_start|>system\ns\n")
+    assert [part["text"] for part in shown["parts"] if part["is_target"]] == [
+        '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><|im_end|>'
+    ]
