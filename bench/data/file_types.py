@@ -38,6 +38,7 @@ UNREAD = {  # at the beginning of a file, or of its unpacked text
     GZIP: "gzip",
     PARQUET: "Parquet",
 }
+ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, or a stream as datasets saves it
 PACKED_SUFFIXES = (".gz", ".zst")
 JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are parsed
 DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
@@ -162,6 +163,10 @@ class DataRows:
                 raise InputError(
                     f"{self.path}: {shown} is not read here", remedy="unpack it, or compress it with gzip or zstd"
                 )
+        if first_bytes.startswith(ARROW):
+            raise InputError(
+                f"{self.path}: Arrow is not read from a single file", remedy="name the folder that datasets saved"
+            )
         if first_bytes.lstrip().startswith(b"["):  # no line of JSONL and no header of CSV begins so
             self.unit = "row"
             return _array_rows(self.path, stream)

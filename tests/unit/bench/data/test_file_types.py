@@ -238,6 +238,7 @@ BROKEN = {
     ),
     "a label of no in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "label": 0.0}]), "row 1: label: "),
     "a date in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "prompt": datetime.now(UTC)}]), "row 1: prompt: "),
+    "a file of a saved folder": ("d.arrow", as_stream(ROWS), "name the folder"),
     "a folder": ("saved", {"a.txt": b""}, "is a folder without state.json"),
     "several splits": (
         "saved",
