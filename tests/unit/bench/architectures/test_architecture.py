@@ -199,3 +199,19 @@ def test_values_too_deep_to_print_are_described():
     assert features.keys() == {Feature.OTHER_ACTIVATION, Feature.SCALED_ROTATION, Feature.ATTENTION_DROPOUT}
     for description in features.values():
         assert len(description) < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("language_model.model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+        ("model.language_model.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("vision_tower.transformer.layers.3.attention.q_proj.weight", None),
+    ],
+)
+def test_weights_of_a_text_part_are_found_by_the_names_of_both_versions_of_transformers(name, expected):
+    family = find({"model_type": "mistral3"})
+    assert family.module_name(name) == (expected or name)
+    assert family.is_linear_weight(family.module_name(name)) is (expected is not None and "layers" in expected)
