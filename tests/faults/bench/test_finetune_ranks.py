@@ -58,6 +58,7 @@ class Attempts:
         (home / "tmp").mkdir(parents=True)
         self.environment = environment | {"TMPDIR": str(home / "tmp")}
         self.started: list[subprocess.Popen] = []
+        self.score: str | None = None
 
     @property
     def out(self) -> Path:
@@ -73,6 +74,7 @@ class Attempts:
     ) -> subprocess.Popen:
         self.number += 1
         training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0, "max_hours": max_hours}
+        training["score"] = self.score
         trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training)
         (self.home / "trial.json").write_text(trial.to_text())
         program = ("-m", "bench") if held_after is None else ("-c", HELD_TRIAL, str(held_after), str(self.gate))
@@ -179,6 +181,42 @@ def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(a
     assert [restart.attempt for restart in record.restarts] == [2, 3, 4]
     assert [restart.from_step for restart in record.restarts] == [2, stopped.steps_done, stopped.steps_done + 1]
     assert record.restarts[1].lost_steps == 0
+
+
+SCORE_FILE = """
+import os, time
+from pathlib import Path
+
+def score(prompt, answer, expected):
+    home = Path({home!r})
+    with (home / "calls").open("a") as calls:
+        calls.write("x")
+    if (home / "calls").stat().st_size > {rows} and not (home / "gate").exists():
+        (home / "held").touch()
+        time.sleep(20)
+    return 0.25
+"""
+
+
+def test_a_rank_killed_during_the_last_score_repeats_this_score_and_no_step(attempts, undisturbed):
+    training, rows = attempts("scored"), undisturbed.evaluations[0].rows
+    (training.home / "my.py").write_text(SCORE_FILE.format(home=str(training.home), rows=rows))
+    training.score = str(training.home / "my.py")
+    process = training.start()
+    wait_for((training.home / "held").exists, "the last score", WAIT_SEC)
+    descendants = descendant_pids(process.pid)
+    os.kill(training.wait_for_step(process, STEPS)[1], signal.SIGKILL)
+    process.communicate(timeout=WAIT_SEC)
+    assert TrialResult.read(training.out / "result.json").status is TrialStatus.LOST
+    wait_for(lambda: not alive(descendants), "the end of ranks and score", WAIT_SEC)
+
+    (training.home / "gate").touch()
+    record = training.finish()
+    check_same(record, undisturbed)
+    assert [(restart.from_step, restart.lost_steps) for restart in record.restarts] == [(STEPS, 0)]
+    assert (training.home / "calls").stat().st_size == 2 * rows + 1, "the answers before are scored once"
+    assert record.score is not None
+    assert (record.score.before, record.score.after) == ([0.25] * rows, [0.25] * rows)
 
 
 def test_the_losses_do_not_depend_on_the_number_of_ranks(attempts, undisturbed):
