@@ -19,7 +19,15 @@ from bench.data.masking import ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
 from bench.data.tool_template import ToolTemplate
 from tests.support.paths import ROOT
-from tests.unit.bench.data.test_published_templates import AXOLOTL, TRL, answers, control_tokens, template_text
+from tests.unit.bench.data.test_published_templates import (
+    AXOLOTL,
+    DEEPSEEK_END,
+    OPEN_THOUGHT,
+    TRL,
+    answers,
+    control_tokens,
+    template_text,
+)
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "its name"}}}
 FUNCTION = {"name": "get_weather", "description": "Weather of a city", "parameters": PARAMETERS}
@@ -78,9 +86,9 @@ def test_calls_are_trained_after_their_prompt_and_results_are_not(
     assert "Weather of a city" in prompts[0]
 
 
-# By template for training: what TRL trains on before and after our targets, which the prompt ends with, or which
-# follows the token that ends a turn.
-TRL_ALSO_TRAINS = {
+# By TRL's template for training: what it trains on before and after our targets. The prompt ends with the former; the
+# latter follows the token that ends a turn.
+TOOLS_DIFFER = {
     "glm4moe": ("", ""),
     "gptoss": ("<|start|>assistant", ""),
     "lfm2_v2": ("", "\n"),
@@ -94,23 +102,48 @@ TRL_ALSO_TRAINS = {
     "qwen3_instruct_2507": ("", "\n"),
     "qwen3_vl": ("", "\n"),
 }
+CHATS_DIFFER = TOOLS_DIFFER | {
+    **dict.fromkeys(("cohere", "cohere2", "llama3", "phi3", "phi3_5"), ("", "")),
+    **dict.fromkeys(("diffusion_gemma", "gemma", "gemma3", "lfm2", "qwen2_5_vl"), ("", "\n")),
+}
 
 
-@pytest.mark.parametrize("name", TRL_ALSO_TRAINS)
-def test_targets_are_those_of_trl_but_for_listed_differences(name: str, tokenizer_of: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "has_tools"),
+    [*((name, True) for name in TOOLS_DIFFER), *((name, False) for name in CHATS_DIFFER)],
+)
+def test_targets_are_those_of_trl_but_for_listed_differences(
+    name: str, has_tools: bool, tokenizer_of: Callable[..., Any]
+) -> None:
     tokenizer = tokenizer_with(f"{TRL}/{name}_training.jinja", tokenizer_of)
-    source = conversation(TURNS, tools=TOOLS)
+    source = conversation(TURNS, tools=TOOLS) if has_tools else conversation([TURNS[0], TURNS[3]])
+    before, after = (TOOLS_DIFFER if has_tools else CHATS_DIFFER)[name]
+    ours, theirs = targets_of_both(tokenizer, source)
+    assert theirs == [f"{before}{text}{after}" for text in ours]
+
+
+def targets_of_both(tokenizer: Any, source: Conversation) -> tuple[list[str], list[str]]:
+    """Return the targets of each answer: ours, and by the marks of a template for training."""
     builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
     ours = [text for example in builder.build([source]) for _, text in answers(tokenizer, example)]
     messages, _ = ToolTemplate(ChatTemplate(tokenizer)).messages(source)
     encoded = tokenizer.apply_chat_template(
-        messages, tools=list(source.tools), return_assistant_tokens_mask=True, return_dict=True
+        messages, tools=list(source.tools) or None, return_assistant_tokens_mask=True, return_dict=True
     )
     pairs = zip(encoded["assistant_masks"], encoded["input_ids"], strict=True)
     groups = itertools.groupby(pairs, key=lambda pair: pair[0])
-    theirs = [tokenizer.decode([token for _, token in group]) for is_target, group in groups if is_target]
-    before, after = TRL_ALSO_TRAINS[name]
-    assert theirs == [f"{before}{text}{after}" for text in ours]
+    return ours, [tokenizer.decode([token for _, token in group]) for is_target, group in groups if is_target]
+
+
+@pytest.mark.parametrize("name", OPEN_THOUGHT)
+def test_an_answer_without_a_thought_follows_an_empty_one_unlike_trl(
+    name: str, tokenizer_of: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizer_with(f"{TRL}/{name}_training.jinja", tokenizer_of)
+    ours, theirs = targets_of_both(tokenizer, conversation([TURNS[0], TURNS[3]]))
+    assert ours == [f"\n</think>\n\nIt is mild.{DEEPSEEK_END}"]
+    assert theirs[0].endswith(f"It is mild.{DEEPSEEK_END}")
+    assert "</think>" not in theirs[0]
 
 
 def test_a_template_that_demands_nine_characters_keeps_such_ids_and_gets_others_derived(
