@@ -99,7 +99,8 @@ def _run_warnings(
     if reused:
         runs = formatting.first_n([f"{count} of {run}" for run, count in Counter(reused).items()], 3)
         text = formatting.count(len(reused), "result was not measured", "results were not measured")
-        yield RunWarning(text=f"{text} in this run but reused (same trial, machine and software): {runs}.", weight=0.45)
+        text += f" in this run but reused (same trial, machine and software): {runs}; ratios with them"
+        yield RunWarning(text=f"{text} include what differed between the days.", weight=0.45)
     if rejected:
         text = formatting.count(rejected, "file was rejected; it is", "files were rejected; each is")
         yield RunWarning(text=f"{text} listed with the reason.", weight=0.4)

@@ -41,6 +41,13 @@ SAME_FACTS = {
 ABSENT_FACTS = ("cuda",)  # without a GPU
 IMAGE_FACTS = {"image_digest": "image", "lock_digest": "image's packages"}  # absent outside an image
 GPU_SETTINGS = ("driver", "vbios", "clock_max_sm_mhz", "clock_max_memory_mhz", "power_cap_watts", "ecc")
+# Values that the bench gives to variables that are not set, when it loads torch or looks for GPUs.
+BENCH_VARIABLES = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+}
 PER_TRIAL_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
@@ -135,7 +142,7 @@ def _package_difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str 
 
 
 def _variable_difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    before, after = (facts.get("variables") or {} for facts in (then, now))
+    before, after = (BENCH_VARIABLES | (facts.get("variables") or {}) for facts in (then, now))
     names = sorted({*before, *after} - {*PER_TRIAL_VARIABLES})
     changed = [name for name in names if before.get(name) != after.get(name)]
     return None if not changed else f"{changed[0]}: {before.get(changed[0])} then, {after.get(changed[0])} now"
