@@ -1,6 +1,8 @@
 """Inputs of an attempt that differ from the plan's, or from those of the first attempt, are never trained on."""
 
 import dataclasses
+import hashlib
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from bench.data.tokenizer import load_tokenizer
 from bench.records import Trial
 from bench.records.atomic_files import sha256_of
 from bench.records.training import Training, TrainingData
-from bench.workloads.finetune import resume, training_set
+from bench.workloads.finetune import finetune, resume, training_set
 from tests.support import tiny_training
+from tests.support.small_inputs import edit_json
 
 DIGESTS = {"model": "a" * 64, "chats.jsonl": "b" * 64}
 OTHER = {**DIGESTS, "chats.jsonl": "c" * 64}
@@ -88,3 +91,26 @@ def test_unreadable_inputs_of_the_first_attempt_are_an_error_with_the_file(tmp_p
 def test_digests_and_revision_are_no_settings_of_a_checkpoint(planned: Trial) -> None:
     again = with_training(planned, input_digests={}, revision=3)
     assert resume.settings_of(again) == resume.settings_of(planned)
+
+
+def test_a_template_of_the_training_gives_other_examples_also_to_a_model_without_one(
+    planned: Trial, tmp_path: Path
+) -> None:
+    own = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    model = tmp_path / "base"
+    shutil.copytree(planned.model, model)
+    edit_json(model / "tokenizer_config.json", chat_template=None)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(InputError, match="no chat template"):
+        training_set.check_inputs(dataclasses.replace(planned, model=str(model)))
+    data = dataclasses.replace(training_set.training_of(planned).data, chat_template=own)
+    base = with_training(dataclasses.replace(planned, model=str(model)), data=data, input_digests={})
+    training_set.check_inputs(base)
+    cache, trials = tmp_path / "examples", (planned, with_training(planned, data=data), base, base)
+    sets = [training_set.load(trial, training_set.tokenizer_loader(trial), cache) for trial in trials]
+    assert [was_cached for _, was_cached in sets] == [False, False, False, True]
+    first, *others = [loaded.sha256 for loaded, _ in sets]
+    assert first != others[0]
+    assert len(set(others)) == 1
+    digests = [finetune._template_digest(trial) for trial in (planned, base)]
+    assert digests == [None, hashlib.sha256(own.encode()).hexdigest()]
