@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
-TIMEOUT, GPU_IS_LOST = 10, 15  # of nvmlReturn_t
+TIMEOUT, GPU_IS_LOST = 10, 15  # values of nvmlReturn_t
 MAX_EVENTS = 64  # in one call
 DEVICE_FOLDER = Path("/dev")
 HIDE_ALL_VALUES = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU

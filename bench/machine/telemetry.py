@@ -35,7 +35,7 @@ from bench.records.status import Outcome, ReasonCode
 from bench.records.units import format_gib, format_percent
 
 STOP_TIMEOUT_SEC = 3.0
-MAX_GPUS = 64  # of one machine
+MAX_GPUS = 64  # more than a machine has
 MEASURE_PHASE = "measure"
 SUMMARY_COLUMNS = (
     "gpu_utilization_percent",
