@@ -13,7 +13,7 @@ from typing import Any
 from invoke.context import Context
 from rich.text import Text
 
-from bench.records.paths import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE, NODES_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.trial import SUITE_NAMES
@@ -79,9 +79,7 @@ def run_bench(context: Context, options: BenchOptions) -> None:
                 write_reused(reuse, run, folder, ledger)
         with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
             runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
-        if given_back is not None:
-            collect_run(settings, run, folder, hosts)
-            nodes.give_back(settings, run, folder)
+        _give_nodes_back(settings, run, folder, hosts)
 
 
 def _find_reusable(settings: Settings, run: RunRecord, hosts: list[Host]) -> Reuse:
@@ -244,6 +242,14 @@ def _resume(settings: Settings, options: BenchOptions) -> None:
         planned = run if not options.quality else dataclasses.replace(run, settings=_with_quality(run.settings))
         with _then_compare_losses(settings, planned, folder, hosts, plain=options.plain):
             runner.resume(settings, run.run_id, hosts, plain=options.plain)
+        _give_nodes_back(settings, run, folder, hosts)
+
+
+def _give_nodes_back(settings: Settings, run: RunRecord, folder: Path, hosts: list[Host]) -> None:
+    """Collect a successful run that gives its nodes back, then do that; nothing for other runs."""
+    if (folder / NODES_FILE).exists():
+        collect_run(settings, run, folder, hosts)
+        nodes.give_back(settings, run, folder)
 
 
 def _with_quality(settings: dict[str, Any]) -> dict[str, Any]:
