@@ -62,8 +62,8 @@ class Progress:
     optimizer steps are finished, including warm-up (measurements if there are no steps); `elapsed_sec` counts from the
     start of the process.
 
-    The last four belong to a fine-tuning: held-out loss per target token, tokens per second over all ranks without
-    padding, the step of the newest checkpoint, and the number of restarts.
+    The last five belong to a fine-tuning: held-out loss per target token, tokens per second over all ranks without
+    padding, the step of the newest checkpoint, the number of restarts, and the last score as text.
     """
 
     phase: str
@@ -76,6 +76,7 @@ class Progress:
     useful_tokens_per_sec: float | None = None
     checkpoint_step: int | None = None
     restarts: int | None = None
+    score: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ def progress_parts(
         for name, value in (("loss", progress.loss), ("held-out loss", progress.validation_loss)):
             if value is not None and math.isfinite(value):
                 phrases.append(f"{name} {value:.4g}")
+        if progress.score is not None:
+            phrases.append(f"score {progress.score}")
         if progress.useful_tokens_per_sec is not None:
             phrases.append(f"{number(progress.useful_tokens_per_sec)} tokens/s")
     if remaining_sec is not None:

@@ -116,6 +116,10 @@ class TrainingLog:
             record.peak_rss_bytes, record.peak_vram_bytes = line["peaks"]["rss_bytes"], line["peaks"]["vram_bytes"]
         self.stop = line.get("stop", self.stop)
         self._seconds = line.get("seconds", self._seconds)
+        if "mean_score" in line:
+            mean = line["mean_score"]
+            record.extra_progress["score"] = "none" if mean is None else f"{mean * 100:.0f} %"
+            record.publish_progress()
         if "score" in line:
             self._log_score(schema.from_json(TrainingScore, line["score"]))
         for name in (

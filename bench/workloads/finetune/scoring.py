@@ -153,7 +153,9 @@ class TrainingScorer:
                 generator=generator,
                 failure=failure,
             )
-            return result if failure is not None else self._score(result)
+            result = result if failure is not None else self._score(result)
+            self._context.report(mean_score=None if result.mean is None else result.mean[0])
+            return result
         finally:
             self._context.on_time(time.monotonic() - start)
 
