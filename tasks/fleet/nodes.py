@@ -15,7 +15,7 @@ from bench.notify.events import EventKind
 from bench.records.atomic_files import sha256_of
 from bench.records.checksummed import ResultError
 from bench.records.nodes import NodesRecord, NodesState
-from bench.records.paths import ADAPTER_FOLDER, LEDGER_FILE, NODES_FILE, SUMS_FILE, TRIALS_FOLDER
+from bench.records.paths import ADAPTER_FOLDER, LEDGER_FILE, NODES_FILE, RUN_FILE, SUMS_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.cluster.client import Cluster
@@ -30,6 +30,7 @@ from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
 SHRINK = "shrink"
+MAX_IDLE_SEC = 72 * 3600.0  # after a run's end; later its plan no longer says what the nodes are for
 
 
 class RunFolder:
@@ -107,17 +108,24 @@ def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:
     record = run_folder.read()
     if record is None or record.state is NodesState.DONE or not _has_succeeded(folder):
         return
+    section = TRAIN if run.suite == TRAIN else "bench"
+    if getattr(settings, section).then != SHRINK:
+        print(f"run {run.run_id}: its nodes are kept, as {section}.then is keep now", flush=True)
+        return
     try:
         if (problem := _unverified(run, folder)) is not None:
             raise ConfirmationRequired(f"its results are not all here: {problem}")
         with open_cluster(settings, changes=True, yes=True) as cluster:
-            if target_identity(cluster.target) != record.cluster:
+            if (target_identity(cluster.target), cluster.provider.name) != (record.cluster, record.provider):
                 raise ConfirmationRequired(
-                    f"{cluster.target} is not the cluster of the run", remedy="set cluster.context"
+                    f"{cluster.target} is not the cluster of the run, or has another provider",
+                    remedy="set cluster.context and cluster.provider",
                 )
             if record.ended_at is None:
                 record = dataclasses.replace(record, ended_at=end_of(run, folder))
                 run_folder.save(record)
+            if record.state is NodesState.PLANNED:
+                _check_current(settings, run, record)
             _module(cluster.provider).shrink(settings, cluster, record, run_folder)
     except TaskFailed as error:
         problem = "it succeeded, but its nodes may still cost money"
@@ -127,6 +135,23 @@ def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:
     text = f"nodes: {describe_nodes(folder, run, time.time())}"
     print(text, flush=True)
     notify_once(settings, run, EventKind.NODES, text)
+
+
+def _check_current(settings: Settings, run: RunRecord, record: NodesRecord) -> None:
+    """Check that the plan was confirmed for the nodes as they are used now. Raises ConfirmationRequired."""
+    remedy = "if nobody needs the nodes, remove them yourself (on OKE: `inv tenancy.nodes --remove`)"
+    idle_sec = record.idle_sec(time.time())
+    if idle_sec is None or idle_sec > MAX_IDLE_SEC:
+        raise ConfirmationRequired(f"it ended more than {MAX_IDLE_SEC / 3600:.0f} h ago", remedy=remedy)
+    for path in settings.results_folder.glob(f"*/{RUN_FILE}"):
+        try:
+            other = RunRecord.read(path)
+        except ResultError as error:
+            raise ConfirmationRequired(f"a run that may be later cannot be read: {error}", remedy=remedy) from error
+        cluster = other.provenance.get("cluster") or {}
+        is_here = all(cluster.get(key) == record.cluster[key] for key in ("server", "namespace"))
+        if is_here and other.run_id != run.run_id and other.created_at > run.created_at:
+            raise ConfirmationRequired(f"run {other.run_id} was started on these nodes later", remedy=remedy)
 
 
 def _module(provider: Provider) -> NodeProvider:

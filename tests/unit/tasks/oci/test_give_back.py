@@ -17,6 +17,7 @@ from bench.records.nodes import NodesRecord, NodesState
 from bench.records.run import RunRecord
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
+from remote.providers import GENERIC
 from tasks.cluster import node_use
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.fleet import nodes as run_nodes
@@ -166,6 +167,21 @@ def test_the_pool_shrinks_once_after_the_pods_are_deleted(
     assert done.idle_usd(0.0) is not None
 
 
+def later_run(folder: Path) -> None:
+    """Write a later run over the same cluster."""
+    run = RunRecord.read(folder / "run.json")
+    other = folder.with_name("r2")
+    other.mkdir()
+    provenance = {"cluster": {"server": "https://s", "namespace": "n"}}
+    dataclasses.replace(run, run_id="r2", created_at="2026-11-23T00:00:00+00:00", provenance=provenance).write(other)
+
+
+def test_nodes_are_kept_if_that_is_the_setting_now(context: Make, folder: Path, tenancy: FakeTenancy) -> None:
+    settings = load(context(text=TEXT.replace("then: shrink", "then: keep")))
+    run_nodes.give_back(settings, RunRecord.read(folder / "run.json"), folder)
+    assert puts(tenancy) == 0
+
+
 def doubts() -> dict[str, Callable[[FakeCluster, pytest.MonkeyPatch, FakeTenancy, Path], object]]:
     """Return what makes giving nodes back doubtful, by name."""
     pending = [PendingRun(folder=Path(), description="run r2: never collected")]
@@ -181,6 +197,9 @@ def doubts() -> dict[str, Callable[[FakeCluster, pytest.MonkeyPatch, FakeTenancy
         "another cluster": lambda cluster, *_: setattr(
             cluster, "target", dataclasses.replace(cluster.target, server="https://other")
         ),
+        "a later run": lambda *a: later_run(a[3]),
+        "another provider": lambda cluster, *_: setattr(cluster, "provider", GENERIC),
+        "an old plan": lambda _, patch, *__: patch.setattr(run_nodes, "MAX_IDLE_SEC", -1.0),
         "a changed result": lambda *a: (a[3] / "trials" / "train" / "training.json").write_text("{}"),
         "a missing adapter": lambda *a: (a[3] / "adapter" / "adapter_model.safetensors").unlink(),
         "a damaged record": lambda *a: (a[3] / "nodes.json").write_text("{}"),
