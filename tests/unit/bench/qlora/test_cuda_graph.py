@@ -52,7 +52,8 @@ class Graph:
 
     created: ClassVar[list[tuple[tuple[int, ...], int]]] = []
 
-    def __init__(self, model: Any, trained: Any, inputs: Any, edges: int) -> None:
+    def __init__(self, model: Any, trained: Any, inputs: Any, edges: int, *, has_hooks: bool) -> None:
+        assert not has_hooks
         self.created.append((tuple(inputs["input_ids"].shape), edges))
         self._model, self._trained = model, trained
         self._grads = [parameter.grad for parameter in trained]
