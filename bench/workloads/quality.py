@@ -71,9 +71,9 @@ def held_out_part(trial: Trial, data: TrainingSet) -> TrainingSet:
             f"{trial.data}: {count} held-out examples are too few for {trial.held_out_parts} seeds",
             remedy="raise train.validation_fraction, or lower quality.pairs",
         )
-    return dataclasses.replace(
-        data, data=dataclasses.replace(data.data, validation=HeldOut(data.data.validation, numbers))
-    )
+    part = HeldOut(data.data.validation, numbers)
+    examples = dataclasses.replace(data.data, validation=part)  # type: ignore[arg-type] # read like StoredExamples
+    return dataclasses.replace(data, data=examples)
 
 
 class HeldOut(Sequence[Example]):

@@ -49,6 +49,7 @@ from tasks.fleet.plan import plan_trials
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import point_latest_at
 from tasks.settings.load import Settings
+from tasks.settings.sources import display_path
 from tasks.tuning.space import RECIPES
 
 LOSS = "held_out_loss_nats"
@@ -237,6 +238,11 @@ def _compare(
     record.write(folder)
     outcome = "at the same loss" if verdict_of(record, check.trial) == "same" else "not shown to be at the same loss"
     print(escape_controls(f"{check.label}: {outcome} as the reference ({difference_text(finished)})"))
+    difference, margin = difference_of(finished), record.max_increase_percent
+    if difference is not None and difference.percent <= margin < difference.high:
+        needed = max(pairs_needed(difference.sd, margin), difference.pairs + 1)
+        path = display_path(folder / QUALITY_FILE)
+        print(f"too few pairs to tell: set quality.pairs to {needed}, remove {path}, and resume the command")
     return record
 
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.records import Trial
 from bench.records.result import TrialResult
@@ -28,7 +29,7 @@ from tests.support.paths import ROOT
 
 LEARNING_RATE, WORSE = 4e-3, 0.25  # of the small random model; the factor makes its loss 0.5 % worse
 PARTS, LENGTH, ROWS = 20, 128, 2
-ARMS = {
+ARMS: dict[str, dict[str, Any]] = {
     "reference": {"recipe": "reference", "optimizer": "adamw_torch"},
     "fast": {"recipe": "fast", "optimizer": "adamw_torch"},
     "worse": {"recipe": "fast", "optimizer": "adamw_torch", "learning_rate": WORSE * LEARNING_RATE},

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from reports.comparison.compare import Comparison, compare
+from reports.history.series import find_steps
 from reports.read.run import Run
 from reports.statistics.paired_losses import paired_difference, pairs_needed
 from reports.statistics.per_config import Sample, adjusted_means, mean_of_logs
@@ -57,7 +58,7 @@ PAIR_NOISES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
 
 def main() -> list[Figure]:
     unlike = [*odd_configurations(), *odd_whole_runs()]
-    alike = [*trainings(), *same_losses()]
+    alike = [*trainings(), *same_losses(), *histories()]
     return [*unlike, *alike, *searches(), *recommendations(), *coverages(), *comparisons()]
 
 
@@ -196,6 +197,19 @@ def claims(sd: float, noise: str, difference: float, runs: int, pairs: int | Non
         compared = paired_difference([2.0] * count, losses.tolist())
         made += compared is not None and compared.high <= MARGIN
     return made / runs
+
+
+def histories(runs: int = RUNS) -> Iterator[Figure]:
+    """Measure how often a step is found in the speeds of equal runs, and where they become 5 % slower."""
+    for count, sd in itertools.product((4, 6, 10, 20), (0.005, 0.02)):
+        random = np.random.default_rng(14)
+        equal_runs = [random.normal(0.0, sd, count) for _ in range(runs)]
+        slower = 0.05 * (np.arange(count) >= count // 2)
+        false = share(equal_runs, lambda logs: list(find_steps(logs.tolist())))
+        hits = share([logs - slower for logs in equal_runs], lambda logs: list(find_steps(logs.tolist())))
+        name = f"history of {count} runs, noise between runs {100 * sd:g} %"
+        yield figure(f"{name}, equal: a step", false, "2.5 %", runs)
+        yield figure(f"{name}, 5 % slower from the middle on: a step", hits, "-", runs)
 
 
 def searches(runs: int = 5 * RUNS) -> Iterator[Figure]:
