@@ -442,7 +442,7 @@ compare = Command(
 )
 settings = Command(
     "settings",
-    "tasks.settings.show:show_settings",
+    "tasks.doctor.settings:show_settings",
     "Show every setting, its value, and where it is set.",
     name=positional("a setting or a section, e.g. fleet.size (default: all)", is_required=False),
     changed=switch("only settings whose value is not the default"),

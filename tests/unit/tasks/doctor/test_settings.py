@@ -6,7 +6,7 @@ import pytest
 
 from tasks.errors import UsageError
 from tasks.settings.schema import LEAVES
-from tasks.settings.show import show_settings
+from tasks.doctor.settings import show_settings
 
 
 def shown(capsys, context, name=None, *, changed=False):
