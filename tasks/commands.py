@@ -134,7 +134,7 @@ class TrainOptions:
     dry_run: bool = switch("print the plan and the predicted steps, hours, costs and memory, and start nothing")
     plain: bool = switch(PLAIN)
     job: bool = switch("deploy a Kubernetes Job that trains without this command, and exit; needs cluster.volume")
-    yes: bool = switch(f"with --job: {YES}; with train.then: shrink: nor before the run")
+    yes: bool = switch(f"with --job: {YES}; with train.then: shrink: do not ask before the run")
     discard_results: bool = switch(f"with --job: {DISCARD}")
 
 
