@@ -1,5 +1,6 @@
 """A thread that delivers notifications, so that a slow or broken receiver never delays or fails a run."""
 
+import contextlib
 import functools
 import queue
 import threading
@@ -17,6 +18,7 @@ Deliver = Callable[[bytes], None]
 MAX_QUEUED = 1000
 RETRY_DELAYS_SEC = (2.0, 8.0)
 CLOSE_TIMEOUT_SEC = 60.0  # for the last notification: the run's end
+ERROR_TIMEOUT_SEC = 5.0  # a person waits, or the run goes on elsewhere
 TICK_SEC = 1.0
 
 
@@ -63,19 +65,17 @@ class Sender:
         return self
 
     def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Wait for the queued notifications, at most CLOSE_TIMEOUT_SEC."""
+        """Wait for the queued notifications: CLOSE_TIMEOUT_SEC, or after an error or Ctrl-C ERROR_TIMEOUT_SEC."""
         if not self._receivers:
             return
-        try:
-            self._queue.put(None, timeout=CLOSE_TIMEOUT_SEC)
-        except queue.Full:
-            self._log(f"notifications not sent within {CLOSE_TIMEOUT_SEC:g} s")
-            return
-        self._thread.join(CLOSE_TIMEOUT_SEC)
+        timeout_sec = CLOSE_TIMEOUT_SEC if kind is None else ERROR_TIMEOUT_SEC
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=timeout_sec)
+        self._thread.join(timeout_sec)
         if self._thread.is_alive():
-            self._log(f"notifications not sent within {CLOSE_TIMEOUT_SEC:g} s")
+            self._log(f"notifications not sent within {timeout_sec:g} s")
 
     def _deliver_all(self) -> None:
         while True:
