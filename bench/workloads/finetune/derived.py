@@ -11,6 +11,7 @@ from typing import Any
 from bench.data import dataset
 from bench.records import Trial
 from bench.records.forecast import DerivedSettings
+from bench.workloads.finetune.score import Scoring
 from bench.workloads.finetune.training_set import TrainingSet, tokenizer_loader, training_of
 
 HELD_OUT_LINES = 30  # expected: hardly ever fewer than 20 are then chosen
@@ -39,9 +40,10 @@ def warmup_share(steps: int, usual: float) -> float:
 def derive(trial: Trial, cache_folder: Path | None) -> tuple[TrainingSet, DerivedSettings, bool]:
     """Load the training set with the derived settings; return it, them, and whether its examples were cached.
 
-    Raises InputError.
+    Raises InputError, also for a score file or pattern that cannot be used.
     """
     training, files, values = training_of(trial), None, dict[str, Any]()
+    Scoring.load(training)
     if "validation_share" in training.derive:
         files = dataset.read(training.data)
         share = validation_share(sum(file.lines for file in files[0]), training.data.validation_share)
