@@ -123,7 +123,8 @@ def test_every_setting_is_either_mutable_or_compared():
         dataclasses.replace(trial, world_size=4, deadline_sec=9.0, model="elsewhere", offload_checkpoints=False)
     )
     assert {"lora_rank", "seed", "recipe", "optimizer", "training.epochs", "training.schedule"} <= settings.keys()
-    names = {*trial.to_json(), *(f"training.{name}" for name in trial.to_json()["training"])}
+    document = schema.to_json(trial)
+    names = {*document, *(f"training.{name}" for name in document["training"])}
     assert names - resume.MUTABLE_SETTINGS - settings.keys() == {"training", *resume.SCORE_SETTINGS}
 
 
