@@ -139,7 +139,7 @@ def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:
 
 def _check_current(settings: Settings, run: RunRecord, record: NodesRecord) -> None:
     """Check that the plan was confirmed for the nodes as they are used now. Raises ConfirmationRequired."""
-    remedy = "if nobody needs the nodes, remove them yourself (on OKE: `inv tenancy.nodes --remove`)"
+    remedy = "if the nodes are idle, remove them yourself (on OKE: `inv tenancy.nodes --remove`)"
     idle_sec = record.idle_sec(time.time())
     if idle_sec is None or idle_sec > MAX_IDLE_SEC:
         raise ConfirmationRequired(f"it ended more than {MAX_IDLE_SEC / 3600:.0f} h ago", remedy=remedy)
