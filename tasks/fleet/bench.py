@@ -253,5 +253,5 @@ def _give_nodes_back(settings: Settings, run: RunRecord, folder: Path, hosts: li
 
 
 def _with_quality(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan's settings with `bench.quality`, which a resumed run may add."""
+    """Return a plan's settings with --quality, which a resumed run may add."""
     return {**settings, "bench": {**settings.get("bench", {}), "quality": True}}

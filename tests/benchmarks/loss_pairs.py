@@ -27,7 +27,7 @@ from tasks.tuning.quality import LOSS
 from tests.benchmarks import Figure, demo_inputs, print_figures
 from tests.support.paths import ROOT
 
-LEARNING_RATE, WORSE = 4e-3, 0.25  # of the small random model; the factor makes its loss 0.5 % worse
+LEARNING_RATE, WORSE = 4e-3, 0.25  # the factor makes the small random model 0.5 % worse
 PARTS, LENGTH, ROWS = 20, 128, 2
 ARMS: dict[str, dict[str, Any]] = {
     "reference": {"recipe": "reference", "optimizer": "adamw_torch"},
