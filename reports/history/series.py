@@ -242,7 +242,7 @@ def _with_steps(kind: Kind, points: Iterable[Point], tests: int) -> tuple[Point,
 def find_steps(logs: Sequence[float], tests: int = 1, first: int = 0) -> Iterator[tuple[int, float]]:
     """Yield where the level of logarithms changes, and by how many percent: the clearest position, then on either side.
 
-    Student's t with the pooled variance on both sides, corrected (Bonferroni) for the number of positions and of `tests`.
+    Student's t with the variance pooled over both sides, corrected (Bonferroni) for positions and for `tests`.
     """
     positions = range(2, len(logs) - 1)
     if not positions:
