@@ -411,12 +411,22 @@ tensorboard = Command(
     port=number(int, "port on this machine's loopback address (default: 6006)", 6006, ge=1, le=65535),
     once=switch("write the event files of the current results and exit, without starting TensorBoard"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsOptions:
+    history: bool = switch("show each configuration's speed and each training's loss over all runs, and write a page")
+    delete: tuple[str, ...] = words(
+        "delete this run's folder, if it has ended, is collected and nothing else needs it; repeatable", value="RUN"
+    )
+    keep: int | None = number(int, "keep the newest N runs; delete all others that --delete accepts", ge=1)
+    dry_run: bool = switch("with --delete or --keep: print the plan, and delete nothing")
+    yes: bool = switch("with --delete or --keep: do not ask for confirmation")
+    as_json: bool = switch(JSON, name="json")
+
+
 runs = Command(
-    "runs",
-    "tasks.reports.runs:list_runs",
-    "List the runs with their progress and main result.",
-    history=switch("show each configuration's speed and each training's loss over all runs, and write a page"),
-    as_json=switch(JSON, name="json"),
+    "runs", "tasks.reports.runs:list_runs", "List the runs with their progress, or delete runs.", options=RunsOptions
 )
 compare = Command(
     "compare",

@@ -137,6 +137,15 @@ def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:
     notify_once(settings, run, EventKind.NODES, text)
 
 
+def is_giving_back(folder: Path, run: RunRecord, now: float) -> bool:
+    """Check whether a run that has ended may still give nodes back. Raises ConfirmationRequired and OSError."""
+    record = RunFolder(folder).read()
+    if record is None or record.state is NodesState.DONE or not _has_succeeded(folder):
+        return False
+    idle_sec = dataclasses.replace(record, ended_at=record.ended_at or end_of(run, folder)).idle_sec(now)
+    return idle_sec is None or idle_sec <= MAX_IDLE_SEC
+
+
 def _check_current(settings: Settings, run: RunRecord, record: NodesRecord) -> None:
     """Check that the plan was confirmed for the nodes as they are used now. Raises ConfirmationRequired."""
     remedy = "if the nodes are idle, remove them yourself (on OKE: `inv tenancy.nodes --remove`)"

@@ -55,7 +55,7 @@ def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool =
         # Compare addresses, not context names: a context can be renamed while the pods stay the same.
         cluster = run.provenance.get("cluster") or {}
         is_on_target = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
-        reason = _missing_reason(folder, run)
+        reason = missing_reason(folder, run)
         # The results of a Kubernetes-run training are on its volume.
         connector = CONNECTORS.get(run.fleet_kind)
         is_over_pods = connector is not None and connector.is_cluster
@@ -75,7 +75,7 @@ def incomplete_runs(results_folder: Path) -> list[str]:
             continue
         with contextlib.suppress(ResultError):
             run = RunRecord.read(path)
-            if _missing_reason(folder, run) is not None:
+            if missing_reason(folder, run) is not None:
                 names.append(folder.name)
     return names
 
@@ -123,7 +123,7 @@ def _is_open(folder: Path) -> bool:
         return True
 
 
-def _missing_reason(folder: Path, run: RunRecord) -> str | None:
+def missing_reason(folder: Path, run: RunRecord) -> str | None:
     """Return what is missing from a run's folder, and the command that fetches it; None if it is complete."""
     run_id, trial_ids = run.run_id, [planned.trial_id for planned in run.planned]
     try:

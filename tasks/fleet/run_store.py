@@ -18,8 +18,8 @@ from tasks.settings.load import Settings
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training
 _MAX_HISTORY_RUNS = 20
-# A search's folder in the results has the fastest configuration as a trial.
-SEARCH_FOLDER, BEST_FILE = "tune", "best.json"
+# A search's folder in the results has its record, then its answer, and the fastest configuration as a trial.
+SEARCH_FOLDER, SEARCH_FILE, ANSWER_FILE, BEST_FILE = "tune", "tune.json", "answer.json", "best.json"
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:
@@ -91,6 +91,12 @@ def newest_trainings(results_folder: Path) -> Iterator[tuple[TrialResult, Traini
     for path in sorted(paths, reverse=True)[:_MAX_HISTORY_RUNS]:
         with contextlib.suppress(ResultError):
             yield TrialResult.read(path.with_name(RESULT_FILE)), TrainingRecord.read(path)
+
+
+def unfinished_searches(results_folder: Path) -> list[Path]:
+    """Return the record's path of each search without an answer, which needs its runs to go on."""
+    paths = results_folder.glob(f"{SEARCH_FOLDER}/*/{SEARCH_FILE}")
+    return [path for path in paths if not path.with_name(ANSWER_FILE).exists()]
 
 
 def resume_command(run: RunRecord | str) -> str:

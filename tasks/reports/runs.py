@@ -1,5 +1,7 @@
-"""`inv runs`: list the runs in results/, newest first, with suite, progress and the report's recommendation."""
+"""`inv runs`: list the runs in results/, newest first, with suite, progress, bytes and the report's recommendation."""
 
+import contextlib
+import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -14,11 +16,13 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
+from bench.records.units import format_size
 from remote.fleet.ledger import Ledger, LedgerError
 from reports.read.nodes import describe_nodes
-from tasks.cli.flags import load_target
+from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.terminal import json_output
-from tasks.errors import escape_controls
+from tasks.commands import RunsOptions
+from tasks.errors import UsageError, escape_controls
 from tasks.fleet.run_store import LATEST
 from tasks.settings.load import load
 
@@ -28,7 +32,9 @@ _MAX_SUMMARY_BYTES = 100_000_000  # the summary of 10,000 trials takes 20 MB
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """Overview of one run's folder. `ends` counts its trials by status; fields that could not be read are None.
+    """Overview of one run's folder, whose files have `byte_count` bytes. `ends` counts its trials by status.
+
+    Fields that could not be read are None.
 
     `state` is "complete", "cancelled", "unfinished" or "damaged: REASON"; `headline` is the report's recommendation, if
     any, and `nodes` what became of the nodes of a run that gives them back.
@@ -36,6 +42,7 @@ class RunInfo:
 
     run_id: str
     state: str
+    byte_count: int = 0
     created_at: str | None = None
     suite: str | None = None
     profile: str | None = None
@@ -46,9 +53,18 @@ class RunInfo:
     nodes: str | None = None
 
 
-def list_runs(context: Context, *, as_json: bool, history: bool = False) -> None:
-    settings = load(context)
-    if history:
+def list_runs(context: Context, options: RunsOptions) -> None:
+    settings, as_json = load(context), options.as_json
+    named, keep = options.delete or None, options.keep
+    refuse_several("runs", {"--delete": named, "--keep": keep, "--history": options.history})
+    refuse_several("runs", {"--delete": named, "--keep": keep, "--json": as_json})
+    if named is not None or keep is not None:
+        delete_runs = load_target("tasks.reports.deletion:delete_runs")
+        delete_runs(settings.results_folder, options.delete, keep, dry_run=options.dry_run, yes=options.yes)
+        return
+    if options.dry_run or options.yes:
+        raise UsageError("runs: --dry-run and --yes: there is nothing to delete", remedy="pass --delete or --keep")
+    if options.history:
         load_target("tasks.reports.history:show_history")(settings, as_json=as_json)
         return
     runs = find_runs(settings.results_folder)
@@ -59,7 +75,7 @@ def list_runs(context: Context, *, as_json: bool, history: bool = False) -> None
     if not runs:
         print(f"{settings.results_folder}: no runs yet; type `inv bench --quick` to start one")
         return
-    headings = ("run", "suite", "workers", "trials", "state")
+    headings = ("run", "suite", "workers", "trials", "size", "state")
     rows = [headings, *(_format_row(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells, run in zip(rows, (None, *runs), strict=True):
@@ -71,9 +87,9 @@ def list_runs(context: Context, *, as_json: bool, history: bool = False) -> None
             print(f"  nodes {escape_controls(run.nodes)}")
 
 
-def _format_row(run: RunInfo) -> tuple[str, str, str, str, str]:
+def _format_row(run: RunInfo) -> tuple[str, ...]:
     workers = "-" if run.workers is None else str(run.workers)
-    return run.run_id, run.suite or "-", workers, _format_trials(run), run.state
+    return run.run_id, run.suite or "-", workers, _format_trials(run), format_size(run.byte_count), run.state
 
 
 def find_runs(results_folder: Path) -> list[RunInfo]:
@@ -86,10 +102,12 @@ def find_runs(results_folder: Path) -> list[RunInfo]:
 
 
 def _read_run(folder: Path) -> RunInfo:
+    size = _byte_count(folder)
     try:
         record = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
-        return RunInfo(run_id=folder.name, state=f"damaged: {str(error).removeprefix(f'{folder}/')}")
+        reason = str(error).removeprefix(f"{folder}/")
+        return RunInfo(run_id=folder.name, state=f"damaged: {reason}", byte_count=size)
     planned = len(record.planned)
     state, ends = "unfinished", None
     try:
@@ -101,6 +119,7 @@ def _read_run(folder: Path) -> RunInfo:
     return RunInfo(
         run_id=folder.name,
         state=state,
+        byte_count=size,
         created_at=record.created_at,
         suite=record.suite,
         profile=record.profile,
@@ -110,6 +129,16 @@ def _read_run(folder: Path) -> RunInfo:
         headline=_headline(folder / REPORT_FOLDER / SUMMARY_FILE),
         nodes=_nodes(folder, record),
     )
+
+
+def _byte_count(folder: Path) -> int:
+    """Sum the sizes of a folder's files. Links are not followed; what cannot be read counts as 0."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                total += Path(parent, name).lstat().st_size
+    return total
 
 
 def _count_statuses(ledger: Path) -> dict[str, int]:

@@ -16,10 +16,9 @@ from typing import Any
 from bench.records import TrialError, schema
 from bench.records.atomic_files import write_atomic
 from tasks.errors import UsageError, results_write_errors
-from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER, make_folder
+from tasks.fleet.run_store import ANSWER_FILE, BEST_FILE, SEARCH_FILE, SEARCH_FOLDER, make_folder
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 
-RECORD_FILE, ANSWER_FILE = "tune.json", "answer.json"
 SCHEMA_VERSION = 2
 
 
@@ -73,7 +72,7 @@ class TuneRecord:
 
     def write(self) -> None:
         """Write the record. Raises OSError."""
-        _write_json(self._existing_folder / RECORD_FILE, {"schema_version": SCHEMA_VERSION, **schema.to_json(self)})
+        _write_json(self._existing_folder / SEARCH_FILE, {"schema_version": SCHEMA_VERSION, **schema.to_json(self)})
 
     def write_answer(self, document: Mapping[str, Any], best: str) -> None:
         """Write the answer, and the best configuration as a trial file. Raises OSError."""
@@ -98,7 +97,7 @@ def create(results_folder: Path, record: TuneRecord) -> TuneRecord:
 
 def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
     """Read the search with this id, or the newest. Raises UsageError, which lists known searches."""
-    known = sorted((path.parent.name for path in results_folder.glob(f"{SEARCH_FOLDER}/*/{RECORD_FILE}")), reverse=True)
+    known = sorted((path.parent.name for path in results_folder.glob(f"{SEARCH_FOLDER}/*/{SEARCH_FILE}")), reverse=True)
     if not known:
         raise UsageError(
             f"{results_folder / SEARCH_FOLDER}: there is no search yet", remedy="start one with `inv tune`"
@@ -110,7 +109,7 @@ def find(results_folder: Path, tune_id: str | None) -> TuneRecord:
 
 
 def _read(folder: Path) -> TuneRecord:
-    path = folder / RECORD_FILE
+    path = folder / SEARCH_FILE
     try:
         document = schema.parse(path.read_bytes())
         version = document.pop("schema_version")

@@ -18,6 +18,7 @@ from bench.records.status import TrialStatus
 from bench.records.validation import ALL_LINEAR
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.fleet.plan import plan_trials
+from tasks.fleet.run_store import SEARCH_FILE
 from tasks.settings.load import Settings
 from tasks.tuning import pareto, search, search_loop, search_state, space, tune
 from tasks.tuning.search_loop import assign_finalists
@@ -414,7 +415,7 @@ def test_a_search_is_read_as_it_was_written(tmp_path):
 def test_a_search_with_old_names_of_recipes_and_products_is_read_and_keeps_its_recipes(tmp_path):
     candidates = make_candidates(recipes=("fast", "fast-int8"))
     kept = search_state.create(tmp_path, dataclasses.replace(make_record(), candidates=candidates))
-    path = (kept.folder or tmp_path) / search_state.RECORD_FILE
+    path = (kept.folder or tmp_path) / SEARCH_FILE
     text = path.read_text().replace("fast-int8", "fast-eight").replace('"matmul": "int8"', '"products": "eight"')
     path.write_text(text.replace('"matmul": "bf16"', '"products": "bf16"'))
     resumed = search_state.find(tmp_path, None)
@@ -465,7 +466,7 @@ def test_a_resumed_search_knows_every_outcome_from_the_results_of_its_waves(tmp_
 )
 def test_a_damaged_search_is_an_error_with_the_next_command(tmp_path, damage, message):
     kept = search_state.create(tmp_path, make_record())
-    path = (kept.folder or tmp_path) / search_state.RECORD_FILE
+    path = (kept.folder or tmp_path) / SEARCH_FILE
     path.write_text(damage(path.read_text()))
     with pytest.raises(UsageError, match=message):
         search_state.find(tmp_path, None)
