@@ -399,6 +399,7 @@ report = Command(
         "condition of --against that may differ (gpu, driver, lock, weights, profile, ...); repeatable",
         value="CONDITION",
     ),
+    opens=switch("then open the page in the web browser", name="open"),
     formats=words(
         "also export for tensorboard, mlflow, wandb, optimum-benchmark, mlperf or measured; repeatable", name="format"
     ),

@@ -9,8 +9,11 @@ import re
 
 # All controls except line break and tab, line and paragraph separators, changes of direction, lone surrogates.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Colours, and the sequences of a live table: cursor up and to the first column, erase line, hide and show the cursor.
-_RICH_SEQUENCES = re.compile(r"(\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[lh])|\r)")
+# Colours, links to files, and the sequences of a live table: cursor up and to the first column, erase line, hide and
+# show the cursor.
+_RICH_SEQUENCES = re.compile(
+    r"(\x1b\[(?:[0-9;]*m|[0-9]*[AGK]|\?25[lh])|\x1b\]8;(?:id=[0-9]+;file:///[!-~]*|;)\x1b\\|\r)"
+)
 # What is drawn beyond ASCII: symbols of checks, bars and the lines of rich's tables, for a terminal without them.
 ASCII_SYMBOLS = str.maketrans(
     {"✓": "+", "✗": "x", "–": "-", "—": "-", "·": "|", "…": "...", "█": "#", "━": "#", "╸": "#", "╺": ".", "╌": "."}  # noqa: RUF001

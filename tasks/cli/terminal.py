@@ -5,16 +5,19 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
+from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
 from tasks.cli.sanitize import escape_text, glue_commands
+from tasks.settings.sources import display_path
 
 
 def console(*, soft_wrap: bool = True) -> Console:
@@ -41,6 +44,18 @@ class _TerminalConsole(Console):
             if isinstance(text, Text):
                 text.plain = glue_commands(text.plain)  # as long as before, so that its styles stay
         super().print(*texts, **(options | {"soft_wrap": False}))
+
+
+def print_path(path: Path) -> None:
+    """Print a file's path on a line that is not wrapped; on a terminal of this machine as a link to the file."""
+    shown, out = display_path(path), console()
+    # A terminal at the other end of SSH would look for the file on its own machine.
+    takes_links = out.is_terminal and os.environ.get("TERM") != "linux" and "SSH_CONNECTION" not in os.environ
+    if not takes_links:
+        print(shown)
+        return
+    link = Text(shown, style=Style(link=path.absolute().as_uri()))
+    out.print(link, no_wrap=True, overflow="ignore", crop=False)
 
 
 MIN_TABLE_CHARS = 80  # the narrowest terminal for which a table's columns are laid out

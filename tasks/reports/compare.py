@@ -25,11 +25,10 @@ from reports.read.run import ReportError, ReportWriteError, make_report_folder
 from reports.statistics.per_process import ENERGY
 from reports.training import comparison
 from tasks.cli.flags import parse_names
-from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, json_output, ruled_table, spare_chars
+from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, json_output, print_path, ruled_table, spare_chars
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
 from tasks.settings.load import load
-from tasks.settings.sources import display_path
 
 COMPARE_FILE = "compare.json"
 _METRIC_LABELS = {
@@ -81,7 +80,7 @@ def _compare_benchmarks(
     with file_errors(f"{path}: cannot be written", "choose another path with --out"):
         write_atomic(path, to_json(result))
     print_comparison(result)
-    print(display_path(path.absolute()))
+    print_path(path.absolute())
     return result
 
 

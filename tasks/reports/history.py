@@ -8,10 +8,9 @@ from rich.text import Text
 from reports.history.page import COLUMNS, headline, row, write_page
 from reports.history.series import History, read_history
 from reports.read.run import ReportError
-from tasks.cli.terminal import console, json_output, ruled_table
+from tasks.cli.terminal import console, json_output, print_path, ruled_table
 from tasks.errors import RetryableError, UsageError, escape_controls, translate_errors
 from tasks.settings.load import Settings
-from tasks.settings.sources import display_path
 
 
 def show_history(settings: Settings, *, as_json: bool) -> None:
@@ -39,7 +38,7 @@ def show_history(settings: Settings, *, as_json: bool) -> None:
         print(escape_controls(f"left out: {rejected.file}: {rejected.reason}"))
     if history.omitted:
         print(f"left out: {history.omitted} older runs")
-    print(display_path(index))
+    print_path(index)
 
 
 def _document(history: History) -> dict[str, Any]:

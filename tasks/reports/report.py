@@ -25,10 +25,11 @@ from reports.summary.warnings import MAX_SHOWN, describe_unfit
 from reports.training import page as training
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
-from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, ruled_table, spare_chars
+from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import find_run, is_training
+from tasks.reports.browser import check_browser, open_page
 from tasks.reports.compare import compare_trainings
 from tasks.settings.load import load
 from tasks.settings.sources import display_path
@@ -42,8 +43,11 @@ def write_report(
     against: str | None,
     allow: Sequence[str] = (),
     formats: Sequence[str] = (),
+    opens: bool = False,
 ) -> None:
     settings = load(context)
+    if opens:
+        check_browser("report")
     allowed = parse_names("--allow", allow, NAMES)
     if allowed and against is None:
         raise UsageError("report: --allow: there is no run to compare with", remedy="pass it with --against")
@@ -57,24 +61,26 @@ def write_report(
             raise UsageError(
                 "report: --follow: a training's page is built after its end", remedy="until then use `inv monitor`"
             )
-        _report_training(folder, selected_formats, other)
+        _report_training(folder, selected_formats, other, opens=opens)
         return
     build_report = partial(build, folder, pricing=pricing(settings), against=other, allow=allowed)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
-        summary = _follow_run(folder, build_report) if follow else build_report()
+        summary = _follow_run(folder, build_report, opens=opens) if follow else build_report()
         exported = export(folder, selected_formats)
     print_summary(summary)
     _print_paths(exported)
+    if opens and not follow:
+        open_page(summary.index)
     if summary.exit_code != 0:
         raise SomeTrialsFailed(_describe_failures(summary))
 
 
 def _print_paths(exported: Iterable[Path]) -> None:
     for path in exported:
-        print(display_path(path))
+        print_path(path)
 
 
-def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -> None:
+def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *, opens: bool) -> None:
     """Build and print the report of a training, with a comparison to `other` if given."""
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         report = training.build(folder)
@@ -91,20 +97,25 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None) -
     for cells in report.predicted_and_actual:
         predictions.add_row(*cells)
     out.print(predictions)
-    print(display_path(report.index))
+    print_path(report.index)
     _print_paths(exported)
+    if opens:
+        open_page(report.index)
     if other is not None:
         compare_trainings([other, folder])
     if not report.has_succeeded:
         raise SomeTrialsFailed(escape_controls(f"run {folder.name}: {report.headline}"))
 
 
-def _follow_run(folder: Path, build_report: Callable[..., ReportSummary]) -> ReportSummary:
-    """Rebuild the report until the run has ended, printing a line for each version."""
-    page = display_path(folder / REPORT_FOLDER / INDEX_FILE)
+def _follow_run(folder: Path, build_report: Callable[..., ReportSummary], *, opens: bool) -> ReportSummary:
+    """Rebuild the report until the run has ended, printing a line for each version, and open the first."""
+    page = folder / REPORT_FOLDER / INDEX_FILE
+    pages_to_open = [page] if opens else []
 
     def print_progress(progress: building.WatchProgress) -> None:
-        print(f"{progress.ended} of {progress.planned} trials have ended: {page}", flush=True)
+        print(f"{progress.ended} of {progress.planned} trials have ended: {display_path(page)}", flush=True)
+        while pages_to_open:
+            open_page(pages_to_open.pop())
 
     try:
         with as_ctrl_c(signal.SIGTERM, signal.SIGHUP):  # stops the page's auto-refresh
@@ -138,8 +149,7 @@ def print_summary(summary: ReportSummary) -> None:
         out.print(Text(summary.profile_note, style="yellow"))
     if (command := train_command(summary)) is not None:
         print(escape_controls(f"train with {recommended_label(summary)}: `{command}`"))
-    # Print without wrapping, so that the path can be clicked and copied.
-    print(display_path(summary.index))
+    print_path(summary.index)
 
 
 def configuration_table(summary: ReportSummary, width: int = MIN_TABLE_CHARS) -> Table:

@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.cli.streams import SanitizedStream, wrap
-from tasks.cli.terminal import console, plain_table, ruled_table
+from tasks.cli.terminal import console, plain_table, print_path, ruled_table
 from tests.support.paths import ROOT
 
 
@@ -42,6 +43,32 @@ def test_where_columns_have_no_room_each_row_is_a_block_with_every_cell_whole(wi
     if width < 80:
         assert "\nno-checkpointing\n  kind distributed; step s 12.5;" in f"\n{output}"
         assert text.endswith("packed kind training; x baseline 1")
+
+
+TERMINALS: dict[str, tuple[dict[str, str], bool]] = {
+    "a terminal of this machine": ({"TERM": "xterm-256color"}, True),
+    "the text console": ({"TERM": "linux"}, False),
+    "a terminal without sequences": ({"TERM": "dumb"}, False),
+    "at the other end of SSH": ({"TERM": "xterm-256color", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}, False),
+}
+
+
+@pytest.mark.parametrize("case", TERMINALS)
+def test_a_path_is_a_link_where_the_terminal_takes_one(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables, is_link = TERMINALS[case]
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    for name, value in {**variables, "COLUMNS": "40"}.items():
+        monkeypatch.setenv(name, value)
+    content = io.BytesIO()
+    stdout = SanitizedStream(content, encoding="utf-8", write_through=True)
+    monkeypatch.setattr(stdout, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", stdout)
+    print_path(Path("/r/ä b/20261122-101500-quick/\x1b]8;;x\x1b\\/report/index.html"))
+    shown = "/r/ä b/20261122-101500-quick/\\u001b]8;;x\\u001b\\/report/index.html"
+    uri = "file:///r/%C3%A4%20b/20261122-101500-quick/%1B%5D8%3B%3Bx%1B%5C/report/index.html"
+    pattern = rf"\x1b\]8;id=\d+;{re.escape(uri)}\x1b\\{re.escape(shown)}\x1b\]8;;\x1b\\\n"
+    output = content.getvalue().decode()
+    assert re.fullmatch(pattern if is_link else f"{re.escape(shown)}\n", output)
 
 
 MESSAGE = (
