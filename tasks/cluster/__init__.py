@@ -4,7 +4,6 @@ nodes     nodes that can run a pod, and the findings on the others
 checks    nodes, controllers, permissions, and results that would be lost, before a plan changes the cluster
 deploy    observe, plan, apply, wait; delete the objects of a deployment
 wait      waits for pods, and reports why one does not start
-node_use  whether nodes can be removed: results in their pods, work of others
 then_command  nodes given back after a run by the operator's own command
 status    the pods, their logs, a shell in one
 """

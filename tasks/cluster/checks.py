@@ -11,7 +11,6 @@ from remote.cluster.client import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Cluster
 from remote.cluster.manifests import Image
 from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
 from remote.hosts.pods.kubectl import Forbidden
-from tasks.clients.cluster import record_last_cluster
 from tasks.cluster.nodes import (
     capacity,
     check_capacity,
@@ -20,9 +19,9 @@ from tasks.cluster.nodes import (
     pod_requirements,
     print_nodes,
 )
-from tasks.errors import ConfirmationRequired, results_write_errors
+from tasks.errors import ConfirmationRequired
 from tasks.faults import CheckStatus, Fault
-from tasks.fleet.pending_results import PendingRun, discard, foreign_active_jobs, pending_runs
+from tasks.fleet.pending_results import PendingRun, foreign_active_jobs, pending_runs
 from tasks.settings.load import Settings
 
 NOTHING_CHANGED = "nothing was changed"
@@ -181,10 +180,3 @@ def print_refusal(settings: Settings, cluster: Cluster, cluster_plan: ClusterPla
         check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
     except ConfirmationRequired as error:
         print(f"would be refused: {error}")
-
-
-def record_change(settings: Settings, cluster: Cluster, lost: list[PendingRun]) -> None:
-    """Record this cluster as the last changed one, and the runs as discarded. Raises UsageError."""
-    with results_write_errors(settings.results_folder):
-        record_last_cluster(settings, cluster.target)
-        discard(lost)

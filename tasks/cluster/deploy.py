@@ -27,11 +27,11 @@ from tasks.cluster.checks import (
     check_permissions,
     check_storage,
     print_refusal,
-    record_change,
 )
 from tasks.cluster.status import read_state, wait_for_pods
 from tasks.commands import DeployOptions
 from tasks.errors import ConfirmationRequired, UsageError
+from tasks.fleet.pending_results import record_change
 from tasks.settings.load import Settings, load
 
 DELETE_TIMEOUT_SEC = 180.0
@@ -118,7 +118,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             _execute_plan(
                 settings, cluster, cluster_plan, image, secret, hooks, force_conflicts=options.force_conflicts
             )
-            record_change(settings, cluster, lost)
+            record_change(settings, cluster.target, lost)
         if jobs and hooks.wait:
             old_pods = not any(action.kind == "Job" for action in cluster_plan.changes)
             await_pods(new_login=makes_secret and old_pods)
@@ -245,7 +245,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
             for group in (workloads, [item for item in own if item not in workloads]):
                 if group:
                     cluster.delete(group, wait_sec=DELETE_TIMEOUT_SEC)
-            record_change(settings, cluster, lost)
+            record_change(settings, cluster.target, lost)
         print(f"deleted {len(own)} objects")
 
 

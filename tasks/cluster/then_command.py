@@ -12,8 +12,8 @@ from remote.cluster.diagnosis.nodes import has_gpus
 from remote.hosts.base import CommandTimedOut, TooMuchOutput
 from remote.hosts.process import CannotStart, run_program
 from tasks.clients.cluster import target_identity
-from tasks.cluster.node_use import check_removable, delete_workloads
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls
+from tasks.fleet.node_use import check_removable, delete_workloads
 from tasks.fleet.nodes import RunFolder
 from tasks.fleet.pricing import price_of
 from tasks.settings.load import Settings

@@ -15,5 +15,6 @@ reuse              results of earlier runs that stand in for planned trials
 run_store          the run folders on this machine
 k8s_training       trainings that run as a Kubernetes Job: read, cancelled, imported into the ledger
 nodes              nodes that a run gives back after its success
+node_use           whether nodes can be removed: results in their pods, work of others
 pending_results    runs whose results are still in the pods
 """

@@ -19,7 +19,9 @@ from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.base import Host, HostError
 from remote.hosts.connectors import CONNECTORS
 from remote.jobs.job import Agent, slot_path
+from tasks.clients.cluster import record_last_cluster
 from tasks.clients.workers import pod_hosts
+from tasks.errors import results_write_errors
 from tasks.fleet.k8s_training import is_k8s_training
 from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
@@ -99,6 +101,13 @@ def foreign_active_jobs(settings: Settings, target: Target, *, running: Collecti
     hosts = pod_hosts(settings, target)
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         return [line for line in pool.map(describe_foreign_job, hosts) if line is not None]
+
+
+def record_change(settings: Settings, target: Target, lost: list[PendingRun]) -> None:
+    """Record this cluster as the last changed one, and the runs as discarded. Raises UsageError."""
+    with results_write_errors(settings.results_folder):
+        record_last_cluster(settings, target)
+        discard(lost)
 
 
 def discard(runs: list[PendingRun]) -> None:

@@ -11,8 +11,8 @@ from bench.notify.events import time_text
 from bench.records.nodes import NodesRecord, NodesState
 from remote.cluster.client import Cluster
 from tasks.clients.cluster import target_identity
-from tasks.cluster.node_use import check_removable, delete_workloads, fleet_nodes
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.fleet.node_use import check_removable, delete_workloads, fleet_nodes
 from tasks.fleet.nodes import RunFolder
 from tasks.oci import nodes
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment

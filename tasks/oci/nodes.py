@@ -20,7 +20,6 @@ from remote.cluster.diagnosis.nodes import GPU_RESOURCE
 from remote.cluster.quantities import parse_quantity
 from tasks.cli.terminal import confirm, console, plain_table
 from tasks.clients.cluster import open_cluster
-from tasks.cluster.node_use import check_removable
 from tasks.errors import (
     ConfirmationRequired,
     RetryableError,
@@ -29,6 +28,7 @@ from tasks.errors import (
     file_errors,
     results_write_errors,
 )
+from tasks.fleet.node_use import check_removable
 from tasks.fleet.pricing import price_of
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment

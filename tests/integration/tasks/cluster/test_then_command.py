@@ -13,7 +13,7 @@ from bench.records.run import RunRecord
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.providers import GENERIC
-from tasks.cluster import node_use
+from tasks.fleet import node_use
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.fleet import nodes
 from tasks.fleet.collect import _write_checksums

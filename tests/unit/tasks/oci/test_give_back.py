@@ -18,8 +18,8 @@ from bench.records.run import RunRecord
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.providers import GENERIC
-from tasks.cluster import node_use
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.fleet import node_use
 from tasks.fleet import nodes as run_nodes
 from tasks.fleet.collect import _write_checksums
 from tasks.fleet.pending_results import PendingRun

@@ -11,8 +11,8 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 
 from invoke import Context
 
-from tasks.cluster import node_use
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
+from tasks.fleet import node_use
 from tasks.fleet.pending_results import PendingRun
 from tasks.oci import nodes
 from tasks.oci.discovery import parse_node_pool

@@ -11,9 +11,8 @@ from remote.cluster.labels import COMPONENT_LABEL, OWNER, PART_OF_LABEL, RUN_ANN
 from remote.cluster.plan import is_training
 from remote.hosts.pods.kubectl import Forbidden
 from remote.hosts.pods.pod_index import INDEX_LABEL
-from tasks.cluster.checks import record_change
 from tasks.errors import ConfirmationRequired, UsageError
-from tasks.fleet.pending_results import foreign_active_jobs, pending_runs
+from tasks.fleet.pending_results import foreign_active_jobs, pending_runs, record_change
 from tasks.settings.load import Settings
 
 DELETE_TIMEOUT_SEC = 180.0
@@ -57,7 +56,7 @@ def delete_workloads(settings: Settings, cluster: Cluster) -> None:
     if own:
         print(f"deleting {', '.join(map(_title, own))}, and waiting until their pods are gone", flush=True)
         cluster.delete(own, wait_sec=DELETE_TIMEOUT_SEC)
-        record_change(settings, cluster, [])
+        record_change(settings, cluster.target, [])
 
 
 def fleet_nodes(cluster: Cluster) -> set[str]:
