@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.settings.schema import LEAVES
 from tests import architecture
 from tests.support.paths import ROOT
 
@@ -34,7 +35,7 @@ FILE = re.compile(rf"(?<![\w/.])((?:{PACKAGES}|image|docs|tests)/[\w/.-]*\w\.(?:
 
 # Listed during collection, because a unit test may not start processes.
 TRACKED = [str(path) for path in architecture.tracked("*")]
-INVOKE_SETTINGS = {"tasks.executor_class"}
+SETTINGS = {"tasks.executor_class", *(".".join(keys) for keys in LEAVES)}
 
 
 @cache
@@ -82,7 +83,7 @@ def test_every_module_named_in_text_exists():
         f"{path}: {name}"
         for path, text in texts()
         for name in MODULE.findall(text)
-        if not name.endswith(".py") and name not in INVOKE_SETTINGS and not exists(name)
+        if not name.endswith(".py") and name not in SETTINGS and not exists(name)
     }
     assert not missing
 

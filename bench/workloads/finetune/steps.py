@@ -44,7 +44,8 @@ class GradientBucket:
         self.flat = torch.zeros(size, dtype=parameters[0].dtype, device=parameters[0].device)
         self.rounded = None if wire_dtype == self.flat.dtype else torch.empty_like(self.flat, dtype=wire_dtype)
         self.missing, self.sent, self.work = 0, False, None
-        self.uncaptured, self.computed = len(self.parameters), None
+        self.uncaptured = len(self.parameters)
+        self.computed: Any = None
         start = 0
         for parameter in parameters:
             parameter.grad = self.flat[start : start + parameter.numel()].view_as(parameter)

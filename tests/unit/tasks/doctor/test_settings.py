@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from tasks.doctor.settings import show_settings
 from tasks.errors import UsageError
 from tasks.settings.schema import LEAVES
-from tasks.doctor.settings import show_settings
 
 
 def shown(capsys, context, name=None, *, changed=False):
