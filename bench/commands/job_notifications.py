@@ -1,6 +1,7 @@
 """Notifications of a training's Job: the first pod reads the attempt's progress from the volume and sends them."""
 
 import contextlib
+import datetime
 import os
 import re
 import time
@@ -29,7 +30,7 @@ def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[RunW
         yield None
         return
     numbers = attempt_numbers(folder, order.planned.trial_id)
-    began_at, usd_per_sec = time.time() - held_sec(order, folder), target.usd_per_sec
+    began, usd_per_sec = time.monotonic() - held_sec(order, folder), target.usd_per_sec
     receivers = {"notify.url": to_webhook(target, key.encode() or None)}
     with Sender(receivers, lambda line: print(f"{order.run_id}: {line}", flush=True)) as sender:
         watch = RunWatch(
@@ -39,7 +40,7 @@ def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[RunW
             stalled_sec=target.stalled_sec,
             budget_usd=target.budget_usd,
             usd_per_sec=usd_per_sec,
-            spent_usd=lambda: None if usd_per_sec is None else usd_per_sec * (time.time() - began_at),
+            spent_usd=lambda: None if usd_per_sec is None else usd_per_sec * (time.monotonic() - began),
         )
         if any(number > order.after for number in numbers):
             watch.on_loss(Outcome.of(ReasonCode.WORKER_LOST, "the first pod was replaced"))
@@ -86,4 +87,5 @@ def held_sec(order: TrainingJobSpec, folder: Path) -> float:
                 began_at = min(times) if began_at is None else began_at
             elif times:
                 total_sec += max(times) - min(times)
-    return total_sec + (0.0 if began_at is None else max(0.0, time.time() - began_at))
+    now = datetime.datetime.now(datetime.timezone.utc).timestamp()  # by the clock of the files
+    return total_sec + (0.0 if began_at is None else max(0.0, now - began_at))

@@ -5,13 +5,13 @@ goes to a checked address, so that a changed DNS answer cannot lead it into a pr
 A receiver verifies the signature like GitHub's or Stripe's webhooks: HMAC-SHA256 over "TIMESTAMP.BODY".
 """
 
+import datetime
 import hashlib
 import hmac
 import http.client
 import ipaddress
 import socket
 import ssl
-import time
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -53,7 +53,8 @@ def check_url(url: str) -> None:
 
 def post(target: NotifyTarget, body: bytes, key: bytes | None = None, *, now: float | None = None) -> None:
     """Send `body`, signed with `key`. Raises WebhookError, for a retry as well as for good."""
-    url, timestamp = target.url, str(int(time.time() if now is None else now))
+    sent_at = datetime.datetime.now(datetime.timezone.utc).timestamp() if now is None else now
+    url, timestamp = target.url, str(int(sent_at))
     headers = {"Content-Type": "application/json", "User-Agent": "qlora-fleet"}
     if key is not None:
         digest = hmac.new(key, f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
