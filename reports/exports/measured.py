@@ -137,9 +137,9 @@ def _speed(trial: MeasuredTrial) -> float:
 
 def _configuration(settings: dict[str, Any]) -> str:
     size = f"{settings.get('max_seq_len')} x {settings.get('micro_batch_size')}"
-    words = [settings.get("recipe"), settings.get("layout"), size, settings.get("matmul")]
+    parts = [settings.get("recipe"), settings.get("layout"), size, settings.get("matmul")]
     held = settings.get("held_layers")
-    return " ".join([*(str(word) for word in words if word is not None), *([f"held {held}"] if held else [])])
+    return " ".join([*(str(part) for part in parts if part is not None), *([f"held {held}"] if held else [])])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

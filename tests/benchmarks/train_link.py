@@ -8,7 +8,7 @@ and two trainings of one rank run at once: they exchange nothing, so that no lin
     python -m tests.benchmarks.train_link --model DIR [--targets attention,all-linear] [--rows 8] [--json FILE]
 
 With a model folder (`python -m tests.model_shapes DIR`) each rank has a GPU of this host, and NCCL exchanges by sockets
-alone; `direct` is the same without namespaces, by NVLink or PCIe. Rows have 4,096 tokens, adapters rank 16.
+only; `direct` is the same without namespaces, by NVLink or PCIe. Rows have 4,096 tokens, adapters rank 16.
 
 Not covered: latency of a real network; more than two ranks.
 """
@@ -91,7 +91,7 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
     results: dict[str, dict[str, Any]] = {}
     figures = []
 
-    def keep(name: str, record: TrainingRecord) -> None:
+    def add_result(name: str, record: TrainingRecord) -> None:
         results[name] = summary(record)
         print(name, json.dumps(results[name]), flush=True)
         if arguments.json is not None:
@@ -110,23 +110,23 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
         for targets in arguments.targets.split(","):
             runs = GpuRuns(here, (arguments.model, data), link, machines, arguments.steps, targets)
             for rows in map(int, arguments.rows.split(",")):
-                # A rank's rows alone, on one GPU: the same work without any exchange.
-                alone = runs.alone(rows // 2)
-                keep(f"1 GPU, {targets}, {rows // 2} rows", alone)
+                # One rank's rows on one GPU: the same work without any exchange.
+                single = runs.single(rows // 2)
+                add_result(f"1 GPU, {targets}, {rows // 2} rows", single)
                 for name in arguments.links.split(","):
                     for gradients in arguments.gradients.split(",")[: 1 if name == "direct" else None]:
                         record = (
                             runs.direct(rows, gradients) if name == "direct" else runs.together(rows, name, gradients)
                         )
                         key = f"2 GPUs, {name}, {targets}, {gradients}, {rows} rows"
-                        keep(key, record)
+                        add_result(key, record)
                         predicted, measured = communication(record)
                         figures.append(
                             Figure(
                                 name=key,
                                 value=f"{speed(record):,.0f} tokens/s, communication {predicted:.1f} % predicted, "
                                 f"{measured:.1f} % measured",
-                                ratio=f"{speed(record) / 2 / speed(alone):.3f} of two GPUs apart",
+                                ratio=f"{speed(record) / 2 / speed(single):.3f} of two GPUs apart",
                                 goal=">= 0.97" if name == "direct" else ">= 0.95 at 10 Gb/s",
                             )
                         )
@@ -135,11 +135,11 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
 
 def long_data(path: Path, chats: int = 4000) -> Path:
     """Write chats of about 200 tokens: random words, since speed depends only on lengths."""
-    words = ("adapter", "gradient", "rank", "learning", "memory", "cluster", "token", "weights", "number", "layer")
+    vocabulary = ("adapter", "gradient", "rank", "learning", "memory", "cluster", "token", "weights", "number", "layer")
     draw = random.Random(1)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(chats):
-            texts = [" ".join(draw.choices(words, k=count)) for count in (40, 100)]
+            texts = [" ".join(draw.choices(vocabulary, k=count)) for count in (40, 100)]
             roles = zip(("user", "assistant"), texts, strict=True)
             file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in roles]}) + "\n")
     return path
@@ -253,7 +253,7 @@ class Runs:
 
 
 class GpuRuns(Runs):
-    """The same on GPUs: one rank alone, two on this host, and two in namespaces."""
+    """The same on GPUs: one rank, two on this host, and two in namespaces."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class GpuRuns(Runs):
         super().__init__(here, inputs, link, (), steps)
         self.machines, self.targets = machines, targets
 
-    def alone(self, rows: int) -> TrainingRecord:
+    def single(self, rows: int) -> TrainingRecord:
         return self.ended([self.start(-1, self.trial(rows, "fp32", 1), {"CUDA_VISIBLE_DEVICES": "0"})])[0]
 
     def direct(self, rows: int, gradients: str) -> TrainingRecord:

@@ -253,7 +253,7 @@ def test_ranks_exchange_the_same_gradients_while_a_captured_backward_pass_runs(m
     step = build(modules, model, **changes)
     actual, captured_weights, group = exchanged(step, captures=True)
     assert step.capture_status == "yes"
-    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+    assert all(torch.equal(sums, plain) for sums, plain in zip(actual, expected, strict=True))
     assert torch.equal(captured_weights, weights)
     first, last = group.ends[0], group.ends[-1]
     assert first.elapsed_time(last) > 5.0  # milliseconds: the first bucket left layers before the end of the graph

@@ -28,9 +28,11 @@ def draw(job):
 
 def test_every_drawn_colour_is_a_variable_of_the_page(a10):
     summary, run = a10
-    for chart in CHARTS[:-1]:
+    gathered = [(chart, data) for chart in CHARTS if (data := chart.gather(summary, run)) is not None]
+    assert len(gathered) > 12
+    for chart, data in gathered:
         with style.figure_style():
-            drawn = style.to_svg(chart.gather(summary, run).draw(WIDE))
+            drawn = style.to_svg(data.draw(WIDE))
         assert set(re.findall(r"#[0-9a-f]{6}\b", inline_svg(drawn, "w"))) == set(), chart.name
 
 

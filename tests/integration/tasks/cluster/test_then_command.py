@@ -13,9 +13,8 @@ from bench.records.run import RunRecord
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.providers import GENERIC
-from tasks.fleet import node_use
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
-from tasks.fleet import nodes
+from tasks.fleet import node_use, nodes
 from tasks.fleet.collect import _write_checksums
 from tasks.settings.load import Settings, load
 from tests.support.kubernetes.listed_cluster import FakeCluster
