@@ -1,8 +1,9 @@
-"""Merge of base and adapter into one model folder in Hugging Face layout, tensor by tensor, in the base's shards.
+"""Merge of base and adapter into one model folder, tensor by tensor.
 
-Shards are written to `.NAME.part` next to the target folder, and each is recorded in `shards.jsonl` after it was read
-back. A stopped merge resumes there if its inputs are the same. The folder is renamed to its final name once it has
-SHA256SUMS and merge.json, so a folder of that name is complete.
+The folder has Hugging Face's layout and the base's shards, or one GGUF file and a Modelfile (`gguf_file`). Shards are
+written to `.NAME.part` next to the target folder, and each is recorded in `shards.jsonl` after it was read back. A
+stopped merge resumes there if its inputs are the same. The folder is renamed to its final name once it has SHA256SUMS
+and merge.json, so a folder of that name is complete.
 
 A safetensors file of bf16 tensors is written with one tensor in memory at a time: its header follows from names and
 shapes (format: `bench.data.model_folder`). The data is written to a temporary file and read back from the disk; the
@@ -16,16 +17,19 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 from safetensors import safe_open
 
 from bench import torch_stack
 from bench.adapter import lora
+from bench.adapter.gguf_file import GgufFile
+from bench.adapter.gguf_tokenizer import read_gguf_tokenizer
+from bench.adapter.modelfile import render_modelfile
 from bench.architectures import find
 from bench.architectures.unregistered import FOUND_LAYERS
 from bench.data.inputs import InputError
@@ -33,7 +37,7 @@ from bench.data.model_folder import INDEX, check_model, read_config, read_shapes
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import page_cache
 from bench.records import schema
-from bench.records.adapter import MergeFacts
+from bench.records.adapter import GgufFacts, MergeFacts
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
 from bench.records.units import format_gb, format_mb
@@ -42,6 +46,9 @@ from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", "lock", "README.md"
 GENERATION_FILE = "generation_config.json"
 BASES = ("bf16", "nf4")
+SAFETENSORS = "safetensors"
+GGUF_FORMATS = {"gguf": "bf16", "gguf-q8_0": "q8_0"}  # quantization by format
+MODELFILE = "Modelfile"
 OVERHEAD_BYTES = 32 << 20  # tokenizer, index and card
 Shapes = Mapping[str, tuple[int, ...]]
 BYTES_PER_ELEMENT = 2  # bf16
@@ -50,7 +57,10 @@ HEADER_ALIGNMENT = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MergeRequest:
-    """Request to merge into the folder `out`. `card` is README.md's text, `end_ids` the tokens that end an answer."""
+    """Request to merge into the folder `out`. `card` is README.md's text, `end_ids` the tokens that end an answer.
+
+    `system` is the system message of the training, for a Modelfile.
+    """
 
     model: str
     adapter: str
@@ -59,8 +69,13 @@ class MergeRequest:
     model_sha256: str | None = None
     card: str = ""
     end_ids: list[int] = field(default_factory=list)
+    format: str = SAFETENSORS
+    system: str | None = None
 
     def __post_init__(self) -> None:
+        formats = (SAFETENSORS, *GGUF_FORMATS)
+        if self.format not in formats:
+            raise InputError(f"format: expected one of {', '.join(formats)}, found {self.format!r}")
         if self.base not in BASES:
             raise InputError(f"base: expected one of {', '.join(BASES)}, found {self.base!r}")
 
@@ -69,15 +84,17 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     """Create, resume or verify the merged folder. Raises InputError, InputRejected and OSError."""
     model, adapter, out = Path(request.model), Path(request.adapter), Path(request.out)
     lora.check_base(model, adapter, request.model_sha256)
-    shards = shapes_of(model)
     adapter_weights = lora.read(adapter, model)
-    facts = MergeFacts(
-        base=request.base,
-        model_sha256=check_model(model).sha256,
-        adapter_sha256=adapter_weights.sha256,
-        end_ids=sorted({*request.end_ids, *_end_tokens(model)}),
-        shards=len(shards),
-        bytes=sum(file_size(shapes) for shapes in shards.values()),
+    layout = _choose_layout(request)
+    facts = layout.describe(
+        MergeFacts(
+            base=request.base,
+            model_sha256=check_model(model).sha256,
+            adapter_sha256=adapter_weights.sha256,
+            end_ids=layout.end_ids,
+            shards=len(layout.sizes),
+            bytes=sum(layout.sizes.values()),
+        )
     )
     if out.exists():
         return _verify_existing(out, facts, log)
@@ -85,9 +102,10 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     part.mkdir(parents=True, exist_ok=True)
     with _exclusive_lock(part):
         done = _resume(part, facts)
-        _check_disk_space(part, sum(file_size(shards[name]) for name in shards if name not in done))
-        _write_shards(part, model, shards, adapter_weights, request.base, done, log)
-        _write_other_files(part, model, adapter, shards, facts, request.card)
+        _check_disk_space(part, sum(size for name, size in layout.sizes.items() if name not in done))
+        _write_shards(part, layout, _weight_reader(model, adapter_weights, request.base), done, log)
+        layout.write_other_files(part)
+        write_atomic(part / CARD_FILE, request.card.encode())
         _write_checksums(part)
         (part / SHARDS_FILE).unlink()
         (part / LOCK_FILE).unlink()
@@ -159,59 +177,119 @@ def _check_disk_space(part: Path, needed: int) -> None:
         )
 
 
-def _write_shards(
-    part: Path,
-    model: Path,
-    shards: Mapping[str, Shapes],
-    adapter_weights: lora.Lora,
-    base: str,
-    done: Mapping[str, str],
-    log: Callable[[str], None],
-) -> None:
+WeightReader: TypeAlias = Callable[[str], Any]
+
+
+class SafetensorsLayout:
+    """Folder in Hugging Face's layout, with the base's shards in bf16."""
+
+    def __init__(self, request: MergeRequest) -> None:
+        self._model, self._adapter = Path(request.model), Path(request.adapter)
+        self._shards = shapes_of(self._model)
+        self.sizes = {name: file_size(shapes) for name, shapes in self._shards.items()}
+        self.end_ids = sorted({*request.end_ids, *_end_tokens(self._model)})
+
+    def describe(self, facts: MergeFacts) -> MergeFacts:
+        return facts
+
+    def chunks(self, name: str, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:
+        """Yield the content of a shard."""
+        return tensor_chunks(self._shards[name], get_tensor, torch)
+
+    def write_other_files(self, part: Path) -> None:
+        """Write everything but the weights; tokenizer and template are those of the training."""
+        config = read_config(self._model)
+        for key in ("quantization_config", FOUND_LAYERS):
+            config.pop(key, None)
+        dtype_keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]
+        files = {"config.json": config | dict.fromkeys(dtype_keys, "bfloat16")}
+        files[GENERATION_FILE] = _read_generation_config(self._model) | {"eos_token_id": self.end_ids}
+        if len(self._shards) > 1:
+            weight_map = {name: shard for shard, shapes in self._shards.items() for name in shapes}
+            count = sum(math.prod(shape) for shapes in self._shards.values() for shape in shapes.values())
+            total_size = count * BYTES_PER_ELEMENT
+            files[INDEX] = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+        for name, document in files.items():
+            write_atomic(part / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+        copy_tokenizer(part, self._adapter, self._model)
+
+
+class GgufLayout:
+    """Folder with one GGUF file, which holds tokenizer and template too, and a Modelfile."""
+
+    def __init__(self, request: MergeRequest) -> None:
+        """Plan the file. Raises InputError for a model or tokenizer that is not verified in GGUF."""
+        model, adapter = Path(request.model), Path(request.adapter)
+        config, self._request = read_config(model), request
+        self.end_ids = sorted({*request.end_ids, *_end_tokens(model)})
+        with TemporaryDirectory() as folder:  # the tokenizer of the training, with its template
+            copy_tokenizer(Path(folder), adapter, model)
+            ends = [*request.end_ids, *self.end_ids]  # the trained ones first
+            self._tokenizer = read_gguf_tokenizer(Path(folder), config["vocab_size"], ends)
+            self._modelfile_tokenizer = load_tokenizer(Path(folder))
+        self._quantization = GGUF_FORMATS[request.format]
+        shapes = {name: shape for shard in shapes_of(model).values() for name, shape in shard.items()}
+        self._file = GgufFile(config, shapes, self._tokenizer, self._quantization, model.name)
+        self._name = f"model-{self._quantization}.gguf"
+        self.sizes = {self._name: self._file.size}
+
+    def describe(self, facts: MergeFacts) -> MergeFacts:
+        return GgufFacts(**schema.to_json(facts), quantization=self._quantization)
+
+    def chunks(self, _name: str, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:
+        """Yield the content of the file."""
+        return self._file.chunks(get_tensor, torch)
+
+    def write_other_files(self, part: Path) -> None:
+        text = render_modelfile(self._modelfile_tokenizer, self._name, self.end_ids, self._request.system)
+        write_atomic(part / MODELFILE, text.encode())
+
+
+def _choose_layout(request: MergeRequest) -> SafetensorsLayout | GgufLayout:
+    return SafetensorsLayout(request) if request.format == SAFETENSORS else GgufLayout(request)
+
+
+def copy_tokenizer(into: Path, adapter: Path, model: Path) -> None:
+    """Copy the tokenizer's files, those of the training first."""
+    for name in TOKENIZER_FILES:
+        source = next((folder / name for folder in (adapter, model) if (folder / name).is_file()), None)
+        if source is not None:
+            write_atomic(into / name, source.read_bytes())
+
+
+def _weight_reader(model: Path, adapter_weights: lora.Lora, base: str) -> WeightReader:
+    """Return a function that reads a tensor of the base by its name and merges it."""
     modules = torch_stack.load()
     device = "cuda" if modules.torch.cuda.is_available() else "cpu"
     architecture = find(read_config(model))
     merged = lora.MergedWeights(modules=modules, architecture=architecture, lora=adapter_weights, base=base)
-    for number, (name, shapes) in enumerate(shards.items(), 1):
+    places = {name: path for path in weight_files(model) for name in read_shapes(path)}
+
+    def get_tensor(name: str) -> Any:
+        with safe_open(places[name], "pt") as file, modules.torch.no_grad():
+            return merged(architecture.module_name(name), file.get_tensor(name).to(device))
+
+    return get_tensor
+
+
+def _write_shards(
+    part: Path,
+    layout: SafetensorsLayout | GgufLayout,
+    get_tensor: WeightReader,
+    done: Mapping[str, str],
+    log: Callable[[str], None],
+) -> None:
+    torch = torch_stack.load().torch
+    for number, name in enumerate(layout.sizes, 1):
         if name in done:
-            log(f"shard {number} of {len(shards)}: {name} already exists, verified")
+            log(f"shard {number} of {len(layout.sizes)}: {name} already exists, verified")
             continue
-        with safe_open(model / name, "pt") as file, modules.torch.no_grad():
-            get_tensor = partial(_merge_tensor, file, device, merged)
-            digest = write_tensors(part / name, shapes, get_tensor, modules.torch)
+        digest = write_verified(part / name, layout.chunks(name, get_tensor, torch))
         with (part / SHARDS_FILE).open("a", encoding="utf-8") as shards_file:
             shards_file.write(json.dumps({"name": name, "sha256": digest}) + "\n")
             shards_file.flush()
             os.fsync(shards_file.fileno())
-        log(f"shard {number} of {len(shards)}: {name}, {format_mb((part / name).stat().st_size)}, read back")
-
-
-def _merge_tensor(file: Any, device: str, merged: lora.MergedWeights, name: str) -> Any:
-    return merged(merged.architecture.module_name(name), file.get_tensor(name).to(device))
-
-
-def _write_other_files(
-    part: Path, model: Path, adapter: Path, shards: Mapping[str, Shapes], facts: MergeFacts, card: str
-) -> None:
-    """Write everything but the weights; tokenizer and template are those of the training."""
-    config = read_config(model)
-    for key in ("quantization_config", FOUND_LAYERS):
-        config.pop(key, None)
-    dtype_keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]
-    files = {"config.json": config | dict.fromkeys(dtype_keys, "bfloat16")}
-    files[GENERATION_FILE] = _read_generation_config(model) | {"eos_token_id": facts.end_ids}
-    if len(shards) > 1:
-        weight_map = {name: shard for shard, shapes in shards.items() for name in shapes}
-        count = sum(math.prod(shape) for shapes in shards.values() for shape in shapes.values())
-        total_size = count * BYTES_PER_ELEMENT
-        files[INDEX] = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-    for name, document in files.items():
-        write_atomic(part / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
-    for name in TOKENIZER_FILES:
-        source = next((folder / name for folder in (adapter, model) if (folder / name).is_file()), None)
-        if source is not None:
-            write_atomic(part / name, source.read_bytes())
-    write_atomic(part / CARD_FILE, card.encode())
+        log(f"shard {number} of {len(layout.sizes)}: {name}, {format_mb((part / name).stat().st_size)}, read back")
 
 
 def _write_checksums(part: Path) -> None:
@@ -266,14 +344,12 @@ def file_size(shapes: Shapes) -> int:
     return len(encode_header(shapes)) + BYTES_PER_ELEMENT * sum(map(math.prod, shapes.values()))
 
 
-def write_tensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], get_tensor: Callable[[str], Any], torch: Any
-) -> str:
+def write_verified(path: Path, chunks: Iterable[Any]) -> str:
     """Write the file completely or not at all, read it back and return its sha256. Raises OSError."""
     part, digest = path.with_name(f".{path.name}.part"), hashlib.sha256()
     try:
         with part.open("wb") as file:
-            for chunk in _chunks(shapes, get_tensor, torch):
+            for chunk in chunks:
                 digest.update(chunk)
                 file.write(chunk)
             file.flush()
@@ -288,7 +364,8 @@ def write_tensors(
     return digest.hexdigest()
 
 
-def _chunks(shapes: Shapes, get_tensor: Callable[[str], Any], torch: Any) -> Any:
+def tensor_chunks(shapes: Shapes, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:
+    """Yield the content of a safetensors file, with one tensor in memory at a time."""
     yield encode_header(shapes)
     for name, shape in shapes.items():
         tensor = get_tensor(name).contiguous().to("cpu")

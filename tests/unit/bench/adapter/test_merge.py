@@ -61,7 +61,7 @@ def test_a_disk_that_is_full_at_any_shard_leaves_no_partial_shard_and_the_merge_
 ):
     undisturbed = tmp_path / "undisturbed"
     merge.merge(merge.MergeRequest(**merge_fields(out=str(undisturbed))), lambda _: None)
-    real, written = merge._chunks, []
+    real, written = merge.tensor_chunks, []
 
     def failing_chunks(shapes, get_tensor, torch):
         written.append(shapes)
@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_at_any_shard_leaves_no_partial_shard_and_the_merge_
                 raise OSError(errno.ENOSPC, "No space left on device", "here")
             yield chunk
 
-    monkeypatch.setattr(merge, "_chunks", failing_chunks)
+    monkeypatch.setattr(merge, "tensor_chunks", failing_chunks)
     out = Path(merge_fields()["out"])
     with pytest.raises(OSError, match="No space left"):
         merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
@@ -103,12 +103,16 @@ def test_a_shard_that_was_damaged_meanwhile_is_written_again(monkeypatch, merge_
 
 def test_a_shard_that_differs_when_read_back_is_an_error(monkeypatch, modules, tmp_path):
     monkeypatch.setattr(merge, "sha256_of", lambda _path: "0" * 64)
-    ones = modules.torch.ones(2, 3, dtype=modules.torch.bfloat16)
+    ones, shapes = modules.torch.ones(2, 3, dtype=modules.torch.bfloat16), {"a": (2, 3)}
+
+    def write() -> None:
+        merge.write_verified(tmp_path / "a.safetensors", merge.tensor_chunks(shapes, lambda _: ones, modules.torch))
+
     with pytest.raises(merge.ShardMismatch, match=r"a\.safetensors"):
-        merge.write_tensors(tmp_path / "a.safetensors", {"a": (2, 3)}, lambda _: ones, modules.torch)
+        write()
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
-    merge.write_tensors(tmp_path / "a.safetensors", {"a": (2, 3)}, lambda _: ones, modules.torch)
+    write()
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.get_tensor("a").tolist() == [[1.0] * 3] * 2
     assert (tmp_path / "a.safetensors").stat().st_size == merge.file_size({"a": (2, 3)})

@@ -1,0 +1,137 @@
+"""Modelfile for Ollama: the GGUF file, the chat template in Go's form, and what ends an answer.
+
+Go's form is derived from what the Jinja template writes for probe conversations: the text around each role's content,
+the beginning of the conversation and of an answer. It is kept only if it renders several conversations exactly as the
+Jinja template does. Otherwise TEMPLATE is omitted, with a comment, since Ollama would prompt in another form.
+
+Not covered: tools, images, thoughts.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.adapter.gguf_tokenizer import adds_bos
+from bench.data.inputs import InputError, system_messages
+from bench.data.tokenizer import ChatTemplate, Messages
+
+ROLES = ("system", "user", "assistant")
+MISSING = "# No TEMPLATE: the chat template has no equivalent here; use llama.cpp, which reads it from the GGUF file.\n"
+CONVERSATIONS = (
+    ("user",),
+    ("system", "user"),
+    ("user", "assistant", "user"),
+    ("system", "user", "assistant", "user", "assistant", "user"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatForm:
+    """Text of a chat: `start`, then each message between its role's two texts, then `answer`."""
+
+    start: str
+    around: Mapping[str, tuple[str, str]]
+    answer: str
+
+    @property
+    def text(self) -> str:
+        """All texts of the form."""
+        return "".join([self.start, *(text for pair in self.around.values() for text in pair), self.answer])
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        parts = [self.start]
+        for message in messages:
+            before, after = self.around[message["role"]]
+            parts += [before, message["content"], after]
+        return "".join([*parts, self.answer])
+
+    def go_template(self) -> str:
+        """Return the template of Ollama that renders the same."""
+        branches = [
+            f'{"else if" if index else "if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
+            for index, (role, (before, after)) in enumerate(self.around.items())
+        ]
+        body = "".join(f"{{{{ {branch}" for branch in branches)
+        return f"{self.start}{{{{ range .Messages }}}}{body}{{{{ end }}}}{{{{ end }}}}{self.answer}"
+
+
+def render_modelfile(tokenizer: Any, file_name: str, end_ids: Sequence[int], system: str | None) -> str:
+    """Return the Modelfile's text. `system` is the system message of the training; None for the template's own."""
+    lines = [f"FROM ./{file_name}\n"]
+    form, own_system = derive_form(tokenizer)
+    system = own_system if system is None else system
+    if form is None or not all(map(_is_plain, (form.go_template(), system or ""))):
+        lines.append(MISSING)
+    else:
+        lines.append(f'TEMPLATE """{form.go_template()}"""\n')
+        if system:
+            lines.append(f'SYSTEM """{system}"""\n')
+    for token in end_ids:
+        text = tokenizer.convert_ids_to_tokens(token)
+        if text and _is_plain(text) and '"' not in text and "\n" not in text:
+            lines.append(f'PARAMETER stop "{text}"\n')
+    return "".join(lines)
+
+
+def _is_plain(text: str) -> bool:
+    return '"""' not in text
+
+
+def derive_form(tokenizer: Any) -> tuple[ChatForm | None, str | None]:
+    """Derive the chat form of a tokenizer's template, without a BOS token that the tokenizer adds itself.
+
+    Returns also the template's own system message. The form is None if it does not render as the template does.
+    """
+    if not isinstance(tokenizer.chat_template, str):
+        return None, None
+    template, bos = ChatTemplate(tokenizer), tokenizer.bos_token or ""
+
+    def render(messages: Messages, *, prompt: bool = True) -> str:
+        text = template.render("Modelfile", messages, prompt=prompt)
+        return text.removeprefix(bos) if adds_bos(tokenizer) else text
+
+    for start in ("", bos):
+        with contextlib.suppress(InputError, ValueError):  # the template refuses a role; a probe's content is missing
+            form, own_system = _cut(render, start)
+            if _renders_alike(form, own_system, render) and "{{" not in form.text:
+                return form, own_system
+    return None, None
+
+
+def _renders_alike(form: ChatForm, own_system: str | None, render: Callable[..., str]) -> bool:
+    for roles in CONVERSATIONS:
+        messages = [{"role": role, "content": f"{role} {index}"} for index, role in enumerate(roles)]
+        has_own = own_system is not None and roles[0] != "system"
+        if form.render([*system_messages(own_system if has_own else None), *messages]) != render(messages):
+            return False
+    return True
+
+
+def _cut(render: Callable[..., str], start: str) -> tuple[ChatForm, str | None]:
+    """Cut the texts of a form out of probe conversations. Raises ValueError if a probe's content is missing."""
+    system, user, assistant = (f"@{role.upper()}@" for role in ROLES)
+    turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    plain = render([*turns, turns[0]], prompt=False)
+    answer = render([*turns, turns[0]]).removeprefix(plain)
+    chat = render([*system_messages(system), *turns, turns[0]], prompt=False).removeprefix(start)
+    head, middle, after_user = chat.split(user)
+    before_system, after_system = head.split(system)
+    after_first, after_assistant = middle.split(assistant)
+    # Cut what ends a message first: both texts may continue alike behind it.
+    system_end, assistant_end = (len(_common_prefix(text, after_user)) for text in (after_system, after_assistant))
+    before_user = _common_prefix(after_system[system_end:][::-1], after_assistant[assistant_end:][::-1])[::-1]
+    around = {
+        "system": (before_system, after_system.removesuffix(before_user)),
+        "user": (before_user, after_user),
+        "assistant": (after_first.removeprefix(after_user), after_assistant.removesuffix(before_user)),
+    }
+    begin = plain.removeprefix(start).split(user)[0].removesuffix(before_user)
+    own_system = begin.removeprefix(before_system).removesuffix(around["system"][1]) if begin else None
+    return ChatForm(start=start, around=around, answer=answer), own_system
+
+
+def _common_prefix(first: str, second: str) -> str:
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(letter for letter, _ in pairs)

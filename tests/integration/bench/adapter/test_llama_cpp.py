@@ -1,0 +1,139 @@
+"""GGUF files as llama.cpp reads them: the same tokens and the same logits as transformers, for each verified family.
+
+pip install llama-cpp-python gguf    # needs a C++ compiler; without the packages these tests skip
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import torch_stack
+from bench.adapter import llama_cpp, merge
+from bench.adapter.llama_cpp import LlamaCpp
+from bench.data.demo import VOCABULARY, build_tokenizer
+from bench.data.tokenizer import load_tokenizer
+from bench.workloads.finetune.answers import PromptCase
+from tests.support import tiny_training
+
+pytest.importorskip("gguf", reason="needs gguf")
+pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES = {
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "llama": ("Llama", {"rope_parameters": LLAMA3}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+}
+TEXT = "I've 3333 things, don't WE'VE?  \n\n \u00c4\u00d6 \u60f3 x=1;\t\tif (a)\r\n   2024-01-01 '\u00e9t\u00e9'"
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def split(pattern: str) -> dict[str, Any]:
+    step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [step, bytes_step(use_regex=False)]}
+
+
+def bytes_step(*, use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+PRE_TOKENIZERS = {
+    "gpt-2": (bytes_step(use_regex=True), False),
+    "smollm": (
+        {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, bytes_step(use_regex=True)],
+        },
+        False,
+    ),
+    "llama-bpe": (split(rf"{CONTRACTIONS}|\p{{N}}{{1,3}}{REST}"), True),
+    "qwen2": (split(rf"{CONTRACTIONS}|\p{{N}}{REST}"), False),
+}
+
+
+@pytest.fixture(scope="module")
+def modules() -> torch_stack.Stack:
+    return torch_stack.load()
+
+
+@pytest.fixture
+def make_model(modules, tmp_path) -> Callable[..., Path]:
+    """Make a model of a family with random biases and norms, and an adapter without effect: B is 0."""
+
+    def make(family: str) -> Path:
+        folder = tiny_training.make_folder(modules, tmp_path / "tiny--model")
+        kind, changes = FAMILIES[family]
+        base = json.loads((folder / "config.json").read_text())
+        build_tokenizer(folder, [TEXT, __doc__ or ""])
+        keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+        config = getattr(modules.transformers, f"{kind}Config")(
+            hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            initializer_range=128**-0.5, max_position_embeddings=512, vocab_size=VOCABULARY,
+            **{key: base.get(key) for key in keys},
+            **changes,
+        )  # fmt: skip
+        modules.torch.manual_seed(3)
+        model = getattr(modules.transformers, f"{kind}ForCausalLM")(config)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.data += modules.torch.randn_like(parameter) * 0.1
+        for path in folder.glob("*.safetensors*"):
+            path.unlink()
+        model.to(modules.torch.bfloat16).save_pretrained(folder)
+        return folder
+
+    return make
+
+
+def write_gguf(modules, model: Path, quantization: str = "gguf") -> Path:
+    adapter = model.with_name("adapter")
+    shutil.rmtree(adapter, ignore_errors=True)
+    loaded = modules.transformers.AutoModelForCausalLM.from_pretrained(model)
+    modules.peft.get_peft_model(loaded, modules.peft.LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(
+        adapter
+    )
+    out = model.with_name(quantization)
+    merge.merge(
+        merge.MergeRequest(model=str(model), adapter=str(adapter), out=str(out), format=quantization), lambda _: None
+    )
+    return llama_cpp.gguf_path(out)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_llama_cpp_computes_what_transformers_computes(modules, make_model, family) -> None:
+    torch, folder = modules.torch, make_model(family)
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer(TEXT * 2, add_special_tokens=False).input_ids
+    model = modules.transformers.AutoModelForCausalLM.from_pretrained(folder).float()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    for quantization, bound in (("gguf", 0.002), ("gguf-q8_0", 0.02)):
+        opened = LlamaCpp(write_gguf(modules, folder, quantization), tokenizer, torch, 512)
+        computed = opened.logits(ids).log_softmax(-1)
+        divergence = (expected.exp() * (expected - computed)).sum(-1).mean()
+        assert 0 <= float(divergence) < bound
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_llama_cpp_splits_texts_into_the_same_tokens(modules, make_model, name) -> None:
+    folder = make_model("mistral")
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["pre_tokenizer"], document["model"]["ignore_merges"] = PRE_TOKENIZERS[name]
+    path.write_text(json.dumps(document))
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
+    opened = LlamaCpp(write_gguf(modules, folder), tokenizer, modules.torch, 256)
+    case = PromptCase(location="a:1", prompt=ids, reference=[tokenizer.eos_token_id])
+    assert opened.count_split_prompts([case]) == 0
+    ((_, has_ended),) = opened.answers([case])
+    assert isinstance(has_ended, bool)
