@@ -167,7 +167,12 @@ merge_adapter = Command(
     base=text(
         "bf16: merge into the original weights (default); nf4: into the weights as quantized during training", "bf16"
     ),
-    out=text("folder to create, as the worker sees it (default: RUN/merged in results.folder)", value="FOLDER"),
+    file_format=text(
+        "safetensors: Hugging Face's layout (default); gguf: one bf16 file for llama.cpp and Ollama; gguf-q8_0: 8 bits",
+        "safetensors",
+        name="format",
+    ),
+    out=text("folder to create, as the worker sees it (default: RUN/merged or RUN/FORMAT, in results)", value="FOLDER"),
     force=switch("merge without a check, or if the check found another loss than the training"),
 )
 push_adapter = Command(
