@@ -464,6 +464,27 @@ settings = Command(
     changed=switch("only settings whose value is not the default"),
     as_json=switch(JSON, name="json"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    provider: str | None = text("cloud of the cluster: oci, generic or auto")
+    build_host: str | None = text("build VM, a name from ~/.ssh/config")
+    registry_user: str | None = text("user name at the image's registry")
+    registry: str | None = text("name of the image, HOST/REPOSITORY:TAG", value="IMAGE")
+    cluster: str | None = text("context of your kubeconfig; the fleet is then of pods", value="CONTEXT")
+    model: str | None = text("folder of the model, as a worker sees it", value="FOLDER")
+    data: str | None = text("training data, as a worker sees it", value="PATH")
+    from_tenancy: bool = switch("begin with the settings that `inv tenancy` derives, on Oracle Cloud")
+    yes: bool = switch("ask nothing: write what the flags say, even if a check failed")
+
+
+init = Command(
+    "init",
+    "tasks.doctor.initialize:initialize",
+    "Ask for the first settings and write them to ~/.invoke.yaml.",
+    options=InitOptions,
+)
 doctor = Command(
     "doctor",
     "tasks.doctor.doctor:run_doctor",

@@ -73,8 +73,8 @@ def _source(layers: SettingsLayers, keys: Keys) -> str:
     return "default" if strongest is None else strongest.where(keys)
 
 
-def _comment(layers: SettingsLayers, keys: Keys) -> str:
-    """Return the comment of the file that is shipped with every setting."""
+def find_comment(layers: SettingsLayers, keys: Keys) -> str:
+    """Return a setting's comment of the file that is shipped with every setting."""
     files = [each for each in layers.weakest_first if each.path is not None and each.path.stem == PROJECT_FILE]
     return next((text for each in files if (text := each.comment(keys))), "")
 
@@ -90,14 +90,14 @@ def _describe(settings: Settings, layers: SettingsLayers, keys: Keys) -> dict[st
         "source": _source(layers, keys),
         "variable": env_name(keys),
         "expected": expected_text(field(keys)),
-        "meaning": _comment(layers, keys),
+        "meaning": find_comment(layers, keys),
     }
 
 
 def _print_setting(settings: Settings, layers: SettingsLayers, keys: Keys) -> None:
     name, value = ".".join(keys), _shown(_value(settings, keys))
     rows = [("value", value), *_layer_rows(layers, keys), ("expected", expected_text(field(keys)))]
-    rows += [("default", _shown(_default(keys))), ("meaning", escape_controls(_comment(layers, keys)))]
+    rows += [("default", _shown(_default(keys))), ("meaning", escape_controls(find_comment(layers, keys)))]
     rows += [("to change", f"{name} in ~/.invoke.yaml, or {env_name(keys)} in the environment")]
     out = console()
     out.print(Text(name, style="bold"))

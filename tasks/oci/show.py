@@ -16,15 +16,11 @@ from tasks.oci import discovery
 from tasks.oci.clients import TenancyApi, connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import TenancySurvey, derive_settings
 from tasks.oci.user_config import write_user_settings
-from tasks.settings.load import load
+from tasks.settings.load import Settings, load
 
 
 def show_tenancy(context: Context, *, write: bool) -> None:
-    settings = load(context)
-    api = connect(settings)
-    namespace = get_namespace(api)  # read first, so that rejected credentials give one error
-    compartment, name = resolve_compartment(settings, api)
-    survey = survey_tenancy(api, namespace, compartment, name)
+    survey = _read_tenancy(load(context))
     _print_survey(survey)
     derived = derive_settings(survey)
     print("\nsettings for ~/.invoke.yaml (`inv tenancy --write` writes them):\n")
@@ -36,6 +32,21 @@ def show_tenancy(context: Context, *, write: bool) -> None:
             print(line)
     if survey.errors:
         raise TaskFailed(f"{len(survey.errors)} of the requests failed: see the lines with ! above")
+
+
+def derive_from_tenancy(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Read the tenancy, print it, and return the settings derived from it. Raises TaskFailed if it cannot be read."""
+    survey = _read_tenancy(settings)
+    _print_survey(survey)
+    for line in _describe_choices(survey):
+        print(f"  {line}")
+    return derive_settings(survey)
+
+
+def _read_tenancy(settings: Settings) -> TenancySurvey:
+    api = connect(settings)
+    namespace = get_namespace(api)  # read first, so that rejected credentials give one error
+    return survey_tenancy(api, namespace, *resolve_compartment(settings, api))
 
 
 def survey_tenancy(api: TenancyApi, namespace: str, compartment: str, name: str) -> TenancySurvey:

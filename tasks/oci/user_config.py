@@ -16,17 +16,27 @@ from ruamel.yaml.error import YAMLError
 
 from bench.records.atomic_files import open_atomic, read_regular
 from tasks.errors import UsageError, file_errors
-from tasks.settings.sources import display_path
+from tasks.settings.sources import Keys, display_path
 
 _MAX_BYTES = 1 << 17
 Values = Mapping[str, Any]
+Comments = Mapping[Keys, str]
+_NO_COMMENTS: Comments = {}
 
 
-def write_user_settings(values: Values) -> list[str]:
-    """Write the settings and return the lines to print. Raises UsageError and then changes nothing."""
+def plan_user_settings(values: Values, comments: Comments | None = None) -> tuple[Path, str, str]:
+    """Return the file, its text and its text with these settings. `comments` are for settings that are new there.
+
+    Raises UsageError.
+    """
     path = _user_config_path()
     text = _read(path)
-    changed = merge_settings(text, values, display_path(path))
+    return path, text, merge_settings(text, values, display_path(path), comments)
+
+
+def write_user_settings(values: Values, comments: Comments | None = None) -> list[str]:
+    """Write the settings and return the lines to print. Raises UsageError and then changes nothing."""
+    path, text, changed = plan_user_settings(values, comments)
     if changed == text:
         return [f"{display_path(path)} already has these settings"]
     lines = []
@@ -59,7 +69,7 @@ def _read(path: Path) -> str:
         raise UsageError(f"{display_path(path)}: cannot be read: {reason}", remedy="nothing was written") from error
 
 
-def merge_settings(text: str, values: Values, name: str) -> str:
+def merge_settings(text: str, values: Values, name: str, comments: Comments | None = None) -> str:
     """Set the values in a settings file's text; `name` is the file in messages. Raises UsageError.
 
     The result is parsed again: unless it has exactly the old and the new settings, it is refused.
@@ -76,7 +86,7 @@ def merge_settings(text: str, values: Values, name: str) -> str:
     editor.indent(mapping=len(key[1]) if key else 2, sequence=offset + 2, offset=offset)
     try:
         document = editor.load(text) or CommentedMap()
-        _update(document, values, name)
+        _update(document, values, name, comments=comments or {})
         editor.dump(document, output)
         changed = output.getvalue()
         is_correct = yaml.safe_load(changed) == expected
@@ -110,20 +120,31 @@ def _without_aliases(value: Any) -> Any:
     return [_without_aliases(item) for item in value] if isinstance(value, list) else value
 
 
-def _update(section: MutableMapping[str, Any], values: Values, name: str, prefix: str = "") -> None:
+def _update(
+    section: MutableMapping[str, Any],
+    values: Values,
+    name: str,
+    parents: Keys = (),
+    *,
+    comments: Comments = _NO_COMMENTS,
+) -> None:
     """Set the values in a section and those below it. Raises UsageError where the old ones have another form."""
     for key, value in values.items():
-        old, path = section.get(key), f"{prefix}{key}"
+        keys = (*parents, key)
+        old, path, is_new = section.get(key), ".".join(keys), key not in section
         if isinstance(value, Mapping):
             if old is None:
                 old = section[key] = CommentedMap()
             elif not isinstance(old, MutableMapping):
                 raise UsageError(f"{name}: {path}: expected a section", remedy="nothing was written")
-            _update(old, value, name, f"{path}.")
+            _update(old, value, name, keys, comments=comments)
         elif isinstance(old, MutableMapping | list):
             raise UsageError(f"{name}: {path}: expected a value", remedy="nothing was written")
         elif old != value:
             section[key] = copy.copy(value)  # one date in several places would be written as an alias
+            comment = comments.get(keys)
+            if is_new and comment and isinstance(section, CommentedMap) and not section.fa.flow_style():
+                section.yaml_add_eol_comment(comment, key)
 
 
 def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:

@@ -1,0 +1,170 @@
+"""`inv init`: ask for the settings that every set-up needs, check each answer, and write them to ~/.invoke.yaml."""
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from invoke.config import copy_dict, merge_dicts
+from invoke.context import Context
+from rich.text import Text
+
+from tasks.cli.flags import load_target
+from tasks.cli.sanitize import escape_text
+from tasks.cli.terminal import confirm, console
+from tasks.commands import InitOptions
+from tasks.doctor.check import Check, CheckContext, run_checks
+from tasks.doctor.checks import cluster, runs, vm
+from tasks.doctor.doctor import print_subject
+from tasks.doctor.settings import find_comment
+from tasks.errors import ConfirmationRequired, UsageError
+from tasks.faults import CheckStatus
+from tasks.oci import require_sdk
+from tasks.oci.user_config import plan_user_settings, write_user_settings
+from tasks.settings.load import Settings, load, load_layers
+from tasks.settings.sources import Keys, display_path, set_value
+
+Values = dict[str, Any]
+SOURCE_OF_OVERRIDES = "set by a program"  # the source of these values in a message of the loader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One setting to ask for: its field of InitOptions, its check, and what else follows from an answer."""
+
+    flag: str
+    keys: Keys
+    text: str
+    checks: Sequence[Check] = ()
+    also: Mapping[Keys, str] = field(default_factory=dict)
+
+
+QUESTIONS = (
+    Question(flag="provider", keys=("cluster", "provider"), text="provider of the cluster: oci, generic or auto"),
+    Question(
+        flag="build_host",
+        keys=("build", "host"),
+        text="build VM, a name from ~/.ssh/config",
+        checks=vm.CHECKS[:1],
+    ),
+    Question(flag="registry_user", keys=("registry", "user"), text="user name at the image's registry"),
+    Question(
+        flag="registry",
+        keys=("registry", "image"),
+        text="name of the image, HOST/REPOSITORY:TAG",
+        checks=vm.REGISTRY_CHECKS[:1],
+    ),
+    Question(
+        flag="cluster",
+        keys=("cluster", "context"),
+        text="cluster, a context of your kubeconfig",
+        checks=cluster.CHECKS[:1],
+        also={("fleet", "kind"): "pods", ("bench", "profile"): "gpu"},
+    ),
+    Question(flag="model", keys=("model", "path"), text="folder of the model, as a worker sees it"),
+    Question(flag="data", keys=("data", "path"), text="training data, as a worker sees it", checks=runs.MODEL_CHECKS),
+)
+
+
+def initialize(context: Context, options: InitOptions) -> None:
+    """Write the answers to ~/.invoke.yaml after showing the difference.
+
+    Raises UsageError for an invalid answer, and without a terminal and flags; ConfirmationRequired if not confirmed.
+    """
+    is_asking = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
+    has_answers = options.from_tenancy or any(getattr(options, question.flag) for question in QUESTIONS)
+    if not is_asking and not has_answers:
+        flags = ", ".join(f"--{question.flag.replace('_', '-')}" for question in QUESTIONS)
+        raise UsageError("init: there is no terminal to ask on", remedy=f"pass some of {flags}, --from-tenancy")
+    values: Values = {}
+    if options.from_tenancy:
+        with require_sdk():
+            derive = load_target("tasks.oci.show:derive_from_tenancy")
+        values = merge_dicts(derive(load(context)), {"cluster": {"provider": "oci"}})
+    for question in QUESTIONS:
+        answer = getattr(options, question.flag)
+        if answer is not None:
+            values = _with_answer(values, question, answer)
+            _check(_settings_with(context, values), context, question)
+        elif is_asking:
+            values = _ask(context, values, question)
+    _write(context, values, yes=options.yes)
+
+
+def _ask(context: Context, values: Values, question: Question) -> Values:
+    """Ask until an answer is valid, and accepted by its checks or by the operator. Enter keeps the present value."""
+    while True:
+        present: Any = _settings_with(context, values)
+        for key in question.keys:
+            present = getattr(present, key)
+        shown = "none" if present is None else present
+        try:
+            answer = input(escape_text(f"{question.text} [{shown}]: ")).strip()
+        except EOFError as error:
+            raise ConfirmationRequired("nothing was written: the input ended", remedy="rerun `inv init`") from error
+        if not answer:
+            return values
+        changed = _with_answer(values, question, answer)
+        try:
+            settings = _settings_with(context, changed)
+        except UsageError as error:
+            print(escape_text(str(error)))
+            continue
+        if _check(settings, context, question) or confirm("Use this answer all the same?"):
+            return changed
+
+
+def _with_answer(values: Values, question: Question, answer: str) -> Values:
+    changed = copy_dict(values)
+    for keys, value in {question.keys: answer, **question.also}.items():
+        set_value(changed, keys, value)
+    return changed
+
+
+def _settings_with(context: Context, values: Values) -> Settings:
+    """Load the settings as they would be with these values. Raises UsageError for an invalid one."""
+    config = context.config.clone()
+    config.load_overrides(merge_dicts(copy_dict(config._overrides), values))
+    try:
+        return load(Context(config))
+    except UsageError as error:
+        raise UsageError(error.problem.replace(SOURCE_OF_OVERRIDES, "init"), remedy=error.remedy) from error
+
+
+def _check(settings: Settings, context: Context, question: Question) -> bool:
+    """Run the question's checks and print their results. Returns whether none failed."""
+    if question.checks is runs.MODEL_CHECKS and settings.connector.is_cluster:
+        return True  # the pods that would look are not deployed yet
+    subjects = frozenset(check.subject for check in question.checks)
+    check_context = CheckContext(settings, context.config, subjects)
+    outcomes = list(run_checks(question.checks, check_context))
+    check_context.close()
+    if outcomes:
+        print_subject(console(), outcomes, max(len(check.title) for check in question.checks))
+    return not any(result.status is CheckStatus.FAIL for _, results in outcomes for result in results)
+
+
+def _write(context: Context, values: Values, *, yes: bool) -> None:
+    layers = load_layers(context)[1]
+    comments = {keys: find_comment(layers, keys) for keys in _leaves(values)}
+    path, old, new = plan_user_settings(values, comments)
+    if old == new:
+        print(f"{display_path(path)} already has these settings")
+        return
+    screen = console()
+    names = (display_path(path), f"{display_path(path)} (new)")
+    for line in difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm=""):
+        screen.print(Text(line, style={"+": "green", "-": "red"}.get(line[:1], "")))
+    if not yes and not confirm(f"Write {display_path(path)}?"):
+        raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
+    for line in write_user_settings(values, comments):
+        print(line)
+    print("`inv doctor` checks the whole set-up")
+
+
+def _leaves(values: Mapping[str, Any], parents: Keys = ()) -> list[Keys]:
+    leaves: list[Keys] = []
+    for key, value in values.items():
+        leaves += _leaves(value, (*parents, key)) if isinstance(value, Mapping) else [(*parents, key)]
+    return leaves
