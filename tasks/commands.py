@@ -482,7 +482,7 @@ class InitOptions:
 init = Command(
     "init",
     "tasks.doctor.initialize:initialize",
-    "Ask for the first settings and write them to ~/.invoke.yaml.",
+    "Ask for the first settings, and write ~/.invoke.yaml.",
     options=InitOptions,
 )
 doctor = Command(
