@@ -15,6 +15,7 @@ from bench.adapter.gguf_tokenizer import pre_tokenizer_name
 from bench.adapter.modelfile import render_modelfile
 from bench.data.inputs import InputError
 from bench.data.tokenizer import load_tokenizer
+from bench.records.adapter import GgufFacts
 
 gguf = pytest.importorskip("gguf", reason="the extra `real` is not installed")
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -80,6 +81,7 @@ def test_eight_bits_change_a_weight_by_at_most_half_a_step_and_the_scales_roundi
     read_back = gguf.quants.dequantize(stored.data, stored.tensor_type)
     steps = abs(weight.reshape(-1, 32)).max(axis=1) / 127
     assert (abs(weight - read_back).reshape(-1, 32).max(axis=1) <= 0.57 * steps).all()
+    assert isinstance(facts, GgufFacts)
     assert facts.quantization == "q8_0"
     with pytest.raises(InputError, match="not this merge"):
         merge.merge(merge.MergeRequest(**gguf_fields(format="gguf")), lambda _: None)
