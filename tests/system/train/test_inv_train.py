@@ -90,11 +90,10 @@ def test_what_a_restart_cost_is_in_the_ledger_and_is_notified(project, hold_file
     settings = {"notify": {"command": ["sh", "-c", 'cat >> "$1"; exit 3', "sh", str(sent)]}}
     (project.folder / "own.yaml").write_text(json.dumps(settings))
     operator = project.start("-f", "own.yaml", "train")
-    wait_for_checkpoint(project)
-    hold_file.touch()
     project.wait_until(
         lambda: any(progress.get("checkpoint_step") for progress in project.progress()), "a checkpoint in its progress"
     )
+    hold_file.touch()
     project.kill_trainers()
     hold_file.unlink()
     out, _ = project.wait_for_exit(operator, timeout_sec=120)
