@@ -1,8 +1,10 @@
 """Fake of nvidia-ml-py for machines without a GPU: the library's names, with values from `GPUS`.
 
 On PYTHONPATH it precedes the real library, so that the sampler's process imports it too; FAKE_NVML, a JSON list, then
-defines its GPUs. The file FAKE_NVML_SWITCH, a JSON object, replaces values of the first GPU once it exists, so that a test
-can let an error happen in the middle of a trial. Not covered: the real structs and symbol versions, the duration of calls, and a driver that hangs.
+defines its GPUs. The file FAKE_NVML_SWITCH, a JSON object, replaces values of the first GPU once it exists, so that a
+test can let an error happen in the middle of a trial.
+
+Not covered: the real structs and symbol versions, the duration of calls, and a driver that hangs.
 """
 
 import json
