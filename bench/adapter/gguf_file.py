@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.adapter.gguf_tokenizer import GgufTokenizer
 from bench.architectures import Feature, find
+from bench.architectures.architecture import Gguf
 from bench.data.inputs import InputError
 
 ALIGNMENT = 32  # bytes; the default of GGUF
@@ -30,22 +31,6 @@ OTHER_FORMAT = "omit --format"
 VERIFIED_FEATURES = {
     Feature.QKV_BIAS, Feature.QK_NORM, Feature.TIED_HEAD, Feature.SCALED_ROTATION, Feature.ATTENTION_DROPOUT,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """Counterpart of a model_type in llama.cpp."""
-
-    architecture: str
-    permutes_heads: bool = False
-
-
-FAMILIES = {  # by model_type
-    "llama": Family(architecture="llama", permutes_heads=True),
-    "mistral": Family(architecture="llama", permutes_heads=True),
-    "qwen2": Family(architecture="qwen2"),
-    "qwen3": Family(architecture="qwen3"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,26 +194,22 @@ class GgufFile:
                 add(value)
 
 
-def check_family(config: Mapping[str, Any]) -> Family:
+def check_family(config: Mapping[str, Any]) -> Gguf:
     """Return the family in llama.cpp. Raises InputError for one that was not verified, and for what it cannot hold."""
-    family = FAMILIES.get(str(config.get("model_type")))
-    if family is None:
-        known = ", ".join(FAMILIES)
-        raise InputError(f"model_type: {config.get('model_type')}: GGUF is written for {known}", remedy=OTHER_FORMAT)
+    architecture = find(config)
+    if architecture.gguf is None:
+        raise InputError(f"model_type: {config.get('model_type')}: not verified in GGUF", remedy=OTHER_FORMAT)
     rotation = read_rotation(config)
     kind = rotation.get("rope_type", rotation.get("type", "default"))
     if kind not in ("default", "llama3") or rotation.get("partial_rotary_factor", 1) != 1:
         raise InputError(f"rope_parameters: {kind}: not verified in GGUF", remedy=OTHER_FORMAT)
-    architecture = find(config)
-    if architecture.renames:
-        raise InputError("the model takes images too: not verified in GGUF", remedy=OTHER_FORMAT)
     other = architecture.features(config).keys() - VERIFIED_FEATURES
     geometry = architecture.geometry(config)
     if geometry.window is not None and geometry.window >= geometry.positions:
         other.discard(Feature.SLIDING_WINDOW)
     if other:
         raise InputError(f"{min(other)}: not verified in GGUF", remedy=OTHER_FORMAT)
-    return family
+    return architecture.gguf
 
 
 def read_rotation(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -225,7 +225,7 @@ class GgufLayout:
         with TemporaryDirectory() as folder:  # the tokenizer of the training, with its template
             copy_tokenizer(Path(folder), adapter, model)
             ends = [*request.end_ids, *self.end_ids]  # the trained ones first
-            self._tokenizer = read_gguf_tokenizer(Path(folder), config["vocab_size"], ends)
+            self._tokenizer = read_gguf_tokenizer(Path(folder), find(config).geometry(config).vocabulary, ends)
             self._modelfile_tokenizer = load_tokenizer(Path(folder))
         self._quantization = GGUF_FORMATS[request.format]
         shapes = {name: shape for shard in shapes_of(model).values() for name, shape in shard.items()}

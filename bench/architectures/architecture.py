@@ -148,6 +148,14 @@ class LinearLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gguf:
+    """Counterpart of an architecture in llama.cpp. `permutes_heads`: it rotates neighbouring pairs of a head."""
+
+    architecture: str
+    permutes_heads: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A family of models with the same decoder block.
 
@@ -155,7 +163,7 @@ class Architecture:
     ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
     positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
     their replacements in the text model, for files that hold more than it. `is_complete` is false if blocks have other
-    large weights than `linear_layers`.
+    large weights than `linear_layers`. `gguf` is None if llama.cpp was not seen to compute the same.
     """
 
     model_types: tuple[str, ...]
@@ -166,6 +174,7 @@ class Architecture:
     renames: tuple[tuple[str, str], ...] = ()
     blocks: str = BLOCKS
     is_complete: bool = True
+    gguf: Gguf | None = None
 
     def __post_init__(self) -> None:
         if self.is_complete:

@@ -5,6 +5,7 @@ from bench.architectures.architecture import (
     Config,
     ConfigError,
     Feature,
+    Gguf,
     LinearLayer,
     find,
     is_registered,
@@ -30,6 +31,7 @@ LLAMA = Architecture(
     linear_layers=LLAMA_LAYERS,
     geometry=lambda config: read_geometry({**config, **LLAMA_UNREAD}),
     features=lambda config: read_features({**config, **LLAMA_UNREAD}),
+    gguf=Gguf(architecture="llama", permutes_heads=True),
 )
 register(LLAMA)
 
@@ -41,6 +43,7 @@ MISTRAL = Architecture(
     linear_layers=LLAMA_LAYERS,
     geometry=lambda config: read_geometry({**MISTRAL_DEFAULTS, **config, **MISTRAL_UNREAD}),
     features=lambda config: read_features({**MISTRAL_DEFAULTS, **config, **MISTRAL_UNREAD}),
+    gguf=Gguf(architecture="llama", permutes_heads=True),
 )
 register(MISTRAL)
 
@@ -118,6 +121,7 @@ QWEN2 = Architecture(
     linear_layers=LLAMA_LAYERS,
     geometry=lambda config: read_geometry(_with_window({**QWEN_DEFAULTS, **config})),
     features=lambda config: _qwen2_features({**QWEN_DEFAULTS, **config}),
+    gguf=Gguf(architecture="qwen2"),
 )
 register(QWEN2)
 
@@ -127,6 +131,7 @@ QWEN3 = Architecture(
     linear_layers=LLAMA_LAYERS,
     geometry=lambda config: read_geometry(_with_window({**QWEN3_DEFAULTS, **config})),
     features=lambda config: _qwen3_features({**QWEN3_DEFAULTS, **config}),
+    gguf=Gguf(architecture="qwen3"),
 )
 register(QWEN3)
 
