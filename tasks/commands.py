@@ -3,6 +3,7 @@
 The options of commands with many flags are dataclasses, which their functions get.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.records.workloads import SUITES, TRAINING
@@ -422,7 +423,7 @@ tensorboard = Command(
 @dataclass(frozen=True, kw_only=True)
 class RunsOptions:
     history: bool = switch("show each configuration's speed and each training's loss over all runs, and write a page")
-    delete: tuple[str, ...] = words(
+    delete: Sequence[str] = words(
         "delete this run's folder, if it has ended, is collected and nothing else needs it; repeatable", value="RUN"
     )
     keep: int | None = number(int, "keep the newest N runs; delete all others that --delete accepts", ge=1)

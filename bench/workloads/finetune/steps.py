@@ -96,7 +96,7 @@ class Gradients:
         self._is_cuda = bool(self.buckets[0].flat.is_cuda)
         self._clock = DeviceClock(torch, is_cuda=self._is_cuda)
         self._stamps: tuple[Any, Any] | None = None
-        self._sending = torch.cuda.Stream() if self._is_cuda and not group.is_single else None
+        self._sending: Any = torch.cuda.Stream() if self._is_cuda and not group.is_single else None
         if not group.is_single:
             for bucket in self.buckets:
                 for parameter in bucket.parameters:
