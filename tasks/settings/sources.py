@@ -28,6 +28,7 @@ from tasks.errors import UsageError, translate_errors
 ENV_PREFIX = "INVOKE_"
 Keys = tuple[str, ...]
 _MAX_FILE_BYTES, _MAX_FILE_VALUES = 1 << 17, 10_000  # this project's own file has a tenth of each
+_MAX_FAST_NESTING = 500  # the C parser recurses on the C stack; this many marks of nesting are far from its end
 _MISSING = object()
 
 
@@ -215,7 +216,7 @@ def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
 def _parse_yaml_text(text: str) -> tuple[Any, yaml.Node | None]:
     try:
         loader = _Loader(text)
-        node = loader.get_single_node()
+        node = _compose_fast(text) or loader.get_single_node()
         if node is None:
             return None, None
         if _count(node, {}) > _MAX_FILE_VALUES:
@@ -234,19 +235,48 @@ def _parse_yaml_text(text: str) -> tuple[Any, yaml.Node | None]:
         raise _UnusableError(": unusable YAML: nested too deeply") from error
 
 
+def _compose_fast(text: str) -> yaml.Node | None:
+    """Compose by libyaml, in a tenth of the time; None if it is missing, or for a text that PyYAML has to judge."""
+    parser = getattr(yaml, "CSafeLoader", None)
+    has_anchors = "&" in text  # an alias may expand without end
+    if parser is None or has_anchors or sum(map(text.count, "[{-?")) > _MAX_FAST_NESTING:
+        return None
+    try:
+        node: yaml.Node | None = parser(text).get_single_node()
+        _refuse_equal_keys(node)
+    except yaml.YAMLError:
+        return None
+    return node
+
+
+def _refuse_equal_keys(node: yaml.Node | None) -> None:
+    """Raise ConstructorError if a section below this node has a key twice. Only for nodes without aliases."""
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node)
+        for _, value in node.value:
+            _refuse_equal_keys(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _refuse_equal_keys(value)
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+            continue
+        if key.value in lines:
+            problem = f"{clip(key.value)} is given twice, first on line {lines[key.value]}"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+        lines[key.value] = key.start_mark.line + 1
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's loader that refuses equal keys in a section, and names the line of each unusable value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
-                continue
-            if key.value in lines:
-                problem = f"{clip(key.value)} is given twice, first on line {lines[key.value]}"
-                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-            lines[key.value] = key.start_mark.line + 1
+        _check_keys(node)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
