@@ -352,11 +352,15 @@ def _first_problem(error: ValidationError, layers: SettingsLayers) -> str:
         source = _where(layers, context["at"])
         return f"{source}: {context['name']}: expected {problem['msg']}, found {context['found']}"
     path = problem["loc"]
-    keys = tuple(part for part in path if isinstance(part, str))
+    texts = tuple(part for part in path if isinstance(part, str))
+    keys = next((leaf for leaf in LEAVES if texts[: len(leaf)] == leaf), texts)  # without the key of an item in it
     layer = layers.strongest(keys)
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    items = [
+        f"[{sources.clip(str(part))}]" for part in path[len(keys) :] if part != "[key]"
+    ]  # pydantic marks a bad key so
+    name = ".".join(keys) + "".join(items)
     item_text = {"string_type": "text", "value_error": "text of one line, not blank"}.get(problem["type"], "a number")
-    expected = item_text if isinstance(path[-1], int) else expected_text(field(keys))
+    expected = item_text if items else expected_text(field(keys))
     advice = ""
     if layer is not None and layer.environment:
         expected = expected.replace("or null", "or nothing")  # "null" would be text there
