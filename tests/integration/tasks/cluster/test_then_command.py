@@ -10,15 +10,12 @@ from invoke import Context
 
 from bench.records.nodes import NodesRecord, NodesState
 from bench.records.run import RunRecord
-from bench.records.status import Outcome, TrialStatus
-from remote.fleet.ledger import Ledger
 from remote.providers import GENERIC
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.fleet import node_use, nodes
-from tasks.fleet.collect import _write_checksums
 from tasks.settings.load import Settings, load
 from tests.support.kubernetes.listed_cluster import FakeCluster
-from tests.support.reports.training_run import write_run_with_adapter
+from tests.support.reports.training_run import write_successful_run
 
 TEXT = "fleet: {{kind: pods, size: 2}}\ntrain: {{then: shrink, then_command: {argv}}}\n"
 
@@ -38,12 +35,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 
 
 def successful_run(settings: Settings) -> Path:
-    folder = write_run_with_adapter(settings.results_folder / "r")
-    (folder / "ledger.jsonl").unlink()
-    ledger = Ledger.create(folder / "ledger.jsonl", ["train"])
-    ledger.record_start("train", 1, "worker-0", "/scratch/r/train.1", 2)
-    ledger.record_end("train", Outcome(TrialStatus.SUCCEEDED), 1)
-    _write_checksums(folder)
+    folder = write_successful_run(settings.results_folder / "r")
     nodes.save_plan(nodes.plan(settings, "train", yes=True), RunRecord.read(folder / "run.json"), folder)
     return folder
 

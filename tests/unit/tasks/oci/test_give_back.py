@@ -15,19 +15,18 @@ from invoke import Context
 
 from bench.records.nodes import NodesRecord, NodesState
 from bench.records.run import RunRecord
-from bench.records.status import Outcome, ReasonCode, TrialStatus
+from bench.records.status import Outcome, ReasonCode
 from remote.fleet.ledger import Ledger
 from remote.providers import GENERIC
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.fleet import node_use
 from tasks.fleet import nodes as run_nodes
-from tasks.fleet.collect import _write_checksums
 from tasks.fleet.pending_results import PendingRun
 from tasks.oci import give_back, nodes
 from tasks.settings.load import Settings, load
 from tests.support.kubernetes.listed_cluster import FakeCluster
 from tests.support.machines.fake_tenancy import FakeTenancy, ocid
-from tests.support.reports.training_run import write_run_with_adapter
+from tests.support.reports.training_run import write_successful_run
 
 pytestmark = pytest.mark.usefixtures("cluster")
 Make = Callable[..., Context]
@@ -88,12 +87,7 @@ def settings(context: Make) -> Settings:
 @pytest.fixture
 def folder(settings: Settings) -> Path:
     """Provide a collected, successful training with a confirmed plan for its nodes."""
-    folder = write_run_with_adapter(settings.results_folder / "r")
-    (folder / "ledger.jsonl").unlink()
-    ledger = Ledger.create(folder / "ledger.jsonl", ["train"])
-    ledger.record_start("train", 1, "worker-0", "/scratch/r/train.1", 2)
-    ledger.record_end("train", Outcome(TrialStatus.SUCCEEDED), 1)
-    _write_checksums(folder)
+    folder = write_successful_run(settings.results_folder / "r")
     run_nodes.save_plan(run_nodes.plan(settings, "train", yes=True), RunRecord.read(folder / "run.json"), folder)
     return folder
 
