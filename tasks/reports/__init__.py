@@ -2,7 +2,6 @@
 
 report         build a run's report, print its summary
 compare        compare runs, print what became faster or slower
-browser        show a page in the web browser
 runs           list the runs in results/ with their progress
 deletion       delete runs that nothing needs
 history        speeds and losses over all runs

@@ -1,6 +1,9 @@
 """`inv report`: build a run's report and print its summary. Reads only results/<run-id>/; no workers are needed."""
 
+import os
 import signal
+import sys
+import webbrowser
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,10 +29,9 @@ from reports.training import page as training
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
-from tasks.errors import RetryableError, SomeTrialsFailed, UsageError, escape_controls, translate_errors
+from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import find_run, is_training
-from tasks.reports.browser import check_browser, open_page
 from tasks.reports.compare import compare_trainings
 from tasks.settings.load import load
 from tasks.settings.sources import display_path
@@ -47,7 +49,7 @@ def write_report(
 ) -> None:
     settings = load(context)
     if opens:
-        check_browser("report")
+        _check_browser("report")
     allowed = parse_names("--allow", allow, NAMES)
     if allowed and against is None:
         raise UsageError("report: --allow: there is no run to compare with", remedy="pass it with --against")
@@ -70,7 +72,7 @@ def write_report(
     print_summary(summary)
     _print_paths(exported)
     if opens and not follow:
-        open_page(summary.index)
+        _open_page(summary.index)
     if summary.exit_code != 0:
         raise SomeTrialsFailed(_describe_failures(summary))
 
@@ -100,7 +102,7 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *
     print_path(report.index)
     _print_paths(exported)
     if opens:
-        open_page(report.index)
+        _open_page(report.index)
     if other is not None:
         compare_trainings([other, folder])
     if not report.has_succeeded:
@@ -115,7 +117,7 @@ def _follow_run(folder: Path, build_report: Callable[..., ReportSummary], *, ope
     def print_progress(progress: building.WatchProgress) -> None:
         print(f"{progress.ended} of {progress.planned} trials have ended: {display_path(page)}", flush=True)
         while pages_to_open:
-            open_page(pages_to_open.pop())
+            _open_page(pages_to_open.pop())
 
     try:
         with as_ctrl_c(signal.SIGTERM, signal.SIGHUP):  # stops the page's auto-refresh
@@ -213,3 +215,22 @@ def _describe_failures(summary: ReportSummary) -> str:
         f"run {record.run_id}: {succeeded} of {len(record.planned)} trials succeeded "
         f"({', '.join(failures)}{rejected}); see the report for the reasons"
     )
+
+
+def _check_browser(task: str) -> None:
+    """Raise UsageError if this machine has no web browser, or no display to draw it on."""
+    has_display = not sys.platform.startswith("linux") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    try:
+        webbrowser.get()
+        problem = None if has_display or "BROWSER" in os.environ else "this machine has no display"
+    except webbrowser.Error:
+        problem = "no web browser was found"
+    if problem is not None:
+        remedy = "copy the report's folder to a machine with a browser, or name a browser in BROWSER"
+        raise UsageError(f"{task}: --open: {problem}", remedy=remedy)
+
+
+def _open_page(path: Path) -> None:
+    """Open a file in the web browser. Raises TaskFailed if the browser does not start."""
+    if not webbrowser.open(path.resolve().as_uri()):
+        raise TaskFailed(f"{display_path(path)}: the web browser did not open it", remedy="open the file yourself")
