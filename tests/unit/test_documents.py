@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from tasks import ns
+from tests.support.documents import DOCUMENTS
 from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
-FOLDERS = ("docs", "image", "manifests", "reports", "tests")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 IN_CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:tasks|remote|bench|reports|tests|image|manifests|docs)/[\w./-]*[\w/]")

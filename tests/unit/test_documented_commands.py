@@ -1,0 +1,89 @@
+"""Every command in a code block of a document is accepted by the program that it is for, with its flags and values."""
+
+import re
+from pathlib import Path
+
+import pytest
+from invoke.exceptions import ParseError
+from invoke.parser import Parser
+
+from bench.commands import cli
+from tasks import ns
+from tasks.cli.flags import Command
+from tasks.cli.parser import patch_parser
+from tasks.cli.program import _InvProgram
+from tasks.errors import UsageError
+from tests.support.documents import DOCUMENTS, PROGRAMS, blocks, commands
+from tests.support.paths import ROOT
+
+# Documents that describe the past name old commands.
+HISTORY = ("CHANGELOG.md", "log.md", "decisions.md")
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+PLACEHOLDER = re.compile(r"[A-Z_]+")
+EXAMPLES = {"SUITE": "quick", "TRIAL": "optimized"}
+
+
+@pytest.fixture(scope="module")
+def parser() -> Parser:
+    patch_parser()
+    return Parser(initial=_InvProgram().initial_context, contexts=ns.to_contexts())
+
+
+def check_inv(parser: Parser, arguments: list[str]) -> None:
+    """Parse the commands of `inv`, and the values of their flags. Raises ParseError or UsageError."""
+    for context in parser.parse_argv(arguments):
+        command = ns[context.name] if context.name else None
+        if not isinstance(command, Command):
+            continue
+        for parameter, flag in command.flags.items():
+            value = context.args[(flag.name or parameter).replace("_", "-")].value
+            if not (isinstance(value, str) and PLACEHOLDER.fullmatch(value)):
+                flag.parse(f"{context.name} {parameter}", value)
+
+
+def check(parser: Parser, program: str, arguments: list[str]) -> None:
+    """Raise an error if the program would not accept these arguments."""
+    if program == "inv":
+        check_inv(parser, arguments)
+    elif program == "make":
+        unknown = [word for word in arguments if "=" not in word and word not in TARGETS]
+        assert not unknown, f"no such target: {unknown}"
+    elif arguments[:2] == ["-m", "bench"]:
+        cli._parser().parse_args([EXAMPLES.get(word, word) for word in arguments[2:]])
+    elif arguments[:1] == ["-m"]:
+        path = ROOT / arguments[1].replace(".", "/")
+        assert path.with_suffix(".py").exists() or path.is_dir() or "." not in arguments[1], arguments[1]
+    elif program == "pytest":
+        missing = [word for word in arguments if word.startswith("tests/") and not (ROOT / word).exists()]
+        assert not missing, f"no such test: {missing}"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [path for path in DOCUMENTS if path.name not in HISTORY],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_every_command_of_a_code_block_is_accepted(
+    document: Path, parser: Parser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = []
+    for block in blocks(document):
+        for program, *arguments in commands(block):
+            try:
+                check(parser, program, arguments)
+            except (ParseError, UsageError, SystemExit, AssertionError, KeyError) as error:
+                problems.append(f"line {block.line}: {program} {' '.join(arguments)}: {error}")
+    assert not problems, "\n".join(problems)
+    assert capsys.readouterr().err == "", "a renamed flag"
+
+
+def test_commands_of_the_documents_are_found() -> None:
+    shown = [command for path in DOCUMENTS for block in blocks(path) for command in commands(block)]
+    assert len(shown) > 100
+    assert {program for program, *_ in shown} == set(PROGRAMS)
+
+
+def test_an_unknown_flag_or_value_is_refused(parser: Parser) -> None:
+    for arguments in (["train", "--unknown"], ["train", "--workers", "none"], ["trian"]):
+        with pytest.raises((ParseError, UsageError)):
+            check_inv(parser, arguments)
