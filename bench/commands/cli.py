@@ -33,6 +33,7 @@ from bench.records.trial import (
     read_text,
     rename_old_fields,
 )
+from bench.records.version import VERSION
 from bench.records.workloads import names_with
 
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -83,6 +84,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m bench", description="Measure QLoRA fine-tuning on this machine.")
+    parser.add_argument("--version", action="version", version=f"qlora-fleet {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_trial_commands(commands)
     _add_input_commands(commands)

@@ -20,6 +20,7 @@ from bench.data.inputs import DataFacts, ModelFacts
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import ENVIRONMENT_FILE
+from bench.records.version import VERSION
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors")
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
@@ -63,6 +64,7 @@ def host_facts() -> dict[str, Any]:
     """Collect facts that need no torch: versions, code, processor, memory, load."""
     sha, dirty = code_version()
     return {
+        "qlora_fleet": VERSION,
         "python": platform.python_version(),
         **{name: _package_version(name) for name in PACKAGES},
         "git_sha": sha,

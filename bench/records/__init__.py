@@ -19,6 +19,7 @@ training: data, settings and result of a fine-tuning (training.json)
 trial: one configuration to measure, trial files, suites at the scale of a profile
 units: bytes and shares as text
 validation: checks of fields of records, and declarations of training settings
+version: version of this software, which every record has
 workloads: what runs a trial, with its suites and its treatment in plans and reports
 
 The names below are imported on first use: every command needs `bench.records.status`, and `inv --list` no trial.

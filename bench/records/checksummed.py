@@ -1,4 +1,5 @@
-"""Checksummed records: JSON with a schema version and the sha256 of its own content, verified on reading.
+"""Checksummed records: JSON with a schema version, the version of the software that wrote it, and the
+sha256 of its own content, verified on reading.
 
 A truncated, damaged or foreign file raises an error that names it, and never enters a report.
 """
@@ -12,6 +13,7 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular, write_atomic
 from bench.records.status import Failure
 from bench.records.validation import TrialError
+from bench.records.version import VERSION
 
 S = TypeVar("S", bound="Checksummed")
 SCHEMA_VERSION = 1
@@ -31,7 +33,7 @@ def _digest(document: dict[str, Any]) -> str:
 
 def write_checksummed(path: Path, kind: str, record: object) -> Path:
     """Write a dataclass atomically to `path`. Raises OSError."""
-    document = {"kind": kind, "schema_version": SCHEMA_VERSION, **schema.to_json(record)}
+    document = {"kind": kind, "schema_version": SCHEMA_VERSION, "version": VERSION, **schema.to_json(record)}
     document["sha256"] = _digest(document)
     write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
     return path
@@ -76,6 +78,7 @@ def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
     if not is_whole:
         raise ResultError(f"{path}: its sha256 does not match its content", remedy="the file was changed or damaged")
     del document["kind"], document["schema_version"]
+    document.pop("version", None)  # of the software that wrote it; older versions wrote none
     try:
         return schema.from_json(cls, document, str(path))
     except (schema.SchemaError, TrialError) as error:

@@ -12,6 +12,8 @@ inconsistent (a second end, a trial that was not planned, a damaged line) is an 
     restarted trial_id attempt step lost_sec workers usd   the attempt resumed a training from `step`, at this cost
     reopened  trial_id changed                             a resumed run retries a LOST, PREEMPTED or CANCELLED trial,
                                                            or a failed one after the `changed` settings
+
+Every line also has `time`, and the `version` of the software that wrote it.
 """
 
 import datetime
@@ -29,6 +31,7 @@ from typing import Any, Self
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.status import Failure, Outcome, ReasonCode, TrialStatus, add_reason_code
+from bench.records.version import VERSION
 from remote.agent.shared.files import sync_folder
 
 _logger = logging.getLogger(__name__)
@@ -195,7 +198,7 @@ class Ledger:
             self._validate(document)
             utc = datetime.datetime.fromtimestamp(time.time() if at is None else at, datetime.timezone.utc)
             timestamp = utc.isoformat(timespec="milliseconds")
-            line = json.dumps(schema.to_json({"time": timestamp, **document}), ensure_ascii=False)
+            line = json.dumps(schema.to_json({"time": timestamp, "version": VERSION, **document}), ensure_ascii=False)
             self._write(f"{line}\n".encode())
             self._apply(document)
         _logger.info("%s", json.dumps(document, ensure_ascii=False, default=str))

@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.records import schema
 from bench.records.units import format_gb
+from bench.records.version import VERSION
 from remote.image.context import CodeFile, ContextError, ModelFolder, PackedShard, assign_slots, digest_of_code
 from remote.image.engine import Client, DiskInfo, EngineError, EngineFacts, FolderInfo
 from remote.image.vm_jobs import workdir_path
@@ -249,6 +250,7 @@ def _model_digests(models: Sequence[ModelFolder]) -> dict[str, str]:
 def _labels(spec: ImageSpec, model_digests: Mapping[str, str]) -> dict[str, str]:
     labels = {
         "org.opencontainers.image.title": LABEL,
+        "org.opencontainers.image.version": VERSION,
         "org.opencontainers.image.revision": spec.git_sha,
         "org.opencontainers.image.base.name": spec.profile.base,
         f"{LABEL}.profile": spec.profile.name,

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from bench.records.status import Failure
+from bench.records.version import VERSION
 from remote.providers import registry_provider
 
 DOCKER_HUB = "registry-1.docker.io"
@@ -99,6 +100,7 @@ def push_record_json(reference: Reference, facts: dict[str, object], pushed_at: 
     """Serialise results/image.json: the pushed image and the digest that pods run."""
     document = {
         "schema_version": 1,
+        "version": VERSION,
         "reference": str(reference),
         "repository": reference.repository,
         **{key: facts[key] for key in ("digest", "size_bytes", "compressed_bytes", "labels")},

@@ -22,6 +22,7 @@ from statistics import median, median_high
 from typing import Any
 
 from bench.records.status import ExitCode, Failure
+from bench.records.version import VERSION
 from bench.records.workloads import WORKLOADS
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
@@ -419,6 +420,7 @@ def to_json(comparison: Comparison) -> bytes:
     document = {
         "kind": "comparison",
         "schema_version": 1,
+        "version": VERSION,
         "runs": list(comparison.run_ids),
         "tolerance_percent": 100.0 * comparison.tolerance,
         "exit_code": comparison.exit_code,

@@ -17,6 +17,7 @@ import pandas as pd
 
 from bench.records.status import TrialStatus
 from bench.records.trial import Trial
+from bench.records.version import VERSION
 from reports import formatting
 from reports.read import measurements
 from reports.read.run import Run
@@ -53,6 +54,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
     document = {
         "kind": "report_summary",
         "schema_version": SUMMARY_SCHEMA_VERSION,
+        "version": VERSION,
         "run": _fields(record, *_RUN_FIELDS),
         "profile_note": summary.profile_note,
         "recommendation": text_module.recommendation_text(summary),

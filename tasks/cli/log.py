@@ -18,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+from bench.records.version import VERSION
 from remote.hosts.command import mask_known
 from tasks.cli.sanitize import escape_text
 
@@ -154,19 +155,9 @@ def log_command(task: str, results_folder: Path) -> None:
         _operator_log.fallback_folder = results_folder
         _logger.debug(
             "task %s of `inv %s`, %s %s, Python %s, %s %s",
-            *(task, shlex.join(sys.argv[1:]), DISTRIBUTION, own_version()),
+            *(task, shlex.join(sys.argv[1:]), DISTRIBUTION, VERSION),
             *(platform.python_version(), sys.platform, platform.release()),
         )
-
-
-def own_version() -> str:
-    """Return this distribution's version; "unknown" in a copy that is not installed."""
-    from importlib import metadata  # 10 ms that `inv --list` does not need
-
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def open_run_log(folder: Path) -> None:

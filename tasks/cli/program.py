@@ -7,6 +7,7 @@ and does not handle a closed terminal. `python -m invoke` still works, without t
 import faulthandler
 import logging
 import os
+import platform
 import re
 import signal
 import sys
@@ -21,6 +22,7 @@ from invoke.exceptions import Exit, ParseError
 from invoke.parser.argument import Argument
 from invoke.program import Program
 
+from bench.records.version import VERSION
 from tasks.cli import log
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
@@ -124,7 +126,7 @@ class _InvProgram(Program):
         return [(re.sub(r"^(\S+)\.\S+ \(\1\)$", r"\1", name), text) for name, text in pairs]
 
     def print_version(self) -> None:
-        print(f"{log.DISTRIBUTION} {log.own_version()}, Invoke {__version__}")
+        print(f"{log.DISTRIBUTION} {VERSION}, Invoke {__version__}, Python {platform.python_version()}")
 
     def no_tasks_given(self) -> None:
         """Print the tasks for a bare `inv`; Invoke prints its own options only."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.records import TrialError, schema
 from bench.records.atomic_files import write_atomic
+from bench.records.version import VERSION
 from tasks.errors import UsageError, results_write_errors
 from tasks.fleet.run_store import ANSWER_FILE, BEST_FILE, SEARCH_FILE, SEARCH_FOLDER, make_folder
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
@@ -72,7 +73,8 @@ class TuneRecord:
 
     def write(self) -> None:
         """Write the record. Raises OSError."""
-        _write_json(self._existing_folder / SEARCH_FILE, {"schema_version": SCHEMA_VERSION, **schema.to_json(self)})
+        header = {"schema_version": SCHEMA_VERSION, "version": VERSION}
+        _write_json(self._existing_folder / SEARCH_FILE, {**header, **schema.to_json(self)})
 
     def write_answer(self, document: Mapping[str, Any], best: str) -> None:
         """Write the answer, and the best configuration as a trial file. Raises OSError."""
@@ -115,6 +117,7 @@ def _read(folder: Path) -> TuneRecord:
         version = document.pop("schema_version")
         if version != SCHEMA_VERSION:
             raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {version}")
+        document.pop("version", None)
         record = schema.from_json(TuneRecord, document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, TrialError) as error:
         raise UsageError(f"{path}: invalid: {error}", remedy="start a new search with `inv tune`") from error

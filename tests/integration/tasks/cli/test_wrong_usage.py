@@ -1,11 +1,13 @@
 """Tests of wrong usage: one line and exit code 2, from Invoke's parser and from our tasks."""
 
+import platform
 import subprocess
 from collections.abc import Callable
 
 import pytest
 
 import tasks
+from bench.records.version import VERSION
 from tests.support.cases import Case, load_cases
 
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -45,7 +47,7 @@ def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
         (("help", "bench"), ("bench [--options]", "--quick")),
         (("help", "image"), (".bom", ".archive")),
         (("image",), (".bom", ".archive")),
-        (("--version",), ("qlora-fleet ", ", Invoke 2.")),
+        (("--version",), (f"qlora-fleet {VERSION}, Invoke 2.", f", Python {platform.python_version()}")),
     ],
 )
 def test_help_is_printed_for_what_a_newcomer_types(inv: Inv, argv: tuple[str, ...], tokens: tuple[str, ...]) -> None:
