@@ -12,7 +12,7 @@ install: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try: make install PYTHON=python3.11")'
 	@echo "Installing PyTorch and the other packages into .venv: 1 to 2 minutes, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python tasks/cli/pip_progress.py install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev]'
+	@$(BIN)/python tasks/cli/pip_progress.py install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev,real]'
 	@echo "Compiling them."
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' .venv/lib >/dev/null || true # on all cores; a few packages carry files that are no Python
 	@$(BIN)/python -m compileall -q -j 0 bench remote reports tasks tests/support
@@ -36,7 +36,6 @@ demo: install
 
 # A real model of 135 million weights learns to write orders as JSON: at most 6 minutes on two cores, install aside.
 demo-train: install
-	@$(BIN)/python -c 'import gguf' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt gguf
 	$(BIN)/inv --config docs/demo-train.yaml model.demo --real train collect report
 
 # Half of what is slow waits: five at a time on two cores. tests/conftest.py says which tests stay together.
