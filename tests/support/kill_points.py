@@ -1,10 +1,14 @@
-"""`python -m tests.support.kill_points 200 [--seed 1]`: kill a short training at 200 points.
+"""`python -m tests.support.kill_points 200 [--seed 1] [--jobs 16]`: kill a short training at 200 points.
 
-At each point a forked copy of one warmed process trains and is killed with SIGKILL: after a random time, just before a
-random sync, rename or removal of a file, or after a random time during which some syncs failed with a full disk; some
-are killed two or three times. In between, the clock is changed, and the newest checkpoint may lose a byte or have a bit
-flipped. Then the training runs to the end. Its adapter and its scores, before and after and at each evaluation, must be
-bit-identical to those of an undisturbed training. Prints one JSON line with the outcomes.
+A point is one training in a folder of its own; its faults follow from the seed and the point's number. A forked copy
+of one warmed process trains and is killed with SIGKILL: after a random time, just before a random sync, rename or
+removal of a file, or after a random time during which some syncs failed with a full disk; some are killed two or three
+times. In between, the clock is changed, and the newest checkpoint may lose a byte or have a bit flipped. Then the
+training runs to the end. Its adapter and its scores, before and after and at each evaluation, must be bit-identical to
+those of an undisturbed training. Each job trains undisturbed first, which gives the time within which its kills fall.
+
+Prints one JSON line with the outcomes, and on stderr every ten seconds those so far. After `--max-sec` no point begins,
+and the points that were done count. Exit code 1 if none was done or an outcome differs.
 
 Not covered: more than one rank; a machine that loses unsynced writes; a disk that is really full
 (tests/faults/bench/test_bench_ends.py has one).
@@ -22,7 +26,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +37,10 @@ from tests.support import tiny_training
 from tests.support.tiny_training import Lab, in_child
 
 MAX_CLOCK_OFFSET_SEC = 86_400.0
+PROGRESS_SEC = 10.0
+# Six steps, each with a checkpoint of seven files. Beyond the last write the training is not killed.
+WRITE_COUNT = 12 * 6
+OUTCOMES_FILE = "outcomes.jsonl"
 WRITES = ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree"))
 
 
@@ -115,7 +124,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
 
 
-def kill_and_finish(lab: Lab, folder: Path, chooser: random.Random, quiet_sec: float, writes: int) -> Counter[str]:
+def kill_and_finish(lab: Lab, folder: Path, chooser: random.Random, quiet_sec: float) -> Counter[str]:
     """Train with kills and damage. Count these faults, and the resulting adapter's digest or the exit code."""
     folder.mkdir()
     outcomes = Counter[str]()
@@ -128,12 +137,11 @@ def kill_and_finish(lab: Lab, folder: Path, chooser: random.Random, quiet_sec: f
     for _ in range(chooser.choice((1, 1, 1, 2, 3))):
         fault = chooser.choice(("moment", "write", "full disk"))
         if fault == "write":
-            pid = in_child(killed_at_write(chooser.randrange(writes), clocked()))
+            pid = in_child(killed_at_write(chooser.randrange(WRITE_COUNT), clocked()))
         else:
-            is_full = fault == "full disk"
-            work = (
-                with_full_disk(chooser.randrange(writes), chooser.randrange(1, 9), clocked()) if is_full else clocked()
-            )
+            work = clocked()
+            if fault == "full disk":
+                work = with_full_disk(chooser.randrange(WRITE_COUNT), chooser.randrange(1, 9), work)
             pid = in_child(work)
             time.sleep(chooser.uniform(0.0, quiet_sec))
             os.kill(pid, signal.SIGKILL)
@@ -146,12 +154,58 @@ def kill_and_finish(lab: Lab, folder: Path, chooser: random.Random, quiet_sec: f
     return outcomes
 
 
+def train_undisturbed(lab: Lab, folder: Path) -> tuple[float, str]:
+    """Train without a fault; return the seconds and the digest."""
+    folder.mkdir()
+    start = time.monotonic()
+    assert wait_for_exit(in_child(lambda: lab.train(folder))) == 0
+    return time.monotonic() - start, digest(folder)
+
+
+def run_points(lab: Lab, folder: Path, numbers: Iterable[int], seed: int, deadline: float) -> None:
+    """Run points one after the other, each with a line of its outcomes in the folder's file."""
+    folder.mkdir()
+    quiet_sec, _ = train_undisturbed(lab, folder / "quiet")
+    with (folder / OUTCOMES_FILE).open("w", encoding="utf-8", buffering=1) as file:
+        for number in numbers:
+            if time.monotonic() > deadline:
+                return
+            chooser = random.Random(f"{seed}-{number}")
+            outcomes = kill_and_finish(lab, folder / f"killed-{number}", chooser, quiet_sec)
+            file.write(json.dumps(outcomes) + "\n")
+
+
+def count_outcomes(folder: Path, wanted: str) -> dict[str, int]:
+    """Sum the outcomes of all jobs so far. `same` counts the points with the wanted digest."""
+    lines = [line for path in folder.glob(f"*/{OUTCOMES_FILE}") for line in path.read_text().splitlines()]
+    outcomes = sum((Counter(json.loads(line)) for line in lines), Counter[str]())
+    return {"points": len(lines), "same": outcomes.pop(wanted, 0), **outcomes}
+
+
+def wait_for_jobs(pids: list[int], report: Callable[[], object]) -> bool:
+    """Wait for the jobs, with a report every few seconds. Return whether all of them ended with exit code 0."""
+    is_well, next_report = True, time.monotonic() + PROGRESS_SEC
+    while pids:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            pids.remove(pid)
+            is_well &= status == 0
+        else:
+            time.sleep(0.05)
+        if time.monotonic() > next_report:
+            report()
+            next_report += PROGRESS_SEC
+    return is_well
+
+
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(prog="python -m tests.support.kill_points")
     parser.add_argument("points", type=int)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--max-sec", type=float, default=float("inf"))
     arguments = parser.parse_args(argv)
-    modules, chooser = torch_stack.load(), random.Random(arguments.seed)
+    modules, start = torch_stack.load(), time.monotonic()
     modules.torch.set_num_threads(1)  # a forked child would wait for its parent's other threads
     with tempfile.TemporaryDirectory() as folder_name:
         here = Path(folder_name)
@@ -160,18 +214,22 @@ def main(argv: list[str]) -> int:
         settings = {"rows_per_step": 2, "score": "regex", "score_pattern": "[0-9]", "best_by": "score"}
         trial = tiny_training.plan(folder, data, training=settings)
         lab = Lab.create(modules, trial).load_inputs()
-        (here / "quiet").mkdir()
-        start = time.monotonic()
-        assert wait_for_exit(in_child(lambda: lab.train(here / "quiet"))) == 0
-        quiet_sec, wanted = time.monotonic() - start, digest(here / "quiet")
-        # Six steps, each with a checkpoint of seven files. Beyond the last write the training is not killed.
-        writes = 12 * 6
-        outcomes = Counter[str]()
-        for number in range(arguments.points):
-            outcomes += kill_and_finish(lab, here / f"killed-{number}", chooser, quiet_sec, writes)
-    seconds = round(time.monotonic() - start, 1)
-    print(json.dumps({"wanted": wanted, "found": dict(outcomes), "seconds": seconds}))
-    return 0 if outcomes[wanted] == arguments.points else 1
+        _, wanted = train_undisturbed(lab, here / "quiet")
+
+        def report() -> dict[str, Any]:
+            counts = count_outcomes(here, wanted)
+            return {"wanted": wanted, "found": counts, "seconds": round(time.monotonic() - start, 1)}
+
+        deadline = start + arguments.max_sec
+        pids = []
+        for job in range(arguments.jobs):
+            numbers = range(job, arguments.points, arguments.jobs)
+            work = partial(run_points, lab, here / f"job-{job}", numbers, arguments.seed, deadline)
+            pids.append(in_child(work))
+        is_well = wait_for_jobs(pids, lambda: print(json.dumps(report()), file=sys.stderr, flush=True))
+        result = report()
+    print(json.dumps(result))
+    return 0 if is_well and 0 < result["found"]["points"] == result["found"]["same"] else 1
 
 
 if __name__ == "__main__":
