@@ -174,6 +174,7 @@ class TuneSection(Section):
 class QualitySection(Section):
     max_increase_percent: float = Field(default=0.15, gt=0, le=100)
     pairs: int | None = Field(default=None, ge=2, le=100)
+    max_pairs: int = Field(default=16, ge=2, le=100)
     steps: int = Field(default=60, ge=1, le=100_000)
 
 
