@@ -1,6 +1,6 @@
 """Held-out losses of configurations against the reference, pair by pair (quality.json in a run's folder)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.records.checksummed import Checksummed
@@ -38,11 +38,15 @@ def reference_of(baseline: Trial, trial: Trial) -> Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class LossPair:
-    """Held-out losses in nats per target token after two trainings of one seed."""
+    """Held-out losses in nats per target token after two trainings of one seed.
+
+    Pairs of stage 1 measure the deviation between pairs; stage 2 has as many more as that deviation needs.
+    """
 
     seed: int = checked(ge=0, le=2**31 - 1)
     reference: float = checked(gt=0, le=1e6)
     loss: float = checked(gt=0, le=1e6)
+    stage: int = checked(1, ge=1, le=2)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -50,9 +54,10 @@ class LossPair:
 
 @dataclass(frozen=True, kw_only=True)
 class LossCheck:
-    """Comparison of one configuration with the reference. `run_id` is the run of its trainings.
+    """Comparison of one configuration with the reference.
 
-    `pairs` is empty until they have ended; then `reason` says why none has two losses.
+    `run_id` is the run of stage 1, `more_run_ids` are those of stage 2. `pairs` is empty until the newest of them has
+    ended; then `reason` says why none has two losses. `planned_pairs` counts all stages (None in older records).
     """
 
     label: str
@@ -61,6 +66,12 @@ class LossCheck:
     run_id: str
     pairs: list[LossPair] = field(default_factory=list)
     reason: str | None = None
+    planned_pairs: int | None = checked(None, ge=2, le=1000)
+    more_run_ids: list[str] = field(default_factory=list)
+
+    @property
+    def run_ids(self) -> list[str]:
+        return [self.run_id, *self.more_run_ids]
 
     @property
     def is_complete(self) -> bool:
@@ -83,6 +94,14 @@ class QualityRecord(Checksummed):
     def __post_init__(self) -> None:
         expect(0 < self.max_increase_percent <= 100, "max_increase_percent", "above 0, at most 100")
         expect(self.steps >= 1, "steps", "at least 1")
+
+    def with_check(self, check: LossCheck) -> "QualityRecord":
+        """Return the record with this comparison, in the place of its earlier state."""
+        earlier = self.find(check.trial)
+        checks = (
+            [*self.checks, check] if earlier is None else [check if each is earlier else each for each in self.checks]
+        )
+        return replace(self, checks=checks)
 
     def find(self, trial: Trial) -> LossCheck | None:
         """Return the comparison that holds for a configuration: that of equal LOSS_FIELDS."""

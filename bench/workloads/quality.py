@@ -63,14 +63,15 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
 
 
 def held_out_part(trial: Trial, data: TrainingSet) -> TrainingSet:
-    """Return the training set with the seed's part of the held-out examples. Raises InputError if it is empty."""
+    """Return the training set with the seed's part of the held-out examples. Raises InputError if none is held out.
+
+    Seeds share examples if there are fewer examples than seeds.
+    """
     count = len(data.data.validation)
-    numbers = range(trial.seed % trial.held_out_parts, count, trial.held_out_parts)[:MAX_HELD_OUT]
-    if not numbers:
-        raise InputError(
-            f"{trial.data}: {count} held-out examples are too few for {trial.held_out_parts} seeds",
-            remedy="raise train.validation_fraction, or lower quality.pairs",
-        )
+    if not count:
+        raise InputError(f"{trial.data}: no example is held out", remedy="raise train.validation_fraction")
+    parts = min(trial.held_out_parts, count)
+    numbers = range(trial.seed % parts, count, parts)[:MAX_HELD_OUT]
     part = HeldOut(data.data.validation, numbers)
     examples = dataclasses.replace(data.data, validation=part)  # type: ignore[arg-type] # read like StoredExamples
     return dataclasses.replace(data, data=examples)

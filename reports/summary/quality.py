@@ -11,7 +11,8 @@ from reports.summary.summary import ConfigurationRow
 _METHOD = (
     "A configuration is at the same loss if its held-out loss is shown to be at most {margin} % above that of the "
     "reference. The trainings of a pair ({steps} steps each) have the same first adapters, rows and held-out examples; "
-    "the bound is Student's t, one-sided 95 %, over pairs of different seeds."
+    "the bound is Student's t, one-sided 95 %, over pairs of different seeds. The deviation between the pairs of stage 1 "
+    "decides how many pairs stage 2 has (Stein's method)."
 )
 _MAX_PAIRS_SHOWN = 12
 
@@ -64,6 +65,8 @@ def paragraphs(record: QualityRecord | None) -> Iterator[str]:
         pairs = ", ".join(f"{pair.loss:.4f} against {pair.reference:.4f}" for pair in check.pairs[:_MAX_PAIRS_SHOWN])
         losses = f"; {pairs} nats per target token" if pairs else ""
         count = formatting.count(len(check.pairs), "pair")
+        if more := sum(pair.stage == 2 for pair in check.pairs):
+            count += f", {more} of them in stage 2"
         yield f"Held-out loss of {check.label}, {count}: {difference_text(check)}{losses}."
 
 

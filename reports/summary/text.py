@@ -11,7 +11,7 @@ from reports.read import measurements
 from reports.read.fingerprint import Hosts
 from reports.read.run import Run
 from reports.statistics import per_config
-from reports.statistics.paired_losses import verdict_of
+from reports.statistics.paired_losses import NOT_SHOWN, verdict_of
 from reports.statistics.types import Estimate, MeasuredRate, Ratio
 from reports.summary import quality, tables
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
@@ -56,7 +56,7 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
     """
     measured = sorted((row for row in rows if row.measured is not None), key=lambda row: -row.useful_rate)
     verdicts = {row.label: verdict_of(losses, row.trial) for row in measured}
-    eligible = [row for row in measured if verdicts[row.label] != "refuted"]
+    eligible = [row for row in measured if verdicts[row.label] not in NOT_SHOWN]
     if not eligible:
         return None
     reliable = [row for row in eligible if row.is_reliable] or eligible
@@ -68,7 +68,7 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
         tied=tuple(row for row in comparable if not _differ(row, fastest, comparisons=len(measured) - 1)),
         passed_over=tuple(row for row in eligible if not row.is_reliable and row.useful_rate > fastest.useful_rate),
         withheld=tuple(
-            row for row in measured if verdicts[row.label] == "refuted" and row.useful_rate > fastest.useful_rate
+            row for row in measured if verdicts[row.label] in NOT_SHOWN and row.useful_rate > fastest.useful_rate
         ),
     )
     baseline = next((row for row in reliable if row.is_baseline), None)

@@ -1,8 +1,9 @@
 """Held-out losses of configurations against the reference: pairs of short trainings on the user's data.
 
 `inv tune` and `inv bench --quality` compare the fastest configuration with the reference before they name it. If it is
-not shown to be at the same loss, the next fastest is compared. The trainings of a comparison are an ordinary run; the
-losses are in quality.json of the run whose configurations are compared, from which both commands resume.
+not shown to be at the same loss, the next fastest is compared. A comparison has two stages, each of whose trainings are
+an ordinary run: the deviation between the pairs of the first decides how many pairs the second has. The losses are in
+quality.json of the run whose configurations are compared, from which both commands resume.
 """
 
 import dataclasses
@@ -29,9 +30,10 @@ from reports.statistics.paired_losses import (
     MIN_PAIRS,
     POWER,
     difference_of,
+    first_difference_of,
     pairs_needed,
+    pairs_of_both_stages,
     verdict_of,
-    visible_percent,
 )
 from reports.summary.quality import difference_text
 from reports.summary.summarize import summarize
@@ -49,12 +51,12 @@ from tasks.fleet.plan import plan_trials
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import point_latest_at
 from tasks.settings.load import Settings
-from tasks.settings.sources import display_path
 from tasks.tuning.space import RECIPES
 
 LOSS = "held_out_loss_nats"
 PAIR_SD_PERCENT = 0.05  # assumed until a comparison of this model and data has measured it (docs/measurements.md)
 HELD_OUT_SHARE = 0.2  # at least: a pair is evaluated on its part of it
+MAX_SETTING = 100  # of quality.max_pairs
 MAX_ROW_TOKENS = 4096  # longer rows might not fit into memory with the reference
 EPOCHS = 1000.0  # the number of steps ends a training, also on little data
 # Settings of the section train that these trainings share with `inv train`.
@@ -106,12 +108,12 @@ def compare_losses(
     *,
     plain: bool,
 ) -> QualityRecord | None:
-    """Compare what `choose_next` names, from the record so far, until it names nothing. Returns the last record.
+    """Compare what `choose_next` names, in both stages, until it names nothing. Returns the last record.
 
     Raises the errors of a run, and ConfirmationRequired for a damaged record. The newest run is then that of `folder`.
     """
     record = read_record(folder)
-    while (comparison := choose_next(record)) is not None:
+    while (comparison := _next_stage(settings, record) or choose_next(record)) is not None:
         record = _compare(settings, hosts, folder, record, comparison, plain=plain)
     if record is not None:
         point_latest_at(folder)
@@ -128,14 +130,39 @@ def read_record(folder: Path) -> QualityRecord | None:
 
 def is_settled(record: QualityRecord | None, trial: Trial, reference: Trial) -> bool:
     """Tell whether nothing is to be compared: the configuration trains as the reference does, or was compared."""
-    return loss_fields(trial) == loss_fields(reference) or verdict_of(record, trial) in ("same", "refuted")
+    return loss_fields(trial) == loss_fields(reference) or verdict_of(record, trial) != "unknown"
+
+
+def _next_stage(settings: Settings, record: QualityRecord | None) -> Comparison | None:
+    """Return a comparison of the record that needs more pairs than were planned, within quality.max_pairs."""
+    for check in () if record is None else record.checks:
+        if _pairs_wanted(settings, record, check) > _pairs_planned(check):
+            return Comparison(label=check.label, trial=check.trial, reference=check.reference)
+    return None
+
+
+def _pairs_planned(check: LossCheck) -> int:
+    return check.planned_pairs or len(check.pairs)
+
+
+def _pairs_wanted(settings: Settings, record: QualityRecord | None, check: LossCheck) -> int:
+    """Return the number of pairs that the deviation in stage 1 asks for, within the budget.
+
+    It does not depend on the difference, which would raise the share of false claims. What stage 2 has decided, or a
+    version without stages, is not compared again.
+    """
+    first = first_difference_of(check)
+    is_final = check.planned_pairs is None or bool(check.more_run_ids)
+    if record is None or first is None or (is_final and verdict_of(record, check.trial) != "undecided"):
+        return 0
+    return pairs_of_both_stages(first, record.max_increase_percent, settings.quality.max_pairs)
 
 
 def planned_pairs(settings: Settings, model: str, data: str) -> tuple[int, float]:
-    """Return the number of pairs and the standard deviation in percent between pairs that it assumes."""
+    """Return the number of pairs of stage 1 and the standard deviation in percent between pairs that it assumes."""
     sd = measured_sd(settings, model, data) or PAIR_SD_PERCENT
-    pairs = settings.quality.pairs or pairs_needed(sd, settings.quality.max_increase_percent)
-    return pairs, sd
+    enough = pairs_needed(sd, settings.quality.max_increase_percent)
+    return settings.quality.pairs or min(enough, settings.quality.max_pairs), sd
 
 
 def measured_sd(settings: Settings, model: str, data: str) -> float | None:
@@ -156,18 +183,15 @@ def measured_sd(settings: Settings, model: str, data: str) -> float | None:
 
 
 def describe_power(settings: Settings, model: str, data: str) -> str:
-    """Return one line: how much is trained, and which difference that can show."""
+    """Return one line: how much is trained in both stages, and what it can show."""
     pairs, sd = planned_pairs(settings, model, data)
-    steps, margin = settings.quality.steps, settings.quality.max_increase_percent
-    line = (
-        f"held-out loss: {pairs} pairs of trainings, {steps} steps each, of the fastest configuration and of the "
-        f"reference; "
-        f"equal losses are shown to be within {visible_percent(sd, pairs):.2g} % with probability {POWER:g} (deviation "
-        f"between pairs {sd:.2g} %)"
+    steps, margin, most = settings.quality.steps, settings.quality.max_increase_percent, settings.quality.max_pairs
+    more = f", then as many as their deviation needs, {most} in all at most" if most > pairs else ""
+    return (
+        f"held-out loss: {formatting.count(pairs, 'pair')} of trainings, {steps} steps each, of the fastest "
+        f"configuration and of the reference{more}; equal losses are shown to be within {margin:g} % with probability "
+        f"{POWER:g} (deviation between pairs {sd:.2g} %: {pairs_needed(sd, margin)} pairs)"
     )
-    if (needed := pairs_needed(sd, margin)) > pairs:
-        line += f"; quality.pairs: {needed} would show {margin:g} %"
-    return line
 
 
 def search_reference(trial: Trial) -> Trial:
@@ -225,63 +249,120 @@ def _compare(
     )
     check = record.find(comparison.trial)
     try:
-        if check is None:
-            check = _start(settings, hosts, folder, record, comparison)
-            record = dataclasses.replace(record, checks=[*record.checks, check])
-        runner.resume(settings, check.run_id, hosts, plain=plain)
+        if check is None or check.is_complete:
+            check = _plan_stage(settings, hosts, folder, record, comparison)
+            record = record.with_check(check)
+        runner.resume(settings, check.run_ids[-1], hosts, plain=plain)
     except SomeTrialsFailed as error:
         print(error)
     if check is None:
         raise ValueError("a started comparison is in the record")
-    finished = _finish(settings, record, check)
-    record = dataclasses.replace(record, checks=[finished if each is check else each for each in record.checks])
+    record = record.with_check(_finish(settings, record, check))
     record.write(folder)
-    outcome = "at the same loss" if verdict_of(record, check.trial) == "same" else "not shown to be at the same loss"
-    print(escape_controls(f"{check.label}: {outcome} as the reference ({difference_text(finished)})"))
-    difference, margin = difference_of(finished), record.max_increase_percent
-    if difference is not None and difference.percent <= margin < difference.high:
-        needed = max(pairs_needed(difference.sd, margin), difference.pairs + 1)
-        path = display_path(folder / QUALITY_FILE)
-        print(f"too few pairs to tell: set quality.pairs to {needed}, remove {path}, and resume the command")
+    print(escape_controls(_outcome(settings, record, check.trial)))
     return record
 
 
-def _start(
+def _outcome(settings: Settings, record: QualityRecord, trial: Trial) -> str:
+    """Return one line: what a stage has shown of a configuration, and what follows."""
+    check = record.find(trial)
+    if check is None:
+        raise ValueError("a finished comparison is in the record")
+    first, difference = first_difference_of(check), difference_of(check)
+    margin, planned = record.max_increase_percent, _pairs_planned(check)
+    found = f"{check.label}: {{}} ({difference_text(check)})"
+    if first is None or difference is None:
+        return found.format("not shown to be at the same loss as the reference")
+    if (wanted := _pairs_wanted(settings, record, check)) > planned:
+        return (
+            f"{check.label}: {difference_text(check)} after {formatting.count(first.pairs, 'pair')}; their deviation "
+            f"of {first.sd:.2g} % needs {wanted - planned} more"
+        )
+    verdict = verdict_of(record, trial)
+    if verdict != "undecided":
+        shown = (
+            "at the same loss as the reference" if verdict == "same" else f"more than {margin:g} % above the reference"
+        )
+        return found.format(shown)
+    line = found.format("undecided, so not at the same loss as the reference")
+    if (needed := pairs_of_both_stages(first, margin, MAX_SETTING)) > planned:
+        line += f"; to compare {needed - planned} pairs more, set quality.max_pairs to {needed} and resume the command"
+    return line
+
+
+def _plan_stage(
     settings: Settings, hosts: list[Host], folder: Path, record: QualityRecord, comparison: Comparison
 ) -> LossCheck:
-    """Write the plan of a comparison's trainings, and name the run in the record before any of them starts."""
-    pairs, _ = planned_pairs(settings, comparison.trial.model, comparison.trial.data)
-    arms = [training_arm(settings, comparison, settings.bench.seed + number, pairs) for number in range(pairs)]
-    known = {result.trial.digest() for result in _all_results(settings, record)}
+    """Write the plan of a stage's trainings, and name its run in the record before any of them starts."""
+    check = record.find(comparison.trial)
+    if check is None:
+        done, seed = 0, settings.bench.seed
+        pairs, _ = planned_pairs(settings, comparison.trial.model, comparison.trial.data)
+    else:
+        done, seed = _pairs_planned(check), min(pair.seed for pair in check.pairs)
+        pairs = _pairs_wanted(settings, record, check)
+    parts = max(pairs, settings.quality.max_pairs)
+    arms = [training_arm(settings, comparison, seed + number, parts) for number in range(done, pairs)]
+    results = list(_all_results(settings, record))
+    known = {result.trial.digest() for result in results}
     references = [reference_arm(arm, comparison.reference) for arm in arms]
     trials = [trial for trial in (*references, *arms) if trial.digest() not in known]
-    print(describe_cost(settings, comparison, trials))
+    comparison = dataclasses.replace(comparison, results=[*results, *comparison.results])
+    print(describe_cost(settings, comparison, trials, 0 if check else parts * len((arms[0], references[0]))))
     bench = settings.bench.model_copy(update={"spread": "shard", "repeats": 1})
     settings = settings.model_copy(update={"bench": bench})
     names = [host.name for host in hosts]
     planned = plan_trials(trials, names, "shard")
     run = runner.new_record(settings, QUALITY.name, planned, names, inputs={"quality_of": folder.name})
     run, _, _ = runner.write_plan(settings, run)
-    check = LossCheck(label=comparison.label, trial=comparison.trial, reference=comparison.reference, run_id=run.run_id)
-    dataclasses.replace(record, checks=[*record.checks, check]).write(folder)
+    if check is None:
+        trial, reference = comparison.trial, comparison.reference
+        check = LossCheck(label=comparison.label, trial=trial, reference=reference, run_id=run.run_id)
+    else:
+        check = dataclasses.replace(check, pairs=[], more_run_ids=[*check.more_run_ids, run.run_id])
+    check = dataclasses.replace(check, planned_pairs=pairs)
+    record.with_check(check).write(folder)
     return check
 
 
-def describe_cost(settings: Settings, comparison: Comparison, trials: Sequence[Trial]) -> str:
-    """Return one line: the trainings to run, with their predicted time and price."""
+def describe_cost(settings: Settings, comparison: Comparison, trials: Sequence[Trial], most: int = 0) -> str:
+    """Return one line: the trainings to run, with their predicted time and price.
+
+    `most` is the number of trainings of both stages, if it is larger.
+    """
     seconds = [predicted_sec(trial, comparison.results) for trial in trials]
     text = f"comparing the held-out loss of {comparison.label} with the reference: {len(trials)} short trainings"
     if any(each is None for each in seconds):
+        text += f", {most} at most with stage 2" if most > len(trials) else ""
         return escape_controls(f"{text}; their time is unknown, as no trial has measured both recipes")
     total = sum(each for each in seconds if each is not None)
     devices = sorted({str(name) for result in comparison.results if (name := result.fingerprint.get("gpu_name"))})
     price = price_of(settings, devices)
-    usd = "" if price is None else f", ${formatting.number(total / 3600.0 * price.usd_per_gpu_hour)}"
-    return escape_controls(f"{text}, about {formatting.duration(total)} of worker time{usd}")
+
+    def cost(worker_sec: float) -> str:
+        usd = "" if price is None else f", ${formatting.number(worker_sec / 3600.0 * price.usd_per_gpu_hour)}"
+        return f"{formatting.duration(worker_sec)} of worker time{usd}"
+
+    text += f", about {cost(total)}"
+    if most > len(trials):
+        text += f"; {most} at most with stage 2, about {cost(total / len(trials) * most)}"
+    return escape_controls(text)
 
 
 def predicted_sec(trial: Trial, results: Iterable[TrialResult]) -> float | None:
-    """Predict a training's seconds, without evaluation, from trials of its recipe; None if none was measured."""
+    """Predict a training's seconds from such trainings, else, without evaluation, from trials of its recipe.
+
+    None if none was measured.
+    """
+    alike = [
+        result.wall_time_sec
+        for result in results
+        if result.status is TrialStatus.SUCCEEDED
+        and result.wall_time_sec is not None
+        and (result.trial.kind, loss_fields(result.trial)) == (trial.kind, loss_fields(trial))
+    ]
+    if alike:
+        return fmean(alike)
     measured = [
         (result.metrics.tokens_per_sec, (result.wall_time_sec or 0.0) - sum(result.steps.step_time_sec))
         for result in results
@@ -299,17 +380,22 @@ def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> Loss
     """Return the comparison with its pairs. Raises RetryableError if a resumed run may add some."""
     results = list(_all_results(settings, record))
     losses = {result.trial.digest(): loss for result in results if (loss := _loss(result)) is not None}
-    pairs = []
-    for arm in (result.trial for result in results if result.run_id == check.run_id):
+    pairs, newest, has_new = [], check.run_ids[-1], False
+    for run_id, arm in ((result.run_id, result.trial) for result in results if result.run_id in check.run_ids):
         reference = losses.get(reference_arm(arm, check.reference).digest())
         if loss_fields(arm) == loss_fields(check.trial) and reference is not None and arm.digest() in losses:
-            pairs.append(LossPair(seed=arm.seed, reference=reference, loss=losses[arm.digest()]))
-    if len(pairs) > 1:
-        return dataclasses.replace(check, pairs=sorted(pairs, key=lambda pair: pair.seed))
-    with runner.ledger_errors(check.run_id):
-        entries = Ledger(settings.results_folder / check.run_id / LEDGER_FILE).entries
+            stage = 1 if run_id == check.run_id else 2
+            pairs.append(LossPair(seed=arm.seed, reference=reference, loss=losses[arm.digest()], stage=stage))
+            has_new = has_new or run_id == newest
+    compared = dataclasses.replace(check, pairs=sorted(pairs, key=lambda pair: pair.seed))
+    if has_new and len(pairs) > 1:
+        return compared
+    with runner.ledger_errors(newest):
+        entries = Ledger(settings.results_folder / newest / LEDGER_FILE).entries
     if not entries or any(entry.status is None or entry.status.is_resumable for entry in entries.values()):
-        raise RetryableError(f"run {check.run_id}: its trainings have not ended")
+        raise RetryableError(f"run {newest}: its trainings have not ended")
+    if len(pairs) > 1:
+        return compared
     unsuccessful = {name: entry for name, entry in entries.items() if entry.status is not TrialStatus.SUCCEEDED}
     first = next(((name, entry.status, entry.reason) for name, entry in unsuccessful.items()), None)
     reason = "its trainings were of other settings" if first is None else f"{first[0]} ended {first[1]}: {first[2]}"
@@ -318,8 +404,8 @@ def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> Loss
 
 def _all_results(settings: Settings, record: QualityRecord) -> Iterable[TrialResult]:
     """Yield the results of all trainings of a record."""
-    for check in record.checks:
-        for path in sorted((settings.results_folder / check.run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
+    for run_id in (run_id for check in record.checks for run_id in check.run_ids):
+        for path in sorted((settings.results_folder / run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
             with translate_errors(ConfirmationRequired, ResultError, remedy=f"remove {path}, then resume the command"):
                 yield TrialResult.read(path)
 

@@ -17,7 +17,7 @@ from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from remote.hosts.base import Host
 from reports import formatting
-from reports.statistics.paired_losses import verdict_of
+from reports.statistics.paired_losses import NOT_SHOWN, verdict_of
 from reports.summary import quality as quality_text
 from reports.summary.quality import difference_text
 from tasks.cli.terminal import console, plain_table
@@ -68,7 +68,7 @@ def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: 
     )
     measured, results = _measure_finalists(settings, record, limit, run_id, held_variants)
     losses = _compare_losses(settings, hosts, run_id, measured, results, plain=plain) if settings.tune.quality else None
-    accepted = [candidate for candidate in measured if verdict_of(losses, candidate.trial) != "refuted"]
+    accepted = [candidate for candidate in measured if verdict_of(losses, candidate.trial) not in NOT_SHOWN]
     _print_withheld([candidate.trial for candidate in measured if candidate not in accepted], losses)
     accepted = accepted or _measured_references(settings, record, limit, results)
     _write_answer(settings, record, len(outcomes), run_id, accepted, losses)
@@ -228,7 +228,7 @@ def _compare_losses(
             reference = quality.search_reference(trial)
             if not quality.is_settled(losses, trial, reference):
                 return quality.Comparison(label=trial.trial_id, trial=trial, reference=reference, results=results)
-            if verdict_of(losses, trial) != "refuted":
+            if verdict_of(losses, trial) not in NOT_SHOWN:
                 return None
         return None
 
@@ -275,8 +275,9 @@ def _write_answer(
     }
     if not accepted:
         raise SomeTrialsFailed(
-            f"search {record.tune_id}: no finalist was shown to be at the loss of the reference; compare more pairs "
-            f"(quality.pairs), or add `reference` to tune.recipes, and rerun `inv tune`"
+            f"search {record.tune_id}: no finalist was shown to be at the loss of the reference; allow more pairs "
+            f"(quality.max_pairs) and resume it with `inv tune --resume={record.tune_id}`, or add `reference` to "
+            "tune.recipes and rerun `inv tune`"
         )
     front = pareto.front(accepted)
     claim = quality_text.claim(losses, front[0].trial)
