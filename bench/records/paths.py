@@ -48,3 +48,9 @@ METRICS_VARIABLE = "QLORA_FLEET_METRICS"  # {"host": ..., "port": ..., "usd_per_
 ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
 HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt
 NOTIFY_KEY_VARIABLE = "QLORA_FLEET_NOTIFY_KEY"  # key that signs the notifications of a training's Job
+
+# Model folder and data file of `python -m bench demo`, of the small model and, for True, of the real one.
+DEMO_INPUTS = {
+    False: ("models/qlora-fleet--tiny-mistral", "data/python-docstrings.jsonl"),
+    True: ("models/HuggingFaceTB--SmolLM2-135M-Instruct", "data/orders.jsonl"),
+}

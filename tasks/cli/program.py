@@ -28,7 +28,7 @@ from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
 from tasks.errors import Interrupted, UsageError
-from tasks.settings.sources import InvokesConfig
+from tasks.settings.sources import InvokesConfig, is_installed
 
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
@@ -116,6 +116,9 @@ class _InvProgram(Program):
         except Exit as error:
             name, start = self.args.collection.value or "tasks", self.args["search-root"].value or Path.cwd()
             home = Path(__file__).resolve().parents[2]
+            if is_installed(home) and name == "tasks" and self.args["search-root"].value is None:
+                self.args["search-root"].value = str(home)
+                return self.load_collection()
             raise UsageError(
                 f"no {name}.py in {start} or above it", remedy=f"`cd {home}`, then rerun the command"
             ) from error

@@ -65,7 +65,7 @@ def build_vm_job(settings: Settings, retry_command: str, stop_hint: str = "") ->
 def _host(settings: Settings) -> Iterator[Host]:
     section = settings.build
     if section.host is None:
-        yield LocalHost(name="this machine", workdir=str(settings.root / LOCAL_FOLDER))
+        yield LocalHost(name="this machine", workdir=str(settings.folder / LOCAL_FOLDER))
         return
     with translate_errors(UsageError, ValueError, prefix="build.host: "):
         destination = Destination(host=section.host, user=section.user, port=section.port, identity=section.identity)

@@ -97,7 +97,7 @@ def _fleet_request(settings: Settings, connector: str, target: Target | None) ->
         # Name the context, even if it is the current one, which may change during a run.
         kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
     options = getattr(settings.fleet, connector, None)
-    return FleetRequest(names=_worker_names(settings), options=options, root=settings.root, kubectl=kubectl)
+    return FleetRequest(names=_worker_names(settings), options=options, root=settings.folder, kubectl=kubectl)
 
 
 def component_hosts(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from invoke.context import Context
 
+from bench.records.paths import DEMO_INPUTS
 from bench.records.units import format_gb
 from remote.hosts.command import Command, Secret
 from remote.image import model_fetch, vm_jobs
@@ -21,7 +22,7 @@ from tasks.settings.load import Settings, load
 from tasks.settings.schema import Sections
 
 DEMO_TIMEOUT_SEC = 1800.0
-REAL_DEMO_MODEL, REAL_DEMO_DATA = "models/HuggingFaceTB--SmolLM2-135M-Instruct", "data/orders.jsonl"
+REAL_DEMO_MODEL, REAL_DEMO_DATA = DEMO_INPUTS[True]
 
 
 def make_demo(context: Context, *, real: bool = False) -> None:

@@ -88,9 +88,9 @@ def offer_to_create_repository(settings: Settings, reference: Reference) -> bool
         print(f"if {reference.repository} does not exist, `{command}` creates it", flush=True)
         return False
     # A separate process, because the provider's SDK is optional.
-    argv = (sys.executable, "-m", "invoke", *command.split()[1:])
+    argv = (sys.executable, "-m", "invoke", "--search-root", str(settings.root), *command.split()[1:])
     environment = {**os.environ, "INVOKE_REGISTRY_IMAGE": str(reference)}
-    return subprocess.run(argv, cwd=settings.root, env=environment, check=False).returncode == 0
+    return subprocess.run(argv, cwd=settings.folder, env=environment, check=False).returncode == 0
 
 
 def _image_id(settings: Settings, host: Host, image: str, *, force: bool) -> str:

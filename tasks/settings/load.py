@@ -166,9 +166,14 @@ _IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # the sa
 
 
 class Settings(Sections):
-    """The effective settings. `root` is the project's folder, which has tasks.py and invoke.yaml."""
+    """The effective settings. `root` is the folder of the code, with tasks.py, invoke.yaml, image and manifests."""
 
     root: Path
+
+    @property
+    def folder(self) -> Path:
+        """Folder at which relative paths start: `root`, or the working directory if the package is installed."""
+        return Path.cwd() if sources.is_installed(self.root) else self.root
 
     @property
     def connector(self) -> Connector:
@@ -200,13 +205,13 @@ class Settings(Sections):
         return self.results_folder / IMAGE_FILE
 
     def resolve_path(self, path: str) -> Path:
-        """Resolve a path from a setting: relative to the project's folder, unless absolute or with a leading ~."""
-        return self.root / expand_user(path)
+        """Resolve a path from a setting: relative to `folder`, unless absolute or with a leading ~."""
+        return self.folder / expand_user(path)
 
     def resolve_typed_path(self, path: str) -> Path:
-        """Resolve a path from the command line: relative to the working directory, else to the project's folder."""
-        in_cwd, in_project = Path.cwd() / path, self.root / path
-        return in_project if in_project.exists() and not in_cwd.exists() else in_cwd
+        """Resolve a path from the command line: relative to the working directory, else to `folder`."""
+        in_cwd, in_folder = Path.cwd() / path, self.folder / path
+        return in_folder if in_folder.exists() and not in_cwd.exists() else in_cwd
 
     def public(self) -> dict[str, Any]:
         """Return all settings as plain JSON values, for run.json. No setting holds a secret."""

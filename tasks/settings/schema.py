@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from bench.records import Trial
+from bench.records.paths import DEMO_INPUTS
 from bench.records.training import Training, TrainingData
 from bench.records.trial import SUITE_NAMES
 from bench.records.validation import settings_of
@@ -73,11 +74,11 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    path: Text = Field(default="models/qlora-fleet--tiny-mistral", description="a folder's path")
+    path: Text = Field(default=DEMO_INPUTS[False][0], description="a folder's path")
 
 
 class DataSection(Section):
-    path: Text = Field(default="data/python-docstrings.jsonl", description="a file's path")
+    path: Text = Field(default=DEMO_INPUTS[False][1], description="a file's path")
 
 
 class ResultsSection(Section):

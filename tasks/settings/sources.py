@@ -84,7 +84,7 @@ class SettingsLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsLayers:
-    """All layers, the weakest first, and the project's folder."""
+    """All layers, the weakest first, and the folder of the code."""
 
     root: Path
     weakest_first: list[SettingsLayer] = field(default_factory=list)
@@ -119,6 +119,11 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
         # In Invoke, the project's file overrides the user's. Ours has every setting with its default, so a user's file
         # would have no effect.
         _file(config, "project", project),
+        *(
+            [_file(config, "project", own)]
+            if is_installed(root) and (own := Path("invoke.yaml").absolute()).exists()
+            else []
+        ),
         *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
         _environment(variables),
         *(_file(config, "runtime", expand_user(path)) for path in [config._runtime_path] if path),
@@ -126,6 +131,11 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
         SettingsLayer(data=config._modifications),
     ]
     return SettingsLayers(root=root, weakest_first=layers)
+
+
+def is_installed(root: Path) -> bool:
+    """Check whether the code's folder is that of an installed wheel (setup.py), and not a checkout."""
+    return root.with_suffix(".pth").is_file()
 
 
 class InvokesConfig(Config):
