@@ -1,0 +1,117 @@
+"""Tests of the wheel in an environment of its own: its files, its commands, and other packages with the same names.
+
+The environment's dependencies are those of the environment that runs the tests.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.records.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = ("bench", "remote", "reports", "tasks")
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def call(*argv: object, folder: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([str(word) for word in argv], cwd=folder, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout's files: a build leaves folders in it."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in call("git", "ls-files", "-co", "--exclude-standard").stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+    call(*pip, "--wheel-dir", "dist", ".", folder=source)
+    (path,) = (source / "dist").glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("environment")
+    call(sys.executable, "-m", "venv", "--without-pip", folder)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "-q", "--no-deps", "--no-index")
+    call(*pip, wheel)
+    (site,) = folder.glob("lib/*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+@pytest.fixture
+def run(environment: Path, tmp_path: Path) -> Run:
+    """Run a program of the environment in an empty folder."""
+    return lambda program, *argv: call(environment / "bin" / program, *argv, folder=tmp_path)
+
+
+def test_the_wheel_has_every_file_that_the_commands_read(wheel: Path, source: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    below = {name.removeprefix("qlora_fleet/") for name in names if name.startswith("qlora_fleet/")}
+    expected = {
+        path.relative_to(source).as_posix()
+        for folder in (*NAMES, "image", "manifests")
+        for path in (source / folder).rglob("*")
+        if path.is_file() and path.suffix not in (".md", ".pyc") and path.name != "inv"
+    }
+    assert {name for name in below if not name.endswith(".md")} == expected | {"invoke.yaml", "tasks.py"}
+    others = [name for name in names if not name.startswith(("qlora_fleet/", "qlora_fleet-"))]
+    assert others == ["qlora_fleet.pth"]
+
+
+def test_an_empty_environment_runs_the_commands_in_an_empty_folder(run: Run, tmp_path: Path) -> None:
+    assert run("inv", "--version").stdout.startswith(f"qlora-fleet {VERSION}, Invoke ")
+    assert "bench" in run("inv", "--list").stdout
+    run("python", "-m", "bench", "demo")
+    assert run("inv", "bench", "--quick", "--dry-run").returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"models", "data"}
+
+
+def test_settings_and_results_are_those_of_the_working_directory(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "invoke.yaml").write_text("results: { folder: elsewhere }\n")
+    (tmp_path / "elsewhere").mkdir()
+    assert json.loads(run("inv", "runs", "--json").stdout)["runs"] == []
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run("inv", "report")
+    assert str(tmp_path / "elsewhere") in failed.value.stderr
+
+
+def test_packages_with_the_same_names_stay_and_are_not_used(run: Run, environment: Path) -> None:
+    (site,) = environment.glob("lib/*/site-packages")
+    for name in NAMES:
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text("raise SystemExit(77)\n")
+    try:
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            run("python", "-m", "bench")
+        assert failed.value.returncode == 77  # without `inv`, Python's order holds
+        run("inv", "model.demo")  # which starts `python -m bench demo`
+    finally:
+        for name in NAMES:
+            shutil.rmtree(site / name)
+
+
+def test_a_distribution_passes_the_check_of_the_index(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("build", reason="build is not installed; `make dist` installs it")
+    pytest.importorskip("twine", reason="twine is not installed; `make dist` installs it")
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, source)
+    made = sorted(tmp_path.iterdir())
+    assert [path.name for path in made] == [f"qlora_fleet-{VERSION}-py3-none-any.whl", f"qlora_fleet-{VERSION}.tar.gz"]
+    call(sys.executable, "-m", "twine", "check", "--strict", *made)
