@@ -145,6 +145,11 @@ class RunWatch:
             text = outcome.status.value if outcome.text is None else f"{outcome.status.value}: {outcome.text}"
             self._emit(EventKind.ENDED, text, outcome=outcome, usd=usd)
 
+    def on_nodes(self, text: str) -> None:
+        """Process that nodes are given back, or kept."""
+        with self._lock:
+            self._emit(EventKind.NODES, text)
+
     def close(self) -> None:
         """Stop watching: the run goes on without this process, or has ended."""
         with self._lock:

@@ -49,7 +49,7 @@ class Sender:
     def __init__(self, receivers: Mapping[str, Deliver], log: Callable[[str], object]) -> None:
         self._receivers, self._log = receivers, log
         self.tick: Callable[[], object] = lambda: None
-        self._queue: queue.Queue[Notification | None] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[Notification | threading.Event | None] = queue.Queue(MAX_QUEUED)
         self._thread = threading.Thread(target=self._deliver_all, name="notifications", daemon=True)
 
     def send(self, notification: Notification) -> None:
@@ -58,6 +58,13 @@ class Sender:
             self._queue.put_nowait(notification)
         except queue.Full:
             self._log(f"notification not sent: {notification.event.value}: {MAX_QUEUED:,} wait already")
+
+    def flush(self) -> None:
+        """Wait until the queued notifications were delivered or have failed, at most CLOSE_TIMEOUT_SEC."""
+        done = threading.Event()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(done)
+            done.wait(CLOSE_TIMEOUT_SEC)
 
     def __enter__(self) -> Self:
         if self._receivers:
@@ -86,6 +93,9 @@ class Sender:
                 continue
             if notification is None:
                 return
+            if isinstance(notification, threading.Event):
+                notification.set()
+                continue
             body = notification.to_bytes()
             for name, deliver in self._receivers.items():
                 self._guard(f"{notification.event.value}: {name}", functools.partial(deliver, body))
