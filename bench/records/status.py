@@ -27,6 +27,7 @@ class ExitCode(IntEnum):
     RETRYABLE = 3  # stopped by something that may pass
     REFUSED = 4  # for safety: a checksum, another run's lock, another user's folder
     UNDECIDED = 5  # a comparison that shows neither a difference nor its absence
+    WORKER_FAULTY = 69  # the GPU of this machine showed a fault (sysexits' EX_UNAVAILABLE)
     NOT_WRITTEN = 74  # the trial ran but its result could not be written (sysexits' EX_IOERR)
     CANNOT_START = 127  # the program does not exist, as in a shell
     INTERRUPTED = 130  # 128 + SIGINT

@@ -19,7 +19,7 @@ from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
 from bench.records.result import FAULTY_RANK
-from bench.records.status import ReasonCode
+from bench.records.status import ExitCode, ReasonCode
 from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList, input_error_code
 from bench.workloads.ranks.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, RankStopped, Torchrun
 
@@ -172,7 +172,7 @@ class RankLauncher:
             raise
         poll()
         link.send_end({"ranks": [], **ranks.local_failures()} if code else {})
-        return 0 if code == 0 else 1
+        return 0 if code == 0 else ExitCode.WORKER_FAULTY if ranks.has_faulty_gpu(mine) else 1
 
 
 def _send_stop(link: LeaderLink, ranks: range, stopped: Stopped, *, has_ended_step: bool = False) -> None:
