@@ -5,13 +5,15 @@ import datetime
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.notify.events import RunWatch
 from bench.notify.sender import Sender, to_webhook
 from bench.records import paths, schema
 from bench.records.atomic_files import read_regular
+from bench.records.checksummed import ResultError
+from bench.records.result import TrialResult
 from bench.records.run import Progress, TrainingJobSpec
 from bench.records.status import Outcome, ReasonCode
 
@@ -19,8 +21,14 @@ SOURCE = "job"
 _MAX_PROGRESS_BYTES = 100_000
 
 
+class JobWatch(RunWatch):
+    """Watch of a Job, whose notifications can be waited for: the machine may go away after them."""
+
+    flush: Callable[[], object]
+
+
 @contextlib.contextmanager
-def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[RunWatch | None]:
+def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[JobWatch | None]:
     """Yield the watch of the order's webhook; None in other pods than the first, or without a webhook.
 
     The key of the signature is removed from the environment, which the attempts inherit. `folder` is the run's.
@@ -33,7 +41,7 @@ def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[RunW
     began, usd_per_sec = time.monotonic() - held_sec(order, folder), target.usd_per_sec
     receivers = {"notify.url": to_webhook(target, key.encode() or None)}
     with Sender(receivers, lambda line: print(f"{order.run_id}: {line}", flush=True)) as sender:
-        watch = RunWatch(
+        watch = JobWatch(
             run_id=order.run_id,
             source=SOURCE,
             send=sender.send,
@@ -42,8 +50,11 @@ def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[RunW
             usd_per_sec=usd_per_sec,
             spent_usd=lambda: None if usd_per_sec is None else usd_per_sec * (time.monotonic() - began),
         )
-        if any(number > order.after for number in numbers):
-            watch.on_loss(Outcome.of(ReasonCode.WORKER_LOST, "the first pod was replaced"))
+        watch.flush = sender.flush
+        if numbers and numbers[-1] > order.after:
+            outcome = read_outcome(order, folder, numbers[-1])
+            is_cause = outcome is not None and outcome.is_transient
+            watch.on_loss(outcome if is_cause else Outcome.of(ReasonCode.WORKER_LOST, "the first pod was replaced"))
 
         def tick() -> None:
             last = max(attempt_numbers(folder, order.planned.trial_id), default=None)
@@ -59,6 +70,14 @@ def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
     """List the numbers of the attempts that have a folder in `folder`."""
     matches = (re.fullmatch(rf"{re.escape(trial_id)}\.([0-9]{{1,9}})", path.name) for path in folder.iterdir())
     return sorted(int(match[1]) for match in matches if match)
+
+
+def read_outcome(order: TrainingJobSpec, folder: Path, number: int) -> Outcome | None:
+    """Return the outcome of an attempt; None without a valid result."""
+    try:
+        return TrialResult.read(_attempt_folder(order, folder, number) / paths.RESULT_FILE).outcome
+    except ResultError:
+        return None
 
 
 def _attempt_folder(order: TrainingJobSpec, folder: Path, number: int) -> Path:

@@ -4,7 +4,8 @@ An attempt is `python -m bench run` with this pod's rank. After an attempt that 
 node or a rank was lost), the next one resumes from the last checkpoint, in this pod or its replacement. The first pod
 decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods share. The
 other pods take part until that end exists. A SIGTERM is passed to the attempt, which writes a checkpoint and ends; the
-replacing pod resumes. The first pod also notifies the order's webhook.
+replacing pod resumes. The first pod also notifies the order's webhook. A pod whose GPU shows a fault leaves its node
+(`job_faults`), and after a success the pods may give their nodes back (`job_nodes`).
 
 Only the standard library. Not covered: a limit on the wait for lost pods.
 """
@@ -19,12 +20,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.commands.job_notifications import attempt_numbers, held_sec, open_watch
+from bench.commands.job_faults import NodeFaults
+from bench.commands.job_nodes import JobNodes
+from bench.commands.job_notifications import JobWatch, attempt_numbers, held_sec, open_watch
 from bench.data.inputs import InputError
-from bench.notify.events import RunWatch
 from bench.records import paths, schema
 from bench.records.checksummed import ResultError
-from bench.records.result import TrialResult
+from bench.records.result import FAULTY_RANK, TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 
@@ -41,33 +43,85 @@ class JobRunner:
         self.order, self.rank, self._service = order, rank, service
         self.folder = Path(order.shared) / order.run_id
         self._child: subprocess.Popen[str] | None = None
-        self._is_stopped = False
-        self._watch: RunWatch | None = None  # None: not the first pod, or no webhook
+        self._is_stopped, self._leaves_node = False, False
+        self._faults = NodeFaults(order, rank, os.environ.get(paths.NODE_NAME_VARIABLE, ""), self.folder)
+        self._watch: JobWatch | None = None  # None: not the first pod, or no webhook
 
     def run(self) -> int:
-        """Run attempts until the end and return the exit code: 0 SUCCEEDED, 143 stopped, else 1. Raises OSError."""
+        """Run attempts until the end and return the exit code. Raises OSError.
+
+        0 SUCCEEDED, 143 stopped, 69 this pod leaves a node with a faulty GPU, else 1.
+        """
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
         with open_watch(self.order, self.rank, self.folder) as self._watch:
+            nodes = self._make_nodes()
+            if nodes is not None and self.rank == 0:
+                nodes.check_later()
             end = self._run_attempts()
             if self._watch is not None and end is not None:  # also of a pod that was replaced before it notified
                 self._watch.on_end(end.outcome)
+            if nodes is not None and end is not None and end.end is TrialStatus.SUCCEEDED:
+                self._print_end(end)
+                return ExitCode.OK if self._give_back(nodes, end) else ExitCode.STOPPED
         if end is None:
-            return ExitCode.STOPPED
-        print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
+            return ExitCode.WORKER_FAULTY if self._leaves_node else ExitCode.STOPPED
+        self._print_end(end)
         return ExitCode.OK if end.end is TrialStatus.SUCCEEDED else ExitCode.FAILED
 
+    def _print_end(self, end: TrainingJobEnd) -> None:
+        print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
+
+    def _make_nodes(self) -> JobNodes | None:
+        """Return this pod's part in giving the nodes back; None if the order does not say so."""
+        if self.order.nodes is None:
+            return None
+        return JobNodes(
+            self.order,
+            self.order.nodes,
+            rank=self.rank,
+            address=os.environ.get(paths.NODE_IP_VARIABLE, ""),
+            folder=self.folder,
+            is_stopped=lambda: self._is_stopped,
+            watch=self._watch,
+        )
+
+    def _give_back(self, nodes: JobNodes, end: TrainingJobEnd) -> bool:
+        """Give the nodes back; False if another pod must go on. An error of it is no error of the training."""
+        try:
+            return nodes.finish(end)
+        except Exception as error:  # noqa: BLE001 - the training has succeeded; the line says what it was
+            print(f"{self.order.run_id}: the nodes are kept: {type(error).__name__}: {error}", flush=True)
+            return True
+
     def _run_attempts(self) -> TrainingJobEnd | None:
-        """Run attempts until the training's end, which is returned; None if this pod was stopped before."""
-        while (end := TrainingJobEnd.read_or_none(self.folder, self.order.turn)) is None and not self._is_stopped:
+        """Run attempts until the training's end, which is returned; None if this pod is stopped or leaves before."""
+        while (end := TrainingJobEnd.read_or_none(self.folder, self.order.turn)) is None and not self._must_end:
+            if self._has_returned():
+                continue
             # The first pod numbers its attempts by their folders; the other pods write no folder.
             number = 1 + max(attempt_numbers(self.folder, self.order.planned.trial_id), default=0)
             code, last_line = self._run_attempt(number)
             if self.rank == 0:
                 self._handle_exit(number, code, last_line)
-            if not self._is_stopped:
+            elif code == ExitCode.WORKER_FAULTY:
+                self._leaves_node = self._faults.record(last_line)
+            if not self._must_end:
                 time.sleep(RETRY_DELAY_SEC)
         return end
+
+    @property
+    def _must_end(self) -> bool:
+        return self._is_stopped or self._leaves_node
+
+    def _has_returned(self) -> bool:
+        """Check whether this pod came to a node that it must leave; write the training's end if it always does."""
+        is_faulty, final = self._faults.on_return(lambda: self._is_stopped)
+        if final is not None:
+            numbers = attempt_numbers(self.folder, self.order.planned.trial_id)
+            self._write_end(max(numbers, default=0), final[0], node=final[1])
+        self._leaves_node = is_faulty and final is None
+        return is_faulty
 
     def _stop(self, _number: int, _frame: object) -> None:
         self._is_stopped = True
@@ -132,6 +186,9 @@ class JobRunner:
             outcome = Outcome.of(ReasonCode.NO_RESULT, f"exit {code}, without a result")
         if outcome.is_transient:
             self._record_loss(number, outcome)
+            is_faulty = outcome.cause is not None and outcome.cause.is_worker_faulty
+            if is_faulty and result is not None and result.fingerprint.get(FAULTY_RANK, 0) == 0:
+                self._leaves_node = self._faults.record(outcome.text or "")
         else:
             self._write_end(number, outcome)
 
@@ -161,13 +218,14 @@ class JobRunner:
         except ResultError:
             return None
 
-    def _write_end(self, number: int, outcome: Outcome) -> None:
+    def _write_end(self, number: int, outcome: Outcome, node: str | None = None) -> None:
         TrainingJobEnd(
             attempt=number,
             end=outcome.status,
             reason=outcome.reason,
             reason_code=outcome.reason_code,
             remedy=outcome.remedy,
+            node=node,
         ).write(self.folder, self.order.turn)
 
 

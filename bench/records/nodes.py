@@ -14,6 +14,29 @@ class NodesState(Enum):
     PLANNED = "planned"  # confirmed by the operator when the run started
     REQUESTED = "requested"  # written before the request: it may or may not have been made
     DONE = "done"
+    KEPT = "kept"  # by the run's Job, with the reason; `inv collect` decides again
+
+
+class JobIdentity(str, Enum):
+    """Identity as which a Job calls the provider."""
+
+    INSTANCE = "instance_principal"  # the node's instance
+    WORKLOAD = "workload_identity"  # the pod's service account
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPool:
+    """Facts with which the first pod of a Job shrinks the pool.
+
+    `region` is the provider's; every node has `gpus_per_node` GPUs, and every pod of the Job holds `gpus_per_pod`.
+    `policy` is the statement that allows it, for messages.
+    """
+
+    region: str
+    identity: JobIdentity
+    gpus_per_node: int
+    gpus_per_pod: int
+    policy: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +45,8 @@ class NodesRecord(Checksummed):
 
     `pool` is the node pool's name and `pool_id` its id, which shrinks from `from_size` to `to_size` nodes; all four are
     None if a command of the operator does it. `usd_per_hour` is the price of all nodes before, described in `price`.
-    `ended_at` is the end of the run.
+    `ended_at` is the end of the run. With `job`, the run's Job shrinks the pool, and its own record is on the shared
+    volume; `reason` says why it keeps the nodes.
     """
 
     FILE, KIND = NODES_FILE, "nodes"
@@ -41,6 +65,8 @@ class NodesRecord(Checksummed):
     requested_at: str | None = None
     finished_at: str | None = None
     work_request_id: str | None = None
+    job: JobPool | None = None
+    reason: str | None = None
 
     def idle_sec(self, now: float) -> float | None:
         """Return the seconds from the run's end until the nodes were given back, or `now`; None before its end."""

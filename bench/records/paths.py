@@ -17,6 +17,8 @@
 | a training's folder | STEPS_FILE | the trial's process, a line per step and per held-out loss |
 | | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
 | on the shared volume | ORDER_END_FILE | the first pod of a Kubernetes training Job, last |
+| | NODES_FILE, SUMS_FILE, HOLD_FILE, HELD_FILE | the pods of a Job that gives its nodes back |
+| | FAULTY_NODE_FILE | a pod of a Job on a node whose GPU showed a fault |
 
 `remote.fleet.gang_agent` sets the rank variables of each machine of a trial;
 `bench.workloads.ranks.multi_node` reads them.
@@ -46,6 +48,9 @@ NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
 METRICS_VARIABLE = "QLORA_FLEET_METRICS"  # {"host": ..., "port": ..., "usd_per_gpu_hour": ...}: serve /metrics there
 ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
+HOLD_FILE, HELD_FILE = "hold-{turn}.json", "held-{turn}.{rank}.json"  # the first pod's question, each pod's answer
+FAULTY_NODE_FILE = "faulty-{turn}.{node}.json"
+NODE_NAME_VARIABLE, NODE_IP_VARIABLE = "QLORA_FLEET_NODE_NAME", "QLORA_FLEET_NODE_IP"  # the pod's node
 HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt
 NOTIFY_KEY_VARIABLE = "QLORA_FLEET_NOTIFY_KEY"  # key that signs the notifications of a training's Job
 

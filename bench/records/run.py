@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.checksummed import Checksummed, ResultError, read_checksummed, write_checksummed
+from bench.records.nodes import NodesRecord
 from bench.records.paths import ORDER_END_FILE, RUN_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from bench.records.trial import Trial
@@ -100,7 +101,8 @@ class TrainingJobSpec:
 
     `shared` is the folder of all runs on the volume that the pods share. A run may be submitted again: `turn` counts
     from 1, and attempts up to number `after` belong to earlier turns. The ranks connect to `port` of the first pod and
-    authenticate with `token`. `notify` is absent in the order of a Job without a webhook, as older images read it.
+    authenticate with `token`. `nodes` is the plan of a Job that gives its nodes back. `notify` and `nodes` are absent
+    in the order of a Job without them, as older images read it.
     """
 
     run_id: str
@@ -112,17 +114,22 @@ class TrainingJobSpec:
     port: int
     token: str
     notify: NotifyTarget | None = None
+    nodes: NodesRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJobEnd:
-    """Final status of a training Job, in the run's folder on the shared volume. Written last, by the first pod."""
+    """Final status of a training Job, in the run's folder on the shared volume. Written last, by the first pod.
+
+    `node` is the node whose GPU has a fault, if that ended the training; the pod that cannot leave it then writes this.
+    """
 
     attempt: int
     end: TrialStatus
     reason: str | None
     reason_code: ReasonCode | None = None
     remedy: str | None = None
+    node: str | None = None
 
     @property
     def outcome(self) -> Outcome:

@@ -207,7 +207,15 @@ def default_resources() -> Resources:
         "lifecycleState": "ACTIVE",
         "nodeShape": "VM.GPU.A10.1",
         "nodeConfigDetails": {"size": 2},
-        "nodes": [{"id": ocid("instance", f"n{n}"), "lifecycleState": "ACTIVE", "name": f"n{n}"} for n in (1, 2)],
+        "nodes": [
+            {
+                "id": ocid("instance", f"n{n}"),
+                "lifecycleState": "ACTIVE",
+                "name": f"n{n}",
+                "privateIp": f"10.99.0.{10 + n}",
+            }
+            for n in (1, 2)
+        ],
     }
     target = {
         "id": ocid("mounttarget", "mt"),
