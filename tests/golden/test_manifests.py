@@ -23,6 +23,7 @@ import pytest
 import yaml
 from kubernetes_validate.utils import schema_contents
 
+from bench.records.status import ExitCode
 from remote.cluster.diagnosis.nodes import GPU_RESOURCE
 from remote.cluster.labels import is_owned
 from remote.cluster.manifests import Image, ManifestValues, render
@@ -104,8 +105,9 @@ VARIANTS = {
         volume_source=None,
         pull_secret=None,
         preemptible_label=OCI.preemptible_label,
-        components=("metrics", "notify", "notify-key"),
+        components=("metrics", "notify", "notify-key", "nodes-instance-principal"),
     ),
+    "job-4gpu-with-workload-identity": with_changes(overlay="job-4gpu", components=("nodes-workload-identity",)),
     "serve": with_changes(overlay="serve", server_image=SERVER),
     "serve-without-fss": with_changes(overlay="serve", server_image=SERVER, volume_source=None, pull_secret=None),
 }
@@ -227,7 +229,7 @@ def test_every_pod_fulfils_the_fleets_requirements(name: str) -> None:
     assert set(mounts.values()) == set(volumes)
     assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
     assert {"/scratch", "/tmp", "/workspace/results"} <= set(mounts)
-    assert spec["automountServiceAccountToken"] is False
+    assert spec["automountServiceAccountToken"] is ("nodes-workload-identity" in VARIANTS[name].components)
     if "several-per-node" in VARIANTS[name].components:
         assert "affinity" not in spec
     else:
@@ -296,8 +298,9 @@ def test_a_training_survives_lost_pods_and_fails_on_its_own_exit_codes(name: str
     job = job_spec(name)
     assert job["completions"] == (1 if name == "job-1gpu" else 4)
     assert job["backoffLimit"] >= 10
-    ignored, fails = job["podFailurePolicy"]["rules"]
+    ignored, faulty, fails = job["podFailurePolicy"]["rules"]
     assert (ignored["action"], ignored["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget"), "a drain"
+    assert (faulty["action"], faulty["onExitCodes"]["values"]) == ("Ignore", [ExitCode.WORKER_FAULTY])
     assert (fails["action"], fails["onExitCodes"]["values"]) == ("FailJob", [1, 2])
     assert "exec python3 -m bench train" in pod_spec(name)["containers"][0]["args"][2], "SIGTERM reaches it"
     assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_ORDER"] == BASIC.extra_settings["order"]
@@ -345,6 +348,19 @@ def test_the_network_is_closed_but_for_dns_and_the_fleet() -> None:
     assert ports == {53}, "pods do not use the API"
     for spec in (closed, *policies.values()):
         assert spec["podSelector"]["matchLabels"] == {"app.kubernetes.io/part-of": "qlora-fleet"}
+
+
+def test_only_the_first_pod_of_a_job_may_reach_the_provider() -> None:
+    for name, ports in (
+        ("job-4gpu-jobset-with-everything", {80, 443}),
+        ("job-4gpu-with-workload-identity", {443, 12250}),
+    ):
+        policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind(name, "NetworkPolicy")}
+        assert {port["port"] for rule in policies["nodes"]["egress"] for port in rule["ports"]} == ports
+        labels = policies["nodes"]["podSelector"]["matchLabels"]
+        assert labels.pop("batch.kubernetes.io/job-completion-index") == "0"
+        assert labels.items() <= job_spec(name)["template"]["metadata"]["labels"].items()
+    assert "nodes" not in [policy["metadata"]["name"] for policy in of_kind("job-4gpu", "NetworkPolicy")]
 
 
 def test_the_role_allows_only_reading_and_exec() -> None:
