@@ -44,7 +44,7 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
 
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the library tokenizers has no class of its own, transformers reads keys unchecked
         raise InputError(f"{folder}: its tokenizer cannot be loaded: {' '.join(str(error).split())}") from error
     if chat_template is not None:
         _check_template(tokenizer, chat_template)
