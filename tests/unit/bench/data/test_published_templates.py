@@ -5,9 +5,7 @@ The templates are read from the packages of tests/chat_templates.txt; nothing of
 
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +16,8 @@ from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
 from bench.records import Trial
-from tests.support.paths import ROOT
+from tests.support.published import AXOLOTL, TRL, template_text
 
-FOLDERS = [Path(sys.prefix, "chat_templates"), ROOT / ".venv/chat_templates", *map(Path, sys.path)]
-TRL, AXOLOTL = "trl/chat_templates", "axolotl/utils/chat_templates/templates"
 FAMILIES: dict[str, Sequence[str]] = {
     TRL: (
         *("cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "gemma3", "glm4moe", "gptoss", "lfm2", "llama3_1"),
@@ -38,13 +34,6 @@ WITH_SYSTEM = (("system", "be good"), *TWO)
 DEEPSEEK_END = "<\N{FULLWIDTH VERTICAL LINE}end\u2581of\u2581sentence\N{FULLWIDTH VERTICAL LINE}>"
 OPEN_THOUGHT = ("deepseek_r1_distill", "deepseekv3")
 THOUGHTFUL = (("user", "a?"), ("assistant", "<think>\nhm\n</think>\n\nA."))
-
-
-def template_text(name: str) -> str:
-    for folder in FOLDERS:
-        if (folder / name).is_file():
-            return (folder / name).read_text(encoding="utf-8")
-    pytest.skip(f"{name.partition('/')[0]} is not installed: make templates")
 
 
 def control_tokens(template: str) -> list[str]:

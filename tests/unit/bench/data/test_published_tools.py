@@ -19,14 +19,12 @@ from bench.data.masking import ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
 from bench.data.tool_template import ToolTemplate
 from tests.support.paths import ROOT
+from tests.support.published import AXOLOTL, TRL, template_text
 from tests.unit.bench.data.test_published_templates import (
-    AXOLOTL,
     DEEPSEEK_END,
     OPEN_THOUGHT,
-    TRL,
     answers,
     control_tokens,
-    template_text,
 )
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "its name"}}}
