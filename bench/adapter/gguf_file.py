@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.adapter.gguf_tokenizer import GgufTokenizer
+from bench.adapter.gguf_tokenizer import BYTE_LEVEL, GgufTokenizer
 from bench.architectures import Feature, find
 from bench.architectures.architecture import Gguf
 from bench.data.inputs import InputError
@@ -171,11 +171,15 @@ class GgufFile:
 
     def _add_tokenizer(self, writer: Any) -> None:
         tokenizer = self._tokenizer
-        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_model(tokenizer.model)
         writer.add_tokenizer_pre(tokenizer.pre)
         writer.add_token_list(tokenizer.tokens)
         writer.add_token_types(tokenizer.types)
-        writer.add_token_merges(tokenizer.merges)
+        if tokenizer.model == BYTE_LEVEL:
+            writer.add_token_merges(tokenizer.merges)
+        else:
+            writer.add_token_scores(tokenizer.scores)
+            writer.add_add_space_prefix(tokenizer.adds_space_prefix)
         writer.add_add_bos_token(tokenizer.adds_bos)
         writer.add_add_eos_token(tokenizer.adds_eos)
         ends = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)

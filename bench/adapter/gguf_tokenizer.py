@@ -4,22 +4,33 @@ llama.cpp has no pre-tokenizers of its own definition: a file names one of those
 definition in tokenizer.json, and a tokenizer with an unknown one is refused: under a wrong name prompts would be split
 into other tokens than in training, without an error.
 
-Known are byte-level BPE tokenizers. Not covered: SentencePiece (Llama 2, Mistral up to v0.3), WordPiece.
+Known are byte-level BPE tokenizers and those of SentencePiece (`gguf_sentencepiece`). Not covered: Unigram, WordPiece.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.adapter.gguf_sentencepiece import (
+    BYTE_PIECE,
+    SPACE,
+    UNUSED_SCORE,
+    SpacePrefix,
+    adds_space_prefix,
+    is_sentencepiece,
+    piece_scores,
+    space_prefix,
+)
 from bench.data.inputs import InputError
 from bench.data.tokenizer import load_tokenizer
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 
 MAX_TOKENIZER_BYTES = 256 << 20
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # token types of GGUF
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # names of llama.cpp
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types of GGUF
 # Pattern of Split in tokenizer.json, and whether merges are ignored for words of the vocabulary: by the pre-tokenizer's
 # name in llama.cpp (src/llama-vocab.cpp).
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -32,18 +43,24 @@ _SPLITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GgufTokenizer:
-    """Metadata of a byte-level BPE tokenizer. `ends` are the tokens that end an answer, the tokenizer's own first."""
+    """Metadata of a tokenizer. `ends` are the tokens that end an answer, the tokenizer's own first.
 
+    A byte-level one (`model` BYTE_LEVEL) has `merges`, a SENTENCEPIECE one `scores`.
+    """
+
+    model: str
     pre: str
     tokens: Sequence[str]
     types: Sequence[int]
     merges: Sequence[str]
+    scores: Sequence[float]
     bos: int | None
     unknown: int | None
     padding: int | None
     ends: Sequence[int]
     adds_bos: bool
     adds_eos: bool
+    adds_space_prefix: bool
     template: str | None
 
 
@@ -51,37 +68,78 @@ def read_gguf_tokenizer(folder: Path, vocabulary: int, end_ids: Sequence[int]) -
     """Read a checked folder's tokenizer for a model of `vocabulary` embeddings. Raises InputError."""
     path = folder / "tokenizer.json"
     try:
-        document = schema.parse_object(read_regular(path, max_bytes=MAX_TOKENIZER_BYTES))
+        schema.parse_object(read_regular(path, max_bytes=MAX_TOKENIZER_BYTES))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read") from error
-    pre = pre_tokenizer_name(path, document)
+        raise InputError(f"{path}: cannot be read: {error}") from error
     tokenizer = load_tokenizer(folder)
-    tokens, types = [f"[PAD{index}]" for index in range(vocabulary)], [UNUSED] * vocabulary
-    added = tokenizer.added_tokens_decoder
-    for token, index in tokenizer.get_vocab().items():
-        if index >= vocabulary:
-            raise InputError(f"{path}: token {index}, but the model has {vocabulary} embeddings")
-        if types[index] != UNUSED:
-            raise InputError(f"{path}: two tokens with the id {index}")
-        tokens[index], types[index] = token, NORMAL
-        if index in added:
-            types[index] = CONTROL if added[index].special or _looks_special(token) else USER_DEFINED
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in document["model"]["merges"]]
-    eos, ids = tokenizer.eos_token_id, tokenizer("a").input_ids
+    document = json.loads(tokenizer.backend_tokenizer.to_str())  # as the training used it
+    ids, added = tokenizer.get_vocab(), {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+    scores: dict[str, float] = {}
+    if is_sentencepiece(document):
+        model, pre, rule = SENTENCEPIECE, "default", space_prefix(path, document)
+        scores = piece_scores(path, ids, document["model"]["merges"], set(added))
+        has_prefix = adds_space_prefix(path, rule, tokenizer)
+    else:
+        model, pre, rule, has_prefix = BYTE_LEVEL, pre_tokenizer_name(path, document), SpacePrefix.NONE, False
+    _check_added(path, added.values(), rule)
+    tokens, types = _list_tokens(path, ids, vocabulary)
+    for content, token in added.items():
+        is_control = token.special or _looks_special(content)
+        types[ids[content]] = CONTROL if is_control else USER_DEFINED
+        if model == SENTENCEPIECE and not is_control:
+            tokens[ids[content]] = content.replace(
+                SPACE, " "
+            )  # llama.cpp finds it in the text before it replaces spaces
+    if model == SENTENCEPIECE:
+        for content, index in ids.items():
+            if BYTE_PIECE.fullmatch(content):
+                types[index] = BYTE
+        if tokenizer.unk_token_id is not None:
+            types[tokenizer.unk_token_id] = UNKNOWN
+    eos, example = tokenizer.eos_token_id, tokenizer("a").input_ids
     own_end = [eos] if eos is not None else []
+    by_id = {ids[piece]: score for piece, score in scores.items()}
     return GgufTokenizer(
+        model=model,
         pre=pre,
         tokens=tokens,
         types=types,
-        merges=merges,
+        merges=[] if scores else [" ".join(pair) for pair in document["model"]["merges"]],
+        scores=[by_id.get(index, UNUSED_SCORE) for index in range(vocabulary)] if scores else [],
         bos=tokenizer.bos_token_id,
         unknown=tokenizer.unk_token_id,
         padding=tokenizer.pad_token_id,
         ends=list(dict.fromkeys([*own_end, *end_ids])),
         adds_bos=adds_bos(tokenizer),
-        adds_eos=eos is not None and ids[-1] == eos,
+        adds_eos=eos is not None and example[-1] == eos,
+        adds_space_prefix=has_prefix,
         template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
     )
+
+
+def _list_tokens(path: Path, ids: Mapping[str, int], vocabulary: int) -> tuple[list[str], list[int]]:
+    """Return text and type of each id; ids without a token get a text of their own. Raises InputError."""
+    tokens, types = [f"[PAD{index}]" for index in range(vocabulary)], [UNUSED] * vocabulary
+    for token, index in ids.items():
+        if index >= vocabulary:
+            raise InputError(f"{path}: token {index}, but the model has {vocabulary} embeddings")
+        if types[index] != UNUSED:
+            raise InputError(f"{path}: two tokens with the id {index}")
+        tokens[index], types[index] = token, NORMAL
+    if len(set(tokens)) < vocabulary:
+        raise InputError(f"{path}: a token has the name of an unused one, [PAD...]: llama.cpp ends at such a file")
+    return tokens, types
+
+
+def _check_added(path: Path, added: Iterable[Any], rule: SpacePrefix) -> None:
+    """Check that llama.cpp finds the added tokens where the tokenizer does. Raises InputError."""
+    for token in added:
+        if token.lstrip or token.rstrip or token.single_word:
+            raise InputError(f"{path}: token {token.content!r} depends on the spaces around it; in llama.cpp none does")
+        if rule is SpacePrefix.EVERY and token.normalized and not token.special:
+            raise InputError(
+                f"{path}: token {token.content!r} is found after a space only; llama.cpp finds it anywhere"
+            )
 
 
 def adds_bos(tokenizer: Any) -> bool:
@@ -99,11 +157,10 @@ def pre_tokenizer_name(path: Path, document: Mapping[str, Any]) -> str:
     """Return llama.cpp's name for the pre-tokenizer in a tokenizer.json. Raises InputError for an unknown tokenizer."""
     model = document.get("model")
     model = model if isinstance(model, dict) else {}
-    kind = "SentencePiece" if model.get("byte_fallback") else model.get("type")
-    if kind != "BPE" or not model.get("merges"):
-        raise InputError(f"{path}: a tokenizer of kind {kind}: GGUF is written for byte-level BPE only")
+    if model.get("type") != "BPE" or not model.get("merges"):
+        raise InputError(f"{path}: a tokenizer of kind {model.get('type')}: GGUF is written for BPE only")
     normalizer = document.get("normalizer")
-    if normalizer is not None and normalizer != {"type": "NFC"}:  # llama.cpp normalizes nothing
+    if normalizer not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}):  # llama.cpp has none
         raise InputError(f"{path}: normalizer: unknown to llama.cpp: {json.dumps(normalizer)[:120]}")
     name = _find_name(document.get("pre_tokenizer"), bool(model.get("ignore_merges")))
     if name is None:

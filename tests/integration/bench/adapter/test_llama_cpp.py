@@ -3,6 +3,7 @@
 pip install llama-cpp-python gguf    # needs a C++ compiler; without the packages these tests skip
 """
 
+import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -13,11 +14,15 @@ import pytest
 
 from bench import torch_stack
 from bench.adapter import llama_cpp, merge
+from bench.adapter.gguf_file import GgufFile
+from bench.adapter.gguf_tokenizer import read_gguf_tokenizer
 from bench.adapter.llama_cpp import LlamaCpp
 from bench.data.demo import VOCABULARY, build_tokenizer
 from bench.data.tokenizer import load_tokenizer
 from bench.workloads.finetune.answers import PromptCase
 from tests.support import tiny_training
+from tests.support.cases import load_cases
+from tests.support.published import MISTRAL_FILES, SPACE_RULES, write_mistral_tokenizer
 
 pytest.importorskip("gguf", reason="needs gguf")
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
@@ -33,6 +38,7 @@ FAMILIES = {
     "qwen3": ("Qwen3", {"head_dim": 32}),
 }
 TEXT = "I've 3333 things, don't WE'VE?  \n\n \u00c4\u00d6 \u60f3 x=1;\t\tif (a)\r\n   2024-01-01 '\u00e9t\u00e9'"
+HOSTILE_TEXTS = [case.values[0]["text"] for case in load_cases(__file__, "hostile_texts.yaml")]
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -137,3 +143,33 @@ def test_llama_cpp_splits_texts_into_the_same_tokens(modules, make_model, name) 
     assert opened.count_split_prompts([case]) == 0
     ((_, has_ended),) = opened.answers([case])
     assert isinstance(has_ended, bool)
+
+
+@pytest.fixture
+def open_vocabulary(tmp_path) -> Callable[[int], Any]:
+    """Open the tokenizer of `tmp_path` in llama.cpp, without a model."""
+
+    def open_it(size: int) -> Any:
+        read = read_gguf_tokenizer(tmp_path, size, [])
+        config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "vocab_size": size, "max_position_embeddings": 64}  # fmt: skip
+        path = tmp_path / "vocabulary.gguf"
+        path.write_bytes(GgufFile(config, {}, read, "bf16", "vocabulary").header)
+        return importlib.import_module("llama_cpp").Llama(model_path=str(path), vocab_only=True, verbose=False)
+
+    return open_it
+
+
+@pytest.mark.parametrize("rule", SPACE_RULES)
+@pytest.mark.parametrize("version", MISTRAL_FILES)
+def test_llama_cpp_splits_hostile_texts_as_mistrals_vocabularies(open_vocabulary, tmp_path, version, rule) -> None:
+    opened = open_vocabulary(len(write_mistral_tokenizer(tmp_path, version, rule)))
+    tokenizer = load_tokenizer(tmp_path)
+    backend = tokenizer.backend_tokenizer
+    for is_typed, start in ((False, tokenizer.bos_token), (True, " ")):  # typed control tokens are text
+        backend.encode_special_tokens = is_typed
+        for text in HOSTILE_TEXTS:
+            text = text if rule == "every" else start + text
+            expected = backend.encode(text, add_special_tokens=False).ids
+            computed = opened.tokenize(text.encode(), add_bos=False, special=not is_typed)
+            assert (text, computed) == (text, expected)
