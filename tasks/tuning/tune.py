@@ -17,6 +17,7 @@ from bench.records.units import format_gib, format_percent
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from remote.hosts.base import Host
 from reports import formatting
+from tasks.cli.answer import Answer
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, survey
@@ -25,12 +26,15 @@ from tasks.settings.load import Settings, load
 from tasks.tuning import quality, search_loop, search_state, shapes, space
 from tasks.tuning.search import Surrogate, choose_wave
 from tasks.tuning.search_state import ChipRates, TuneRecord
+from tasks.tuning.space import Candidate
 
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
 
 
-def tune_fleet(context: Context, resume: str | None, memory_gib: float | None, *, dry_run: bool, plain: bool) -> None:
-    """Start a search, print its plan, or resume one."""
+def tune_fleet(
+    context: Context, resume: str | None, memory_gib: float | None, *, dry_run: bool, plain: bool
+) -> Answer | None:
+    """Start a search, return its plan, or resume one."""
     settings = load(context)
     check_recipes(settings)
     limit = memory_gib or settings.tune.memory_gib
@@ -45,10 +49,11 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: float | None, *
         search = plan(settings, hosts, limit)
     power = quality.describe_power(settings, settings.model.path, settings.data.path)
     if dry_run:
-        show_plan(search, len(hosts))
+        wave = choose_wave(Surrogate(search.candidates), {}, search.memory_limit(), len(hosts))
+        show_plan(search, wave, len(hosts))
         shapes.show_shapes(console(), shapes.shape_rates(settings, search))
         print(*([power] if settings.tune.quality else []), "nothing was changed", sep="\n")
-        return
+        return Answer(data=_plan_document(search, wave))
     if settings.tune.quality:
         print(power)
     with acquire_lock(settings.results_folder, f"tune (search {search.tune_id})"):
@@ -61,6 +66,7 @@ def tune_fleet(context: Context, resume: str | None, memory_gib: float | None, *
             raise Interrupted(f"search {search.tune_id}: interrupted", remedy=f"resume it with {command}") from error
         except RetryableError as error:
             raise RetryableError.from_error(error, remedy=f"resume the search with {command}") from error
+    return None
 
 
 def check_recipes(settings: Settings) -> None:
@@ -164,7 +170,22 @@ def _check_limit(record: TuneRecord) -> None:
     )
 
 
-def show_plan(record: TuneRecord, workers: int) -> None:
+def _plan_document(record: TuneRecord, wave: Sequence[Candidate]) -> dict[str, Any]:
+    """Return a plan as JSON for programs."""
+    limit = record.memory_limit()
+    return {
+        "candidates": len(record.candidates),
+        "fitting": sum(map(limit.fits, record.candidates)),
+        "max_seq_len": record.longest,
+        "limit_bytes": record.limit_bytes,
+        "first_wave": [
+            {"configuration": each.key, "peak_bytes": limit.corrected_peak(each), "useful_share": each.useful_share}
+            for each in wave
+        ],
+    }
+
+
+def show_plan(record: TuneRecord, wave: Sequence[Candidate], workers: int) -> None:
     """Print how many candidates exist and fit, and the first wave."""
     limit = record.memory_limit()
     fitting_count = sum(map(limit.fits, record.candidates))
@@ -174,7 +195,7 @@ def show_plan(record: TuneRecord, workers: int) -> None:
         f"first wave over {formatting.count(workers, 'worker')}:"
     )
     table = plain_table("configuration", "predicted GiB", "useful positions")
-    for candidate in choose_wave(Surrogate(record.candidates), {}, limit, workers):
+    for candidate in wave:
         peak = limit.corrected_peak(candidate)
         size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
         table.add_row(candidate.key, size, format_percent(candidate.useful_share))

@@ -1,0 +1,122 @@
+"""Commands for adapters and servers, with their flags and help."""
+
+from tasks.cli.answer import Effect
+from tasks.cli.flags import Command, Section, number, positional, switch, text
+from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, NEWEST_TRAINING, PLAIN, TRAINING_RUN, YES
+
+check_adapter = Command(
+    "adapter.check",
+    "tasks.adapter.check:check_adapter",
+    "Measure an adapter in each form that can be served.",
+    section=Section.AFTER,
+    effect=Effect.SHOWS,
+    examples=(
+        "inv adapter.check  # held-out loss as trained, on the bf16 base, merged",
+        "inv adapter.check --answers 0 --json  # only losses, for programs",
+    ),
+    run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
+    answers=number(int, "number of held-out prompts that every form answers", 8, ge=0, le=1000),
+)
+merge_adapter = Command(
+    "adapter.merge",
+    "tasks.adapter.merge:merge_adapter",
+    "Merge an adapter and its base into one model folder.",
+    section=Section.AFTER,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv adapter.merge --base=nf4 adapter.check  # then measured again",
+        "inv adapter.merge --base=nf4 --format=gguf  # for llama.cpp and Ollama",
+    ),
+    run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
+    base=text("bf16: merge into the original weights; nf4: into the weights as quantized during training", "bf16"),
+    file_format=text(
+        "safetensors: Hugging Face's layout; gguf: one bf16 file for llama.cpp and Ollama; gguf-q8_0: 8 bits",
+        "safetensors",
+        name="format",
+    ),
+    out=text("folder to create, as the worker sees it", value="FOLDER", unset="RUN/merged or RUN/FORMAT, in results"),
+    force=switch("merge without a check, or if the check found another loss than the training"),
+    dry_run=switch("print the check's verdict and the folder to create, and merge nothing"),
+)
+push_adapter = Command(
+    "adapter.push",
+    "tasks.adapter.push:push_adapter",
+    "Copy an adapter to a folder, registry or bucket.",
+    section=Section.AFTER,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv adapter.push --folder=/models/orders  # in Hugging Face's layout",
+        "inv adapter.push --merged --oci=ghcr.io/me/orders:1 --dry-run  # the files",
+    ),
+    run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
+    merged=switch("push the merged model instead of the adapter"),
+    folder=text("target folder, in the layout of Hugging Face"),
+    oci=text("target registry, as an OCI artifact: HOST/REPOSITORY:TAG"),
+    bucket=text("target in Oracle Object Storage: oci://BUCKET@NAMESPACE/PREFIX"),
+    dry_run=switch("print the files, their sizes and the target, and push nothing"),
+)
+start_server = Command(
+    "serve.start",
+    "tasks.adapter.serve:start_server",
+    "Serve an adapter with vLLM instead of the workers.",
+    section=Section.AFTER,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv serve --dry-run  # the plan for the cluster",
+        "inv serve serve.check cluster  # then its answers against the training's",
+    ),
+    is_default=True,
+    run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
+    merged=switch("serve the merged model of `inv adapter.merge`, without quantization"),
+    dry_run=switch(DRY_RUN_OF_OBJECTS),
+    yes=switch(YES),
+    discard_results=switch(DISCARD),
+    plain=switch(PLAIN),
+)
+stop_server = Command(
+    "serve.stop",
+    "tasks.adapter.serve:stop_server",
+    "Stop the server of `inv serve` and delete its API key.",
+    section=Section.AFTER,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv serve.stop --dry-run  # the objects to delete",
+        "inv serve.stop deploy  # then the workers again",
+    ),
+    dry_run=switch("print the objects to delete, and change nothing"),
+    yes=switch(YES),
+)
+
+URL = "address of the server, e.g. http://127.0.0.1:8000; cluster: the server of `inv serve`"
+SERVER = {
+    "model": text("model name on the server", unset="its only model"),
+    "key_file": text("local file, mode 0600, with only the API key of the server"),
+}
+check_server = Command(
+    "serve.check",
+    "tasks.adapter.questions:check_served",
+    "Compare a server's answers with those of the training.",
+    section=Section.AFTER,
+    effect=Effect.SHOWS,
+    examples=(
+        "inv serve.check cluster  # the server of `inv serve`",
+        "inv serve.check http://127.0.0.1:8000 --model orders --json",
+    ),
+    url=positional(URL),
+    run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
+    **SERVER,
+)
+chat = Command(
+    "chat",
+    "tasks.adapter.questions:chat",
+    "Chat with an adapter or a server.",
+    section=Section.AFTER,
+    effect=Effect.SESSION,
+    examples=(
+        "inv chat cluster  # line by line; an empty line starts a new conversation",
+        "echo 'What is it?' | inv chat adapter  # without a server",
+    ),
+    url=positional(f"{URL}; adapter: no server, the adapter on the first worker"),
+    run=text(f"with adapter: {TRAINING_RUN}", unset=NEWEST_TRAINING),
+    **SERVER,
+)

@@ -1,0 +1,118 @@
+"""Output of a command: an Answer with data, which one place prints as text, or with --json as one JSON object."""
+
+import contextlib
+import enum
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from invoke.exceptions import Exit
+
+from bench.records.status import ExitCode
+from tasks.errors import TaskFailed, UsageError, escape_controls
+
+JSON_VERSION = 1  # schema version of every object that a command prints
+JSON_FLAG = "--json"
+_CODE_NAMES = {code.value: code.name.lower() for code in ExitCode}
+
+
+class Effect(enum.Enum):
+    """What a command does. Its flags follow: --json for what it shows or plans, --dry-run for what it changes."""
+
+    SHOWS = "shows"
+    CHANGES = "changes"
+    BOTH = "shows, or changes"
+    SESSION = "opens a session"
+
+    @property
+    def shows(self) -> bool:
+        """True if --json is accepted without --dry-run."""
+        return self in (Effect.SHOWS, Effect.BOTH)
+
+    @property
+    def changes(self) -> bool:
+        """True if the command has --dry-run."""
+        return self in (Effect.CHANGES, Effect.BOTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command shows or plans.
+
+    `show` prints `data` as text. `kind` is that of the JSON object (default: the command's name, with ".plan" for a
+    dry run). `failure` ends the command after its data, as of `inv nodes` with too few nodes.
+    """
+
+    data: Mapping[str, Any]
+    show: Callable[[], None] | None = None
+    kind: str = ""
+    failure: TaskFailed | None = None
+
+
+def plan_answer(lines: Sequence[str], **data: Any) -> Answer:
+    """Return the answer of a dry run: `lines` as text, `data` as JSON."""
+
+    def show() -> None:
+        for line in (*lines, "dry run: nothing was changed"):
+            print(escape_controls(line))
+
+    return Answer(data=data, show=show)
+
+
+def require_plan(command: str, *, is_dry_run: bool) -> None:
+    """Raise UsageError for --json of a command that would change something instead of showing it."""
+    if not is_dry_run:
+        raise UsageError(f"{command}: {JSON_FLAG} prints the plan", remedy=f"pass --dry-run with {JSON_FLAG}")
+
+
+@contextlib.contextmanager
+def standard_error_only(enabled: bool) -> Iterator[TextIO]:
+    """Yield standard output. While `enabled`, everything else that is printed goes to standard error."""
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if enabled else contextlib.nullcontext():
+        yield out
+
+
+def deliver(answer: Answer | None, kind: str, out: TextIO, *, as_json: bool) -> None:
+    """Print the answer on `out`, as one JSON object or as text. Raises its failure, marked as already printed."""
+    if answer is None:
+        return
+    if as_json:
+        error = {} if answer.failure is None else {"error": describe_error(answer.failure)}
+        print_object(answer.kind or kind, {**answer.data, **error}, out)
+    elif answer.show is not None:
+        answer.show()
+    if answer.failure is not None:
+        answer.failure.is_in_answer = as_json
+        raise answer.failure
+
+
+def print_object(kind: str, fields: Mapping[str, Any], out: TextIO) -> None:
+    """Print one JSON object: the kind, JSON_VERSION, then the fields."""
+    document = {"kind": kind, "schema_version": JSON_VERSION, **fields}
+    is_unicode = (out.encoding or "").lower().startswith("utf") and not getattr(out, "is_ascii", False)
+    print(json.dumps(document, indent=1, ensure_ascii=not is_unicode), file=out, flush=True)
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Return the fields of an error object. `reason_code` is the cause's, otherwise the name of the exit code."""
+    exit_code, cause = int(error.code) if isinstance(error, Exit) else int(ExitCode.FAILED), error
+    reason_code = getattr(error, "reason_code", None)
+    while reason_code is None and cause.__cause__ is not None:
+        cause = cause.__cause__
+        reason_code = getattr(cause, "reason_code", None)
+    message = getattr(error, "problem", None) or str(getattr(error, "message", None) or error) or str(cause)
+    return {
+        "exit_code": exit_code,
+        "reason_code": getattr(reason_code, "value", reason_code) or _CODE_NAMES.get(exit_code, "failed"),
+        "message": escape_controls(message),
+        "remedy": getattr(error, "remedy", "") or None,
+    }
+
+
+def print_error_object(error: BaseException) -> None:
+    """Print an object of kind "error" on standard output, unless the error is part of a printed answer."""
+    if not getattr(error, "is_in_answer", False):
+        print_object("error", describe_error(error), sys.stdout)

@@ -1,0 +1,98 @@
+"""Commands for the cluster, with their flags and help."""
+
+from dataclasses import dataclass
+
+from tasks.cli.answer import Effect
+from tasks.cli.flags import Command, Section, number, switch, text
+from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, PLAIN, YES
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions:
+    dry_run: bool = switch(DRY_RUN_OF_OBJECTS)
+    yes: bool = switch(YES)
+    renew_secret: bool = switch("read the registry password again and rewrite the pull secret")
+    force: bool = switch("delete Jobs that have failed or completed, and start them again")
+    partial: bool = switch("deploy even if too few nodes qualify, and wait for all pods (an autoscaler may add nodes)")
+    force_conflicts: bool = switch("overwrite fields that another manager owns, like `kubectl apply --force-conflicts`")
+    discard_results: bool = switch(DISCARD)
+    plain: bool = switch(PLAIN)
+
+
+nodes = Command(
+    "nodes",
+    "tasks.cluster.nodes:show_nodes",
+    "Show which GPU nodes qualify, and why others do not.",
+    section=Section.CLUSTER,
+    effect=Effect.BOTH,
+    examples=(
+        "inv nodes --json  # for programs: exit code 1 if too few qualify",
+        "inv nodes --cordon --dry-run  # which nodes have a sick GPU or link",
+    ),
+    cordon=switch("cordon nodes whose GPUs or links have a problem: they accept no new pods"),
+    dry_run=switch("with --cordon: print the nodes to cordon, and change nothing"),
+)
+deploy = Command(
+    "deploy",
+    "tasks.cluster.deploy:deploy_fleet",
+    "Apply the settings to the cluster and wait for the pods.",
+    section=Section.CLUSTER,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv deploy --dry-run  # the plan, and `kubectl diff` of what is there",
+        "inv deploy bench --quick collect report  # then a first benchmark",
+    ),
+    options=DeployOptions,
+)
+status = Command(
+    "status",
+    "tasks.cluster.status:show_status",
+    "Show every pod, and the problem of each unready pod.",
+    section=Section.CLUSTER,
+    effect=Effect.SHOWS,
+    examples=(
+        "inv status  # with the setting or command that fixes it",
+        "inv status --json  # for programs",
+    ),
+)
+shell = Command(
+    "shell",
+    "tasks.cluster.status:open_shell",
+    "Open a shell in a pod, or run commands from stdin.",
+    section=Section.CLUSTER,
+    effect=Effect.SESSION,
+    examples=(
+        "inv shell --pod 2  # the pod with index 2",
+        "echo nvidia-smi | inv shell  # one command in the first Ready pod",
+    ),
+    pod=text("name or index of the pod", unset="the first that is Ready"),
+)
+logs = Command(
+    "logs",
+    "tasks.cluster.status:show_logs",
+    "Show the logs of the pods.\n\nThe log of a trial comes with `inv collect`.",
+    section=Section.CLUSTER,
+    effect=Effect.SHOWS,
+    examples=(
+        "inv logs --pod 2 --follow  # new lines until Ctrl-C",
+        "inv logs --previous --tail 20  # the end before a restart",
+    ),
+    pod=text("name or index of the pod", unset="all pods, with the pod's name on each line"),
+    follow=switch("print new lines until Ctrl-C"),
+    previous=switch("show the log of the container before its last restart"),
+    tail=number(int, "number of last lines to show", 100, ge=0),
+)
+teardown = Command(
+    "teardown",
+    "tasks.cluster.deploy:delete_fleet",
+    "Delete the objects that `inv deploy` created.\n\nThe namespace and the files on the shared volume are kept.",
+    section=Section.CLUSTER,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv teardown --dry-run  # the objects, and results that would be lost",
+        "inv collect --all teardown  # results first",
+    ),
+    dry_run=switch("print the objects to delete, and change nothing"),
+    yes=switch("do not ask for confirmation"),
+    discard_results=switch(DISCARD),
+)

