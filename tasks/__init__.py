@@ -10,8 +10,9 @@ from invoke.collection import Collection
 from remote.providers import PROVIDERS
 from tasks.cli.flags import Command
 
+_MODULES = "tasks.commands", "tasks.adapter.commands", "tasks.cluster.commands", "tasks.image.commands"
 ns = Collection()
-for _module in ("tasks.commands", *(module for provider in PROVIDERS.values() for module in provider.commands)):
+for _module in (*_MODULES, *(module for provider in PROVIDERS.values() for module in provider.commands)):
     for _command in vars(importlib.import_module(_module)).values():
         if isinstance(_command, Command):
             if _command.group and _command.group not in ns.collections:

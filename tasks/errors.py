@@ -29,6 +29,7 @@ class TaskFailed(Failure, Exit):
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+    is_in_answer = False  # a JSON object on standard output already reports it
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
         super().__init__(escape_controls(problem), remedy=escape_controls(remedy))

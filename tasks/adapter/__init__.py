@@ -1,5 +1,6 @@
 """`inv adapter.*`, `serve.*`, `chat`: check, merge, publish and serve a training's adapter.
 
+commands   the commands, with their flags and help
 artifact   a collected adapter, and commands on it that a worker runs
 check      inv adapter.check: its held-out loss in each form that can be served
 merge      inv adapter.merge: one model folder, after the check; the model card

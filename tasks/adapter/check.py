@@ -13,9 +13,10 @@ from rich.text import Text
 from bench.records import schema
 from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
 from reports import formatting
-from tasks.adapter.artifact import GGUF, TrainedAdapter, open_training, print_line, run_on_worker
+from tasks.adapter.artifact import GGUF, TrainedAdapter, open_training, run_on_worker
+from tasks.cli.answer import Answer
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import console, json_output, ruled_table
+from tasks.cli.terminal import console, ruled_table
 from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_errors
 from tasks.settings.load import Settings, load
 
@@ -24,21 +25,16 @@ MIN_NATS = 0.002
 MAX_HIDDEN_NATS = 0.02  # a change of 2 % of the perplexity; a check that could miss more says so
 
 
-def check_adapter(context: Context, run: str | None, *, answers: int, as_json: bool) -> None:
+def check_adapter(context: Context, run: str | None, *, answers: int) -> Answer:
     settings = load(context)
     trained = open_training(settings, run)
     with acquire_lock(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
-        check = measure(settings, trained, answers, quiet=as_json)
-    with json_output(as_json) as print_json:
-        print_json("adapter.check", schema.to_json(check))
-    if not as_json:
-        print_check(console(), trained, check)
-    if failure := find_failure(trained, check):
-        raise TaskFailed(failure)
-    refuse_unscored(check)
+        check = measure(settings, trained, answers)
+    failure = TaskFailed(reason) if (reason := find_failure(trained, check)) else find_unscored(check)
+    return Answer(data=schema.to_json(check), show=lambda: print_check(console(), trained, check), failure=failure)
 
 
-def measure(settings: Settings, trained: TrainedAdapter, answers: int, *, quiet: bool) -> AdapterCheck:
+def measure(settings: Settings, trained: TrainedAdapter, answers: int) -> AdapterCheck:
     """Measure the adapter on a worker and save the result. Raises task errors."""
     merged, gguf = trained.read_merged(), trained.read_merged(GGUF)
     request = {
@@ -47,7 +43,7 @@ def measure(settings: Settings, trained: TrainedAdapter, answers: int, *, quiet:
         **({} if gguf is None else {"gguf": gguf["path"]}),  # workers of earlier versions do not know it
         "answers": answers,
     }
-    result = run_on_worker(settings, trained, "check", request, (lambda _: None) if quiet else print_line)
+    result = run_on_worker(settings, trained, "check", request)
     try:
         check = schema.from_json(AdapterCheck, result)
     except schema.SchemaError as error:
@@ -111,13 +107,14 @@ def find_failure(trained: TrainedAdapter, check: AdapterCheck) -> str | None:
     return None
 
 
-def refuse_unscored(check: AdapterCheck) -> None:
-    """Raise UsageError if answers were to be scored and none has a score."""
+def find_unscored(check: AdapterCheck) -> UsageError | None:
+    """Return an error if answers were to be scored and none has a score."""
     if check.score is not None and check.places and all(form.score is None for form in check.forms):
-        raise UsageError(
+        return UsageError(
             f"train.score: no answer has a score: {check.unscored_place}",
             remedy=f"correct {check.score}, then repeat the check",
         )
+    return None
 
 
 def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> None:

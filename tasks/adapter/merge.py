@@ -18,6 +18,7 @@ from reports.read.run import ReportError
 from reports.training import summary
 from tasks.adapter.artifact import GGUF, MERGED, TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.check import format_change, has_other_loss, hidden_change_warning
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.lock import acquire_lock
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.settings.load import load
@@ -31,8 +32,15 @@ SHOWN_SETTINGS = (
 
 
 def merge_adapter(
-    context: Context, run: str | None, *, base: str, file_format: str, out: str | None, force: bool
-) -> None:
+    context: Context,
+    run: str | None,
+    *,
+    base: str,
+    file_format: str,
+    out: str | None,
+    force: bool,
+    dry_run: bool = False,
+) -> Answer | None:
     settings = load(context)
     formats = (SAFETENSORS, *GGUF_FORMATS)
     if file_format not in formats:
@@ -56,6 +64,17 @@ def merge_adapter(
         print(f"! {warning}")
     kind = GGUF if file_format in GGUF_FORMATS else MERGED
     merged_folder = out or str(trained.folder / (MERGED if kind == MERGED else file_format))
+    if dry_run:
+        verdict = "not checked" if check is None else f"checked over {len(check.examples):,} held-out examples"
+        lines = [f"merge  run {trained.run.run_id} into its {base} base as {file_format}: {merged_folder}", verdict]
+        return plan_answer(
+            lines,
+            run=trained.run.run_id,
+            base=base,
+            format=file_format,
+            folder=merged_folder,
+            checked=check is not None,
+        )
     with acquire_lock(settings.results_folder, f"adapter.merge (run {trained.run.run_id})"):
         request: dict[str, object] = {
             "model": trained.trial.model,
@@ -72,6 +91,7 @@ def merge_adapter(
             trained.write_merged(merged_folder, dict(facts), kind)
     program = "llama.cpp (llama-cpp-python, on the worker)" if kind == GGUF else "plain transformers"
     print(f"next: inv adapter.check --run={trained.run.run_id} measures the folder with {program}")
+    return None
 
 
 def merged_form(check: AdapterCheck, base: str) -> ServedForm | None:

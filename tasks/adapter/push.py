@@ -12,6 +12,7 @@ from invoke.context import Context
 
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.scratch_folders import scratch_folder
+from bench.records.units import format_size
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.registry_api import Registry
 from remote.image import artifact
@@ -20,6 +21,7 @@ from remote.providers import PROVIDERS
 from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
 from tasks.adapter.merge import render_card
+from tasks.cli.answer import Answer, plan_answer
 from tasks.clients.registry import configured_user, parse_reference
 from tasks.clients.secrets import registry_password
 from tasks.errors import (
@@ -43,8 +45,15 @@ ERROR_TYPES = {
 
 
 def push_adapter(
-    context: Context, run: str | None, *, folder: str | None, oci: str | None, bucket: str | None, merged: bool
-) -> None:
+    context: Context,
+    run: str | None,
+    *,
+    folder: str | None,
+    oci: str | None,
+    bucket: str | None,
+    merged: bool,
+    dry_run: bool = False,
+) -> Answer | None:
     settings = load(context)
     if sum(target is not None for target in (folder, oci, bucket)) != 1:
         raise UsageError(
@@ -56,12 +65,18 @@ def push_adapter(
     trained = open_training(settings, run)
     with scratch_folder("qlora-fleet-adapter-") as scratch:
         files = collect_files(trained, scratch, merged=merged)
+        if dry_run:
+            sizes = {name: path.stat().st_size for name, path in files.items()}
+            target = folder or oci or bucket
+            lines = [f"push  {name}, {format_size(size)}" for name, size in sizes.items()]
+            return plan_answer([*lines, f"to    {target}"], run=trained.run.run_id, target=target, files=sizes)
         if folder is not None:
             copy_to_folder(files, Path(folder))
         elif oci is not None:
             _push_to_registry(settings, trained, files, oci, "model" if merged else "adapter")
         elif bucket is not None:
             _push_to_bucket(settings, trained, files, bucket)
+    return None
 
 
 def collect_files(trained: TrainedAdapter, scratch: Path, *, merged: bool) -> dict[str, Path]:

@@ -20,6 +20,7 @@ from invoke.context import Context
 from remote.serving import BadServer, Completion, ServerClient, ServerUnavailable, connect, connect_in_pod
 from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.serve import CLUSTER_URL, server_pod
+from tasks.cli.answer import Answer
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
 from tasks.clients import secrets
@@ -49,8 +50,12 @@ class CheckedPrompt:
     def has_same_start(self) -> bool:
         return self.reply.text[:COMPARED_CHARS] == self.recorded[:COMPARED_CHARS]
 
+    @property
+    def verdict(self) -> str:
+        return "same" if self.is_same else "similar" if self.has_same_start else "differs"
 
-def check_served(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> None:
+
+def check_served(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> Answer:
     settings = load(context)
     trained = open_training(settings, run)
     prompts = with_server(
@@ -58,12 +63,28 @@ def check_served(context: Context, url: str, run: str | None, *, model: str | No
     )
     table = ruled_table("prompt", "recorded answer", "server's answer", "")
     for checked in prompts:
-        verdict = "same" if checked.is_same else "similar" if checked.has_same_start else "differs"
+        verdict = checked.verdict
         ended = "" if checked.reply.has_ended else ", did not end"
         texts = (checked.prompt[-SHOWN_CHARS:], checked.recorded, checked.reply.text)
         table.add_row(*(escape_controls(text[:SHOWN_CHARS]) for text in texts), f"{verdict}{ended}")
     console().print(table)
-    print(check_replies(trained, url, prompts))
+    failure = None
+    try:
+        print(check_replies(trained, url, prompts))
+    except TaskFailed as error:
+        failure = error
+    document = [
+        {
+            "kind": checked.kind,
+            "prompt": checked.prompt,
+            "recorded": checked.recorded,
+            "answer": checked.reply.text,
+            "has_ended": checked.reply.has_ended,
+            "verdict": checked.verdict,
+        }
+        for checked in prompts
+    ]
+    return Answer(data={"server": url, "run": trained.run.run_id, "prompts": document}, failure=failure)
 
 
 def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> Iterator[CheckedPrompt]:

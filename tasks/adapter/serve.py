@@ -33,11 +33,12 @@ from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from remote.serving import ServerSoftware
 from tasks.adapter.artifact import TrainedAdapter, open_training
+from tasks.cli.answer import Answer, plan_answer
 from tasks.clients.cluster import open_cluster
 from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.workers import component_hosts
 from tasks.cluster import deploy
-from tasks.commands import DeployOptions
+from tasks.cluster.commands import DeployOptions
 from tasks.errors import UsageError, escape_controls
 from tasks.settings.load import Settings, load
 
@@ -59,7 +60,7 @@ class ServedFiles:
 
 def start_server(
     context: Context, run: str | None, *, merged: bool, dry_run: bool, yes: bool, discard_results: bool, plain: bool
-) -> None:
+) -> Answer | None:
     settings = load(context)
     image = configured_image(settings)
     trained = open_training(settings, run)
@@ -81,7 +82,7 @@ def start_server(
             nf4_check.run(cluster)
         _create_key(cluster)
 
-    deploy.apply(
+    answer = deploy.apply(
         cluster_settings,
         options,
         deploy.DeployHooks(
@@ -101,6 +102,7 @@ def start_server(
         form = " (merged)" if merged else ""
         print(f"serving run {trained.run.run_id} as {settings.serve.name}{form}, within the cluster at {address}")
         print(f"its key is the secret {KEY_SECRET}; next: inv serve.check {CLUSTER_URL}, or inv chat {CLUSTER_URL}")
+    return answer
 
 
 def merge_command(trained: TrainedAdapter) -> str:
@@ -309,10 +311,10 @@ def server_pod(settings: Settings) -> PodHost:
     return dataclasses.replace(host, name="the server of `inv serve`")
 
 
-def stop_server(context: Context, *, yes: bool) -> None:
+def stop_server(context: Context, *, dry_run: bool = False, yes: bool) -> Answer | None:
     settings = load(context)
     names = {"Job": SERVE, "Service": SERVE}
-    with open_cluster(settings, changes=True, yes=yes) as cluster:
+    with open_cluster(settings, changes=not dry_run, yes=yes) as cluster:
         objects = [
             item
             for kind, name in names.items()
@@ -320,8 +322,12 @@ def stop_server(context: Context, *, yes: bool) -> None:
             if item["metadata"]["name"] == name
         ]
         objects += [secret for secret in cluster.secrets() if secret["metadata"]["name"] == KEY_SECRET]
+        if dry_run:
+            titles = [f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects]
+            return plan_answer([f"delete  {title}" for title in titles] or ["no server is deployed"], delete=titles)
         if not objects:
             print("nothing to do: no server is deployed")
-            return
+            return None
         cluster.delete(objects, wait_sec=_DELETE_TIMEOUT_SEC)
     print("stopped the server and deleted its key; `inv deploy` restarts the workers")
+    return None

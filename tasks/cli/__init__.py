@@ -3,14 +3,15 @@
 inv       the script that starts the program; installed to .venv/bin
 program   Invoke's program with our settings and exit codes
 parser    Invoke's parser with better errors for unknown names and empty values
+answer    what a command shows or plans, as text or as one JSON object; error objects
 executor  a chain of tasks: validates the settings, then runs one task after the other
 signals   Ctrl-C before, during and after a task
 streams   standard streams that survive a closed pipe or a full disk, and wrap lines on a terminal
 sanitize  escapes of control characters, so that no text controls the terminal
-flags     parsers for the values of flags
+flags     commands and their flags, declared once; parsers for their values
 log       operator.log of a run, and --debug
 lock      one task at a time that changes something
 git       output of git commands
-terminal  consoles, tables, JSON output and yes/no questions
+terminal  consoles, tables and yes/no questions
 pip_progress  pip with regular lines, for the Makefile
 """

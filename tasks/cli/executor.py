@@ -49,17 +49,17 @@ class ChainExecutor(Executor):
         if self.config.tasks.dedupe:
             calls = self.dedupe(calls)
         results: dict[Any, Any] = {}
-        has_failures = False
+        last_failure: SomeTrialsFailed | None = None
         for call in calls:
             log_command(call.task.name, results_folder)
             try:
                 results.update(super().execute((call.called_as or call.task.name, call.kwargs)))
             except SomeTrialsFailed as failure:
-                has_failures = True
+                last_failure = failure
                 _logger.error("%s", failure)
                 print(failure, file=sys.stderr)
-        if has_failures:
-            raise Exit(code=1)
+        if last_failure is not None:
+            raise Exit(code=last_failure.code) from last_failure
         return results
 
     def _check_environment(self) -> None:

@@ -2,11 +2,13 @@
 
 Invoke's arguments and the values that a command's function gets are made from the declaration, which is `switch()`,
 `text()`, `number()`, `words()` or `positional()`. A command with many flags has them in a dataclass, and its function
-gets an instance. Others have them as keywords of `Command`, and their function gets them by these names.
+gets an instance. Others have them as keywords of `Command`, and their function gets them by these names. --json is not
+declared: it follows from the effect of the command.
 """
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +19,7 @@ from invoke.context import Context
 from invoke.parser.argument import Argument
 from invoke.tasks import Task
 
+from tasks.cli.answer import Effect, deliver, require_plan, standard_error_only
 from tasks.errors import UsageError
 
 # Old flags by task. `tasks.cli.parser` accepts each with one line that names the new flag; the help omits them.
@@ -44,7 +47,8 @@ class Flag:
     """A flag of a command. `name` is given where it differs from the parameter's.
 
     `kind` is what the function gets: bool, str, int, float or tuple. Invoke gets numbers as text, because its own
-    conversion ends in a traceback. `value` names a value in the help: `--tmpdir=FOLDER`.
+    conversion ends in a traceback. `value` names a value in the help: `--tmpdir=FOLDER`. `unset` says there what holds
+    without the flag, if that is not `default`, such as a setting.
     """
 
     kind: type
@@ -52,6 +56,7 @@ class Flag:
     default: Any = None
     name: str = ""
     value: str = ""
+    unset: str = ""
     is_positional: bool = False
     is_value_optional: bool = False
     ge: float | None = None
@@ -68,12 +73,28 @@ class Flag:
             attr_name=None if typed_name == name else name,
             kind=kind,
             default=None if kind is str else kind(),
-            help=self.help,
+            help=self.full_help,
             positional=self.is_positional,
             optional=self.is_value_optional,
         )
         argument.value_name = self.value or ("N" if self.kind is int else typed_name.rpartition("-")[2].upper())
         return argument
+
+    @property
+    def full_help(self) -> str:
+        """Return the help with the type and range of a number, and with what holds without the flag."""
+        is_number, unset = self.kind in (int, float), self.unset
+        if not unset and self.default and self.kind is not bool:
+            unset = f"{self.default:.12g}" if is_number else str(self.default)
+        parts = (
+            self._type if is_number else "",
+            "repeatable" if self.kind is tuple else "",
+            unset and f"default: {unset}",
+        )
+        notes = "; ".join(filter(None, parts))
+        if notes and self.help.endswith(")"):
+            return f"{self.help[:-1]}; {notes})"
+        return f"{self.help} ({notes})" if notes else self.help
 
     def parse(self, label: str, value: Any) -> Any:
         """Convert the value from Invoke, None for the default. Raises UsageError that begins with `label`."""
@@ -91,14 +112,14 @@ class Flag:
         is_low_enough = (self.le is None or number <= self.le) and (self.lt is None or number < self.lt)
         # Each comparison with NaN is False; without one, a whole number excludes it.
         if not (is_high_enough and is_low_enough and (self.kind is float or number.is_integer())):
-            raise UsageError(f"{label}: expected {self._expected}, found {value!r}")
+            raise UsageError(f"{label}: expected a {self._type}, found {value!r}")
         return self.kind(number)
 
     @property
-    def _expected(self) -> str:
+    def _type(self) -> str:
         bounds = {"from": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
         parts = [f"{word} {bound:.12g}" for word, bound in bounds.items() if bound is not None]
-        return f"a {'whole ' if self.kind is int else ''}number {', '.join(parts)}"
+        return f"{'whole ' if self.kind is int else ''}number {', '.join(parts)}"
 
 
 def _declare(kind: type, default: Any, rules: Mapping[str, Any]) -> Any:
@@ -116,9 +137,10 @@ def text(help: str, default: str | None = None, **rules: Any) -> Any:  # noqa: A
     return _declare(str, default, {"help": help, **rules})
 
 
-def positional(help: str, *, is_required: bool = True) -> Any:  # noqa: A002
+def positional(help: str, *, is_required: bool = True, unset: str = "") -> Any:  # noqa: A002
     """Declare an argument that has no flag; None without it if it is not required."""
-    return _declare(str, None, {"help": help, "is_positional": True, "is_value_optional": not is_required})
+    rules = {"is_positional": True, "is_value_optional": not is_required, "unset": unset}
+    return _declare(str, None, {"help": help, **rules})
 
 
 def number(kind: type, help: str, default: float | None = None, **rules: Any) -> Any:  # noqa: A002
@@ -131,12 +153,32 @@ def words(help: str, **rules: Any) -> Any:  # noqa: A002
     return _declare(tuple, (), {"help": help, **rules})
 
 
+class Section(enum.Enum):
+    """Heading of commands in `inv --list`; the value is its name in `inv help NAME`, where no command has that name."""
+
+    SET_UP = "setup", "Set up"
+    BUILD = "images", "Build: image, models, build VM"
+    CLUSTER = "cluster", "Cluster"
+    BENCHMARK = "benchmark", "Benchmark, and follow any run"
+    TRAIN = "training", "Train"
+    AFTER = "after", "After: reports, adapters, servers"
+    TENANCY = "tenancy", "Tenancy of Oracle Cloud"
+
+    def __init__(self, topic: str, title: str) -> None:
+        self.topic, self.title = topic, title
+
+
+_JSON = "print one JSON object; other output goes to standard error"
+_JSON_PLAN = "with --dry-run: print the plan as one JSON object"
+
+
 class Command(Task[Any]):
     """Task of Invoke whose flags are declared.
 
     `name` begins with its group: `adapter.check`. `target` is its function, as "module:function", imported when the
     command runs, so that `inv --list` is fast; `guard` is around this import. The function gets the context, then
-    `options`, a dataclass of flags, or the flags by name. `doc` is the help, whose first line `inv --list` shows.
+    `options`, a dataclass of flags, or the flags by name, and returns its Answer or None. `doc` is the help, whose
+    first line `inv --list` shows below the heading of `section`; each of `examples` is a command line with a comment.
     """
 
     def __init__(
@@ -146,6 +188,9 @@ class Command(Task[Any]):
         doc: str,
         /,
         *,
+        section: Section,
+        effect: Effect,
+        examples: tuple[str, str],
         options: type | None = None,
         is_default: bool = False,
         guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
@@ -154,6 +199,7 @@ class Command(Task[Any]):
         self.full_name, self.target, self.options, self._guard = name, target, options, guard
         fields = {field.name: field for field in dataclasses.fields(options)} if options is not None else flags
         self.flags: dict[str, Flag] = {parameter: field.metadata["flag"] for parameter, field in fields.items()}
+        self.section, self.effect, self.examples = section, effect, examples
         # A partial has no __code__, by which Invoke would take two commands of one name for the same.
         super().__init__(functools.partial(self._run), name.rpartition(".")[2], positional=(), default=is_default)
         self.__doc__ = doc
@@ -165,9 +211,14 @@ class Command(Task[Any]):
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:  # noqa: ARG002
         """Return the arguments for Invoke's parser."""
-        return [flag.argument(flag.name or parameter) for parameter, flag in self.flags.items()]
+        arguments = [flag.argument(flag.name or parameter) for parameter, flag in self.flags.items()]
+        if self.effect is not Effect.SESSION:
+            json_flag = Flag(kind=bool, help=_JSON if self.effect.shows else _JSON_PLAN, default=False)
+            arguments.append(json_flag.argument("json"))
+        return arguments
 
     def _run(self, context: Context, *positional: str, **typed: Any) -> None:
+        as_json = bool(typed.pop("json", False))
         typed |= zip(self.flags, positional, strict=False)
         values = {}
         for parameter, flag in self.flags.items():
@@ -175,12 +226,14 @@ class Command(Task[Any]):
             values[parameter] = flag.parse(f"{self.full_name}: --{name.replace('_', '-')}", typed.pop(name, None))
         if typed:
             raise TypeError(f"{self.full_name}: no such flags: {', '.join(typed)}")
-        with self._guard():
-            run = load_target(self.target)
-        if self.options is None:
-            run(context, **values)
-        else:
-            run(context, self.options(**values))
+        is_dry_run = bool(values.get("dry_run"))
+        if as_json and not self.effect.shows:
+            require_plan(self.full_name, is_dry_run=is_dry_run)
+        with standard_error_only(as_json) as out:
+            with self._guard():
+                run = load_target(self.target)
+            answer = run(context, **values) if self.options is None else run(context, self.options(**values))
+            deliver(answer, f"{self.full_name}.plan" if is_dry_run else self.full_name, out, as_json=as_json)
 
 
 def load_target(target: str) -> Any:

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from invoke.program import Program
 
 from bench.records.version import VERSION
 from tasks.cli import log
+from tasks.cli.answer import JSON_FLAG, print_error_object
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
@@ -52,13 +54,15 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout.flush()
         return 0
     except ParseError as error:
-        return _print_error(UsageError.from_error(error))
+        return _print_error(UsageError.from_error(error), argv)
     except Exit as error:
-        return _print_error(error)
+        return _print_error(error, argv)
     except KeyboardInterrupt:
-        return _print_error(Interrupted("interrupted"))
-    except Exception:
+        return _print_error(Interrupted("interrupted"), argv)
+    except Exception as error:
         _logger.exception("unexpected error: report it with this log")
+        if JSON_FLAG in argv:
+            print_error_object(error)
         raise
 
 
@@ -182,6 +186,7 @@ class _InvProgram(Program):
                 )
 
     def parse_cleanup(self) -> None:
+        self._complete()
         name = self.args.help.value
         if isinstance(name, str) and name not in self.parser.contexts:
             raise ParseError(f"{name}: no such task{suggest(name, self.parser.contexts)}")
@@ -191,6 +196,21 @@ class _InvProgram(Program):
         if isinstance(group, str) and group not in groups:
             raise ParseError(f"--list {group}: no such group of tasks{suggest(group, groups)}")
         super().parse_cleanup()
+
+    def _complete(self) -> None:
+        """Answer a shell's completion, or print the script that asks for it."""
+        shell = self.args["print-completion-script"].value
+        if not shell and not self.args.complete.value:
+            return
+        module = import_module("tasks.cli.completion")  # only a shell needs it
+        if shell:
+            print(module.read_script(shell), end="")
+        else:
+            contexts = {**self.parser.contexts, **self.parser.contexts.aliases_of_tasks()}
+            completion = module.Completion(self.initial_context, contexts, self.collection, self.config)
+            for line in completion.lines(self.core.remainder):
+                print(line)
+        raise Exit
 
     def _raise_settings_error(self) -> None:
         """Raise UsageError if the settings or the current directory caused Invoke's error."""
@@ -203,11 +223,13 @@ class _InvProgram(Program):
         load(Context(self.config))
 
 
-def _print_error(error: Exit) -> int:
+def _print_error(error: Exit, argv: Sequence[str]) -> int:
     # Wrong usage and a bare `inv --list` are no incidents: they begin no log file.
     is_incident = error.message and error.code and not isinstance(error, UsageError)
     level = logging.ERROR if is_incident else logging.DEBUG
     _logger.log(level, "exit code %s: %s", error.code, error.message or "", exc_info=error if error.message else None)
     if error.message:
         print(error.message, file=sys.stderr)
+    if error.code and JSON_FLAG in argv:
+        print_error_object(error)
     return int(error.code)

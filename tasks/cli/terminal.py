@@ -1,12 +1,10 @@
-"""Terminal output: consoles, tables, yes/no questions; or one JSON object for programs."""
+"""Terminal output: consoles, tables, yes/no questions."""
 
-import contextlib
-import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -107,29 +105,6 @@ def ruled_table(*headers: str, right: Collection[str] = ()) -> Table:
     for header in headers:
         table.add_column(header, overflow="fold", justify="right" if header in right else "left")
     return table
-
-
-JSON_VERSION = 1  # schema version of every object that a command prints
-PrintJson: TypeAlias = Callable[[str, Mapping[str, Any]], None]
-
-
-@contextlib.contextmanager
-def json_output(enabled: bool) -> Iterator[PrintJson]:
-    """Yield a function that prints one JSON object to standard output; all other output goes to standard error.
-
-    The object has the given kind and JSON_VERSION, then the given fields. Unless `enabled`, the function prints
-    nothing and the other output stays on standard output.
-    """
-    out = sys.stdout
-
-    def print_json(kind: str, fields: Mapping[str, Any]) -> None:
-        if enabled:
-            document = {"kind": kind, "schema_version": JSON_VERSION, **fields}
-            is_unicode = (out.encoding or "").lower().startswith("utf") and not getattr(out, "is_ascii", False)
-            print(json.dumps(document, indent=1, ensure_ascii=not is_unicode), file=out, flush=True)
-
-    with contextlib.redirect_stdout(sys.stderr) if enabled else contextlib.nullcontext():
-        yield print_json
 
 
 def confirm(question: str) -> bool:

@@ -1,5 +1,6 @@
 """`inv nodes`, `deploy`, `teardown`, `status`, `shell` and `logs`.
 
+commands  the commands, with their flags and help
 nodes     nodes that can run a pod, and the findings on the others
 checks    nodes, controllers, permissions, and results that would be lost, before a plan changes the cluster
 deploy    observe, plan, apply, wait; delete the objects of a deployment

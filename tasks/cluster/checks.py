@@ -174,9 +174,13 @@ def check_pending_results(
     return lost
 
 
-def print_refusal(settings: Settings, cluster: Cluster, cluster_plan: ClusterPlan, *, discard_results: bool) -> None:
-    """Print, in a dry run, why the plan itself would be refused."""
+def print_refusal(
+    settings: Settings, cluster: Cluster, cluster_plan: ClusterPlan, *, discard_results: bool
+) -> str | None:
+    """Print, in a dry run, why the plan itself would be refused; return the reason, None without one."""
     try:
         check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
     except ConfirmationRequired as error:
         print(f"would be refused: {error}")
+        return str(error)
+    return None

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from invoke.context import Context
 
@@ -14,6 +15,7 @@ from remote.cluster.manifests import JOB_PREFIX, Image, pull_secret, render
 from remote.cluster.plan import Action, ClusterPlan, Verb, plan
 from remote.hosts.command import Secret
 from remote.providers import registry_provider
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import confirm
 from tasks.clients.cluster import MANIFESTS, manifest_values, open_cluster, resolve_provider
@@ -28,8 +30,8 @@ from tasks.cluster.checks import (
     check_storage,
     print_refusal,
 )
+from tasks.cluster.commands import DeployOptions
 from tasks.cluster.status import read_state, wait_for_pods
-from tasks.commands import DeployOptions
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.fleet.pending_results import record_change
 from tasks.settings.load import Settings, load
@@ -56,17 +58,17 @@ class DeployHooks:
     retry_command: str = "inv deploy"
 
 
-def deploy_fleet(context: Context, options: DeployOptions) -> None:
+def deploy_fleet(context: Context, options: DeployOptions) -> Answer | None:
     settings = load(context)
     if settings.cluster.overlay.startswith(JOB_PREFIX):
         raise UsageError(
             f"cluster.overlay: {settings.cluster.overlay} runs a training", remedy="type `inv train --job`"
         )
-    apply(settings, options)
+    return apply(settings, options)
 
 
-def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None = None) -> None:
-    """Apply the settings to the cluster and wait for the pods."""
+def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None = None) -> Answer | None:
+    """Apply the settings to the cluster and wait for the pods. Returns the plan of a dry run."""
     hooks = hooks or DeployHooks()
     image = resolve_image(settings)
     with open_cluster(settings, changes=not options.dry_run, yes=options.yes) as cluster:
@@ -97,17 +99,17 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             state = read_state(cluster, jobs)
             if state.is_up or options.dry_run or not jobs:
                 print(f"nothing to do: {state.up_count} of {len(state.rows)} pods are up")
-                return
+                return Answer(data=_document(cluster_plan, image)) if options.dry_run else None
             await_pods()
-            return
+            return None
         check_node_capacity(settings, cluster, image, cluster_plan, partial=options.partial or options.dry_run)
         check_controller(settings, cluster, cluster_plan)
         check_storage(cluster, cluster_plan)
         check_permissions(cluster, cluster_plan)
         if options.dry_run:
-            print_refusal(settings, cluster, cluster_plan, discard_results=options.discard_results)
+            refused = print_refusal(settings, cluster, cluster_plan, discard_results=options.discard_results)
             _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
-            return
+            return Answer(data={**_document(cluster_plan, image), "refused": refused})
         # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
         needs_lock = bool(cluster_plan.pod_ending_actions)
         with acquire_lock(settings.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
@@ -122,6 +124,21 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
         if jobs and hooks.wait:
             old_pods = not any(action.kind == "Job" for action in cluster_plan.changes)
             await_pods(new_login=makes_secret and old_pods)
+    return None
+
+
+def _document(cluster_plan: ClusterPlan, image: Image | None = None) -> dict[str, Any]:
+    """Return a plan as JSON for programs."""
+    changes = [
+        {"verb": action.verb.value, "kind": action.kind, "name": action.name, "reason": action.reason}
+        for action in cluster_plan.changes
+    ]
+    return {
+        **({} if image is None else {"image": image.reference}),
+        "changes": changes,
+        "unchanged": len(cluster_plan.actions) - len(changes),
+        "writes_pull_secret": cluster_plan.makes_secret,
+    }
 
 
 def _needs_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:
@@ -217,7 +234,7 @@ def _titles(objects: list[Object]) -> str:
     return ", ".join(f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects)
 
 
-def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results: bool) -> None:
+def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results: bool) -> Answer | None:
     settings = load(context)
     with open_cluster(settings, changes=not dry_run, yes=yes) as cluster:
         live = [item for item in cluster.live_objects() if item["kind"] != "Namespace"]
@@ -228,15 +245,14 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
         cluster_plan = ClusterPlan(actions=tuple(map(_deletion, own)))
         if not own:
             print("nothing to do: nothing of this fleet is deployed")
-            return
+            return Answer(data=_document(cluster_plan)) if dry_run else None
         for action in cluster_plan.actions:
             print(action)
         volume = ", and the files on the shared volume" if settings.cluster.volume.handle else ""
         print(f"kept: namespace {cluster.target.namespace}{volume}")
         if dry_run:
-            print_refusal(settings, cluster, cluster_plan, discard_results=discard_results)
-            print("dry run: nothing was changed")
-            return
+            refused = print_refusal(settings, cluster, cluster_plan, discard_results=discard_results)
+            return plan_answer([], **_document(cluster_plan), refused=refused)
         with acquire_lock(settings.results_folder, "teardown"):
             lost = check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
             if not yes and not confirm(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
@@ -247,6 +263,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
                     cluster.delete(group, wait_sec=DELETE_TIMEOUT_SEC)
             record_change(settings, cluster.target, lost)
         print(f"deleted {len(own)} objects")
+    return None
 
 
 def _deletion(live: Object) -> Action:

@@ -23,20 +23,19 @@ from remote.cluster.manifests import Image
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import Forbidden
 from reports import formatting
-from tasks.cli.terminal import PrintJson, console, json_output, plain_table
+from tasks.cli.answer import Answer
+from tasks.cli.terminal import console, plain_table
 from tasks.clients.cluster import open_cluster, resolve_provider, resolved_provider, uses_preemptible_nodes
 from tasks.clients.registry import resolve_image
 from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 
 
-def show_nodes(context: Context, *, as_json: bool, cordon: bool = False) -> None:
-    """Print the nodes. With `cordon`, mark those with a problem of their hardware as unschedulable."""
-    with json_output(as_json) as print_json:
-        _show_nodes(load(context), print_json, cordon=cordon)
-
-
-def _show_nodes(settings: Settings, print_json: PrintJson, *, cordon: bool) -> None:
+def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False) -> Answer:
+    """Show the nodes. With `cordon`, mark those with a problem of their hardware as unschedulable."""
+    if dry_run and not cordon:
+        raise UsageError("nodes: --dry-run: nothing would be changed", remedy="pass it with --cordon, or omit it")
+    settings = load(context)
     try:
         image: Image | None = resolve_image(settings)
     except UsageError as error:
@@ -45,21 +44,25 @@ def _show_nodes(settings: Settings, print_json: PrintJson, *, cordon: bool) -> N
     with open_cluster(settings) as cluster:
         settings = resolve_provider(settings, cluster)
         reports = node_reports(cluster, pod_requirements(settings, image))
-        cordoned = cordon_sick_nodes(cluster, reports) if cordon else []
+        cordoned = nodes_to_cordon(reports) if cordon else []
+        for name in [] if dry_run else cordoned:
+            cluster.cordon(name)
     print_nodes(reports)
     if cordon:
-        print(f"cordoned: {', '.join(cordoned)}" if cordoned else "no node was cordoned")
-    needed = settings.fleet.size
-    print_json(
-        "nodes",
-        {
-            "needed": needed,
-            "room": capacity(reports),
-            **({"cordoned": cordoned} if cordon else {}),
-            "nodes": [to_document(report) for report in reports],
-        },
-    )
-    print(check_capacity(settings, needed, reports))
+        verb = "would cordon" if dry_run else "cordoned"
+        print(f"{verb}: {', '.join(cordoned)}" if cordoned else "no node to cordon")
+    needed, failure = settings.fleet.size, None
+    try:
+        print(check_capacity(settings, needed, reports))
+    except TaskFailed as error:
+        failure = error
+    document = {
+        "needed": needed,
+        "room": capacity(reports),
+        **({"cordoned": cordoned} if cordon else {}),
+        "nodes": [to_document(report) for report in reports],
+    }
+    return Answer(data=document, failure=None if dry_run else failure)
 
 
 def to_document(report: NodeReport) -> dict[str, Any]:
@@ -81,13 +84,10 @@ def to_document(report: NodeReport) -> dict[str, Any]:
     }
 
 
-def cordon_sick_nodes(cluster: Cluster, reports: Sequence[NodeReport]) -> list[str]:
-    """Cordon the nodes with GPUs whose hardware has a problem; return those that were not. Raises ClusterError."""
+def nodes_to_cordon(reports: Sequence[NodeReport]) -> list[str]:
+    """Return the nodes with GPUs whose hardware has a problem, and which are not cordoned."""
     sick = [report for report in reports if report.health == SICK and report.gpus]
-    names = [report.name for report in sick if all(finding.cause != CORDONED_CAUSE for finding in report.findings)]
-    for name in names:
-        cluster.cordon(name)
-    return names
+    return [report.name for report in sick if all(finding.cause != CORDONED_CAUSE for finding in report.findings)]
 
 
 def capacity(reports: Sequence[NodeReport]) -> int:

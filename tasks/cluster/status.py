@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ from remote.cluster.labels import PART_OF, label
 from remote.hosts.pods.kubectl import ClusterError, Unreachable, not_installed_error
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from tasks.cli import terminal
-from tasks.cli.terminal import console, json_output
+from tasks.cli.answer import Answer
+from tasks.cli.terminal import console
 from tasks.clients.cluster import open_cluster
 from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions
 from tasks.errors import RetryableError, TaskFailed, UsageError
@@ -187,11 +189,11 @@ def _progress(state: PodFleet) -> str:
     return f"{state.up_count} of {len(state.rows)} pods are up"
 
 
-_MAX_LINE_CHARS = 1 << 16
+_MAX_LINE_CHARS, _MAX_LOG_LINES = 1 << 16, 10_000
 
 
-def show_status(context: Context, *, as_json: bool) -> None:
-    with json_output(as_json) as print_json, open_cluster(load(context)) as cluster:
+def show_status(context: Context) -> Answer:
+    with open_cluster(load(context)) as cluster:
         screen = console()
         jobs = cluster.list_fleet_objects("Job")
         sets = cluster.list_fleet_objects("JobSet")
@@ -212,7 +214,7 @@ def show_status(context: Context, *, as_json: bool) -> None:
             names = ", ".join(job_set["metadata"]["name"] for job_set in sets)
             screen.print(f"jobset {names}: its controller has not created a Job yet")
         screen.print(f"{state.up_count} of {len(state.rows)} pods are up")
-        print_json("status", to_document(state))
+        return Answer(data=to_document(state))
 
 
 def to_document(state: PodFleet) -> dict[str, Any]:
@@ -249,7 +251,7 @@ def open_shell(context: Context, pod: str | None) -> None:
             raise Exit(code=code)  # exit code of the last command in the shell, which printed its own message
 
 
-def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: int) -> None:
+def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: int) -> Answer:
     settings = load(context)
     flags = [f"--tail={tail}", *(["--follow"] if follow else []), *(["--previous"] if previous else [])]
     with open_cluster(settings) as cluster:
@@ -258,14 +260,16 @@ def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool
             flags += [f"--selector={PART_OF}", "--prefix", "--max-log-requests=64"]
         else:
             flags += [name, f"--container={settings.fleet.pods.container}"]
+        lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)
         try:
-            code = _run_piped(cluster.kubectl.argv("logs", *flags))
+            code = _run_piped(cluster.kubectl.argv("logs", *flags), lines.append)
         except KeyboardInterrupt:
-            if follow:
-                return  # the usual way to stop following
-            raise
+            if not follow:
+                raise
+            code = 0  # the usual way to stop following
         if code != 0:
             raise TaskFailed(f"kubectl logs ended with exit {code}", remedy="see `inv status`")
+        return Answer(data={"pod": None if pod is None else name, "lines": list(lines)})
 
 
 def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
@@ -285,7 +289,7 @@ def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
     raise UsageError(f"there is no pod {name_or_index!r}", remedy=f"choose {', '.join(names)}, or an index (0, 1, ...)")
 
 
-def _run_piped(argv: tuple[str, ...]) -> int:
+def _run_piped(argv: tuple[str, ...], on_line: Callable[[str], object]) -> int:
     """Run kubectl, print its untrusted output through our sanitized stream, and return its exit code."""
     try:
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, errors="replace") as process:
@@ -293,6 +297,7 @@ def _run_piped(argv: tuple[str, ...]) -> int:
             try:
                 while line := process.stdout.readline(_MAX_LINE_CHARS):
                     print(line, end="", flush=True)
+                    on_line(line.rstrip("\n"))
             except BaseException:  # Ctrl-C, or a closed pipe
                 process.terminate()
                 raise

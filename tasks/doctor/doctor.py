@@ -20,7 +20,8 @@ from rich.text import Text
 
 from bench.records.atomic_files import write_atomic
 from remote.providers import PROVIDERS, REMEDIES, Provider
-from tasks.cli.terminal import console, json_output
+from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.terminal import console
 from tasks.clients.cluster import known_provider
 from tasks.doctor.check import Check, CheckContext, run_checks
 from tasks.doctor.checks import cluster, machine, runs, settings, vm
@@ -55,16 +56,23 @@ def all_checks(providers: Iterable[Provider] | None = None) -> tuple[Check, ...]
     )
 
 
-def run_doctor(context: Context, only: str | None, *, as_json: bool, document: bool) -> None:
+def run_doctor(context: Context, only: str | None, *, document: bool, dry_run: bool = False) -> Answer:
     settings, every_check = load(context), all_checks()
     subjects = _parse_subjects(only, dict.fromkeys(check.subject for check in every_check))
     if document:
-        path = settings.root / DOCUMENT_PATH
+        path, text = settings.root / DOCUMENT_PATH, render(every_check)
+        if dry_run:
+            changes = not path.exists() or path.read_text(encoding="utf-8") != text
+            return plan_answer([f"{DOCUMENT_PATH}: {'would change' if changes else 'is current'}"], changes=changes)
         with file_errors(f"{path}: cannot be written", "check owner and free space of its folder"):
             path.parent.mkdir(exist_ok=True)
-            write_atomic(path, render(every_check).encode())
-        print(f"wrote {DOCUMENT_PATH}: {len(every_check)} checks")
-        return
+            write_atomic(path, text.encode())
+        return Answer(
+            data={"wrote": DOCUMENT_PATH, "checks": len(every_check)},
+            show=lambda: print(f"wrote {DOCUMENT_PATH}: {len(every_check)} checks"),
+        )
+    if dry_run:
+        raise UsageError("doctor: --dry-run: the checks change nothing", remedy="pass it with --document, or omit it")
     started, outcomes = monotonic(), list[CheckOutcome]()
     provider = known_provider(settings)
     own_checks = every_check if provider is None else all_checks((provider,))
@@ -74,15 +82,11 @@ def run_doctor(context: Context, only: str | None, *, as_json: bool, document: b
     for _, group in groupby(run_checks(checks, check_context), key=lambda outcome: outcome[0].subject):
         subject_outcomes = list(group)
         outcomes += subject_outcomes
-        if not as_json:
-            print_subject(screen, subject_outcomes, width)
+        print_subject(screen, subject_outcomes, width)
     elapsed_sec = monotonic() - started
-    if not as_json:
-        print(summary(outcomes, elapsed_sec), flush=True)
-    with json_output(as_json) as print_json:
-        print_json("doctor", to_document(outcomes, elapsed_sec))
+    print(summary(outcomes, elapsed_sec), flush=True)
     check_context.close()
-    _raise_for_failures(outcomes)
+    return Answer(data=to_document(outcomes, elapsed_sec), failure=_find_failure(outcomes))
 
 
 def _parse_subjects(only: str | None, known: Iterable[str]) -> frozenset[str]:
@@ -95,17 +99,18 @@ def _parse_subjects(only: str | None, known: Iterable[str]) -> frozenset[str]:
     return names
 
 
-def _raise_for_failures(outcomes: list[CheckOutcome]) -> None:
-    """Raise TaskFailed if a check failed, or RetryableError if all failures are transient."""
+def _find_failure(outcomes: list[CheckOutcome]) -> TaskFailed | None:
+    """Return TaskFailed if a check failed, RetryableError if all failures are transient."""
     failures = [
         (check.title, result) for check, results in outcomes for result in results if result.status is CheckStatus.FAIL
     ]
     permanent = [title for title, result in failures if not result.is_transient]
     if permanent:
         more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-        raise TaskFailed(f"doctor: {permanent[0]}{more}: each line with {CheckStatus.FAIL.mark} ends with its fix")
+        return TaskFailed(f"doctor: {permanent[0]}{more}: each line with {CheckStatus.FAIL.mark} ends with its fix")
     if failures:
-        raise RetryableError(f"doctor: {failures[0][0]}: the failure may be transient", remedy="rerun `inv doctor`")
+        return RetryableError(f"doctor: {failures[0][0]}: the failure may be transient", remedy="rerun `inv doctor`")
+    return None
 
 
 def print_subject(screen: Console, outcomes: Sequence[CheckOutcome], width: int) -> None:

@@ -10,6 +10,7 @@ from invoke.config import copy_dict, merge_dicts
 from invoke.context import Context
 from rich.text import Text
 
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import load_target
 from tasks.cli.sanitize import escape_text
 from tasks.cli.terminal import confirm, console
@@ -67,7 +68,7 @@ QUESTIONS = (
 )
 
 
-def initialize(context: Context, options: InitOptions) -> None:
+def initialize(context: Context, options: InitOptions) -> Answer | None:
     """Write the answers to ~/.invoke.yaml after showing the difference.
 
     Raises UsageError for an invalid answer, and without a terminal and flags; ConfirmationRequired if not confirmed.
@@ -89,7 +90,7 @@ def initialize(context: Context, options: InitOptions) -> None:
             _check(_settings_with(context, values), context, question)
         elif is_asking:
             values = _ask(context, values, question)
-    _write(context, values, yes=options.yes)
+    return _write(context, values, options)
 
 
 def _ask(context: Context, values: Values, question: Question) -> Values:
@@ -145,22 +146,26 @@ def _check(settings: Settings, context: Context, question: Question) -> bool:
     return not any(result.status is CheckStatus.FAIL for _, results in outcomes for result in results)
 
 
-def _write(context: Context, values: Values, *, yes: bool) -> None:
+def _write(context: Context, values: Values, options: InitOptions) -> Answer | None:
     layers = load_layers(context)[1]
     comments = {keys: find_comment(layers, keys) for keys in _leaves(values)}
     path, old, new = plan_user_settings(values, comments)
-    if old == new:
+    if old == new and not options.dry_run:
         print(f"{display_path(path)} already has these settings")
-        return
+        return None
     screen = console()
     names = (display_path(path), f"{display_path(path)} (new)")
     for line in difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm=""):
         screen.print(Text(line, style={"+": "green", "-": "red"}.get(line[:1], "")))
-    if not yes and not confirm(f"Write {display_path(path)}?"):
+    if options.dry_run:
+        line = f"{'keep' if old == new else 'write'}  {display_path(path)}"
+        return plan_answer([line], file=str(path), changes=old != new, settings=values)
+    if not options.yes and not confirm(f"Write {display_path(path)}?"):
         raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
     for line in write_user_settings(values, comments):
         print(line)
     print("`inv doctor` checks the whole set-up")
+    return None
 
 
 def _leaves(values: Mapping[str, Any], parents: Keys = ()) -> list[Keys]:

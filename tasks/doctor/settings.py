@@ -1,12 +1,14 @@
 """`inv settings`: every setting in force, its value and its source; with a name, all that is known of one."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from invoke.context import Context
 from rich.text import Text
 
-from tasks.cli.terminal import console, json_output, ruled_table
+from tasks.cli.answer import Answer
+from tasks.cli.terminal import console, ruled_table
 from tasks.errors import UsageError, escape_controls
 from tasks.settings.load import Settings, load_layers, nearest
 from tasks.settings.schema import LEAVES, Sections, expected_text, field
@@ -15,19 +17,22 @@ from tasks.settings.sources import Keys, SettingsLayers, env_name, found_text
 PROJECT_FILE = "invoke"  # the stem of the file that has every setting with its comment
 
 
-def show_settings(context: Context, name: str | None, *, changed: bool, as_json: bool) -> None:
-    """Print the settings below `name`, a section or one setting, by default all. Raises UsageError."""
+def show_settings(context: Context, name: str | None, *, changed: bool) -> Answer:
+    """Show the settings below `name`, a section or one setting, by default all. Raises UsageError."""
     settings, layers = load_layers(context)
     chosen = _choose(name)
     if changed:
         chosen = [keys for keys in chosen if _value(settings, keys) != _default(keys)]
-    with json_output(as_json) as print_json:
-        print_json("settings", {"settings": [_describe(settings, layers, keys) for keys in chosen]})
-        if as_json:
-            return
-    if name is not None and chosen == [tuple(name.split("."))]:
-        _print_setting(settings, layers, chosen[0])
-        return
+    is_one = name is not None and chosen == [tuple(name.split("."))]
+    show = (
+        partial(_print_setting, settings, layers, chosen[0])
+        if is_one
+        else partial(_print_table, settings, layers, chosen)
+    )
+    return Answer(data={"settings": [_describe(settings, layers, keys) for keys in chosen]}, show=show)
+
+
+def _print_table(settings: Settings, layers: SettingsLayers, chosen: Sequence[Keys]) -> None:
     table = ruled_table("setting", "value", "set in")
     for before, keys in zip([(), *chosen], chosen, strict=False):
         if before and before[0] != keys[0]:

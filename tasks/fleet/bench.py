@@ -20,6 +20,7 @@ from bench.records.trial import SUITE_NAMES
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host
 from reports import formatting
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
@@ -37,14 +38,13 @@ from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
 
 
-def run_bench(context: Context, options: BenchOptions) -> None:
-    """Start a run, print its plan, or resume a run."""
+def run_bench(context: Context, options: BenchOptions) -> Answer | None:
+    """Start a run, return its plan, or resume a run."""
     settings = with_cordon(load(context), options.cordon)
     _check_flags(options)
     receivers(settings)  # an invalid one is an error before anything starts
     if options.resume:
-        _resume(settings, options)
-        return
+        return _resume(settings, options)
     # The flags are written into the plan, so that a resume does not need them.
     overrides: dict[str, Any] = {
         "spread": options.spread or settings.bench.spread,
@@ -66,9 +66,9 @@ def run_bench(context: Context, options: BenchOptions) -> None:
     if settings.bench.quality:
         print(load_target("tasks.tuning.quality:describe_power")(settings, settings.model.path, settings.data.path))
     if options.dry_run:
-        _print_plan(settings, run)
+        answer = _plan_answer(settings, run)
         nodes.plan(settings, "bench", yes=options.yes, dry_run=True)
-        return
+        return answer
     given_back = nodes.plan(settings, "bench", yes=options.yes)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts)
@@ -80,6 +80,7 @@ def run_bench(context: Context, options: BenchOptions) -> None:
         with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
             runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
         _give_nodes_back(settings, run, folder, hosts)
+    return None
 
 
 def _find_reusable(settings: Settings, run: RunRecord, hosts: list[Host]) -> Reuse:
@@ -144,13 +145,18 @@ def _worker_count(settings: Settings, flag: int | None) -> int:
     return flag or size
 
 
-def cancel_run(context: Context, name: str | None) -> None:
+def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> Answer | None:
     """Stop the jobs of a run on the workers, and end its open trials as CANCELLED.
 
     A command on this machine that follows the run is asked to do that.
     """
     settings = load(context)
     run, folder = open_run(settings, name)
+    if dry_run:
+        with runner.ledger_errors(run.run_id):
+            trials = Ledger(folder / LEDGER_FILE).open_trials()
+        lines = [f"stop  {trial_id}" for trial_id in trials] or ["nothing to cancel, every trial has ended"]
+        return plan_answer([f"run {run.run_id}:", *lines], run=run.run_id, stop=list(trials))
     with (
         acquire_lock_to_cancel(settings.results_folder, run.run_id) as was_followed,
         runner.ledger_errors(run.run_id),
@@ -159,10 +165,10 @@ def cancel_run(context: Context, name: str | None) -> None:
         is_cancelled = any(entry.status is TrialStatus.CANCELLED for entry in ledger.entries.values())
         if not ledger.open_trials() and not (was_followed and is_cancelled):
             print(f"run {run.run_id}: nothing to cancel, every trial has ended")
-            return
+            return None
         if is_k8s_training(run):
             cancel_training(settings, run, folder, ledger)
-            return
+            return None
         for fleet in runner.make_fleets(settings, run, folder, ledger, run_hosts(settings, run)):
             fleet.stop()
             fleet.run()
@@ -176,6 +182,7 @@ def cancel_run(context: Context, name: str | None) -> None:
                 f"answers, run `{resume_command(run.run_id)}`, then `inv cancel --run={run.run_id}`",
             )
         print(f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` resumes it")
+    return None
 
 
 def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
@@ -194,7 +201,8 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     return runner.new_record(settings, suite_name, planned, names, inputs=inputs), hosts
 
 
-def _print_plan(settings: Settings, run: RunRecord) -> None:
+def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
+    """Print the plan and return it."""
     expected_by_trial = expected_sec(settings, run)
     repeats = run.settings["bench"]["repeats"]
     spread_text = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
@@ -221,9 +229,20 @@ def _print_plan(settings: Settings, run: RunRecord) -> None:
     total = expected_total_sec(run, expected_by_trial)
     expected_time = "unknown (some trials have never run here)" if total is None else f"about {formatting.clock(total)}"
     print(f"expected time: {expected_time}; nothing was changed")
+    trials = [
+        {
+            "trial_id": planned.trial_id,
+            "worker": planned.worker,
+            "expected_sec": expected_by_trial[planned.trial_id],
+            "trial": planned.trial.to_json(),
+        }
+        for planned in run.planned
+    ]
+    facts = {"suite": run.suite, "profile": run.profile, "spread": run.spread, "workers": run.workers}
+    return Answer(data={**facts, "expected_sec": total, "trials": trials})
 
 
-def _resume(settings: Settings, options: BenchOptions) -> None:
+def _resume(settings: Settings, options: BenchOptions) -> Answer | None:
     run, folder = open_run(settings, options.resume if isinstance(options.resume, str) else None)
     if run.suite == TRAIN:
         raise UsageError(f"run {run.run_id} is a training", remedy=f"resume it with `{resume_command(run.run_id)}`")
@@ -232,9 +251,9 @@ def _resume(settings: Settings, options: BenchOptions) -> None:
             ledger = Ledger(folder / LEDGER_FILE)
             trial_ids = [planned.trial_id for planned in run.planned]
             unfinished = [trial_id for trial_id in trial_ids if ledger.needs_work(trial_id)]
-        print(f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done")
-        print("would run:", ", ".join(unfinished) or "nothing")
-        return
+        done = f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done"
+        lines = [done, f"would run: {', '.join(unfinished) or 'nothing'}"]
+        return plan_answer(lines, run=run.run_id, planned=len(trial_ids), unfinished=unfinished)
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()
@@ -243,6 +262,7 @@ def _resume(settings: Settings, options: BenchOptions) -> None:
         with _then_compare_losses(settings, planned, folder, hosts, plain=options.plain):
             runner.resume(settings, run.run_id, hosts, plain=options.plain)
         _give_nodes_back(settings, run, folder, hosts)
+    return None
 
 
 def _give_nodes_back(settings: Settings, run: RunRecord, folder: Path, hosts: list[Host]) -> None:

@@ -44,6 +44,7 @@ from remote.jobs.job import LOG_FILE, Agent
 from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
 from reports.training import score
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console
@@ -51,7 +52,7 @@ from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
 from tasks.fleet import nodes
 from tasks.fleet.k8s_training import is_k8s_training, open_reader_pod, sync_ledger
-from tasks.fleet.pending_results import incomplete_runs
+from tasks.fleet.pending_results import incomplete_runs, missing_reason
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
 
@@ -82,18 +83,32 @@ class CollectedTrial:
         return replace(self, fetched=fetched, present=present, byte_count=size, missing_reason=None)
 
 
-def collect_runs(context: Context, name: str | None, *, all_runs: bool) -> None:
+def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run: bool = False) -> Answer | None:
     """Collect the run of this name, the newest run, or all incomplete runs."""
     settings = load(context)
     refuse_several("collect", {"--run": name, "--all": all_runs})
+    if dry_run:
+        return _plan(settings, incomplete_runs(settings.results_folder) if all_runs else [name])
     if all_runs:
         _collect_all(settings)
-        return
+        return None
     run, folder = open_run(settings, name)
     collect_run(settings, run, folder, run_hosts(settings, run))
     if (folder / NODES_FILE).exists():
         with acquire_lock(settings.results_folder, f"collect --run={run.run_id}"):
             nodes.give_back(settings, run, folder)
+    return None
+
+
+def _plan(settings: Settings, names: Sequence[str | None]) -> Answer:
+    """Return what each run still lacks here; no worker is asked."""
+    missing = {}
+    for name in names:
+        run, folder = open_run(settings, name)
+        missing[run.run_id] = missing_reason(folder, run)
+    lines = [f"run {run_id}: {reason or 'complete'}" for run_id, reason in missing.items()]
+    data = [{"run": run_id, "missing": reason} for run_id, reason in missing.items()]
+    return plan_answer(lines or ["all runs are complete"], runs=data)
 
 
 def _collect_all(settings: Settings) -> None:

@@ -8,7 +8,7 @@ trial's full GPU history is in its telemetry.csv.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -24,6 +24,7 @@ from remote.fleet.outcome import PROGRESS_PATH
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent, Job, slot_path
 from tasks.cli import terminal
+from tasks.cli.answer import Answer
 from tasks.clients import workers
 from tasks.errors import RetryableError, escape_controls
 from tasks.fleet import k8s_training as volume
@@ -55,7 +56,7 @@ class WorkerSample:
     error: str | None = None
 
 
-def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> None:
+def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> Answer:
     """Show the workers, those of the run of this name, or the pods of its Kubernetes-run training.
 
     Once, or until Ctrl-C.
@@ -79,17 +80,19 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
         if once:
             samples = poller.poll(timeout_sec=None)
             console.print(render(samples, console.width))
-            check_all_reachable(samples)
         elif plain or not console.is_terminal:
             _print_lines(console, poller)
         else:
             with Live(console=console, auto_refresh=False) as live:
                 for samples in _poll_forever(poller):
                     live.update(render(samples, console.width), refresh=True)
-    except KeyboardInterrupt:
-        return  # Ctrl-C is the normal end
+    except KeyboardInterrupt:  # the normal end
+        samples = poller.poll(timeout_sec=0.0)
     finally:
         poller.close()
+    return Answer(
+        data={"workers": [asdict(sample) for sample in samples]}, failure=find_unreachable(samples) if once else None
+    )
 
 
 def _hosts(settings: Settings, run: RunRecord | None) -> Sequence[Host]:
@@ -153,13 +156,14 @@ def phase_text(progress: Mapping[str, Any]) -> str:
     return f"{progress.get('phase', UNKNOWN)} {progress.get('step', 0)}/{progress.get('steps', 0)}"
 
 
-def check_all_reachable(samples: Sequence[WorkerSample]) -> None:
-    """Raise RetryableError if a worker did not answer: a script must not take that for a healthy fleet."""
+def find_unreachable(samples: Sequence[WorkerSample]) -> RetryableError | None:
+    """Return an error if a worker did not answer: a script must not take that for a healthy fleet."""
     unreachable = [sample for sample in samples if sample.error is not None]
-    if unreachable:
-        first = f"{unreachable[0].worker}: {unreachable[0].error}"
-        count = f"{len(unreachable)} of {len(samples)} workers did not answer"
-        raise RetryableError(f"{count}: {first}", remedy="fix that, then rerun `inv monitor --once`")
+    if not unreachable:
+        return None
+    first = f"{unreachable[0].worker}: {unreachable[0].error}"
+    count = f"{len(unreachable)} of {len(samples)} workers did not answer"
+    return RetryableError(f"{count}: {first}", remedy="fix that, then rerun `inv monitor --once`")
 
 
 class WorkerPoller:

@@ -1,5 +1,6 @@
 """`inv build`, `push`, `image.*`, `model.*` and `vm.*`: the build VM and the image.
 
+commands        the commands, with their flags and help
 build           build the image, as a job on the build VM
 push            push the image to the registry, record its digest in results/image.json
 verify          check that an image is intact and a trial runs in it, on the build VM or on a GPU node

@@ -5,34 +5,63 @@ from typing import Any
 from invoke.context import Context
 
 from bench.records.units import format_gb
+from remote.hosts.command import Command
 from remote.image import engine, vm_jobs
 from remote.image.vm_jobs import Outcome
 from remote.jobs.job import Agent, HostBusy
-from tasks.clients.build_vm import build_vm_job
+from tasks.cli.answer import Answer, plan_answer
+from tasks.clients.build_vm import build_vm, build_vm_job
 from tasks.errors import RetryableError, UsageError, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.image.build import engine_client, image_record
 from tasks.settings.load import Settings, load
 
 
-def save_archive(context: Context, path: str) -> None:
+def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Answer | None:
+    if dry_run:
+        return _plan(context, "archive", path)
     outcome = _archive_job(context, "archive", path, f"inv image.archive {path}")
     facts = outcome.facts
     compressor = facts["compressor"]
     result = "already there" if compressor is None else f"by {compressor}, {outcome.wall_time_sec:.1f} s"
     size = format_gb(facts["size_bytes"], 3)
     print(f"{facts['path']} {size}, {result}; check it anywhere: sha256sum --check FILE.sha256")
+    return None
 
 
-def load_archive(context: Context, path: str) -> None:
+def load_archive(context: Context, path: str, *, dry_run: bool = False) -> Answer | None:
+    if dry_run:
+        return _plan(context, "load", path)
     outcome = _archive_job(context, "load", path, f"inv image.load {path}")
     print(f"{outcome.facts['path']} is loaded: {', '.join(outcome.facts['names'])} {outcome.facts['image_id']}")
+    return None
+
+
+def _plan(context: Context, action: str, path: str) -> Answer:
+    """Return the plan of a job with an archive: the image and its size, or the archive and its checksum."""
+    settings = load(context)
+    _check_path(action, path)
+    with build_vm(settings, f"inv image.{action} {path}") as host:
+        if action == "archive":
+            image = image_record(settings, host)
+            size = format_gb(image["Size"], 2)
+            line = f"archive  {build_profiles.image_name(settings)} ({size} unpacked) into {path} on {host.name}"
+            return plan_answer([line], image_id=image["Id"], unpacked_bytes=image["Size"], folder=path)
+        files = [path, f"{path}.sha256"]
+        missing = [file for file in files if host.run(Command(argv=("test", "-f", file)), timeout_sec=60.0).exit_code]
+    if missing:
+        raise UsageError(f"{missing[0]}: no such file on {host.name}", remedy="`inv image.archive` writes both files")
+    return plan_answer([f"load  {path} into the engine of {host.name}"], files=files)
+
+
+def _check_path(action: str, path: str) -> None:
+    if not path.startswith("/"):
+        raise UsageError(f"image.{action}: expected an absolute path on the VM, found {path!r}")
 
 
 def _archive_job(context: Context, action: str, path: str, retry_command: str) -> Outcome:
     settings = load(context)
-    if not path.startswith("/"):
-        raise UsageError(f"image.{action}: expected an absolute path on the VM, found {path!r}")
+    _check_path(action, path)
     client = engine_client(settings)
     request: dict[str, Any] = {
         "docker": [client.program],

@@ -25,6 +25,7 @@ from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.job import Agent, HostBusy, Job
 from reports import formatting
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import refuse_several
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
 from tasks.clients.registry import configured_image
@@ -34,7 +35,7 @@ from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
 
 
-def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool) -> None:
+def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool) -> Answer | None:
     refuse_several("build", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
     retry_command = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
@@ -43,13 +44,14 @@ def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: 
         agent = vm_jobs.create_agent(host)
         if cancel:
             jobs.cancel(agent, "build")
-            return
+            return None
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
         if dry_run:
             plan = plan_build(settings, host, tmp_folder, force=force)
-            print(f"{host.name}: the image is up to date" if plan is None else render(plan))
-            return
+            lines = [f"{host.name}: the image is up to date"] if plan is None else render(plan).splitlines()
+            return plan_answer(lines, host=host.name, build=None if plan is None else _document(plan))
         _build_until_current(settings, agent, tmp_folder, retry_command, started_at, force=force)
+    return None
 
 
 def _build_until_current(
@@ -167,6 +169,19 @@ def image_record(settings: Settings, host: Host) -> Mapping[str, Any]:
 def image_labels(image: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels in the engine's record of an image."""
     return dict(image.get("Config", {}).get("Labels") or {})
+
+
+def _document(plan: BuildPlan) -> dict[str, Any]:
+    """Return the plan as JSON for programs."""
+    needs = [{"folder": need.folder.path, "bytes": need.need_bytes, "purpose": need.purpose} for need in plan.needs]
+    return {
+        "image": plan.image,
+        "digest": plan.digest,
+        "command": list(plan.argv),
+        "code_files": len(plan.code),
+        "needs": needs,
+        "notes": list(plan.notes),
+    }
 
 
 def render(plan: BuildPlan) -> str:

@@ -13,11 +13,12 @@ from remote.hosts.command import Command, Secret
 from remote.image import model_fetch, vm_jobs
 from remote.image.model_fetch import Fetch
 from remote.jobs.job import Agent
+from tasks.cli.answer import Answer, plan_answer
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
-from tasks.commands import FetchOptions
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.image import build_profiles, jobs
+from tasks.image.commands import FetchOptions
 from tasks.settings.load import Settings, load
 from tasks.settings.schema import Sections
 
@@ -25,12 +26,16 @@ DEMO_TIMEOUT_SEC = 1800.0
 REAL_DEMO_MODEL, REAL_DEMO_DATA = DEMO_INPUTS[True]
 
 
-def make_demo(context: Context, *, real: bool = False) -> None:
+def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) -> Answer | None:
     settings, default = load(context), Sections()
     model, data = settings.model.path, settings.data.path
     if real:
         model = REAL_DEMO_MODEL if model == default.model.path else model
         data = REAL_DEMO_DATA if data == default.data.path else data
+    if dry_run:
+        targets = [settings.workspace / model, settings.workspace / data]
+        lines = [f"{'keep' if path.exists() else 'create'}  {path}" for path in targets]
+        return plan_answer(lines, create=[str(path) for path in targets if not path.exists()])
     command = Command(
         argv=(
             *(sys.executable, "-m", "bench", "demo"),
@@ -57,9 +62,10 @@ def make_demo(context: Context, *, real: bool = False) -> None:
         )
     if (model, data) != (settings.model.path, settings.data.path):
         print(f"to use them: INVOKE_MODEL_PATH={model} INVOKE_DATA_PATH={data} inv train; or `make demo-train`")
+    return None
 
 
-def fetch_models(context: Context, options: FetchOptions) -> None:
+def fetch_models(context: Context, options: FetchOptions) -> Answer | None:
     settings = load(context)
     models = settings.image.models if options.model is None else (options.model,)
     if not models:
@@ -75,7 +81,7 @@ def fetch_models(context: Context, options: FetchOptions) -> None:
     with build_vm_job(settings, retry_command) as host:
         tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
         vm_jobs.claim(host, tmp_folder, create=not options.dry_run)
-        home = f"{vm_jobs.workdir_path(tmp_folder)}/models"
+        home, planned = f"{vm_jobs.workdir_path(tmp_folder)}/models", list[dict[str, str | None]]()
         for model in models:
             fetch = Fetch(
                 model=model,
@@ -87,10 +93,16 @@ def fetch_models(context: Context, options: FetchOptions) -> None:
                 cache_here=None if options.cache_here is None else Path(options.cache_here),
             )
             if options.dry_run:
-                revision = options.revision or "existing revision, or main"
-                print(f"{model} ({revision}) from {fetch.source} -> {fetch.folder}")
+                planned.append(
+                    {"model": model, "revision": options.revision, "source": fetch.source, "folder": fetch.folder}
+                )
             else:
                 _fetch(settings, vm_jobs.create_agent(host), fetch, retry_command)
+    if not options.dry_run:
+        return None
+    revision = options.revision or "existing revision, or main"
+    lines = [f"{each['model']} ({revision}) from {each['source']} -> {each['folder']}" for each in planned]
+    return plan_answer(lines, models=planned)
 
 
 def _fetch(settings: Settings, agent: Agent, fetch: Fetch, retry_command: str) -> None:

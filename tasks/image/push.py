@@ -26,6 +26,7 @@ from remote.image.references import Reference, push_record_json
 from remote.image.vm_jobs import Outcome
 from remote.jobs.job import Agent, HostBusy
 from remote.providers import registry_provider
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm, build_vm_job
@@ -42,18 +43,17 @@ STOP_HINT = ", `inv push --cancel` stops it"
 MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 
-def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) -> None:
+def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) -> Answer | None:
     refuse_several("push", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
     if cancel:
         with build_vm(settings, f"{PUSH_COMMAND} --cancel") as host:
             jobs.cancel(vm_jobs.create_agent(host), "push")
-        return
+        return None
     reference, user = configured_image(settings)
     image = build_profiles.image_name(settings)
     if dry_run:
-        print(f"{image} -> {reference} as {user}; nothing was changed")
-        return
+        return plan_answer([f"{image} -> {reference} as {user}"], image=image, target=str(reference), user=user)
     retry_command = f"{PUSH_COMMAND} --force" if force else PUSH_COMMAND
     key = signing_key(settings)
     # Cached: a prompt appears only once.
@@ -74,6 +74,7 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
         print(f"{reference.repository}@{facts['digest']} {result}; {size} in the registry")
         if key is not None:
             sign(settings, host, reference, facts["digest"], (user, password()), key)
+    return None
 
 
 def offer_to_create_repository(settings: Settings, reference: Reference) -> bool:

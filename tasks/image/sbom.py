@@ -28,6 +28,7 @@ from remote.image import artifact, bom, engine
 from remote.image.artifact import InvalidKey, NeedsPassPhrase
 from remote.image.bom import SbomComponent, Subject
 from remote.image.references import Reference
+from tasks.cli.answer import Answer, plan_answer
 from tasks.clients import registry, secrets
 from tasks.clients.build_vm import build_vm
 from tasks.clients.prompt import prompt_hidden
@@ -60,7 +61,7 @@ _INVENTORY_COMMAND = ("python", "-I", "-c", read_source("remote.agent.scripts.in
 Json = Mapping[str, Any]
 
 
-def write_documents(context: Context, *, push: bool) -> None:
+def write_documents(context: Context, *, push: bool, dry_run: bool = False) -> Answer | None:
     settings = load(context)
     name = build_profiles.image_name(settings)
     reference, user = configured_image(settings) if push else (None, "")
@@ -68,6 +69,11 @@ def write_documents(context: Context, *, push: bool) -> None:
     client = engine_client(settings)
     with build_vm(settings, "inv image.bom") as host:
         image = image_record(settings, host)
+        if dry_run:
+            folder, target = settings.results_folder / "image", None if reference is None else reference.repository
+            lines = [f"write  {folder / file}" for file in FILE_TYPES]
+            lines += [] if target is None else [f"attach  {len(FILE_TYPES)} documents to {target}"]
+            return plan_answer(lines, image=name, image_id=image["Id"], files=list(FILE_TYPES), repository=target)
         labels = image_labels(image)
         inventory = engine.run_check(host, client, image["Id"], _INVENTORY_COMMAND, timeout_sec=INVENTORY_TIMEOUT_SEC)
         base_image = engine.inspect(host, client, labels.get("org.opencontainers.image.base.name", "none"))
@@ -96,6 +102,7 @@ def write_documents(context: Context, *, push: bool) -> None:
         print(escape_controls(line))
     if reference is not None:
         _push(settings, reference, user, subject, {FILE_TYPES[file]: text for file, text in texts.items()})
+    return None
 
 
 def _push(settings: Settings, reference: Reference, user: str, subject: Subject, texts: Mapping[str, str]) -> None:
@@ -204,7 +211,7 @@ def _fix(vulnerability: dict[str, Any]) -> str:
 # --- a pushed image ---------------------------------------------------------------------------------------------------
 
 
-def show_image(context: Context, digest: str | None) -> None:
+def show_image(context: Context, digest: str | None) -> Answer:
     settings = load(context)
     reference, user = configured_image(settings)
     key = verifying_key(settings)
@@ -215,18 +222,20 @@ def show_image(context: Context, digest: str | None) -> None:
     with build_vm(settings, "inv image.show") as host:
         image = registry.query(settings, host, reference, (user, secret), {"do": "look", "name": name})
     problems: list[str] = []
-    for title, text in _lines(image, problems):
-        print(f"  {title:<12}{escape_controls(text)}")
-    digest = str(image["digest"])
+    rows = list(_lines(image, problems))
+    digest, count = str(image["digest"]), len(image["signatures"])
     if key is None:
-        count = len(image["signatures"])
-        print(f"  signature   {f'{count}, not verified: image.verify_key is not set' if count else 'none'}")
+        rows.append(("signature", f"{count}, not verified: image.verify_key is not set" if count else "none"))
     elif artifact.is_signed(key, reference.repository, digest, image["signatures"]):
-        print("  signature   valid for image.verify_key")
+        rows.append(("signature", "valid for image.verify_key"))
     else:
-        problems.append(f"{len(image['signatures'])} signatures, but no valid one for image.verify_key")
-    if problems:
-        raise ConfirmationRequired(f"{reference.repository}@{digest}: {'; '.join(map(escape_controls, problems))}")
+        problems.append(f"{count} signatures, but no valid one for image.verify_key")
+    problem = f"{reference.repository}@{digest}: {'; '.join(map(escape_controls, problems))}"
+    return Answer(
+        data={"repository": reference.repository, "digest": digest, "rows": rows},
+        show=lambda: print(*(f"  {title:<12}{escape_controls(text)}" for title, text in rows), sep="\n"),
+        failure=ConfirmationRequired(problem) if problems else None,
+    )
 
 
 def pushed_digest(settings: Settings, reference: Reference) -> str | None:

@@ -10,6 +10,7 @@ from bench.records.units import format_gb, format_mb
 from remote.image import engine
 from remote.image.context import bench_files
 from remote.image.engine import ImageLayer
+from tasks.cli.answer import Answer
 from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import read_push_record
 from tasks.errors import escape_controls
@@ -18,9 +19,10 @@ from tasks.settings.load import Settings, load
 
 # Compression ratios for the estimate before a first push, as measured.
 PACKAGES_RATIO, WEIGHTS_RATIO = 0.6, 0.95
+AS_PUSHED = "as pushed"  # the source of a measured size
 
 
-def show_size(context: Context, mbps: float, allocatable_gb: float) -> None:
+def show_size(context: Context, mbps: float, allocatable_gb: float) -> Answer:
     settings = load(context)
     with build_vm(settings, "inv image.size") as host:
         layers = engine.layers(host, engine_client(settings), image_record(settings, host)["Id"])
@@ -43,6 +45,18 @@ def show_size(context: Context, mbps: float, allocatable_gb: float) -> None:
     needed = total + compressed
     verdict = "fits" if needed <= allocatable_gb * 1e9 else "does not fit: grow the nodes' boot volume"
     print(f"a node needs {format_gb(needed)} for it and has {allocatable_gb:g} GB allocatable: {verdict}")
+    return Answer(
+        data={
+            "layers": [{"bytes": layer.size, "kind": layer.kind, "step": layer.step} for layer in layers],
+            "bytes": total,
+            "bytes_by_kind": sizes,
+            "compressed_bytes": round(compressed),
+            "is_compressed_measured": source == AS_PUSHED,
+            "pull_sec": pull_sec,
+            "needed_on_node_bytes": round(needed),
+            "fits": needed <= allocatable_gb * 1e9,
+        }
+    )
 
 
 def _compressed_bytes(settings: Settings, layers: list[ImageLayer]) -> tuple[float, str]:
@@ -50,7 +64,7 @@ def _compressed_bytes(settings: Settings, layers: list[ImageLayer]) -> tuple[flo
     try:
         pushed = read_push_record(settings)
         if pushed["size_bytes"] == sum(layer.size for layer in layers):
-            return float(pushed["compressed_bytes"]), "as pushed"
+            return float(pushed["compressed_bytes"]), AS_PUSHED
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never pushed from here
     parts = ((layer.size * (WEIGHTS_RATIO if layer.kind == "weights" else PACKAGES_RATIO)) for layer in layers)

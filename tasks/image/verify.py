@@ -15,6 +15,7 @@ from bench.records.units import format_gb
 from remote.hosts.base import Completed
 from remote.image.engine import run_check
 from remote.image.plan import model_digests
+from tasks.cli.answer import Answer, plan_answer
 from tasks.clients.build_vm import build_vm
 from tasks.clients.cluster import open_cluster
 from tasks.clients.pod_check import PodCheck, run_pod_check
@@ -37,11 +38,14 @@ _POD_SCRIPT = (
 )
 
 
-def verify_image(context: Context, *, on_node: bool) -> None:
+def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> Answer:
     settings = load(context)
+    if dry_run:
+        name = resolve_image(settings).reference if on_node else build_profiles.image_name(settings)
+        place = f"a pod of namespace {settings.cluster.namespace}" if on_node else settings.build.host or "this machine"
+        return plan_answer([f"verify  {name} in {place}"], image=name, place=place)
     if on_node:
-        _verify_on_node(settings)
-        return
+        return _verify_on_node(settings)
     name = build_profiles.image_name(settings)
     with build_vm(settings, "inv image.verify") as host:
         image = image_record(settings, host)
@@ -54,7 +58,7 @@ def verify_image(context: Context, *, on_node: bool) -> None:
         print_report(report)
         if not problems:
             problems = _run_trial(settings, run, has_gpu=report["device"]["visible"])
-    finish(name, problems)
+    return finish(name, report, problems)
 
 
 def _run_trial(settings: Settings, run: Callable[..., Completed], *, has_gpu: bool) -> list[str]:
@@ -72,7 +76,7 @@ def _run_trial(settings: Settings, run: Callable[..., Completed], *, has_gpu: bo
 # --- on a node --------------------------------------------------------------------------------------------------------
 
 
-def _verify_on_node(settings: Settings) -> None:
+def _verify_on_node(settings: Settings) -> Answer:
     image, section = resolve_image(settings), settings.cluster
     with open_cluster(settings, changes=True) as cluster:
         if cluster.namespace() is None:
@@ -104,7 +108,7 @@ def _verify_on_node(settings: Settings) -> None:
         print(escape_controls(f"  {trial_lines[-1]}"))
     if not report["device"]["visible"]:
         problems.append("no GPU is visible in the pod, although one was allocated to it")
-    finish(name, problems)
+    return finish(name, report, problems)
 
 
 def _pushed_models(settings: Settings, report: dict[str, Any]) -> dict[str, str]:
@@ -168,10 +172,11 @@ def problem_error(name: str, problems: list[str]) -> TaskFailed:
     return TaskFailed(summary)
 
 
-def finish(name: str, problems: list[str]) -> None:
-    """Print the problems and raise them as an error, or print that the image is intact."""
-    if problems:
-        for line in problems:
-            print(escape_controls(f"  WRONG: {line}"))
-        raise problem_error(name, problems)
-    print(f"{name}: intact")
+def finish(name: str, report: dict[str, Any], problems: list[str]) -> Answer:
+    """Return the report, with the problems as an error."""
+    lines = [f"  WRONG: {line}" for line in problems] or [f"{name}: intact"]
+    return Answer(
+        data={"image": name, "report": report, "problems": problems},
+        show=lambda: print(*map(escape_controls, lines), sep="\n"),
+        failure=problem_error(name, problems) if problems else None,
+    )

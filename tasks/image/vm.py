@@ -1,5 +1,6 @@
 """`inv vm.*`: check the build VM, start a container engine with its data on a shared file system."""
 
+import dataclasses
 import json
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from remote.hosts.base import check, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.image import engine, vm_jobs
+from tasks.cli.answer import Answer, plan_answer
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.settings.load import load
@@ -24,8 +26,8 @@ LOG = "/var/log/qlora-fleet-engine.log"
 START_TIMEOUT_SEC = 900.0  # covers mkfs on a busy share and dockerd's first start
 
 
-def check_vm(context: Context, tmpdir: str | None) -> None:
-    settings = load(context)
+def check_vm(context: Context, tmpdir: str | None) -> Answer:
+    settings, disks = load(context), list[dict[str, Any]]()
     started_at = time.monotonic()
     with build_vm(settings, "inv vm.check") as host:
         facts = vm_jobs.observe(host)
@@ -40,14 +42,17 @@ def check_vm(context: Context, tmpdir: str | None) -> None:
                 state = "" if disk.exists else ", does not exist yet"
                 access = "writable" if disk.writable else "not writable for this user"
                 print(f"  {disk.path}: {format_gb(disk.free_bytes)} free on {disk.kind}, {access}{state}")
+                disks.append({"path": disk.path, "free_bytes": disk.free_bytes, "is_writable": disk.writable})
     problems = facts.problems()
     for problem in problems:
         print(f"  ! {problem}")
-    if problems:
-        raise TaskFailed(f"{host.name}: unusable", remedy=f"{problems[0]}")
+    failure = TaskFailed(f"{host.name}: unusable", remedy=f"{problems[0]}") if problems else None
+    return Answer(data={"host": host.name, **dataclasses.asdict(facts), "disks": disks}, failure=failure)
 
 
-def start_engine(context: Context, tmpdir: str | None, size_gb: float | None) -> None:
+def start_engine(
+    context: Context, tmpdir: str | None, size_gb: float | None, *, dry_run: bool = False
+) -> Answer | None:
     """Start an engine whose data-root is an ext4 file on the share, loop-mounted.
 
     Meant for VMs whose own disk is too small, or whose data-root is on NFS, where BuildKit cannot run. The VM's own
@@ -56,6 +61,10 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: float | None) ->
     settings = load(context)
     with build_vm(settings, "inv vm.engine") as host:
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
+        if dry_run:
+            file, size = f"{vm_jobs.workdir_path(tmp_folder)}/engine.ext4", size_gb or DEFAULT_SIZE_GB
+            lines = [f"file    {file}, at most {size:g} GB", f"mount   {MOUNT}", f"socket  {SOCKET}"]
+            return plan_answer([f"on {host.name}:", *lines], file=file, size_gb=size, mount=MOUNT, socket=SOCKET)
         request = {
             "owner": vm_jobs.claim(host, tmp_folder),
             "file": f"{vm_jobs.workdir_path(tmp_folder)}/engine.ext4",
@@ -84,3 +93,4 @@ def start_engine(context: Context, tmpdir: str | None, size_gb: float | None) ->
         engine_state = "started" if facts["started"] else "already running"
         print(f"{host.name}: {request['file']} {file_state}, mounted at {MOUNT}, {format_gb(facts['free_bytes'])} free")
         print(f"engine {engine_state}; to build with it, set image.engine: unix://{SOCKET} and image.network: host")
+    return None

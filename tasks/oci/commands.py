@@ -1,46 +1,81 @@
 """Tenancy commands with their flags and help."""
 
-from tasks.cli.flags import Command, switch, text
+from tasks.cli.answer import Effect
+from tasks.cli.flags import Command, Section, switch, text
 from tasks.oci import require_sdk
 
 show = Command(
     "tenancy.show",
     "tasks.oci.show:show_tenancy",
     "Show the tenancy's resources and the settings for them.",
+    section=Section.TENANCY,
+    effect=Effect.BOTH,
+    examples=(
+        "inv tenancy  # clusters, GPU pools, file systems, and the settings for them",
+        "inv tenancy --write --dry-run  # the difference to ~/.invoke.yaml",
+    ),
     is_default=True,
     guard=require_sdk,
     write=switch("write the suggested settings to ~/.invoke.yaml; a copy of the old file is kept"),
+    dry_run=switch("with --write: show the difference to ~/.invoke.yaml, and write nothing"),
 )
 repository = Command(
     "tenancy.repository",
     "tasks.oci.repository:create_repository",
     "Create the image's repository if it is missing.",
+    section=Section.TENANCY,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv tenancy.repository --dry-run  # does it exist, and who may push?",
+        "inv tenancy.repository --name team/qlora-fleet --immutable",
+    ),
     guard=require_sdk,
-    name=text("name of the repository (default: that of registry.image, or qlora-fleet)"),
+    name=text("name of the repository", unset="that of registry.image, or qlora-fleet"),
     immutable=switch("make tags immutable"),
+    dry_run=switch("say whether it exists and who may push, and create nothing"),
 )
 kubeconfig = Command(
     "tenancy.kubeconfig",
     "tasks.oci.kubeconfig:write_kubeconfig",
     "Add the cluster to your kubeconfig, without the OCI CLI.",
+    section=Section.TENANCY,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv tenancy.kubeconfig --dry-run  # which cluster, into which file",
+        "inv tenancy.kubeconfig --cluster gpu-cluster --endpoint private",
+    ),
     guard=require_sdk,
-    cluster=text("name or OCID of the cluster (default: the only one)"),
-    endpoint=text("public or private (default: public if the cluster has one)"),
-    file=text("kubeconfig file to update (default: cluster.kubeconfig, else kubectl's default)"),
+    cluster=text("name or OCID of the cluster", unset="the only one"),
+    endpoint=text("public or private", unset="public if the cluster has one"),
+    file=text("kubeconfig file to update", unset="cluster.kubeconfig, else kubectl's default"),
+    dry_run=switch("print the cluster and the file, and write nothing"),
 )
 prices = Command(
     "tenancy.prices",
     "tasks.oci.prices:update_prices",
     "Look up current list prices and write your price table.",
-    currency=text("currency of the prices (default: USD; others are shown but not written)", "USD"),
+    section=Section.TENANCY,
+    effect=Effect.CHANGES,
+    examples=(
+        "inv tenancy.prices --dry-run  # today's prices against your table",
+        "inv tenancy.prices --yes  # write them without a question",
+    ),
+    currency=text("currency of the prices; others than USD are shown but not written", "USD"),
+    dry_run=switch("print the prices and the differences, and write nothing"),
     yes=switch("do not ask for confirmation before writing"),
 )
 nodes = Command(
     "tenancy.nodes",
     "tasks.oci.nodes:resize",
     "Show the GPU node pools, or --add or --remove nodes.",
+    section=Section.TENANCY,
+    effect=Effect.BOTH,
+    examples=(
+        "inv tenancy.nodes --add 4 --dry-run  # the plan, and dollars an hour",
+        "inv tenancy.nodes --remove --yes  # all nodes of the pool",
+    ),
     guard=require_sdk,
-    name=text("name or OCID of the node pool (default: the one with GPUs)", name="pool"),
+    name=text("name or OCID of the node pool", name="pool", unset="the one with GPUs"),
     add=text("number of nodes to add", value="N"),
     remove=text(
         "number of nodes to remove, e.g. --remove=2; without a number: all nodes", is_value_optional=True, value="N"

@@ -19,6 +19,7 @@ from oci.container_engine.models import CreateClusterKubeconfigContentDetails
 
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expand_user
+from tasks.cli.answer import Answer, plan_answer
 from tasks.errors import UsageError, file_errors
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
@@ -33,7 +34,9 @@ _SECTIONS = ("clusters", "users", "contexts")
 Kubeconfig = Mapping[str, Any]
 
 
-def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None, file: str | None) -> None:
+def write_kubeconfig(
+    context: Context, cluster: str | None, endpoint: str | None, file: str | None, *, dry_run: bool = False
+) -> Answer | None:
     if endpoint not in (None, "public", "private"):
         raise UsageError(f"tenancy.kubeconfig: --endpoint: expected public or private, found {endpoint!r}")
     settings = load(context)
@@ -52,6 +55,10 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
         _fetch_kubeconfig(api, target, endpoint_type), target, token_command(settings, api, target.id)
     )
     merged = merge(old, new, display_path(path))
+    if dry_run:
+        line = f"{'keep' if merged == old else 'write'}  {display_path(path)}: context {target.name}, {endpoint_type}"
+        data = {"file": str(path), "context": target.name, "cluster": target.id, "endpoint": endpoint_type}
+        return plan_answer([line], **data, changes=merged != old)
     if merged == old:
         print(f"{display_path(path)} already has context {target.name}; nothing changed")
     else:
@@ -59,6 +66,7 @@ def write_kubeconfig(context: Context, cluster: str | None, endpoint: str | None
     print(f"to see its nodes with `inv nodes`, set cluster: {{ context: {target.name} }} in ~/.invoke.yaml")
     if endpoint_type == "private":
         print("its endpoint is private: connect from the cluster's network (a VPN, or a bastion's tunnel)")
+    return None
 
 
 def _write(path: Path, merged: Kubeconfig) -> None:

@@ -7,6 +7,7 @@ before nodes were added is recorded, for `train.then: shrink`.
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from invoke.context import Context
@@ -18,6 +19,7 @@ from bench.records.atomic_files import read_regular, write_atomic
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import GPU_RESOURCE
 from remote.cluster.quantities import parse_quantity
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.terminal import confirm, console, plain_table
 from tasks.clients.cluster import open_cluster
 from tasks.errors import (
@@ -45,7 +47,7 @@ Node = Mapping[str, Any]
 
 def resize(
     context: Context, name: str | None, *, add: str | None, remove: str | bool | None, dry_run: bool, yes: bool
-) -> None:
+) -> Answer:
     """Resize the pool with this name or OCID by `add` or `remove` nodes; `remove` is True for all nodes."""
     settings = load(context)
     change = _parse_change(add, remove)
@@ -53,15 +55,21 @@ def resize(
     compartment, compartment_name = resolve_compartment(settings, api)
     pools = [pool for pool in list_node_pools(api, compartment) if pool.has_gpus]
     if change is None:
-        _print_pools(settings, pools, compartment_name)
-        return
+        rows = [{**asdict(pool), "nodes": len(pool.nodes)} for pool in pools]
+        return Answer(data={"pools": rows}, show=lambda: _print_pools(settings, pools, compartment_name))
     pool, etag = read_pool(api, choose_one(pools, name, "GPU pool", "tenancy.nodes: --pool", "nodepool").id)
     size = 0 if change == "all" else pool.size + int(change)
     if size < 0 or size > MAX_NODES:
         raise UsageError(f"pool {pool.name} has {pool.size} nodes", remedy=f"{size} is outside 0 to {MAX_NODES}")
+    hourly = usd_per_node_hour(settings, pool)
+    data = {
+        "pool": pool.name,
+        "from": pool.size,
+        "to": size,
+        "usd_per_node_hour": None if hourly is None else hourly[0],
+    }
     if size == pool.size:
-        print(f"pool {pool.name} already has {pool.size} nodes; nothing to do")
-        return
+        return Answer(data=data, show=lambda: print(f"pool {pool.name} already has {size} nodes; nothing to do"))
     for line in describe_change(settings, pool, size):
         print(line, flush=True)
     if size > pool.size:
@@ -70,8 +78,7 @@ def resize(
         with open_cluster(settings) as cluster:
             check_removable(settings, cluster, lambda node: is_in_pool(pool, node), pool.name, is_confirmed=True)
     if dry_run:
-        print("dry run: nothing changed")
-        return
+        return plan_answer([], **data)
     verb = "Grow" if size > pool.size else "Shrink"
     if not yes and not confirm(f"{verb} pool {pool.name} from {pool.size} to {size} nodes?"):
         raise ConfirmationRequired("nothing changed", remedy="pass --yes to confirm")
@@ -80,6 +87,7 @@ def resize(
     print(f"pool {pool.name} has {size} nodes", flush=True)
     if size > pool.size:
         wait_until_ready(settings, read_pool(api, pool.id)[0])
+    return Answer(data=data)
 
 
 def read_pool(api: TenancyApi, pool_id: str) -> tuple[NodePoolInfo, str | None]:

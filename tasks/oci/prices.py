@@ -9,7 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from remote.agent.shared.errors import with_retries
 from remote.agent.shared.responses import read_response
 from reports.summary import prices
 from reports.summary.prices import PriceError, PriceTable
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError, translate_errors
 from tasks.oci.user_config import merge_settings, write_private, write_user_settings
@@ -71,7 +72,7 @@ class ListPrice:
     free_units: float = 0.0
 
 
-def update_prices(context: Context, currency: str, *, yes: bool) -> None:
+def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes: bool) -> Answer | None:
     settings = load(context)
     wanted = currency.upper()
     if len(wanted) != 3 or not wanted.isalpha():
@@ -90,7 +91,10 @@ def update_prices(context: Context, currency: str, *, yes: bool) -> None:
     print("\n".join(differences) if differences else unchanged)
     if settings.cost.price_usd_per_gpu_hour is not None:
         print("cost.price_usd_per_gpu_hour is set and overrides this table in reports")
-    target = path or settings.root / DEFAULT_FILE
+    target = path or settings.resolve_path(DEFAULT_FILE)
+    if dry_run:
+        parts = [asdict(price) for price in list_prices.values()]
+        return plan_answer([], file=str(target), currency=wanted, prices=parts, differences=differences)
     if not yes and not confirm(f"Write these prices, dated today, to {display_path(target)}?"):
         raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
     text = target.read_text(encoding="utf-8") if path else _default_table_text()
@@ -99,6 +103,7 @@ def update_prices(context: Context, currency: str, *, yes: bool) -> None:
     if path is None:
         for line in write_user_settings({"cost": {"prices": str(target)}}):
             print(line)
+    return None
 
 
 def fetch_price(part: str, currency: str) -> ListPrice:

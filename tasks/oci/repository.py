@@ -10,6 +10,7 @@ from oci.artifacts.models import CreateContainerRepositoryDetails
 from oci.identity import IdentityClient
 
 from remote.providers import registry_provider
+from tasks.cli.answer import Answer, plan_answer
 from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
 from tasks.oci.api_errors import Operation
@@ -24,7 +25,7 @@ _PUSH_STATEMENT = re.compile(
 )
 
 
-def create_repository(context: Context, name: str | None, *, immutable: bool) -> None:
+def create_repository(context: Context, name: str | None, *, immutable: bool, dry_run: bool = False) -> Answer | None:
     settings = load(context)
     api = connect(settings)
     namespace = get_namespace(api)
@@ -33,6 +34,9 @@ def create_repository(context: Context, name: str | None, *, immutable: bool) ->
     client = api.client(ArtifactsClient)
     existing = _find_repository(api, client, compartment, path)
     full_name = f"{registry_host(api.region)}/{namespace}/{path}"
+    if dry_run:
+        lines = [f"{'create' if existing is None else 'keep'}  {full_name}", *_describe_pushers(api, compartment)]
+        return plan_answer(lines, repository=full_name, exists=existing is not None, compartment=compartment_name)
     if existing is None:
         details = CreateContainerRepositoryDetails(
             compartment_id=compartment, display_name=path, is_public=False, is_immutable=immutable
@@ -48,6 +52,7 @@ def create_repository(context: Context, name: str | None, *, immutable: bool) ->
             _check_immutable(api, client, existing, full_name)
     for line in _describe_pushers(api, compartment):
         print(line)
+    return None
 
 
 def _find_repository(api: TenancyApi, client: ArtifactsClient, compartment: str, path: str) -> Json | None:

@@ -3,23 +3,29 @@
 A failed request is shown as a line with the missing policy; the rest is shown regardless.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import yaml
 from invoke.context import Context
 
+from tasks.cli.answer import Answer
 from tasks.cli.terminal import console, plain_table
-from tasks.errors import TaskFailed
+from tasks.errors import TaskFailed, UsageError
 from tasks.oci import discovery
 from tasks.oci.clients import TenancyApi, connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import TenancySurvey, derive_settings
-from tasks.oci.user_config import write_user_settings
+from tasks.oci.user_config import plan_user_settings, write_user_settings
 from tasks.settings.load import Settings, load
+from tasks.settings.sources import display_path
 
 
-def show_tenancy(context: Context, *, write: bool) -> None:
+def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> Answer:
+    if dry_run and not write:
+        raise UsageError("tenancy: --dry-run: nothing would be changed", remedy="pass it with --write, or omit it")
     survey = _read_tenancy(load(context))
     _print_survey(survey)
     derived = derive_settings(survey)
@@ -27,11 +33,15 @@ def show_tenancy(context: Context, *, write: bool) -> None:
     print(yaml.safe_dump(derived, sort_keys=False, allow_unicode=True))
     for line in _describe_choices(survey):
         print(f"  {line}")
-    if write:
+    if dry_run:
+        path, old, new = plan_user_settings(derived)
+        print(*difflib.unified_diff(old.splitlines(), new.splitlines(), display_path(path), lineterm=""), sep="\n")
+    elif write:
         for line in write_user_settings(derived):
             print(line)
-    if survey.errors:
-        raise TaskFailed(f"{len(survey.errors)} of the requests failed: see the lines with ! above")
+    failure = TaskFailed(f"{len(survey.errors)} of the requests failed: see the lines with ! above")
+    data = {"tenancy": asdict(survey), "settings": derived}
+    return Answer(data=data, failure=failure if survey.errors else None)
 
 
 def derive_from_tenancy(settings: Settings) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ configuration), 5 undecided (too much noise, or a single process).
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from invoke.context import Context
@@ -24,8 +25,9 @@ from reports.read.load import load as load_run
 from reports.read.run import ReportError, ReportWriteError, make_report_folder
 from reports.statistics.per_process import ENERGY
 from reports.training import comparison
+from tasks.cli.answer import Answer
 from tasks.cli.flags import parse_names
-from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, json_output, print_path, ruled_table, spare_chars
+from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
 from tasks.settings.load import load
@@ -49,22 +51,18 @@ def compare_runs(
     allow: Sequence[str],
     tolerance: float,
     out: str | None,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Compare all runs with the first. `tolerance` is in percent."""
     settings = load(context)
     allowed = parse_names("--allow", allow, comparing.ALLOWABLE)
     folders = [find_run(settings.results_folder, name) for name in (first, second, *also)]
     if any(map(is_training, folders)):
-        if as_json:
-            raise UsageError("compare: --json is only for benchmarks", remedy="compare trainings without it")
-        if compare_trainings(folders) == "higher":
-            raise TaskFailed(f"the held-out loss of {folders[1].name} is higher")
-        return
-    with json_output(as_json) as print_json:
-        result = _compare_benchmarks(folders, allow=allowed, tolerance=tolerance / 100.0, out=out)
-        print_json("comparison", json.loads(to_json(result)))
-        _raise_for_result(result)
+        compared = compare_trainings(folders)
+        higher = TaskFailed(f"the held-out loss of {folders[1].name} is higher")
+        data = {**asdict(compared), "verdict": compared.verdict}
+        return Answer(kind="comparison.trainings", data=data, failure=higher if compared.verdict == "higher" else None)
+    result = _compare_benchmarks(folders, allow=allowed, tolerance=tolerance / 100.0, out=out)
+    return Answer(kind="comparison", data=json.loads(to_json(result)), failure=_find_failure(result))
 
 
 def _compare_benchmarks(
@@ -84,8 +82,8 @@ def _compare_benchmarks(
     return result
 
 
-def compare_trainings(folders: Sequence[Path]) -> str:
-    """Print two trainings side by side; return the verdict on the second's held-out loss: lower, higher, ..."""
+def compare_trainings(folders: Sequence[Path]) -> comparison.TrainingComparison:
+    """Print two trainings side by side, with the verdict on the second's held-out loss."""
     if len(folders) != 2 or not all(map(is_training, folders)):
         raise UsageError(
             "compare: a training can only be compared with one other training", remedy="pass two trainings"
@@ -101,7 +99,7 @@ def compare_trainings(folders: Sequence[Path]) -> str:
         f"{compared.change:+.4f} nats a token{interval} over {formatting.count(compared.examples, 'held-out example')}"
     )
     print(f"the held-out loss of {folders[1].name} is {compared.verdict}: {summary}")
-    return compared.verdict
+    return compared
 
 
 def print_comparison(result: Comparison) -> None:
@@ -218,25 +216,26 @@ def _format_ratio(row: ComparedRow) -> str:
     return f"{formatting.number(row.speed_ratio, decimals)} {interval}".rstrip()
 
 
-def _raise_for_result(result: Comparison) -> None:
-    """Raise the task error of the comparison's exit code, with the reason."""
+def _find_failure(result: Comparison) -> TaskFailed | None:
+    """Return the task error of the comparison's exit code, with the reason; None for 0."""
     runs = " and ".join(result.run_ids[:2]) if len(result.run_ids) == 2 else ", ".join(result.run_ids)
     if result.refused:
         names = formatting.join_with_and([difference.name for difference in result.refused])
         differ = "differs" if len(result.refused) == 1 else "differ"
-        raise UsageError(f"{runs} cannot be compared: {names} {differ}", remedy=f"{result.remedy}")
+        return UsageError(f"{runs} cannot be compared: {names} {differ}", remedy=f"{result.remedy}")
     if not result.rows:
-        raise UsageError(f"{runs} cannot be compared: no common configuration")
+        return UsageError(f"{runs} cannot be compared: no common configuration")
     if result.slower:
         worst = min(result.slower, key=lambda row: row.speed_ratio or 1.0)
         deciding = sum(row.decides for row in (*result.rows, *result.over_all))
-        raise TaskFailed(
+        return TaskFailed(
             f"{len(result.slower)} of {deciding} comparisons are slower by more than "
             f"{100 * result.tolerance:g} %, most {worst.configuration} in {worst.run_id}: {worst.metric} at "
             f"{worst.speed_ratio:.3f} of the speed"
         )
     if result.exit_code != 0:
-        raise Undecided(
+        return Undecided(
             f"{len(result.unknown)} of {sum(row.decides for row in result.rows)} comparisons are undecided",
             remedy="measure on more workers, or accept them with --allow=unknown",
         )
+    return None

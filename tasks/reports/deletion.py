@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.records.atomic_files import read_regular, sync_folder
 from bench.records.checksummed import ResultError
@@ -19,6 +20,7 @@ from bench.records.paths import RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.units import format_size
 from reports import formatting
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import confirm
 from tasks.errors import (
@@ -51,7 +53,7 @@ class DeletionPlan:
         return sum(run.byte_count for run in self.delete)
 
 
-def delete_runs(results_folder: Path, names: Collection[str], keep: int | None, *, dry_run: bool, yes: bool) -> None:
+def delete_runs(results_folder: Path, names: Collection[str], keep: int | None, *, dry_run: bool, yes: bool) -> Answer:
     """Delete the runs of these names, or all but the newest `keep`, after confirmation.
 
     Raises UsageError for an unknown run, and ConfirmationRequired, without deleting any, for a named run that must
@@ -61,21 +63,21 @@ def delete_runs(results_folder: Path, names: Collection[str], keep: int | None, 
         if find_run(results_folder, name).parent != results_folder.resolve() or (results_folder / name).is_symlink():
             raise UsageError(f"run {name}: it is a link", remedy="name the run itself; `inv runs` lists them")
     if dry_run:
-        _print(plan_deletion(results_folder, names, keep))
-        print("dry run: nothing was deleted")
-        return
+        plan = plan_deletion(results_folder, names, keep)
+        return plan_answer(_lines(plan), **_document(plan))
     with acquire_lock(results_folder, "runs --delete"):
         plan = plan_deletion(results_folder, names, keep)
         if names and plan.kept:
             name, reason = next(iter(plan.kept.items()))
             raise ConfirmationRequired(f"nothing was deleted: run {name}: {reason}")
-        _print(plan)
+        print(*map(escape_controls, _lines(plan)), sep="\n")
         count = formatting.count(len(plan.delete), "run")
         if plan.delete and not yes and not confirm(f"Delete {count} ({format_size(plan.byte_count)})?"):
             raise ConfirmationRequired("nothing was deleted", remedy="pass --yes to confirm")
         _delete(results_folder, [run.run_id for run in plan.delete])
         if plan.delete:
             print(f"deleted {count}, {format_size(plan.byte_count)}")
+    return Answer(kind="runs.deleted", data=_document(plan))
 
 
 def plan_deletion(results_folder: Path, names: Collection[str], keep: int | None) -> DeletionPlan:
@@ -141,13 +143,15 @@ def _names(plan: str, run_id: str) -> bool:
     return re.search(rf"(?<![\w.-]){re.escape(written)}(?![\w-])", plan) is not None
 
 
-def _print(plan: DeletionPlan) -> None:
-    for name, reason in plan.kept.items():
-        print(escape_controls(f"keep    {name}: {reason}"))
-    for run in plan.delete:
-        print(escape_controls(f"delete  {run.run_id}  {format_size(run.byte_count)}"))
-    if not plan.delete:
-        print("no run to delete")
+def _lines(plan: DeletionPlan) -> list[str]:
+    kept = [f"keep    {name}: {reason}" for name, reason in plan.kept.items()]
+    deleted = [f"delete  {run.run_id}  {format_size(run.byte_count)}" for run in plan.delete]
+    return [*kept, *(deleted or ["no run to delete"])]
+
+
+def _document(plan: DeletionPlan) -> dict[str, Any]:
+    deleted = [{"run": run.run_id, "bytes": run.byte_count} for run in plan.delete]
+    return {"delete": deleted, "keep": [{"run": name, "reason": reason} for name, reason in plan.kept.items()]}
 
 
 def _delete(results_folder: Path, names: Sequence[str]) -> None:

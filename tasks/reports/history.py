@@ -1,6 +1,7 @@
 """`inv runs --history`: each configuration's speed and each training's loss over all runs, as a page and a table."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -8,23 +9,24 @@ from rich.text import Text
 from reports.history.page import COLUMNS, headline, row, write_page
 from reports.history.series import History, read_history
 from reports.read.run import ReportError
-from tasks.cli.terminal import console, json_output, print_path, ruled_table
+from tasks.cli.answer import Answer
+from tasks.cli.terminal import console, print_path, ruled_table
 from tasks.errors import RetryableError, UsageError, escape_controls, translate_errors
 from tasks.settings.load import Settings
 
 
-def show_history(settings: Settings, *, as_json: bool) -> None:
-    """Write the page and print the history. Raises UsageError without a run."""
+def read_answer(settings: Settings) -> Answer:
+    """Write the page and return the history. Raises UsageError without a run."""
     folder = settings.results_folder
     history = read_history(folder)
     if not history.series and not history.rejected:
         raise UsageError(f"{folder}: no run has a speed or a loss", remedy="type `inv bench --quick` to measure one")
-    if as_json:
-        with json_output(as_json) as print_json:
-            print_json("history", _document(history))
-        return
     with translate_errors(RetryableError, ReportError):
         index = write_page(history, folder)
+    return Answer(kind="history", data=_document(history), show=lambda: _print(history, index))
+
+
+def _print(history: History, index: Path) -> None:
     out = console()
     out.print(Text(escape_controls(headline(history)), style="bold"))
     for series in history.series:

@@ -26,6 +26,7 @@ from reports.statistics.types import Ratio
 from reports.summary.text import recommended_label, train_command
 from reports.summary.warnings import MAX_SHOWN, describe_unfit
 from reports.training import page as training
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
@@ -46,7 +47,8 @@ def write_report(
     allow: Sequence[str] = (),
     formats: Sequence[str] = (),
     opens: bool = False,
-) -> None:
+    dry_run: bool = False,
+) -> Answer:
     settings = load(context)
     if opens:
         _check_browser("report")
@@ -58,13 +60,17 @@ def write_report(
         check_packages(selected_formats)
     folder = find_run(settings.results_folder, run)
     other = None if against is None else find_run(settings.results_folder, against)
+    if dry_run:
+        target = folder / REPORT_FOLDER
+        lines = [f"write  {display_path(target / INDEX_FILE)}, and its data and figures"]
+        lines += [f"write  {display_path(target)}: files for {name}" for name in selected_formats]
+        return plan_answer(lines, run=folder.name, folder=str(target), formats=list(selected_formats))
     if is_training(folder):
         if follow:
             raise UsageError(
                 "report: --follow: a training's page is built after its end", remedy="until then use `inv monitor`"
             )
-        _report_training(folder, selected_formats, other, opens=opens)
-        return
+        return _report_training(folder, selected_formats, other, opens=opens)
     build_report = partial(build, folder, pricing=pricing(settings), against=other, allow=allowed)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         summary = _follow_run(folder, build_report, opens=opens) if follow else build_report()
@@ -73,8 +79,16 @@ def write_report(
     _print_paths(exported)
     if opens and not follow:
         _open_page(summary.index)
-    if summary.exit_code != 0:
-        raise SomeTrialsFailed(_describe_failures(summary))
+    data = {
+        "run": folder.name,
+        "recommendation": summary.recommendation,
+        "finding": summary.finding,
+        "cautions": list(summary.cautions),
+        "page": str(summary.index),
+        "files": list(map(str, (*summary.files, *exported))),
+    }
+    failure = SomeTrialsFailed(_describe_failures(summary)) if summary.exit_code else None
+    return Answer(data=data, failure=failure)
 
 
 def _print_paths(exported: Iterable[Path]) -> None:
@@ -82,7 +96,7 @@ def _print_paths(exported: Iterable[Path]) -> None:
         print_path(path)
 
 
-def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *, opens: bool) -> None:
+def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *, opens: bool) -> Answer:
     """Build and print the report of a training, with a comparison to `other` if given."""
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         report = training.build(folder)
@@ -105,8 +119,16 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *
         _open_page(report.index)
     if other is not None:
         compare_trainings([other, folder])
-    if not report.has_succeeded:
-        raise SomeTrialsFailed(escape_controls(f"run {folder.name}: {report.headline}"))
+    failure = SomeTrialsFailed(escape_controls(f"run {folder.name}: {report.headline}"))
+    data = {
+        "run": folder.name,
+        "headline": report.headline,
+        "lines": dict(report.lines),
+        "predicted_and_actual": list(report.predicted_and_actual),
+        "page": str(report.index),
+        "files": list(map(str, exported)),
+    }
+    return Answer(data=data, failure=None if report.has_succeeded else failure)
 
 
 def _follow_run(folder: Path, build_report: Callable[..., ReportSummary], *, opens: bool) -> ReportSummary:

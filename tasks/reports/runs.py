@@ -4,9 +4,10 @@ import contextlib
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from invoke.context import Context
 
@@ -19,8 +20,8 @@ from bench.records.status import TrialStatus
 from bench.records.units import format_size
 from remote.fleet.ledger import Ledger, LedgerError
 from reports.read.nodes import describe_nodes
+from tasks.cli.answer import Answer
 from tasks.cli.flags import load_target, refuse_several
-from tasks.cli.terminal import json_output
 from tasks.commands import RunsOptions
 from tasks.errors import UsageError, escape_controls
 from tasks.fleet.run_store import LATEST
@@ -53,27 +54,27 @@ class RunInfo:
     nodes: str | None = None
 
 
-def list_runs(context: Context, options: RunsOptions) -> None:
-    settings, as_json = load(context), options.as_json
+def list_runs(context: Context, options: RunsOptions) -> Answer:
+    settings = load(context)
     named, keep = options.delete or None, options.keep
     refuse_several("runs", {"--delete": named, "--keep": keep, "--history": options.history})
-    refuse_several("runs", {"--delete": named, "--keep": keep, "--json": as_json})
     if named is not None or keep is not None:
         delete_runs = load_target("tasks.reports.deletion:delete_runs")
-        delete_runs(settings.results_folder, options.delete, keep, dry_run=options.dry_run, yes=options.yes)
-        return
+        return cast(
+            Answer,
+            delete_runs(settings.results_folder, options.delete, keep, dry_run=options.dry_run, yes=options.yes),
+        )
     if options.dry_run or options.yes:
         raise UsageError("runs: --dry-run and --yes: there is nothing to delete", remedy="pass --delete or --keep")
     if options.history:
-        load_target("tasks.reports.history:show_history")(settings, as_json=as_json)
-        return
+        return cast(Answer, load_target("tasks.reports.history:read_answer")(settings))
     runs = find_runs(settings.results_folder)
-    if as_json:
-        with json_output(as_json) as print_json:
-            print_json("runs", {"runs": [asdict(run) for run in runs]})
-        return
+    return Answer(data={"runs": [asdict(run) for run in runs]}, show=lambda: _print_runs(settings.results_folder, runs))
+
+
+def _print_runs(results_folder: Path, runs: Sequence[RunInfo]) -> None:
     if not runs:
-        print(f"{settings.results_folder}: no runs yet; type `inv bench --quick` to start one")
+        print(f"{results_folder}: no runs yet; type `inv bench --quick` to start one")
         return
     headings = ("run", "suite", "workers", "trials", "size", "state")
     rows = [headings, *(_format_row(run) for run in runs)]

@@ -27,6 +27,7 @@ from remote.jobs.transfer import pull
 from reports.exports import check_packages, export
 from reports.exports.trackers import TENSORBOARD
 from reports.read.run import ReportError, ReportWriteError
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
@@ -124,23 +125,28 @@ class LiveEvents:
         return bool(Ledger(self._folder / LEDGER_FILE).open_trials())
 
 
-def serve_run(context: Context, name: str | None, *, port: int, once: bool) -> None:
+def serve_run(context: Context, name: str | None, *, port: int, once: bool, dry_run: bool = False) -> Answer | None:
     settings = load(context)
     run, folder = open_run(settings, name)
     with translate_errors(UsageError, ReportError):
         check_packages([TENSORBOARD])
     if not once:
         _check_port(port)
+    events_folder = folder / "report" / TENSORBOARD
+    if dry_run:
+        url = None if once else f"http://{ADDRESS}:{port}/"
+        lines = [f"write  {display_path(events_folder)}", *([] if url is None else [f"serve  {url}"])]
+        return plan_answer(lines, run=run.run_id, folder=str(events_folder), url=url)
     live = LiveEvents(folder, PartialSteps(settings, run, folder) if is_training(folder) else None)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         is_running = live.update()
         if live.error is not None:
             print(f"! {live.error}; showing the local results")
-        events_folder = folder / "report" / TENSORBOARD
         if once:
             print(display_path(events_folder))
-            return
-        _serve(events_folder, port, run.run_id, live, is_running=is_running)
+        else:
+            _serve(events_folder, port, run.run_id, live, is_running=is_running)
+    return None
 
 
 def _check_port(port: int) -> None:

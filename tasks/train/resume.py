@@ -22,12 +22,14 @@ from bench.records.status import TrialStatus
 from bench.records.training import OTHER_SHAPE, Training, TrainingData
 from bench.records.validation import settings_of
 from remote.fleet.ledger import Entry, Ledger
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet import nodes, runner, trial_spec
 from tasks.fleet.collect import collect_run
+from tasks.fleet.declared import SETTING_NAMES, setting_errors
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
 from tasks.fleet.trial_spec import TRIAL_ID
@@ -103,7 +105,7 @@ def _derived_values(run: RunRecord) -> dict[str, Any]:
     values = {field: getattr(training, field, None) for field in trial_spec.DERIVED_FIELDS}
     if training.data.validation_file is None:
         values["validation_share"] = training.data.validation_share
-    return {f"train.{trial_spec.SETTING_NAMES[field]}": value for field, value in values.items() if value is not None}
+    return {f"train.{SETTING_NAMES[field]}": value for field, value in values.items() if value is not None}
 
 
 def raise_if_changed(run: RunRecord, changes: Sequence[SettingChange], *, is_allowed: bool) -> None:
@@ -154,7 +156,7 @@ def apply_changes(
     training_fields["revision"] = trial.training.revision + 1
     if {"model", "data"} & may_differ:
         training_fields["input_digests"] = {}
-    with trial_spec.setting_errors():
+    with setting_errors():
         return dataclasses.replace(
             trial, **trial_fields, training=dataclasses.replace(trial.training, **training_fields)
         )
@@ -163,16 +165,15 @@ def apply_changes(
 ALREADY_DONE = "succeeded, nothing to resume"
 
 
-def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
-    """Resume the training of this name, or the newest."""
+def resume(settings: Settings, name: str | None, options: TrainOptions) -> Answer | None:
+    """Resume the training of this name, or the newest. Returns its state for a dry run."""
     run, folder = open_run(settings, name or newest_training(settings.results_folder))
     if run.suite != TRAIN or len(run.planned) != 1:
         raise UsageError(
             f"run {run.run_id} is not a training", remedy=f"resume it with `inv bench --resume={run.run_id}`"
         )
     if is_k8s_training(run):
-        _resume_k8s_training(settings, run, folder, options)
-        return
+        return _resume_k8s_training(settings, run, folder, options)
     if options.job:
         raise UsageError(f"train: --job: run {run.run_id} was started without --job", remedy="leave --job out")
     with runner.ledger_errors(run.run_id):
@@ -180,8 +181,7 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
             Ledger.create(folder / LEDGER_FILE, [TRIAL_ID]) if not options.dry_run else Ledger(folder / LEDGER_FILE)
         )
     if options.dry_run:
-        _print_state(settings, run, ledger.entries.get(TRIAL_ID))
-        return
+        return _describe_state(settings, run, ledger.entries.get(TRIAL_ID))
     command = f"train --resume (run {run.run_id})"
     with (
         acquire_lock(settings.results_folder, command, follows=run.run_id),
@@ -193,12 +193,13 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> None:
         if not (ledger.needs_work(TRIAL_ID) or _can_resume(ledger.entries[TRIAL_ID], options)):
             print(f"run {run.run_id}: nothing to resume")
             session.report_outcome()
-            return
+            return None
         if not ledger.is_open(TRIAL_ID):
             _reopen(settings, session, options)
         else:
             _check_unchanged_plan(settings, session, options)
         session.wait(plain=options.plain)
+    return None
 
 
 def _can_resume(entry: Entry, options: TrainOptions) -> bool:
@@ -219,16 +220,14 @@ def _retry_note(entry: Entry, changes: Sequence[str]) -> list[str]:
     return [f"retried after {entry.reason}"] if _was_rejected(entry) or (has_failed and not changes) else []
 
 
-def _print_state(settings: Settings, run: RunRecord, entry: Entry | None) -> None:
-    """Print the state of the training and its changed settings, for --dry-run."""
+def _describe_state(settings: Settings, run: RunRecord, entry: Entry | None) -> Answer:
+    """Return the state of the training and its changed settings, for --dry-run."""
     if entry is not None and entry.status is TrialStatus.SUCCEEDED:
-        print(f"run {run.run_id}: {ALREADY_DONE}")
-        return
+        return plan_answer([f"run {run.run_id}: {ALREADY_DONE}"], run=run.run_id, state="succeeded", changes=[])
     state = "not started" if entry is None or not entry.attempts else "running" if entry.status is None else "ended"
     end = "" if entry is None or entry.status is None else f" as {entry.status.value}: {entry.reason}"
-    for change in find_changes(run, settings):
-        print(change.text)
-    print(f"run {run.run_id}: {state}{end}; nothing was changed")
+    changes = [change.text for change in find_changes(run, settings)]
+    return plan_answer([*changes, f"run {run.run_id}: {state}{end}"], run=run.run_id, state=state, changes=changes)
 
 
 def _check_unchanged_plan(settings: Settings, session: TrainingSession, options: TrainOptions) -> None:
@@ -317,7 +316,7 @@ def _updated_record(run: RunRecord, settings: Settings, inputs: dict[str, Any]) 
     )
 
 
-def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, options: TrainOptions) -> None:
+def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, options: TrainOptions) -> Answer | None:
     """Submit another Job for a training that Kubernetes did not finish: its next turn."""
     run_id, job_command = run.run_id, resume_command(run)
     if not options.job or options.workers is not None:
@@ -336,8 +335,11 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
         ledger = Ledger(folder / LEDGER_FILE)
         entry = ledger.entries[TRIAL_ID]
         if entry.status is TrialStatus.SUCCEEDED:
-            print(f"run {run_id}: {ALREADY_DONE}; `inv collect --run={run_id}` fetches the adapter")
-            return
+            done = f"run {run_id}: {ALREADY_DONE}; `inv collect --run={run_id}` fetches the adapter"
+            if options.dry_run:
+                return plan_answer([done], run=run_id, state="succeeded", changes=[])
+            print(done)
+            return None
         if not (ledger.needs_work(TRIAL_ID) or _can_resume(entry, options)):
             end = "unknown" if entry.status is None else f"{entry.status.value}: {entry.reason}"
             raise UsageError(
@@ -355,8 +357,9 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
                 notes = [change.text for change in changes]
                 ledger.reopen(TRIAL_ID, [*notes, *_retry_note(entry, notes)])
 
-        submit_job.submit(settings, next_run, options, on_accepted)
+        plan = submit_job.submit(settings, next_run, options, on_accepted)
     submit_job.print_submitted(run_id, options)
+    return plan
 
 
 def _next_turn(settings: Settings, run: RunRecord, entry: Entry, changes: Sequence[SettingChange] | None) -> RunRecord:

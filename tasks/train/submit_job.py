@@ -16,10 +16,12 @@ from remote.cluster.client import Cluster
 from remote.cluster.manifests import JOB_PREFIX, key_secret
 from remote.fleet.gang_agent import rank_environment
 from remote.hosts.command import Secret
+from tasks.cli.answer import Answer
 from tasks.clients.notify import webhook_key, webhook_target
 from tasks.clients.workers import metrics_environment
 from tasks.cluster import deploy
-from tasks.commands import DeployOptions, TrainOptions
+from tasks.cluster.commands import DeployOptions
+from tasks.commands import TrainOptions
 from tasks.errors import UsageError
 from tasks.fleet import runner
 from tasks.fleet.pricing import price_of
@@ -66,8 +68,13 @@ def new_run(
     return runner.new_record(settings, TRAIN, [planned_trial], names, inputs=inputs)
 
 
-def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepted: Callable[[], object]) -> None:
-    """Deploy the Job of a run. `on_accepted` is called after all checks. Raises the errors of `inv deploy`."""
+def submit(
+    settings: Settings, run: RunRecord, options: TrainOptions, on_accepted: Callable[[], object]
+) -> Answer | None:
+    """Deploy the Job of a run, or return its plan. `on_accepted` is called after all checks.
+
+    Raises the errors of `inv deploy`.
+    """
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
     target, key = _notify_target(settings, run), webhook_key(settings)
     rendezvous = rank_environment(run.run_id, "", 0)
@@ -97,7 +104,7 @@ def submit(settings: Settings, run: RunRecord, options: TrainOptions, on_accepte
     metrics = {} if metrics_setting is None else {"metrics": metrics_setting}
     notify = {} if target is None else {"notify_port": urlsplit(target.url).port or 443}
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
-    deploy.apply(
+    return deploy.apply(
         settings.model_copy(update={"cluster": section}),
         DeployOptions(
             dry_run=options.dry_run,

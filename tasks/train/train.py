@@ -4,16 +4,20 @@ It reads settings and trial file, has the workers check model and data, and plan
 with hours, dollars and memory. After all checks it starts the training (`tasks.train.session`).
 """
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from invoke.context import Context
 
 from bench.records import Trial, schema
 from bench.records.forecast import DerivedSettings
 from bench.records.run import PlannedTrial
+from tasks.cli.answer import Answer
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import console, json_output
+from tasks.cli.terminal import console
 from tasks.clients.cluster import resolve_target
 from tasks.clients.notify import receivers
 from tasks.clients.workers import fleet_hosts, pod_hosts
@@ -25,30 +29,32 @@ from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, load
 from tasks.train import forecast, init_adapter, output, resume, shapes, submit_job
+from tasks.train.forecast import TrainingForecast
 from tasks.train.session import TrainingSession, reachable_workers
 
 
-def check_data(context: Context, out: str | None, *, as_json: bool) -> None:
-    """Print the data report and the forecast; `page` is the path of an HTML page to write."""
+def check_data(context: Context, out: str | None) -> Answer:
+    """Show the data report and the forecast; `out` is the path of an HTML page to write."""
     settings = load(context)
     hosts = fleet_hosts(settings)
     trial = trial_spec.make_trial(settings, None, workers=trial_spec.worker_count(settings, None), max_hours=None)
     probe = forecast.probe_workers(settings, hosts, trial)
-    if as_json:
-        with json_output(as_json) as print_json:
-            print_json("data.check", schema.to_json(probe.data))
-        return
     trial = trial_spec.apply_derived(trial, probe.forecast.derived)
     predicted = forecast.predict(settings, trial, probe)
-    output.show_report(console(), probe, trial, predicted)
     if out is not None:
         with file_errors(f"data.check: --out: {out}", "name another file"):
             Path(out).write_text(output.html_page(probe, trial, predicted), encoding="utf-8")
-        print(out)
+
+    def show() -> None:
+        output.show_report(console(), probe, trial, predicted)
+        if out is not None:
+            print(out)
+
+    return Answer(data=schema.to_json(probe.data), show=show)
 
 
-def train_fleet(context: Context, options: TrainOptions) -> None:
-    """Start a training, print its plan, submit it as a Job, or resume one."""
+def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
+    """Start a training, return its plan, submit it as a Job, or resume one."""
     settings = with_cordon(load(context), options.cordon)
     receivers(settings)  # an invalid one is an error before anything starts
     if options.elastic:
@@ -64,8 +70,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
         if options.trial_file is not None:
             raise UsageError("train: --resume uses the plan of the run", remedy="leave out --trial-file")
         refuse_several("train", {"--resume": options.resume, "--from": options.from_run})
-        resume.resume(settings, options.resume if isinstance(options.resume, str) else None, options)
-        return
+        return resume.resume(settings, options.resume if isinstance(options.resume, str) else None, options)
     for flag, is_set in (("--changed", options.changed), ("--retry-failed", options.retry_failed)):
         if is_set:
             raise UsageError(f"train: {flag} applies to a resumed training", remedy="pass it with --resume")
@@ -81,8 +86,7 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     count = trial_spec.worker_count(settings, options.workers)
     trial = trial_spec.make_trial(settings, file_trial, workers=count, max_hours=settings.train.max_hours)
     if options.job:
-        _submit_job(configured, trial, options)
-        return
+        return _submit_job(configured, trial, options)
     hosts, adapter = fleet_hosts(settings), init_adapter.find_adapter(settings)
     probe = forecast.probe_workers(settings, hosts[:count], trial)
     trial = trial_spec.apply_derived(trial, probe.forecast.derived)
@@ -94,13 +98,10 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
     names = [host.name for host in hosts[:count]]
     if options.dry_run:
         output.show_plan(console(), trial, probe, predicted, names)
-        shapes.show_shapes(
-            console(),
-            shapes.shape_costs(settings, trial, probe, predicted.steps),
-            shapes.hosted_line(settings, trial, probe, predicted.steps),
-        )
+        costs = shapes.shape_costs(settings, trial, probe, predicted.steps)
+        shapes.show_shapes(console(), costs, shapes.hosted_line(settings, trial, probe, predicted.steps))
         nodes.plan(settings, TRAIN, yes=options.yes, dry_run=True)
-        return
+        return Answer(data={**_plan_document(trial, names, predicted), "shapes": [asdict(cost) for cost in costs]})
     given_back = nodes.plan(settings, TRAIN, yes=options.yes)
     run = runner.new_record(
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
@@ -113,11 +114,24 @@ def train_fleet(context: Context, options: TrainOptions) -> None:
         for line in output.summary_lines(probe, trial, predicted):
             print(escape_controls(line))
         TrainingSession.create(settings, run, folder, ledger, hosts).wait(plain=options.plain)
+    return None
 
 
-def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None:
-    """Submit the training as a Job. If a worker answers, it checks data and model first; otherwise the pods do."""
-    names, inputs = [f"worker-{rank}" for rank in range(trial.world_size)], {}
+def _plan_document(trial: Trial, workers: Sequence[str], predicted: TrainingForecast | None) -> dict[str, Any]:
+    """Return the plan as JSON for programs; `forecast` is None if no worker has checked the data."""
+    return {
+        "workers": list(workers),
+        "forecast": None if predicted is None else asdict(predicted),
+        "trial": trial.to_json(),
+    }
+
+
+def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Answer | None:
+    """Submit the training as a Job, or return its plan.
+
+    If a worker answers, it checks data and model first; otherwise the pods do.
+    """
+    names, inputs, predicted = [f"worker-{rank}" for rank in range(trial.world_size)], {}, None
     # `deploy` prints which cluster this is.
     reachable = reachable_workers(pod_hosts(settings, resolve_target(settings))[:1])
     adapter = init_adapter.find_adapter(settings, has_worker=bool(reachable))
@@ -145,8 +159,11 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> None
         _, folder, _ = runner.write_plan(settings, run)
         nodes.save_plan(given_back, run, folder)
 
-    submit_job.submit(settings, run, options, on_accepted)
+    plan = submit_job.submit(settings, run, options, on_accepted)
     submit_job.print_submitted(run.run_id, options, gives_back=given_back is not None)
+    if plan is None:
+        return None
+    return Answer(data={**_plan_document(trial, names, predicted), "cluster": plan.data})
 
 
 def _planned_trial(trial: Trial, leader: str) -> PlannedTrial:

@@ -12,7 +12,8 @@ from invoke import Context
 
 from bench.records.trial import SUITE_NAMES
 from tasks import ns
-from tasks.cli.flags import Command, number, positional, switch, text, words
+from tasks.cli.answer import Answer, Effect
+from tasks.cli.flags import Command, Section, number, positional, switch, text, words
 from tasks.commands import suite_names
 from tasks.errors import UsageError
 from tests.support.cases import Case, load_cases
@@ -38,20 +39,23 @@ TYPES: dict[type, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.full_name)
-def test_a_function_takes_the_flags_of_its_command(command: Command) -> None:
-    module, _, name = command.target.partition(":")
+@pytest.mark.parametrize("declared", COMMANDS, ids=lambda declared: declared.full_name)
+def test_a_function_takes_the_flags_of_its_command_and_returns_its_answer(declared: Command) -> None:
+    module, _, name = declared.target.partition(":")
     function = getattr(importlib.import_module(module), name)
     types = typing.get_type_hints(function)
     assert types.pop("context") is Context
-    del types["return"]
-    if command.options is not None:
-        assert list(types.values()) == [command.options]
-        types = typing.get_type_hints(command.options)
-    assert types.keys() == command.flags.keys()
-    wrong = {name: types[name] for name, flag in command.flags.items() if types[name] not in TYPES[flag.kind]}
+    returned = types.pop("return")
+    expected = {Effect.SESSION: type(None), Effect.CHANGES: Answer | None}
+    assert returned == expected.get(declared.effect, Answer)
+    assert declared.effect.changes == ("dry_run" in declared.flags)
+    if declared.options is not None:
+        assert list(types.values()) == [declared.options]
+        types = typing.get_type_hints(declared.options)
+    assert types.keys() == declared.flags.keys()
+    wrong = {name: types[name] for name, flag in declared.flags.items() if types[name] not in TYPES[flag.kind]}
     assert not wrong
-    inspect.signature(function).bind(None, **dict.fromkeys(types) if command.options is None else {"options": None})
+    inspect.signature(function).bind(None, **dict.fromkeys(types) if declared.options is None else {"options": None})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,11 @@ class Options:
     name: str | None = text("its name")
     count: int = number(int, "how many", 3, ge=1, le=5)
     kinds: tuple[str, ...] = words("its kinds", name="kind")
+
+
+def command(name: str, target: str, effect: Effect = Effect.SHOWS, /, **flags: Any) -> Command:
+    examples = (f"inv {name}", f"inv {name}")
+    return Command(name, target, "Do it.", section=Section.SET_UP, effect=effect, examples=examples, **flags)
 
 
 def record(_context: Context, options: object = None, **values: object) -> None:
@@ -73,14 +82,14 @@ FLAGS = {field.name: field for field in dataclasses.fields(Options)}
 def test_a_function_gets_options_or_flags_by_name() -> None:
     target = f"{__name__}:record"
     CALLS.clear()
-    Command("a.b", target, "Do it.", options=Options)(Context(), again=True, kind=["x"])
-    Command("a.b", target, "Do it.", path=positional("where"), **FLAGS)(Context(), "/here", count="4")
+    command("a.b", target, options=Options)(Context(), again=True, kind=["x"])
+    command("a.b", target, path=positional("where"), **FLAGS)(Context(), "/here", count="4")
     by_name = {"path": "/here", "again": False, "name": None, "count": 4, "kinds": ()}
     assert [Options(again=True, kinds=("x",)), by_name] == CALLS
 
 
 def test_commands_of_one_name_in_two_groups_are_not_the_same_to_invoke() -> None:
-    first, second = (Command(name, "m:f", "Do it.") for name in ("a.push", "push"))
+    first, second = (command(name, "m:f") for name in ("a.push", "push"))
     assert first.name == second.name
     assert first != second
 

@@ -15,6 +15,7 @@ from tasks.adapter import artifact, questions
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings
+from tests.support.answers import print_answer
 from tests.support.machines.fake_openai import FakeOpenAI
 from tests.unit.tasks.adapter.conftest import adapter_check, save_check
 
@@ -33,7 +34,8 @@ def answered(trained: TrainedAdapter, monkeypatch: pytest.MonkeyPatch) -> Traine
 
 
 def check(url: str, **options: str) -> None:
-    questions.check_served(Context(), url, None, **({"model": None, "key_file": None} | options))  # type: ignore[arg-type]
+    values: Any = {"model": None, "key_file": None} | options
+    print_answer(questions.check_served(Context(), url, None, **values))
 
 
 def test_a_server_that_answers_as_recorded_passes(answered: TrainedAdapter, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,11 @@ from invoke import Context
 from invoke.exceptions import ParseError
 from invoke.parser import ParserContext, parser
 
-from tasks import commands, ns
+from tasks import ns
 from tasks.cli.flags import RENAMED_FLAGS
 from tasks.cli.parser import PatchedParser
 from tasks.errors import UsageError
+from tasks.image import commands as image_commands
 
 OLD_FLAGS = [(task, old, new) for task, flags in RENAMED_FLAGS.items() for old, new in flags.items()]
 CONTEXTS = {context.name: context for context in ns.to_contexts()}
@@ -74,4 +75,4 @@ def test_each_task_of_a_chain_has_its_own_old_flags(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("flag", ["dry_run", "force"])
 def test_cancel_is_refused_beside_a_flag_that_it_would_win_over(command, flag):
     with pytest.raises(UsageError, match=f"^{command}: --cancel .*{flag.replace('_', '-')}"):
-        getattr(commands, command)(Context(), cancel=True, **{flag: True})
+        getattr(image_commands, command)(Context(), cancel=True, **{flag: True})

@@ -15,10 +15,11 @@ from rich.text import Text
 
 from remote.image.vm_jobs import JobLine
 from tasks.cli import streams
+from tasks.cli.answer import print_object
 from tasks.cli.sanitize import escape_rich_output, escape_text
 from tasks.cli.streams import SanitizedStream
 from tasks.cli.terminal import console as console_of_tables
-from tasks.cli.terminal import json_output, ruled_table
+from tasks.cli.terminal import ruled_table
 from tasks.clients.build_vm import print_job_line
 from tasks.fleet.live_display import FleetView
 
@@ -57,8 +58,7 @@ def test_symbols_and_tables_are_ascii_for_a_reader_without_others(monkeypatch: p
     table.add_row("VM", "✓")
     console_of_tables().print(table)
     print("✗ Gerät – 3 … 4")  # noqa: RUF001
-    with json_output(True) as print_json:
-        print_json("paths", {"path": "Gerät – 3"})  # noqa: RUF001
+    print_object("paths", {"path": "Gerät – 3"}, stdout)  # noqa: RUF001
     drawn, _, rest = content.getvalue().decode().partition("x Ger")
     assert drawn.isascii()
     text, _, document = rest.partition("\n")

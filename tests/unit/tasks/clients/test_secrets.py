@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from invoke.context import Context
 
 from tasks.clients.secrets import check_hub_endpoint, checked_index_url, read_secret, registry_password
-from tasks.commands import FetchOptions
 from tasks.errors import UsageError
+from tasks.image.commands import FetchOptions
 from tasks.image.model import fetch_models
 from tasks.image.sbom import verifying_key
 from tasks.settings.load import Settings

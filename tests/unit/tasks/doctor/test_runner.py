@@ -15,6 +15,7 @@ from tasks.doctor.check import Check, CheckContext, SharedFact, run_check, run_c
 from tasks.doctor.doctor import all_checks
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
+from tests.support.answers import print_answer
 from tests.unit.tasks.doctor.conftest import MakeContext
 
 
@@ -113,10 +114,10 @@ def test_the_exit_code_follows_from_the_statuses(
 ) -> None:
     monkeypatch.setattr(doctor, "all_checks", lambda _=None: (make_check("one", lambda _: results),))
     if code == 0:
-        doctor.run_doctor(context(), None, as_json=False, document=False)
+        assert doctor.run_doctor(context(), None, document=False).failure is None
         return
     with pytest.raises(TaskFailed, match="test one") as raised:
-        doctor.run_doctor(context(), None, as_json=False, document=False)
+        print_answer(doctor.run_doctor(context(), None, document=False))
     assert raised.value.exit_code == code
 
 
@@ -132,7 +133,7 @@ def test_consecutive_checks_skipped_for_the_same_reason_share_a_line(
     no_vm = failing_check(Skipped("no VM"))
     checks = (make_check("a", lambda _: passed("good")), no_vm, no_vm)
     monkeypatch.setattr(doctor, "all_checks", lambda _=None: checks)
-    doctor.run_doctor(context(), None, as_json=False, document=False)
+    doctor.run_doctor(context(), None, document=False)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["✓ test a good", f"{CheckStatus.SKIP.mark} test, 2 checks no VM"]
     assert re.match(rf"1 .*✓, 2 .*{CheckStatus.SKIP.mark}; 3 checks in ", lines[2])
@@ -140,4 +141,4 @@ def test_consecutive_checks_skipped_for_the_same_reason_share_a_line(
 
 def test_an_unknown_subject_is_rejected_with_the_known_ones(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"--only: .*'clustr'; .*machine, settings"):
-        doctor.run_doctor(context(), "machine,clustr", as_json=False, document=False)
+        doctor.run_doctor(context(), "machine,clustr", document=False)

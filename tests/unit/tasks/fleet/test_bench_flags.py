@@ -23,7 +23,7 @@ def test_the_flag_workers_limits_the_fleet(context: Callable[..., Context], monk
         return None, []
 
     monkeypatch.setattr(bench, "_plan", plan)
-    monkeypatch.setattr(bench, "_print_plan", lambda *_: None)
+    monkeypatch.setattr(bench, "_plan_answer", lambda *_: None)
     for workers in (None, 3, 4):
         bench.run_bench(context(text="fleet: {size: 4}"), BenchOptions(workers=workers, dry_run=True))
     assert sizes == [4, 3, 4]
@@ -39,7 +39,7 @@ def test_a_line_break_in_a_trial_file_forges_no_line_of_the_plan(
 ) -> None:
     trial = make_trial(reason="odd\nforged: \x1b[2J")
     settings = load(context())
-    bench._print_plan(settings, replace(synthetic.record((trial,), workers=1), settings=settings.public()))
+    bench._plan_answer(settings, replace(synthetic.record((trial,), workers=1), settings=settings.public()))
     assert "odd\\nforged: \\x1b[2J" in capsys.readouterr().out
 
 

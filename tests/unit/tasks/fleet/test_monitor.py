@@ -1,6 +1,7 @@
 """`inv monitor`: its rows, workers that do not answer, and one that hangs while the others answer."""
 
 import io
+import re
 import threading
 from dataclasses import replace
 
@@ -56,9 +57,10 @@ def test_a_row_says_what_a_gpu_is_doing_and_for_which_trial():
 
 
 def test_a_sample_with_unreachable_workers_is_not_a_success():
-    monitor.check_all_reachable([BUSY])
-    with pytest.raises(RetryableError, match=r"^1 of 2 .*: worker-1: log in; .*`inv monitor --once`"):
-        monitor.check_all_reachable([BUSY, WorkerSample(worker="worker-1", error="log in")])
+    assert monitor.find_unreachable([BUSY]) is None
+    failure = monitor.find_unreachable([BUSY, WorkerSample(worker="worker-1", error="log in")])
+    assert isinstance(failure, RetryableError)
+    assert re.match(r"1 of 2 .*: worker-1: log in; .*`inv monitor --once`", str(failure))
 
 
 def test_unreachable_workers_and_those_without_a_gpu_are_shown_as_such():

@@ -18,6 +18,7 @@ from tasks.oci import nodes
 from tasks.oci.discovery import parse_node_pool
 from tasks.oci.nodes import describe_unready, gpus_per_node, resize
 from tasks.settings.load import load
+from tests.support.answers import print_answer
 from tests.support.kubernetes.listed_cluster import FakeCluster
 from tests.support.machines.fake_tenancy import FakeTenancy, ocid
 
@@ -76,7 +77,7 @@ def test_growing_a_pool_prints_its_price_and_waits_for_its_nodes(
 
 
 def test_a_dry_run_and_a_missing_yes_change_nothing(tenancy: FakeTenancy, context: Make, capsys: Capture) -> None:
-    resize(context(), **flags(add="1", dry_run=True))
+    print_answer(resize(context(), **flags(add="1", dry_run=True)))
     assert capsys.readouterr().out.splitlines()[-1].startswith("dry run: ")
     with pytest.raises(ConfirmationRequired, match=r"; .*--yes"):
         resize(context(), **flags(add="1", yes=False))
@@ -144,7 +145,7 @@ def test_a_change_that_takes_too_long_is_retryable(tenancy: FakeTenancy, context
 
 
 def test_the_pools_are_shown_with_what_they_cost(context: Make, capsys: Capture) -> None:
-    resize(context(), **flags())
+    print_answer(resize(context(), **flags()))
     row = capsys.readouterr().out.splitlines()[-1].split()
     assert row[:5] == ["gpus", "VM.GPU.A10.1", "2", "2", "4.01"]
 

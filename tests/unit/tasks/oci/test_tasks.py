@@ -16,6 +16,7 @@ from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.oci.kubeconfig import write_kubeconfig
 from tasks.oci.repository import create_repository, push_statements
 from tasks.oci.show import show_tenancy
+from tests.support.answers import print_answer
 from tests.support.machines.fake_tenancy import TENANCY, FakeTenancy, ocid
 
 pytestmark = pytest.mark.usefixtures("tenancy")
@@ -58,7 +59,7 @@ def test_the_tenancy_is_shown_with_the_derived_settings(context: Make, capsys: C
 def test_a_failed_request_is_a_line_and_the_rest_is_shown(tenancy: FakeTenancy, context: Make, capsys: Capture) -> None:
     tenancy.fail("GET .*/mountTargets", 404, "NotAuthorizedOrNotFound")
     with pytest.raises(TaskFailed, match=r"^1 "):
-        show_tenancy(context(), write=False)
+        print_answer(show_tenancy(context(), write=False))
     output = capsys.readouterr().out
     assert "! listing mount targets: 404" in output
     assert "Allow group GROUP to read file-family in tenancy" in output
@@ -244,7 +245,7 @@ def test_a_malformed_object_is_a_line_and_the_rest_is_shown(
     collections = tenancy.resources.collections
     collections[next(key for key in collections if key.endswith(path))][0] |= odd
     with pytest.raises(TaskFailed, match=r"^1 "):
-        show_tenancy(context(), write=False)
+        print_answer(show_tenancy(context(), write=False))
     output = " ".join(capsys.readouterr().out.split())
     assert f"! {line}: malformed object" in output
 

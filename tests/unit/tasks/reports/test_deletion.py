@@ -151,7 +151,7 @@ def test_a_run_that_nothing_needs_is_deleted(results, case):
         ({"delete": ["latest"], "keep": "1"}, ExitCode.BAD_INPUT),
         ({"keep": "0"}, ExitCode.BAD_INPUT),
         ({"yes": True}, ExitCode.BAD_INPUT),
-        ({"keep": "1", "json": True}, ExitCode.BAD_INPUT),
+        ({"keep": "1", "json": True}, ExitCode.REFUSED),
         ({"keep": "1"}, ExitCode.REFUSED),  # no terminal to confirm on
     ],
 )
