@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,19 @@ def format_draw(draw: dict[str, Any]) -> str:
     return f", {draw['watts']:.0f} W at {draw['sm_clock_mhz']:,.0f} MHz{limit}"
 
 
-def case_parser(module: str, cases: Iterable[str]) -> argparse.ArgumentParser:
-    """Make the parser of a benchmark whose cases have a process each."""
+def case_parser(module: str, cases: Iterable[str], all_cases: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Make the parser of a benchmark whose cases have a process each; `cases` run by default, `all_cases` are known."""
+    default = list(cases)
+
+    def known(names: str) -> str:
+        for name in names.split(","):
+            if name not in (all_cases or default):
+                raise argparse.ArgumentTypeError(f"{name!r} is unknown; there are {', '.join(all_cases or default)}")
+        return names
+
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--model", help="a model folder of Mistral's or Llama's architecture")
-    parser.add_argument("--cases", default=",".join(cases))
+    parser.add_argument("--cases", type=known, default=",".join(default))
     parser.add_argument("--steps", type=int, default=MEASURED)
     parser.add_argument("--json", type=Path, help="every step time and peak, for a record")
     parser.add_argument("--one", help=argparse.SUPPRESS)

@@ -36,7 +36,7 @@ def test_every_benchmark_can_begin(name):
 
 def test_an_unknown_benchmark_lists_the_known_ones(capsys):
     assert table.main(["fast-step"]) == 2
-    assert capsys.readouterr().err.startswith("benchmark 'fast-step' is unknown; there are against_unsloth, ")
+    assert capsys.readouterr().err.startswith("benchmark 'fast-step' is unknown; there are demo, ")
 
 
 def test_a_failing_benchmark_does_not_stop_the_others(monkeypatch, capsys):
