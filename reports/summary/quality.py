@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from bench.records.quality import LossCheck, QualityRecord
 from bench.records.trial import Trial
 from reports import formatting
-from reports.statistics.paired_losses import LossDifference, difference_of, verdict_of
+from reports.statistics.paired_losses import NOT_SHOWN, LossDifference, difference_of, verdict_of
 from reports.summary.summary import ConfigurationRow
 
 _METHOD = (
     "A configuration is at the same loss if its held-out loss is shown to be at most {margin} % above that of the "
     "reference. The trainings of a pair ({steps} steps each) have the same first adapters, rows and held-out examples; "
-    "the bound is Student's t, one-sided 95 %, over pairs of different seeds. The deviation between the pairs of stage 1 "
-    "decides how many pairs stage 2 has (Stein's method)."
+    "the bound is Student's t, one-sided 95 %, over pairs of different seeds. The deviation between the pairs of stage "
+    "1 decides how many pairs stage 2 has (Stein's method)."
 )
 _MAX_PAIRS_SHOWN = 12
 
@@ -34,6 +34,14 @@ def difference_text(check: LossCheck) -> str:
         return check.reason or "one pair only"
     decimals = _decimals(difference)
     return f"difference {difference.percent:+.{decimals}f} %, at most {difference.high:+.{decimals}f} %"
+
+
+def not_shown_texts(record: QualityRecord | None) -> list[str]:
+    """Name every compared configuration that was not shown to be at the same loss, with its difference."""
+    checks = () if record is None else record.checks
+    return [
+        f"{check.label} ({difference_text(check)})" for check in checks if verdict_of(record, check.trial) in NOT_SHOWN
+    ]
 
 
 def withheld_text(record: QualityRecord | None, rows: Sequence[ConfigurationRow]) -> str:

@@ -1,10 +1,13 @@
 """The configuration that a benchmark recommends, or that a search found, as the trial of a training."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.records import Trial
+from reports import formatting
 from reports.read.load import load
 from reports.read.run import ReportError
+from reports.summary.quality import not_shown_texts
 from reports.summary.summarize import summarize
 from reports.summary.text import best_row, recommended_label
 from tasks.errors import UsageError, translate_errors
@@ -18,9 +21,12 @@ def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:
 
     `name` is a benchmark's run, whose results are summarized again, or a search.
     """
-    best = settings.results_folder / SEARCH_FOLDER / name / BEST_FILE
-    if Path(name).name == name and best.is_file():
-        return apply_file(settings, str(best), "train: --from")
+    search = settings.results_folder / SEARCH_FOLDER / name
+    if Path(name).name == name and search.is_dir():
+        if not (search / BEST_FILE).is_file():
+            remedy = f"resume it with `inv tune --resume={name}`, or name another run"
+            raise UsageError(f"train: --from: search {name} has named no configuration", remedy=remedy)
+        return apply_file(settings, str(search / BEST_FILE), "train: --from")
     folder = find_run(settings.results_folder, name)
     source = f"train: --from: {folder.name}"
     if is_training(folder):
@@ -28,6 +34,13 @@ def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:
     with translate_errors(UsageError, ReportError):
         summary = summarize(load(folder))
     row = best_row(summary)
+    if row is None and (withheld := not_shown_texts(summary.quality)):
+        raise UsageError(
+            f"{source}: withholds every configuration, as none was shown to be at the loss of the reference: "
+            f"{formatting.first_n(withheld, 2)}",
+            remedy="compare more pairs with a larger quality.max_pairs and "
+            f"`inv bench --quality --resume={folder.name}`, or name another run",
+        )
     if row is None or recommended_label(summary) is None:
         remedy = f"name another run, or compare configurations with `inv bench --resume={folder.name}`"
         raise UsageError(f"{source}: recommends no configuration", remedy=remedy)
@@ -39,10 +52,15 @@ def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:
     return apply_trial(settings, row.trial, source)
 
 
-def describe_source(trial: Trial, source: str) -> str:
-    """Return a line with what a training takes over from a recommended configuration."""
-    return (
+def describe_source(settings: Settings, trial: Trial, source: str) -> Iterator[str]:
+    """Yield what a training takes over from a configuration, and a warning if its rows are shorter than those set."""
+    yield (
         f"from {source}: {trial.name}: {trial.recipe}, {trial.base_precision}, rank {trial.lora_rank} on "
         f"{', '.join(trial.lora_targets)}, rows of {trial.micro_batch_size} x {trial.max_seq_len} tokens packed end to "
         "end; data, learning rate, steps and all else come from the settings"
     )
+    if trial.max_seq_len < settings.train.max_seq_len:
+        yield (
+            f"! rows of {trial.max_seq_len} tokens replace train.max_seq_len {settings.train.max_seq_len}: where the "
+            "data need longer ones, `inv tune` measures configurations of their length, or leave out --from"
+        )

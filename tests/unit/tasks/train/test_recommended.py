@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.records import choose, suite
+from bench.records.quality import LossCheck, LossPair, QualityRecord
+from bench.records.run import RunRecord
 from reports.read.load import load
 from reports.summary.summarize import summarize
 from reports.summary.text import train_command
@@ -43,6 +45,8 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
     assert taken == {name: getattr(row.trial, name) for name in trial_spec.FILE_FIELDS}
     assert training.learning_rate == 5e-4
     assert train_command(summarize(load(folder))) == f"inv train --from={RUN}"
+    lines = list(recommended.describe_source(configured, trial, RUN))
+    assert len(lines) == 1 + (trial.max_seq_len < configured.train.max_seq_len) == 2
 
 
 def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
@@ -69,6 +73,26 @@ def test_a_benchmark_without_a_usable_recommendation_is_refused(
     write_benchmark(configured, **changed)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):
         recommended.apply_recommended(configured, RUN)
+
+
+def test_configurations_that_are_all_withheld_are_named(settings: MakeSettings) -> None:
+    configured = settings()
+    folder = write_benchmark(configured)
+    trial = next(each for each in RunRecord.read(folder / "run.json").planned if each.trial.name == "optimized").trial
+    pairs = [LossPair(seed=seed, reference=2.0, loss=2.02) for seed in range(3)]
+    check = LossCheck(label="optimized", trial=trial, reference=trial, run_id="q", pairs=pairs)
+    QualityRecord(max_increase_percent=0.15, steps=60, checks=[check]).write(folder)
+    with pytest.raises(UsageError, match="optimized") as refused:
+        recommended.apply_recommended(configured, RUN)
+    assert f"inv bench --quality --resume={RUN}" in (refused.value.remedy or "")
+
+
+def test_a_search_without_an_answer_is_refused(settings: MakeSettings) -> None:
+    configured = settings()
+    (configured.results_folder / "tune" / "s1").mkdir(parents=True)
+    with pytest.raises(UsageError) as refused:
+        recommended.apply_recommended(configured, "s1")
+    assert "inv tune --resume=s1" in (refused.value.remedy or "")
 
 
 def test_a_run_that_is_no_benchmark_is_refused(settings: MakeSettings) -> None:
