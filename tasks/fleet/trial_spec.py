@@ -100,7 +100,8 @@ def apply_trial(settings: Settings, trial: Trial, source: str) -> tuple[Settings
     if trial.model != settings.model.path:
         raise UsageError(
             f"{source}: is for the model {trial.model}, but model.path is {settings.model.path}",
-            remedy="change the setting or the source, because a configuration holds for one model only",
+            remedy=f"set model.path to {trial.model}, or measure {settings.model.path} with `inv tune`: a configuration "
+            "holds for one model only",
         )
     lengths = {"max_seq_len": trial.max_seq_len, "micro_batch_size": trial.micro_batch_size}
     train = settings.train.model_copy(update=lengths)
