@@ -1,8 +1,9 @@
 """Modelfile for Ollama: the GGUF file, the chat template in Go's form, and what ends an answer.
 
 Go's form is derived from what the Jinja template writes for probe conversations: the text around each role's content,
-the beginning of the conversation and of an answer. It is kept only if it renders several conversations exactly as the
-Jinja template does. Otherwise TEMPLATE is omitted, with a comment, since Ollama would prompt in another form.
+the beginning of the conversation and of an answer. Some families have the system's text within the first or the last
+user's message. A form is kept only if it renders several conversations exactly as the Jinja template does. Otherwise
+TEMPLATE is omitted, with a comment, since Ollama would prompt in another form.
 
 Not covered: tools, images, thoughts.
 """
@@ -11,6 +12,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from bench.adapter.gguf_tokenizer import adds_bos
@@ -19,12 +21,29 @@ from bench.data.tokenizer import ChatTemplate, Messages
 
 ROLES = ("system", "user", "assistant")
 MISSING = "# No TEMPLATE: the chat template has no equivalent here; use llama.cpp, which reads it from the GGUF file.\n"
+SYSTEM, USER, ASSISTANT = (f"@{role.upper()}@" for role in ROLES)  # contents of the probe conversation
+PROBE = [
+    {"role": "user", "content": USER},
+    {"role": "assistant", "content": ASSISTANT},
+    {"role": "user", "content": USER},
+]
 CONVERSATIONS = (
     ("user",),
     ("system", "user"),
     ("user", "assistant", "user"),
     ("system", "user", "assistant", "user", "assistant", "user"),
 )
+
+
+class SystemPlace(StrEnum):
+    """Place of the system's text; its value is the condition of the user's message in Ollama's template.
+
+    Ollama's messages begin with the system's, if there is one.
+    """
+
+    OWN_MESSAGE = ""
+    FIRST_USER = "(eq $i 1)"
+    LAST_USER = "(eq (len (slice $.Messages $i)) 1)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +53,7 @@ class ChatForm:
     start: str
     around: Mapping[str, tuple[str, str]]
     answer: str
+    place: SystemPlace = SystemPlace.OWN_MESSAGE
 
     @property
     def text(self) -> str:
@@ -41,20 +61,31 @@ class ChatForm:
         return "".join([self.start, *(text for pair in self.around.values() for text in pair), self.answer])
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        system = ""
+        if self.place and messages[0]["role"] == "system":
+            system, messages = messages[0]["content"].join(self.around["system"]), messages[1:]
+        users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+        place = users[0 if self.place is SystemPlace.FIRST_USER else -1]
         parts = [self.start]
-        for message in messages:
+        for index, message in enumerate(messages):
             before, after = self.around[message["role"]]
-            parts += [before, message["content"], after]
+            parts += [before, system if index == place else "", message["content"], after]
         return "".join([*parts, self.answer])
 
     def go_template(self) -> str:
         """Return the template of Ollama that renders the same."""
+        contents = dict.fromkeys(self.around, "{{ .Content }}")
+        if self.place:
+            system = "{{ $.System }}".join(self.around["system"])
+            contents["user"] = f"{{{{ if and $.System {self.place} }}}}{system}{{{{ end }}}}{{{{ .Content }}}}"
+            del contents["system"]
         branches = [
-            f'{"else if" if index else "if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
-            for index, (role, (before, after)) in enumerate(self.around.items())
+            f'if eq .Role "{role}" }}}}{self.around[role][0]}{content}{self.around[role][1]}'
+            for role, content in contents.items()
         ]
-        body = "".join(f"{{{{ {branch}" for branch in branches)
-        return f"{self.start}{{{{ range .Messages }}}}{body}{{{{ end }}}}{{{{ end }}}}{self.answer}"
+        body = "{{ " + "{{ else ".join(branches)
+        loop = "range $i, $_ := .Messages" if self.place else "range .Messages"
+        return f"{self.start}{{{{ {loop} }}}}{body}{{{{ end }}}}{{{{ end }}}}{self.answer}"
 
 
 def render_modelfile(tokenizer: Any, file_name: str, end_ids: Sequence[int], system: str | None) -> str:
@@ -62,7 +93,8 @@ def render_modelfile(tokenizer: Any, file_name: str, end_ids: Sequence[int], sys
     lines = [f"FROM ./{file_name}\n"]
     form, own_system = derive_form(tokenizer)
     system = own_system if system is None else system
-    if form is None or not all(map(_is_plain, (form.go_template(), system or ""))):
+    is_possible = bool(system) or own_system is None  # Ollama sends no empty system message
+    if form is None or not is_possible or not all(map(_is_plain, (form.go_template(), system or ""))):
         lines.append(MISSING)
     else:
         lines.append(f'TEMPLATE """{form.go_template()}"""\n')
@@ -92,9 +124,9 @@ def derive_form(tokenizer: Any) -> tuple[ChatForm | None, str | None]:
         text = template.render("Modelfile", messages, prompt=prompt)
         return text.removeprefix(bos) if adds_bos(tokenizer) else text
 
-    for start in ("", bos):
+    for start, cut in itertools.product(("", bos), (_cut, _cut_within_user)):
         with contextlib.suppress(InputError, ValueError):  # the template refuses a role; a probe's content is missing
-            form, own_system = _cut(render, start)
+            form, own_system = cut(render, start)
             if _renders_alike(form, own_system, render) and "{{" not in form.text:
                 return form, own_system
     return None, None
@@ -111,14 +143,12 @@ def _renders_alike(form: ChatForm, own_system: str | None, render: Callable[...,
 
 def _cut(render: Callable[..., str], start: str) -> tuple[ChatForm, str | None]:
     """Cut the texts of a form out of probe conversations. Raises ValueError if a probe's content is missing."""
-    system, user, assistant = (f"@{role.upper()}@" for role in ROLES)
-    turns = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-    plain = render([*turns, turns[0]], prompt=False)
-    answer = render([*turns, turns[0]]).removeprefix(plain)
-    chat = render([*system_messages(system), *turns, turns[0]], prompt=False).removeprefix(start)
-    head, middle, after_user = chat.split(user)
-    before_system, after_system = head.split(system)
-    after_first, after_assistant = middle.split(assistant)
+    plain = render(PROBE, prompt=False)
+    answer = render(PROBE).removeprefix(plain)
+    chat = render([*system_messages(SYSTEM), *PROBE], prompt=False).removeprefix(start)
+    head, middle, after_user = chat.split(USER)
+    before_system, after_system = head.split(SYSTEM)
+    after_first, after_assistant = middle.split(ASSISTANT)
     # Cut what ends a message first: both texts may continue alike behind it.
     system_end, assistant_end = (len(_common_prefix(text, after_user)) for text in (after_system, after_assistant))
     before_user = _common_prefix(after_system[system_end:][::-1], after_assistant[assistant_end:][::-1])[::-1]
@@ -127,9 +157,26 @@ def _cut(render: Callable[..., str], start: str) -> tuple[ChatForm, str | None]:
         "user": (before_user, after_user),
         "assistant": (after_first.removeprefix(after_user), after_assistant.removesuffix(before_user)),
     }
-    begin = plain.removeprefix(start).split(user)[0].removesuffix(before_user)
+    begin = plain.removeprefix(start).split(USER)[0].removesuffix(before_user)
     own_system = begin.removeprefix(before_system).removesuffix(around["system"][1]) if begin else None
     return ChatForm(start=start, around=around, answer=answer), own_system
+
+
+def _cut_within_user(render: Callable[..., str], start: str) -> tuple[ChatForm, None]:
+    """Cut the texts of a form whose system's text is within a user's message. Raises ValueError like `_cut`."""
+    plain = render(PROBE, prompt=False)
+    before_user, middle, after_user = plain.removeprefix(start).split(USER)
+    after_first, after_assistant = middle.split(ASSISTANT)
+    first, last, _ = render([*system_messages(SYSTEM), *PROBE], prompt=False).removeprefix(start).split(USER)
+    place = SystemPlace.FIRST_USER if SYSTEM in first else SystemPlace.LAST_USER
+    part = first.removeprefix(before_user) if place is SystemPlace.FIRST_USER else last.removeprefix(middle)
+    before_system, after_system = part.split(SYSTEM)
+    around = {
+        "system": (before_system, after_system),
+        "user": (before_user, after_user),
+        "assistant": (after_first.removeprefix(after_user), after_assistant.removesuffix(before_user)),
+    }
+    return ChatForm(start=start, around=around, answer=render(PROBE).removeprefix(plain), place=place), None
 
 
 def _common_prefix(first: str, second: str) -> str:

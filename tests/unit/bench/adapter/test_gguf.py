@@ -22,6 +22,13 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 OWN_SYSTEM = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
+WITHIN = (
+    "{{% set system = messages[0].content if messages[0].role == 'system' %}}"
+    "{{% for m in messages[1 if system else 0:] %}}"
+    "{{{{ '[' if m.role == 'user' }}}}{{{{ '<<' + system + '>>' if system and {place} }}}}{{{{ m.content }}}}"
+    "{{{{ ']' if m.role == 'user' else ' END ' }}}}{{% endfor %}}"
+)
+
 
 @pytest.fixture
 def gguf_fields(inputs, adapter, merge_fields, tmp_path) -> Callable[..., dict[str, Any]]:
@@ -153,6 +160,15 @@ def test_a_pre_tokenizer_has_llama_cpps_name_or_is_refused(definition: Any, mode
         (CHATML + PROMPT, None, ["<|im_start|>user\n{{ .Content }}<|im_end|>\n"]),
         (OWN_SYSTEM + CHATML + PROMPT, None, ['SYSTEM """Be brief."""']),
         (OWN_SYSTEM + CHATML + PROMPT, "Write JSON.", ['SYSTEM """Write JSON."""']),
+        (OWN_SYSTEM.replace("Be brief.", "") + CHATML + PROMPT, None, []),
+        (OWN_SYSTEM.replace("Be brief.", "") + CHATML + PROMPT, "Write JSON.", ['SYSTEM """Write JSON."""']),
+        (WITHIN.format(place="loop.last"), None, ["{{ if and $.System (eq (len (slice $.Messages $i)) 1) }}"]),
+        (
+            WITHIN.format(place="loop.first"),
+            None,
+            ["{{ if and $.System (eq $i 1) }}<<{{ $.System }}>>{{ end }}{{ .Content }}"],
+        ),
+        (WITHIN.format(place="false"), None, []),
         ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", None, []),
         ("{{ raise_exception('no') }}", None, []),
         ("{% for m in messages %}{{ '{{' + m.role }}\n{{ m.content }}{% endfor %}", None, []),
