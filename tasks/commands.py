@@ -127,7 +127,7 @@ tune = Command(
     effect=Effect.CHANGES,
     examples=(
         "inv tune --dry-run  # the candidates, the predicted memory, the first wave",
-        "inv tune --memory-gib 20 --resume  # go on within a smaller limit",
+        "inv tune --memory-gib 20  # within a smaller limit than the GPU has",
     ),
     resume=text(
         "resume the newest search, or the search with this id; finished trials are not repeated",
@@ -286,19 +286,6 @@ compare = Command(
     ),
     out=text("folder for compare.json", value="FOLDER", unset="the report folder of the last run"),
 )
-settings = Command(
-    "settings",
-    "tasks.doctor.settings:show_settings",
-    "Show every setting, its value, and where it is set.",
-    section=Section.SET_UP,
-    effect=Effect.SHOWS,
-    examples=(
-        "inv settings fleet.size  # its value, source, range and meaning",
-        "inv settings --changed  # what is not the default",
-    ),
-    name=positional("a setting or a section, e.g. fleet.size", is_required=False, unset="all"),
-    changed=switch("only settings whose value is not the default"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,4 +327,17 @@ doctor = Command(
     only=text("subjects to check, e.g. cluster,nodes, even if no setting needs them", value="SUBJECTS", unset="all"),
     document=switch("write docs/troubleshooting.md from the checks instead of running them"),
     dry_run=switch("with --document: say whether that file would change, and write nothing"),
+)
+settings = Command(
+    "settings",
+    "tasks.doctor.settings:show_settings",
+    "Show every setting, its value, and where it is set.",
+    section=Section.SET_UP,
+    effect=Effect.SHOWS,
+    examples=(
+        "inv settings fleet.size  # its value, source, range and meaning",
+        "inv settings --changed  # what is not the default",
+    ),
+    name=positional("a setting or a section, e.g. fleet.size", is_required=False, unset="all"),
+    changed=switch("only settings whose value is not the default"),
 )

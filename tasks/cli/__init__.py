@@ -8,6 +8,7 @@ executor  a chain of tasks: validates the settings, then runs one task after the
 signals   Ctrl-C before, during and after a task
 streams   standard streams that survive a closed pipe or a full disk, and wrap lines on a terminal
 sanitize  escapes of control characters, so that no text controls the terminal
+help      the list of commands, and the help of one
 flags     commands and their flags, declared once; parsers for their values
 log       operator.log of a run, and --debug
 lock      one task at a time that changes something

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -168,6 +169,7 @@ class Section(enum.Enum):
         self.topic, self.title = topic, title
 
 
+_ORDER = itertools.count()
 _JSON = "print one JSON object; other output goes to standard error"
 _JSON_PLAN = "with --dry-run: print the plan as one JSON object"
 
@@ -199,7 +201,7 @@ class Command(Task[Any]):
         self.full_name, self.target, self.options, self._guard = name, target, options, guard
         fields = {field.name: field for field in dataclasses.fields(options)} if options is not None else flags
         self.flags: dict[str, Flag] = {parameter: field.metadata["flag"] for parameter, field in fields.items()}
-        self.section, self.effect, self.examples = section, effect, examples
+        self.section, self.effect, self.examples, self.order = section, effect, examples, next(_ORDER)
         # A partial has no __code__, by which Invoke would take two commands of one name for the same.
         super().__init__(functools.partial(self._run), name.rpartition(".")[2], positional=(), default=is_default)
         self.__doc__ = doc
@@ -208,6 +210,16 @@ class Command(Task[Any]):
     def group(self) -> str:
         """Name of the collection; empty for a command outside any."""
         return self.full_name.rpartition(".")[0]
+
+    @property
+    def shown_name(self) -> str:
+        """The name to type: that of the group for its default command."""
+        return self.group if self.is_default else self.full_name
+
+    @property
+    def summary(self) -> str:
+        """The first line of the help."""
+        return (self.__doc__ or "").partition("\n")[0]
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:  # noqa: ARG002
         """Return the arguments for Invoke's parser."""

@@ -8,7 +8,6 @@ import faulthandler
 import logging
 import os
 import platform
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from invoke._version import __version__
-from invoke.collection import Collection
 from invoke.context import Context
 from invoke.exceptions import Exit, ParseError
 from invoke.parser.argument import Argument
@@ -26,6 +24,8 @@ from invoke.program import Program
 from bench.records.version import VERSION
 from tasks.cli import log
 from tasks.cli.answer import JSON_FLAG, print_error_object
+from tasks.cli.flags import Command, Section
+from tasks.cli.help import explain_command, list_commands, section_of
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
@@ -127,19 +127,36 @@ class _InvProgram(Program):
                 f"no {name}.py in {start} or above it", remedy=f"`cd {home}`, then rerun the command"
             ) from error
 
-    def _make_pairs(self, coll: Collection, ancestors: list[str] | None = None) -> list[tuple[str, str | None]]:
-        # List `tenancy.show (tenancy)` as `tenancy`, which is shorter to type.
-        pairs = super()._make_pairs(coll, ancestors)
-        return [(re.sub(r"^(\S+)\.\S+ \(\1\)$", r"\1", name), text) for name, text in pairs]
+    @property
+    def _commands(self) -> list[Command]:
+        """Our commands of the listed group, or all; a plain task of another collection is not one."""
+        collections = (self.scoped_collection, *self.scoped_collection.collections.values())
+        tasks = [task for collection in collections for task in collection.tasks.values()]
+        return [task for task in tasks if isinstance(task, Command)]
+
+    def list_flat(self) -> None:
+        if commands := [] if self.list_depth else self._commands:
+            print(f"{list_commands(commands)}\n")
+        else:
+            super().list_flat()
+
+    def print_task_help(self, name: str) -> None:
+        command = self.collection[name]
+        if isinstance(command, Command):
+            print(explain_command(command, self.parser.contexts[name]))
+        else:
+            super().print_task_help(name)
 
     def print_version(self) -> None:
         print(f"{log.DISTRIBUTION} {VERSION}, Invoke {__version__}, Python {platform.python_version()}")
 
     def no_tasks_given(self) -> None:
         """Print the tasks for a bare `inv`; Invoke prints its own options only."""
-        print(f"Usage: {self.binary} [--core-opts] TASK [--options] [TASK ...]\n")
+        print("Usage: inv TASK [--flags] [TASK ...]\n")
         self.list_tasks()
-        print("`inv help TASK` explains a task, `inv help GROUP` lists one group, `inv --help` shows the core options")
+        print("`inv help TASK` explains a task, `inv help NAME` lists one group (image) or one")
+        print(f"section ({', '.join(section.topic for section in Section)}).")
+        print("Tasks that show something have --json, tasks that change something --dry-run.")
         raise Exit
 
     def parse_tasks(self) -> None:
@@ -164,6 +181,9 @@ class _InvProgram(Program):
         topics = typed[1:] if is_help else typed
         if is_help and not topics:
             self.no_tasks_given()
+        if is_help and topics[0] not in (*groups, *tasks) and (section := section_of(topics[0])) is not None:
+            print(f"{list_commands(command for command in self._commands if command.section is section)}\n")
+            raise Exit
         if not is_help and not (len(topics) == 1 and topics[0] in groups and topics[0] not in tasks):
             return
         argument = self.args.list if topics[0] in groups else self.args.help

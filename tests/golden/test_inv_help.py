@@ -13,7 +13,7 @@ from tasks.cli.program import _InvProgram
 from tests.support.paths import ROOT
 
 GOLDEN = Path(__file__).with_name("inv")
-HELP = {"list": ("--list",), **{context.name: ("--help", context.name) for context in ns.to_contexts()}}
+HELP = {"list": ("--list",), "bare": (), **{context.name: ("--help", context.name) for context in ns.to_contexts()}}
 
 
 @pytest.mark.parametrize("name", HELP)

@@ -3,17 +3,21 @@
 import dataclasses
 import importlib
 import inspect
+import shlex
 import typing
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from invoke import Context
+from invoke.parser import ParserContext, parser
 
 from bench.records.trial import SUITE_NAMES
 from tasks import ns
 from tasks.cli.answer import Answer, Effect
 from tasks.cli.flags import Command, Section, number, positional, switch, text, words
+from tasks.cli.help import explain_command
+from tasks.cli.parser import PatchedParser
 from tasks.commands import suite_names
 from tasks.errors import UsageError
 from tests.support.cases import Case, load_cases
@@ -24,12 +28,9 @@ except ModuleNotFoundError:
     without_sdk = ("tenancy",)
 else:
     without_sdk = ()
-COMMANDS = [
-    task
-    for collection in (ns, *ns.collections.values())
-    for task in collection.tasks.values()
-    if task.group not in without_sdk
-]
+ALL_COMMANDS = [task for collection in (ns, *ns.collections.values()) for task in collection.tasks.values()]
+BY_NAME = {command.full_name: command for command in ALL_COMMANDS}
+COMMANDS = [command for command in ALL_COMMANDS if command.group not in without_sdk]
 TYPES: dict[type, tuple[Any, ...]] = {
     bool: (bool,),
     str: (str, str | None, str | bool | None),
@@ -107,3 +108,33 @@ def test_a_number_is_checked(case: Case) -> None:
 
 def test_the_help_names_every_suite_but_all() -> None:
     assert sorted([*suite_names().split(", "), "all"]) == sorted(SUITE_NAMES)
+
+
+CONTEXTS = {context.name: context for context in ns.to_contexts()}
+MAX_CHARS = 78  # of a terminal with 80 columns, indented
+
+
+@pytest.mark.parametrize("declared", ALL_COMMANDS, ids=lambda declared: declared.full_name)
+def test_the_examples_of_a_command_are_valid_command_lines(declared: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parser, "ParseMachine", PatchedParser)
+    assert len(set(declared.examples)) == 2
+    for example in declared.examples:
+        assert len(example) <= MAX_CHARS
+        words_typed = shlex.split(example.partition("<")[0], comments=True)
+        begin = words_typed.index("inv") + 1
+        parsed = parser.Parser(contexts=CONTEXTS.values(), initial=ParserContext()).parse_argv(words_typed[begin:])
+        tasks = [context for context in parsed if context.name]
+        assert declared.full_name in [context.name for context in tasks]
+        for context in tasks:
+            flags = {flag.name or name: flag for name, flag in BY_NAME[context.name].flags.items()}
+            for name, value in context.as_kwargs.items():
+                if name != "json":
+                    flags[name].parse(example, value)
+
+
+@pytest.mark.parametrize("declared", ALL_COMMANDS, ids=lambda declared: declared.full_name)
+def test_a_help_fits_80_columns_and_has_both_flags_of_its_effect(declared: Command) -> None:
+    text = explain_command(declared, CONTEXTS[declared.full_name])
+    assert max(map(len, text.splitlines())) <= 80
+    assert ("\n  --json" in text) == (declared.effect is not Effect.SESSION)
+    assert ("\n  --dry-run" in text) == declared.effect.changes
