@@ -17,7 +17,7 @@ from bench.data import dataset, tokenizer
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model, check_template
 from bench.data.readers import read_data
-from bench.data.trial_inputs import check_trials
+from bench.data.trial_inputs import check_trials, data_options
 from bench.harness.record import Request
 from bench.machine import fingerprint, nvml
 from bench.machine.preflight import require_gpus_for
@@ -373,9 +373,12 @@ def _show(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.profile is not None:
         require_gpus_for(arguments.profile)
-    model, (data, _) = check_model(Path(arguments.model)), read_data(Path(arguments.data))
-    check_template(Path(arguments.model))
-    check_trials(_read_trials(arguments))
+    trials, model = _read_trials(arguments), check_model(Path(arguments.model))
+    options = data_options(trials, arguments.data)
+    data, _ = read_data(Path(arguments.data), options)
+    if options.needs_own_template:
+        check_template(Path(arguments.model))
+    check_trials(trials)
     model_facts = {name: getattr(model, name) for name in ("path", "sha256", "parameters", "bytes", "files")}
     data_facts = {name: getattr(data, name) for name in ("path", "sha256", "samples")}
     return _print_json({"model": model_facts, "data": data_facts})

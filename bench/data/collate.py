@@ -8,8 +8,8 @@
   Positions restart with each sample, attention stays within it, and its first token is not a target, so loss and
   gradients are those of separate samples.
 
-Conversations are read, rendered and tokenized as a fine-tuning's (`bench.data.masking`), but every token is a label,
-prompts included, as in the published measurements.
+Conversations are read, rendered and tokenized as a fine-tuning's, with the same options (`bench.data.masking`), but
+every token is a label, prompts included, as in the published measurements.
 
 Before the first step, as many rows are tokenized as the steps need; shorter data is repeated in the same order.
 """
@@ -17,13 +17,15 @@ Before the first step, as many rows are tokenized as the steps need; shorter dat
 import random
 import signal
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import ExampleBuilder
 from bench.data.packing import Row, bucket_by_length, pack_blocks, pack_whole_samples
+from bench.data.readers import BadLines
 from bench.records import Trial
 from bench.torch_stack import Stack
 
@@ -58,10 +60,8 @@ def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: An
     """Make the distinct rows that the trial's steps need, at most one pass over the data. Raises InputError."""
     order = list(range(len(conversations)))
     random.Random(trial.seed).shuffle(order)  # noqa: S311 - a reproducible order, not a secret
-    ordered = (replace(conversations[index], untrained=()) for index in order)
-    needed = rows_needed(trial)
-    builder = ExampleBuilder(tokenizer, max_seq_len=None, labels="all", special_tokens="text")
-    samples = (example.ids.tolist() for example in builder.build(ordered))
+    needed, builder = rows_needed(trial), _example_builder(trial, tokenizer, len(conversations))
+    samples = (example.ids.tolist() for example in builder.build(conversations[index] for index in order))
     if trial.layout == "varlen":
         return pack_whole_samples(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, needed)
     if trial.layout in ("pad", "bucket"):
@@ -75,6 +75,20 @@ def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: An
             remedy="add data, or reduce max_seq_len or micro_batch_size",
         )
     return packed
+
+
+def _example_builder(trial: Trial, tokenizer: Any, lines: int) -> ExampleBuilder:
+    """Return a builder of examples of any length, as a training with the trial's data options has them."""
+    options = trial.reading
+    skipped = BadLines(source=trial.data, policy="skip")
+    return ExampleBuilder(
+        tokenizer,
+        max_seq_len=None,
+        labels=options.labels,
+        special_tokens=options.special_tokens,
+        system=options.system,
+        on_bad_line=partial(skipped.add, lines=lines) if options.bad_lines == "skip" else None,
+    )
 
 
 def rows_needed(trial: Trial) -> int:

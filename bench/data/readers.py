@@ -21,7 +21,7 @@ from bench.data.formats import FORMATS, detect_kind, expected_keys
 from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.data.row_limits import Row
 from bench.records import schema
-from bench.records.training import MAX_SKIPPED_SHARE
+from bench.records.training import DEFAULT_DATA_OPTIONS, MAX_SKIPPED_SHARE, DataOptions
 from bench.records.units import format_percent
 
 MAX_LISTED = 20
@@ -35,12 +35,11 @@ MAX_REASON_CHARS = 160
 class BadLines:
     """Unusable lines of `source`: their number and the errors of the first `MAX_LISTED`.
 
-    `policy`: "refuse" raises an error that lists them, "skip" leaves them out if they are few. None refuses them, too,
-    where the setting does not apply.
+    `policy`: "refuse" raises an error that lists them, "skip" leaves them out if they are few.
     """
 
     source: str
-    policy: str | None = "refuse"
+    policy: str = "refuse"
     count: int = 0
     errors: list[InputError] = field(default_factory=list)
 
@@ -75,7 +74,6 @@ class BadLines:
         remedies = {
             "refuse": f", or set train.bad_lines: skip, which leaves out at most {share} of the lines",
             "skip": f", because train.bad_lines: skip leaves out at most {share} of the lines",
-            None: "",
         }
         listed, common = " | ".join(reasons), {error.remedy for error in self.errors}
         remedy = next(iter(common)) if len(common) == 1 and "" not in common else "correct or remove them"
@@ -89,7 +87,7 @@ class Conversations:
     last one. The sha256 of a pattern is that of its files' names and digests.
     """
 
-    def __init__(self, path: str, bad_line_policy: str | None, columns: Mapping[str, str]) -> None:
+    def __init__(self, path: str, bad_line_policy: str, columns: Mapping[str, str]) -> None:
         self.path, self.kind, self.lines, self.bytes, self.text_bytes = path, "", 0, 0, 0
         self.bad_lines = BadLines(source=path, policy=bad_line_policy)
         self._files, self._columns, self._digests = file_types.expand(path), columns, dict[str, str]()
@@ -146,9 +144,7 @@ class DataFile:
             raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
 
 
-def read(
-    path: Path | str, bad_line_policy: str | None = "refuse", columns: Mapping[str, str] | None = None
-) -> DataFile:
+def read(path: Path | str, bad_line_policy: str = "refuse", columns: Mapping[str, str] | None = None) -> DataFile:
     """Check every line of a data file. Raises InputError, which lists the lines that cannot be used."""
     conversations = Conversations(str(path), bad_line_policy, columns or {})
     held = list[Conversation]()
@@ -181,12 +177,12 @@ def _combined(path: str, digests: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def read_data(path: Path) -> tuple[DataFacts, list[Conversation]]:
+def read_data(path: Path, options: DataOptions = DEFAULT_DATA_OPTIONS) -> tuple[DataFacts, list[Conversation]]:
     """Read the data file of a benchmark. Conversations without an answer are counted as skipped. Raises InputError.
 
     Of more than `MAX_SAMPLES` conversations those with the smallest digests are returned: a benchmark needs fewer.
     """
-    data, samples = Conversations(str(path), None, {}), 0
+    data, samples = Conversations(str(path), options.bad_lines, options.columns), 0
     kept: list[tuple[bytes, int, Conversation]] = []  # a heap with the largest digest first
     for conversation in data:
         if conversation.answers:

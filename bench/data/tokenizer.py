@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from bench.data.inputs import InputError
 from bench.data.tool_calls import map_strings, strings
+from bench.records import Trial
 from bench.torch_stack import set_environment
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -50,6 +51,11 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
         _check_template(tokenizer, chat_template)
         tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def load_trial_tokenizer(trial: Trial) -> Any:
+    """Load the tokenizer of a trial's model, with the chat template of its data's options. Raises InputError."""
+    return load_tokenizer(Path(trial.model), trial.reading.chat_template)
 
 
 def _check_template(tokenizer: Any, text: str) -> None:

@@ -16,6 +16,7 @@ from bench.data.inputs import Conversation, DataFacts, InputError, Inputs, Model
 from bench.data.model_folder import check_model, check_template, read_config
 from bench.data.readers import read_data
 from bench.records import Trial
+from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
 from bench.records.trial import FAST_ONLY_FIELDS
 
 FEATURES = frozenset(
@@ -26,6 +27,7 @@ MAX_HEAD_WIDTH = 256  # FlashAttention 2's limit
 NF4_BLOCK = 64  # numbers with a common scale
 
 DataContent: TypeAlias = tuple[DataFacts, list[Conversation]]
+DataReader: TypeAlias = Callable[[Path, DataOptions], DataContent]
 
 
 def check_trial(trial: Trial) -> Inputs:
@@ -38,7 +40,14 @@ def check_trials(trials: Iterable[Trial]) -> None:
 
     For a fine-tuning only the model is checked: its data has a separate check.
     """
-    load_model, load_data = functools.cache(check_model), functools.cache(read_data)
+    load_model, loaded = functools.cache(check_model), dict[str, DataContent]()
+
+    def load_data(path: Path, options: DataOptions) -> DataContent:
+        key = f"{path}\0{options}"
+        if key not in loaded:
+            loaded[key] = read_data(path, options)
+        return loaded[key]
+
     for trial in trials:
         try:
             if trial.workload.has_training:
@@ -49,9 +58,14 @@ def check_trials(trials: Iterable[Trial]) -> None:
             raise InputError(f"trial {trial.trial_id}: {error}") from error
 
 
-def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: Callable[[Path], DataContent]) -> Inputs:
+def data_options(trials: Iterable[Trial], data: str) -> DataOptions:
+    """Return the options of the first trial with this data file; the defaults without one."""
+    return next((trial.reading for trial in trials if trial.data == data), DEFAULT_DATA_OPTIONS)
+
+
+def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: DataReader) -> Inputs:
     model = check_trial_model(trial, load_model)
-    data, conversations = load_data(Path(trial.data))
+    data, conversations = load_data(Path(trial.data), trial.reading)
     if trial.workload.has_steps:
         _check_sample_count(trial, data)
     return model, data, conversations
@@ -60,7 +74,7 @@ def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: Ca
 def check_trial_model(trial: Trial, load_model: Callable[[Path], ModelFacts] = check_model) -> ModelFacts:
     """Check the trial's model, its positions and its layers. Raises InputError."""
     model = load_model(Path(trial.model))
-    if trial.training is None or trial.training.data.needs_own_template:
+    if trial.reading.needs_own_template:
         check_template(Path(trial.model))
     if trial.max_seq_len > model.max_position_embeddings:
         raise InputError(

@@ -21,12 +21,13 @@ from bench.data.inputs import Conversation, InputError
 from bench.data.model_folder import check_model, read_config
 from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.data.readers import read_data
-from bench.data.tokenizer import load_tokenizer
-from bench.data.trial_inputs import as_stock, built_recipe, check_trial_model, unsupported_reason
+from bench.data.tokenizer import load_trial_tokenizer
+from bench.data.trial_inputs import as_stock, built_recipe, check_trial_model, data_options, unsupported_reason
 from bench.machine import gpu_specs, nvml
 from bench.predict import flops, memory
 from bench.records import Trial
 from bench.records.forecast import Forecast
+from bench.records.training import DataOptions
 
 MAX_SAMPLES = 4096  # enough to estimate the padding to within a percent
 PERCENTILES = (50, *range(90, 101))
@@ -41,14 +42,15 @@ ACHIEVABLE_SHARE = 0.70
 def survey(model: str, data: str, trials: Sequence[Trial]) -> dict[str, Any]:
     """Collect facts of this machine, model and data, and the prediction for each trial. Raises InputError."""
     facts = check_model(Path(model))
-    data_facts, conversations = read_data(Path(data))
+    options = data_options(trials, data)
+    data_facts, conversations = read_data(Path(data), options)
     config = read_config(Path(model))
     if not find(config).is_complete:
         raise InputError(
             f"{model}: model_type {config['model_type']}: its memory cannot be predicted, which a search needs",
             remedy="measure configurations of your own: inv bench --trial-file FILE",
         )
-    lengths = sample_lengths(model, data, conversations, facts.max_position_embeddings)
+    lengths = sample_lengths(model, data, options, conversations, facts.max_position_embeddings)
     return {
         "gpu": _gpu(),
         "model": {
@@ -121,7 +123,9 @@ def percentile(lengths: list[int], share: int) -> int:
     return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
 
 
-def sample_lengths(model: str, data: str, conversations: list[Conversation], positions: int) -> list[int]:
+def sample_lengths(
+    model: str, data: str, options: DataOptions, conversations: list[Conversation], positions: int
+) -> list[int]:
     """Measure the lengths in tokens of up to MAX_SAMPLES samples, drawn and cut as in a trial. Raises InputError."""
     trial = Trial(
         name="survey",
@@ -130,12 +134,13 @@ def sample_lengths(model: str, data: str, conversations: list[Conversation], pos
         profile="tiny",
         model=model,
         data=data,
+        data_options=options,
         max_seq_len=positions,
         micro_batch_size=1,
         warmup_steps=0,
         measured_steps=min(MAX_SAMPLES, len(conversations)),
     )
-    rows = make_rows(trial, conversations, load_tokenizer(Path(model)))
+    rows = make_rows(trial, conversations, load_trial_tokenizer(trial))
     return [len(row.ids) for row in rows]
 
 

@@ -39,38 +39,18 @@ LIMITS = {"train.max_hours": ReasonCode.MAX_HOURS, BUDGET_LIMIT: ReasonCode.BUDG
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """Data files and how they become examples.
+class DataOptions:
+    """How the lines of a data file become token ids, in a training and in a benchmark.
 
-    `weights`: repetitions of each file's lines per epoch, one per file. `validation_share` of the lines is held out,
-    selected by each line's digest, unless `validation_file` names a separate file. `labels` and `too_long` are
-    explained in `bench.data.masking`, `bad_lines` in `bench.data.readers`, `special_tokens` in `bench.data.tokenizer`.
-    `chat_template` is a template's text, read from the setting's file.
+    `labels` is explained in `bench.data.masking`, `bad_lines` in `bench.data.readers`, `special_tokens` in
+    `bench.data.tokenizer`. `chat_template` is a template's text, read from the setting's file.
     """
 
-    files: list[str]
-    weights: list[float]
-    max_seq_len: int = checked(ge=2)
-    validation_share: float = setting(
-        None,
-        "fraction of the lines to hold out, 0 to 0.5, chosen by each line's digest; null: from the data",
-        name="validation_fraction",
-        stored_default=0.0,
-        usual=0.02,
-        ge=0,
-        le=0.5,
-    )
-    validation_file: str | None = setting(
-        None, "validation data file instead of held-out lines; it is never trained on", expected="a file's path"
-    )
     labels: str = setting(
         "assistant",
         "tokens to train on: assistant (answers and their end tokens), or all",
         name="label_mask",
         choices=LABELS,
-    )
-    too_long: str = setting(
-        "drop", "examples over max_seq_len: drop, or cut after the last whole answer that fits", choices=TOO_LONG
     )
     bad_lines: str = setting(
         "refuse",
@@ -101,6 +81,50 @@ class TrainingData:
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
         check_fields(self)
+        if len(set(self.columns.values())) < len(self.columns):
+            raise FieldError("columns", "expected each of the file's columns once")
+        for name in ("system", "chat_template"):
+            expect(getattr(self, name) is None or bool(getattr(self, name).strip()), name, "a text that is not empty")
+
+    @property
+    def needs_own_template(self) -> bool:
+        """Return whether the model must have a chat template. A training on every token may have plain text."""
+        return self.chat_template is None and self.labels != "all"
+
+
+DEFAULT_DATA_OPTIONS = DataOptions(special_tokens="text")  # of a benchmark without any setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData(DataOptions):
+    """Data files and how they become examples.
+
+    `weights`: repetitions of each file's lines per epoch, one per file. `validation_share` of the lines is held out,
+    selected by each line's digest, unless `validation_file` names a separate file. `too_long` is explained in
+    `bench.data.masking`.
+    """
+
+    files: list[str]
+    weights: list[float]
+    max_seq_len: int = checked(ge=2)
+    validation_share: float = setting(
+        None,
+        "fraction of the lines to hold out, 0 to 0.5, chosen by each line's digest; null: from the data",
+        name="validation_fraction",
+        stored_default=0.0,
+        usual=0.02,
+        ge=0,
+        le=0.5,
+    )
+    validation_file: str | None = setting(
+        None, "validation data file instead of held-out lines; it is never trained on", expected="a file's path"
+    )
+    too_long: str = setting(
+        "drop", "examples over max_seq_len: drop, or cut after the last whole answer that fits", choices=TOO_LONG
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.files or len(set(self.files)) != len(self.files):
             raise FieldError("files", "expected at least one data file, each named once")
         if len(self.weights) != len(self.files):
@@ -108,17 +132,8 @@ class TrainingData:
         for weight in self.weights:
             if not 0 < weight <= MAX_WEIGHT:
                 raise FieldError("weights", f"expected numbers above 0 and up to {MAX_WEIGHT:g}, found {weight:g}")
-        if len(set(self.columns.values())) < len(self.columns):
-            raise FieldError("columns", "expected each of the file's columns once")
-        for name in ("system", "chat_template"):
-            expect(getattr(self, name) is None or bool(getattr(self, name).strip()), name, "a text that is not empty")
         if self.validation_file is not None and self.validation_share:
             raise FieldError("validation_share", "validation_file is set too", remedy="set only one of them")
-
-    @property
-    def needs_own_template(self) -> bool:
-        """Return whether the model must have a chat template. A training on every token may have plain text."""
-        return self.chat_template is None and self.labels != "all"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
-from bench.records.training import OTHER_SHAPE, OTHER_STATE, RESCALED, Training
+from bench.records.training import DEFAULT_DATA_OPTIONS, OTHER_SHAPE, OTHER_STATE, RESCALED, DataOptions, Training
 from bench.records.validation import (
     ATTENTION_PROJECTIONS,
     TrialError,
@@ -62,7 +62,8 @@ class Trial:
 
     A fine-tuning (kind finetune) packs samples into rows of `max_seq_len` x `micro_batch_size` tokens, and ignores
     layout, step counts and accumulation. So does a quality trial, which is evaluated on one of `held_out_parts` of the
-    held-out examples, chosen by its seed. Only these two have `training`.
+    held-out examples, chosen by its seed. Only these two have `training`; the others have `data_options`, None for the
+    defaults.
 
     With `gradient_checkpointing`, one layer in `checkpoint_every` is recomputed in backward; `offload_checkpoints`
     keeps its input in the host's memory meanwhile, and the embeddings and the head always. The first `held_layers` keep
@@ -121,6 +122,7 @@ class Trial:
     )
     deadline_sec: float = checked(1800.0, ge=1, le=604_800)
     training: Training | None = None
+    data_options: DataOptions | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -136,6 +138,7 @@ class Trial:
         expect(self.world_size == 1 or is_ranked, "world_size", f"1 unless kind is {names_with('is_ranked')}")
         expected = f"a value for kind {names_with('has_training')} only"
         expect((self.training is not None) == has_training, "training", expected)
+        expect(self.data_options is None or not has_training, "data_options", "null, because training has its data")
         expect(
             bool(self.lora_targets) and all(self.lora_targets), "lora_targets", "at least one name of a linear layer"
         )
@@ -144,6 +147,11 @@ class Trial:
     def workload(self) -> Workload:
         """Workload that runs this trial, registered under `kind`."""
         return WORKLOADS[self.kind]
+
+    @property
+    def reading(self) -> DataOptions:
+        """Options by which the lines of its data are read."""
+        return self.training.data if self.training is not None else self.data_options or DEFAULT_DATA_OPTIONS
 
     @property
     def fast_only_changes(self) -> list[str]:
@@ -177,7 +185,7 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """Return the trial as JSON values, without newer fields that have their default: older workers can read it."""
         document = cast("dict[str, Any]", schema.to_json(self))
-        _drop_defaults(document, self, ("training", "matmul", "held_out_parts"))
+        _drop_defaults(document, self, ("training", "data_options", "matmul", "held_out_parts"))
         if self.training is not None:
             _drop_defaults(document["training"], self.training, NEWER_TRAINING_FIELDS)
             _drop_defaults(document["training"]["data"], self.training.data, ("system", "chat_template", "columns"))

@@ -23,7 +23,7 @@ from typing import Any
 from bench import torch_stack
 from bench.data.collate import make_batches, make_rows
 from bench.data.readers import read_data
-from bench.data.tokenizer import load_tokenizer
+from bench.data.tokenizer import load_trial_tokenizer
 from bench.harness import termination
 from bench.harness.record import peak_rss_bytes
 from bench.qlora.step import make_optimizer
@@ -131,8 +131,8 @@ class DistributedRank(RankProcess):
     # Setup ----------------------------------------------------------------------------------------------------
 
     def _open_data(self) -> None:
-        trial, (_, conversations) = self.trial, read_data(Path(self.trial.data))
-        tokenizer = load_tokenizer(Path(trial.model))
+        trial, (_, conversations) = self.trial, read_data(Path(self.trial.data), self.trial.reading)
+        tokenizer = load_trial_tokenizer(trial)
         rows = make_rows(trial, conversations[self.rank :: self.world_size], tokenizer)
         # Steps with and without exchange, the hooked ones and one unmeasured; a longer trial repeats its rows.
         step_count = min(100_000, 2 * trial.measured_steps + HOOKED_STEPS[trial.profile] + 1)

@@ -14,13 +14,12 @@ trial's layers: the cost of an answer with a fine-tuned model.
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.architectures import find
 from bench.data.collate import make_rows
 from bench.data.inputs import Conversation, InputError, Inputs
-from bench.data.tokenizer import load_tokenizer
+from bench.data.tokenizer import load_trial_tokenizer
 from bench.harness import termination
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals
@@ -147,7 +146,7 @@ def disable_sliding_window(trial: Trial, config: Any, tokens: int) -> None:
 
 def make_prompts(session: TorchSession, trial: Trial, conversations: list[Conversation], count: int) -> Any:
     """Make `count` prompts of `max_seq_len` tokens each, without padding: int64 on the device. Raises InputError."""
-    tokenizer = load_tokenizer(Path(trial.model))
+    tokenizer = load_trial_tokenizer(trial)
     packed = dataclasses.replace(
         trial,
         layout="pack",

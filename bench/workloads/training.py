@@ -15,7 +15,7 @@ from bench import torch_stack
 from bench.data.collate import Batch, make_batches, make_rows
 from bench.data.inputs import InputError, Inputs
 from bench.data.model_folder import read_config
-from bench.data.tokenizer import load_tokenizer
+from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import as_stock
 from bench.harness.record import PHASES, Record
 from bench.harness.termination import NonFiniteLoss, StopSignals, is_out_of_memory
@@ -44,7 +44,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     phases: list[dict[str, float]] = []
     try:
         with record.timed("data"):
-            tokenizer = load_tokenizer(Path(trial.model))
+            tokenizer = load_trial_tokenizer(trial)
             if tokenizer.pad_token_id is None:
                 log("the tokenizer has no padding token: padding with its end token, without loss or attention there")
             rows = make_rows(trial, conversations, tokenizer)
@@ -81,7 +81,7 @@ def profiled_steps(
 ) -> ProfiledSteps:
     """Run the warm-up and the measured steps."""
     modules, placement = session.modules, session.placement
-    tokenizer = load_tokenizer(Path(trial.model))
+    tokenizer = load_trial_tokenizer(trial)
     rows = make_rows(trial, inputs[2], tokenizer)
     base, accumulation = load_base(modules, trial, placement), trial.gradient_accumulation_steps
     step = recipes.build(trial.recipe, modules, trial, placement, base)

@@ -2,6 +2,7 @@
 
 bench              `inv bench` and `inv cancel`: start, resume or cancel a run
 plan               turn settings into a plan: trials, workers, expected time
+declared           fields of records from the settings that they declare, in the section train
 trial_spec         the trial of a training, from settings, flags and a trial file
 runner             run a plan over the fleet until every trial has ended
 live_display       progress of a fleet on the terminal

@@ -16,6 +16,7 @@ from remote.hosts.connectors import CONNECTORS
 from remote.hosts.local import run_git
 from reports import formatting
 from tasks.errors import UsageError, file_errors, translate_errors
+from tasks.fleet.declared import data_options
 from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
@@ -27,9 +28,10 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
     """Return the suite's trials at the configured profile; `only` selects trial ids. Raises UsageError."""
     bench = settings.bench
     overrides = {name: getattr(bench, name) for name in _OVERRIDABLE_FIELDS if getattr(bench, name) is not None}
+    options = data_options(settings)
     with translate_errors(UsageError, TrialError, prefix="bench: "):
         trials = tuple(
-            dataclasses.replace(trial, seed=bench.seed, **overrides)
+            dataclasses.replace(trial, seed=bench.seed, data_options=options, **overrides)
             for trial in suite(suite_name, bench.profile, settings.model.path, settings.data.path)
         )
         return trials if only is None else choose(trials, tuple(only))
@@ -38,7 +40,10 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
 def read_trials(
     settings: Settings, file: str, only: Sequence[str] | None, *, flag: str = "bench: --trial-file"
 ) -> tuple[Trial, ...]:
-    """Read trials from a file. Raises UsageError, which names the flag."""
+    """Read trials from a file; those without data options have those of the settings.
+
+    Raises UsageError, which names the flag.
+    """
     path = settings.resolve_typed_path(file)
     with file_errors(f"{flag}: {display_path(path)}: cannot be read"):
         text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
@@ -50,7 +55,29 @@ def read_trials(
                 f"{file}: profile {' and '.join(profiles)}, but bench.profile is {settings.bench.profile}",
                 remedy="one run has one profile: change the setting or the file",
             )
+        trials = tuple(with_data_options(settings, trial) for trial in trials)
         return trials if only is None else choose(trials, tuple(only))
+
+
+def with_data_options(settings: Settings, trial: Trial) -> Trial:
+    """Return the trial with the data options of the settings, unless it has its own."""
+    has_own = trial.training is not None or trial.data_options is not None
+    return trial if has_own else dataclasses.replace(trial, data_options=data_options(settings))
+
+
+def input_trial(settings: Settings) -> Trial:
+    """Return a trial that reads model.path and data.path as a benchmark does, to check them."""
+    return Trial(
+        name="inputs",
+        reason="a check of model and data",
+        suite="inputs",
+        profile=settings.bench.profile,
+        model=settings.model.path,
+        data=settings.data.path,
+        max_seq_len=8,
+        micro_batch_size=1,
+        data_options=data_options(settings),
+    )
 
 
 def size_text(trial: Trial) -> str:

@@ -1,31 +1,20 @@
 """The trial of a training, built from settings, flags and a trial file."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-from bench.records import Trial, TrialError
-from bench.records.atomic_files import read_regular
+from bench.records import Trial
 from bench.records.forecast import DerivedSettings
 from bench.records.training import Training, TrainingData
-from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, FieldError, settings_of
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
+from tasks.fleet.declared import SETTING_NAMES, declared_values, option_values, setting_errors
 from tasks.fleet.plan import read_trials
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
-from tasks.settings.schema import TRAIN_RECORDS
 
 TRIAL_ID = "train"
-MAX_TEMPLATE_BYTES = 64 << 10  # the longest of the published templates has 20 KB
 LORA_TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}
-# The setting in the section train of each field of a record.
-SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, setting in settings_of(record).items()} | {
-    "files": "data",
-    "weights": "data_weights",
-}
 DERIVED_FIELDS = tuple(field.name for field in dataclasses.fields(DerivedSettings))
 # Fields that a trial file sets; the others (learning rate, seed, data, ...) come from the settings.
 FILE_FIELDS = (
@@ -39,11 +28,9 @@ def training_data(settings: Settings) -> TrainingData:
     """Build the data specification from the settings. Raises UsageError, which names the setting."""
     train = settings.train
     files = list(train.data) or [settings.data.path]
-    declared = declared_values(TrainingData, train)
+    declared = declared_values(TrainingData, train) | option_values(settings)
     if train.validation_file is not None:
         declared["validation_share"] = 0.0
-    if train.chat_template is not None:
-        declared["chat_template"] = _read_template(train.chat_template)
     with setting_errors():
         return TrainingData(
             files=files,
@@ -51,17 +38,6 @@ def training_data(settings: Settings) -> TrainingData:
             max_seq_len=train.max_seq_len,
             **declared,
         )
-
-
-def _read_template(path: str) -> str:
-    """Read a chat template. Raises UsageError."""
-    try:
-        return read_regular(Path(path).expanduser(), max_bytes=MAX_TEMPLATE_BYTES).decode("utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"train.chat_template: {path}: {reason}", remedy="name a regular file of this machine with a Jinja template"
-        ) from error
 
 
 def worker_count(settings: Settings, flag: int | None) -> int:
@@ -137,30 +113,6 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
     if file_trial is None:
         return trial
     return dataclasses.replace(trial, **{name: getattr(file_trial, name) for name in FILE_FIELDS})
-
-
-@contextlib.contextmanager
-def setting_errors() -> Iterator[None]:
-    """Turn the error of a field into a UsageError that names the setting."""
-    try:
-        yield
-    except FieldError as error:
-        setting = f"train.{SETTING_NAMES.get(error.key, error.key)}"
-        raise UsageError(f"{setting}: {error.detail}", remedy=error.remedy) from error
-    except TrialError as error:
-        raise UsageError.from_error(error, prefix="train: ") from error
-
-
-def declared_values(record: type, section: object) -> dict[str, Any]:
-    """Return the values of the fields that a record declares as settings, from the section train.
-
-    A setting that is derived from the data, and that the user has not set, has its usual value.
-    """
-    values = {field: getattr(section, setting.name) for field, setting in settings_of(record).items()}
-    for field, setting in settings_of(record).items():
-        if values[field] is None and setting.usual is not None:
-            values[field] = setting.usual
-    return values
 
 
 def open_fields(settings: Settings) -> tuple[str, ...]:

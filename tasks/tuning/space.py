@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import Trial
+from bench.records.training import DataOptions
 from bench.records.trial import SCALES
 from tasks.settings.load import Settings
 
@@ -80,6 +81,7 @@ def candidates(
     *,
     model: str,
     data: str,
+    data_options: DataOptions | None,
     profile: str,
     recipes: Sequence[str],
     longest: int,
@@ -100,6 +102,7 @@ def candidates(
                 profile=profile,
                 model=model,
                 data=data,
+                data_options=data_options,
                 max_seq_len=longest,
                 learning_rate=scale.learning_rate,
                 warmup_steps=steps[0],

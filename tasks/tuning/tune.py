@@ -22,6 +22,7 @@ from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, survey
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
+from tasks.fleet.plan import input_trial
 from tasks.settings.load import Settings, load
 from tasks.tuning import quality, search_loop, search_state, shapes, space
 from tasks.tuning.search import Surrogate, choose_wave
@@ -44,7 +45,7 @@ def tune_fleet(
             raise UsageError("tune: --resume uses the memory limit of the search", remedy="leave out --memory-gib")
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
         search = search_state.find(settings.results_folder, name)
-        check_same_inputs(search, survey(settings, hosts[0], []))
+        check_same_inputs(search, survey(settings, hosts[0], [input_trial(settings)]))
     else:
         search = plan(settings, hosts, limit)
     power = quality.describe_power(settings, settings.model.path, settings.data.path)
@@ -89,8 +90,9 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
     Raises RetryableError, ConfirmationRequired and UsageError.
     """
     bench, tune = settings.bench, settings.tune
-    inspect(settings, hosts)
-    observed = survey(settings, hosts[0], [])
+    inputs = input_trial(settings)
+    inspect(settings, hosts, [inputs])
+    observed = survey(settings, hosts[0], [inputs])
     longest = space.max_seq_len(
         observed["data"]["percentiles"], tune.length_percentile, bench.profile, observed["model"]["positions"]
     )
@@ -98,6 +100,7 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
     candidates = space.candidates(
         model=settings.model.path,
         data=settings.data.path,
+        data_options=inputs.data_options,
         profile=bench.profile,
         recipes=tune.recipes,
         longest=longest,

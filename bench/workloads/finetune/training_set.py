@@ -15,7 +15,7 @@ from bench.data.dataset import Dataset
 from bench.data.inputs import DataFacts, InputError, InputRejected, Inputs
 from bench.data.masking import Example
 from bench.data.packing import Row, SamplingPlan, pack_rows
-from bench.data.tokenizer import load_tokenizer
+from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import check_trial_model
 from bench.records import Trial, schema
 from bench.records.atomic_files import read_regular, write_atomic
@@ -183,7 +183,7 @@ def count_targets(examples: Sequence[Example]) -> int:
 
 def tokenizer_loader(trial: Trial) -> Callable[[], Any]:
     """Return a function that loads the tokenizer with the training's chat template. It raises InputError."""
-    return partial(load_tokenizer, Path(trial.model), training_of(trial).data.chat_template)
+    return partial(load_trial_tokenizer, trial)
 
 
 def load(trial: Trial, tokenizer: Callable[[], Any], cache_folder: Path | None) -> tuple[TrainingSet, bool]:

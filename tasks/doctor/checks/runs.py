@@ -11,6 +11,7 @@ from remote.hosts.local import LocalHost
 from tasks.clients.workers import inspect, pod_hosts
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
+from tasks.fleet.plan import input_trial
 from tasks.fleet.run_store import resume_command
 from tasks.reports.runs import RunInfo, find_runs
 
@@ -66,15 +67,16 @@ def run_results(run: RunInfo, command: str) -> CheckResult | list[CheckResult]:
 @MODEL_CHECKS.register("whole", "Does the first worker find model.path and data.path, and are they complete?")
 def whole(context: CheckContext) -> CheckResult:
     settings = context.settings
+    trial = input_trial(settings)
     if settings.connector.is_local:
         folder = settings.resolve_path(settings.fleet.local.folder)
-        inputs = inspect(settings, [LocalHost(name="worker-0", workdir=str(folder / "worker-0"))])
+        inputs = inspect(settings, [LocalHost(name="worker-0", workdir=str(folder / "worker-0"))], [trial])
     else:
         context.version.get_or_skip()
         cluster = context.cluster.get_or_skip()
         if not cluster.list_fleet_objects("Job"):
             raise Skipped("no pod is deployed")
-        inputs = inspect(settings, pod_hosts(settings, cluster.target)[:1])
+        inputs = inspect(settings, pod_hosts(settings, cluster.target)[:1], [trial])
     model, data = inputs["model"], inputs["data"]
     size = f"{model['parameters'] / 1e6:.0f} M parameters, {format_gb(model['bytes'], 2)}"
     return passed(f"{model['path']}: {size}, complete; {data['path']}: {data['samples']} samples")

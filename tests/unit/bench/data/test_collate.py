@@ -2,10 +2,11 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 
-from bench.data import masking
+from bench.data import dataset, masking, readers
 from bench.data.collate import (
     IGNORE_INDEX,
     Unpacked,
@@ -15,6 +16,8 @@ from bench.data.collate import (
 )
 from bench.data.inputs import Conversation, InputError
 from bench.data.packing import Row
+from bench.records.training import DataOptions, TrainingData
+from tests.support.cases import load_cases
 
 TEXTS = (
     "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('unknown') }}{% endif %}{{ m.content }}"
@@ -38,7 +41,6 @@ def chats(*lengths: int) -> list[Conversation]:
             line=line,
             turns=(("user", letter), ("assistant", letter * (length - 2))),
             digest=b"",
-            untrained=(1,) if line % 3 == 0 else (),  # every token is a label of a benchmark
         )
         for line, (letter, length) in enumerate(letters, 1)
     ]
@@ -67,6 +69,31 @@ def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial, tokenizer
     rows = make_rows(trial, chats(3, 10, 11, 40, 5, 8), tokenizer)
     assert sorted(len(row.ids) for row in rows) == [3, 5, 8, 10, 10, 10]
     assert {row.samples for row in rows} == {1}
+
+
+@pytest.mark.parametrize("case", load_cases(__file__, "data_options.yaml"))
+def test_a_benchmark_has_the_token_ids_of_a_training(case, make_trial, tokenizer_of, tmp_path):
+    rows = [*case["rows"] * case.get("repeat", 1), *case.get("bad", [])]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"special_tokens": "text", **case.get("options", {})}
+    spec = TrainingData(files=[str(path)], weights=[1.0], max_seq_len=64, **options)
+    trial = make_trial(data=str(path), data_options=DataOptions(**options), max_seq_len=64, measured_steps=len(rows))
+    tokenizer = tokenizer_of(options.get("chat_template") or case.get("template", "chatml"))
+
+    def train():
+        return [example.ids.tolist() for example in dataset.build(spec, *dataset.read(spec), tokenizer).training]
+
+    def benchmark():
+        return [row.ids for row in make_rows(trial, readers.read_data(path, trial.reading)[1], tokenizer)]
+
+    if "error" in case:
+        for read in (train, benchmark):
+            with pytest.raises(InputError, match=case["error"]):
+                read()
+        return
+    assert sorted(benchmark()) == sorted(train())
+    assert len(train()) == case.get("examples", len(case["rows"]) * case.get("repeat", 1))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The plan of a run: which trials run where and how often, how they are shown; and the file that trials come from."""
 
+import dataclasses
 import json
 import os
 from collections import Counter
@@ -13,6 +14,7 @@ from invoke import Context
 from bench.records import Trial, suite
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
+from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
 from bench.records.trial import SUITE_NAMES
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import launcher
@@ -220,3 +222,40 @@ def test_workers_that_share_cores_are_a_warning(
     warning = plan.shared_cores_warning(settings)
     assert (warning is not None) == warns
     assert not warns or "fleet.size" in str(warning)
+
+
+@pytest.mark.parametrize(
+    ("train", "options"),
+    [
+        ({}, None),
+        ({"columns": {"prompt": "question"}}, {"columns": {"prompt": "question"}}),
+        ({"label_mask": "all", "system": "Be brief"}, {"labels": "all", "system": "Be brief"}),
+        ({"chat_template": "t.jinja", "bad_lines": "skip"}, {"chat_template": "{{ messages }}", "bad_lines": "skip"}),
+        ({"special_tokens": "keep"}, {"special_tokens": "keep"}),
+    ],
+)
+def test_trials_read_data_by_the_settings_of_a_training(
+    train: dict[str, Any],
+    options: dict[str, Any] | None,
+    project: Path,
+    context: MakeContext,
+    make_trial: Callable[..., Trial],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(project)
+    (project / "t.jinja").write_text("{{ messages }}")
+    settings = load(context(text=json.dumps({"train": train})))
+    expected = None if options is None else dataclasses.replace(DEFAULT_DATA_OPTIONS, **options)
+    write_trial(project / "mine.json", make_trial())
+    trials = (*plan.choose_trials(settings, "all", None), *read_trials(settings, "mine.json", None))
+    assert [trial.data_options for trial in (*trials, plan.input_trial(settings))] == [expected] * (len(trials) + 1)
+    assert all(Trial.from_json(json.loads(trial.to_text())) == trial for trial in trials)
+    write_trial(project / "own.json", make_trial(data_options=DataOptions(system="Own")))
+    (trial,) = read_trials(settings, "own.json", None)
+    assert trial.reading.system == "Own"
+
+
+def test_a_trial_without_data_options_is_the_same_as_before(make_trial: Callable[..., Trial]) -> None:
+    trial = make_trial()
+    assert "data_options" not in trial.to_json()
+    assert trial.digest() != dataclasses.replace(trial, data_options=DataOptions(system="s")).digest()

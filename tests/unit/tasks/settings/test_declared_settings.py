@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from bench.records import Trial, TrialError
 from bench.records.validation import Setting, check_fields, setting, settings_of
-from tasks.fleet.trial_spec import declared_values
+from tasks.fleet.declared import declared_values
 from tasks.settings.schema import TRAIN_RECORDS, TrainSection, expected_text, train_section
 
 ROOT = Path(__file__).resolve().parents[4]

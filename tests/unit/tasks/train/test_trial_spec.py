@@ -14,7 +14,7 @@ from bench.records import Trial, choose, suite
 from reports.training import page, summary
 from reports.training.summary import TrainingReport
 from tasks.errors import UsageError
-from tasks.fleet import trial_spec
+from tasks.fleet import declared, trial_spec
 from tasks.settings.load import Settings, load
 from tasks.train import forecast
 from tests.support.reports import training_run
@@ -46,7 +46,7 @@ def test_every_setting_of_a_training_reaches_it(settings: MakeSettings) -> None:
     }
     configured = settings(**training_settings, **trial_settings, sample_prompts=["Hello?"], lora_targets="all-linear")
     trial = trial_spec.make_trial(configured, None, workers=1, max_hours=1.5)
-    fields = {setting: field for field, setting in trial_spec.SETTING_NAMES.items()}
+    fields = {setting: field for field, setting in declared.SETTING_NAMES.items()}
     assert {name: getattr(trial.training, fields.get(name, name)) for name in training_settings} == training_settings
     assert {name: getattr(trial, name) for name in trial_settings} == trial_settings
     assert trial.training is not None
@@ -150,7 +150,7 @@ def test_a_chat_template_is_read_from_its_file(settings: MakeSettings, tmp_path:
         "chat_template"
         not in trial_spec.make_trial(settings(), None, workers=1, max_hours=None).to_json()["training"]["data"]
     )
-    for content in (b" \n", b"\xff", b"x" * (trial_spec.MAX_TEMPLATE_BYTES + 1)):
+    for content in (b" \n", b"\xff", b"x" * (declared.MAX_TEMPLATE_BYTES + 1)):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=r"^train\.chat_template: "):
             trial_spec.training_data(settings(chat_template=str(path)))

@@ -33,6 +33,7 @@ def make_candidates(**changes: Any) -> list[Candidate]:
     fields: dict[str, Any] = {
         "model": "models/m",
         "data": "data/d.jsonl",
+        "data_options": None,
         "profile": "gpu",
         "recipes": RECIPES,
         "longest": 512,

@@ -1,0 +1,71 @@
+"""Fields of records from the settings that they declare, in the section train."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.records import TrialError
+from bench.records.atomic_files import read_regular
+from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
+from bench.records.validation import FieldError, settings_of
+from tasks.errors import UsageError
+from tasks.settings.load import Settings
+from tasks.settings.schema import TRAIN_RECORDS
+
+MAX_TEMPLATE_BYTES = 64 << 10  # the longest of the published templates has 20 KB
+# The setting in the section train of each field of a record.
+SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, setting in settings_of(record).items()} | {
+    "files": "data",
+    "weights": "data_weights",
+}
+
+
+def data_options(settings: Settings) -> DataOptions | None:
+    """Build the options by which benchmarks read data, None for the defaults. Raises UsageError."""
+    with setting_errors():
+        options = DataOptions(**option_values(settings))
+    return None if options == DEFAULT_DATA_OPTIONS else options
+
+
+def option_values(settings: Settings) -> dict[str, Any]:
+    """Return the values of the fields of DataOptions. Raises UsageError for a chat template that cannot be read."""
+    values = declared_values(DataOptions, settings.train)
+    if settings.train.chat_template is not None:
+        values["chat_template"] = _read_template(settings.train.chat_template)
+    return values
+
+
+@contextlib.contextmanager
+def setting_errors() -> Iterator[None]:
+    """Turn the error of a field into a UsageError that names the setting."""
+    try:
+        yield
+    except FieldError as error:
+        setting = f"train.{SETTING_NAMES.get(error.key, error.key)}"
+        raise UsageError(f"{setting}: {error.detail}", remedy=error.remedy) from error
+    except TrialError as error:
+        raise UsageError.from_error(error, prefix="train: ") from error
+
+
+def declared_values(record: type, section: object) -> dict[str, Any]:
+    """Return the values of the fields that a record declares as settings, from the section train.
+
+    A setting that is derived from the data, and that the user has not set, has its usual value.
+    """
+    values = {field: getattr(section, setting.name) for field, setting in settings_of(record).items()}
+    for field, setting in settings_of(record).items():
+        if values[field] is None and setting.usual is not None:
+            values[field] = setting.usual
+    return values
+
+
+def _read_template(path: str) -> str:
+    """Read a chat template. Raises UsageError."""
+    try:
+        return read_regular(Path(path).expanduser(), max_bytes=MAX_TEMPLATE_BYTES).decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"train.chat_template: {path}: {reason}", remedy="name a regular file of this machine with a Jinja template"
+        ) from error
