@@ -236,6 +236,7 @@ def _secret(name: str, namespace: str, kind: str, data: dict[str, str]) -> dict[
 
 
 READER = "reader"
+ARCH_LABEL, ARCH = "kubernetes.io/arch", "amd64"  # the image's
 _IDLE_SCRIPT = 'mkdir -p "$HOME" "$TMPDIR"; trap \'exit 143\' TERM; while :; do sleep 3600 & wait $!; done'
 _RESOURCE_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
 
@@ -243,7 +244,8 @@ _RESOURCE_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
 def make_reader_job(workload: Object) -> dict[str, Any] | None:
     """Make a Job of one pod without a GPU, with the image, account and volumes of a Job or JobSet.
 
-    None if it mounts no claim.
+    It prefers their nodes, which have the image, and runs on any other if they were given back. None if it mounts no
+    claim.
     """
     spec = workload["spec"]
     if workload["kind"] == "JobSet":
@@ -252,6 +254,13 @@ def make_reader_job(workload: Object) -> dict[str, Any] | None:
     if not any("persistentVolumeClaim" in volume for volume in template["spec"].get("volumes") or []):
         return None
     pod = {key: copy.deepcopy(value) for key, value in template["spec"].items() if key not in ("affinity", "subdomain")}
+    preferred = [
+        {"key": key, "operator": "In", "values": [value]} for key, value in pod.pop("nodeSelector", {}).items()
+    ]
+    pod["nodeSelector"] = {ARCH_LABEL: ARCH}
+    if preferred:
+        term = {"weight": 100, "preference": {"matchExpressions": preferred}}
+        pod["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
     container = pod["containers"][0]
     container |= {
         "args": ["sh", "-c", _IDLE_SCRIPT],

@@ -32,7 +32,9 @@ def describe(record: NodesRecord, now: float) -> str | None:
         return None
     cost = "" if usd is None else f", {formatting.dollars(usd)}"
     if record.state is not NodesState.DONE:
-        return f"not given back: rented for {formatting.duration(seconds)} since the end{cost}, if they still exist"
+        reason = "" if record.reason is None else f"; the Job kept them: {record.reason}"
+        rented = f"rented for {formatting.duration(seconds)} since the end{cost}, if they still exist"
+        return f"not given back: {rented}{reason}"
     change = (
         "by train.then_command" if record.pool is None else f"{record.pool}: {record.from_size} -> {record.to_size}"
     )

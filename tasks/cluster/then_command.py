@@ -6,7 +6,7 @@ import shlex
 
 from bench.notify.events import time_text
 from bench.records import schema
-from bench.records.nodes import NodesRecord, NodesState
+from bench.records.nodes import JobPool, NodesRecord, NodesState
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import has_gpus
 from remote.hosts.base import CommandTimedOut, TooMuchOutput
@@ -40,6 +40,13 @@ def plan(settings: Settings, cluster: Cluster) -> tuple[NodesRecord, list[str]]:
         price=None if price is None else price.description,
     )
     return record, [f"after success: the fleet's pods are deleted, then this runs: {shlex.join(argv)}"]
+
+
+def plan_job(
+    _settings: Settings, _cluster: Cluster, _record: NodesRecord, _pods: int
+) -> tuple[JobPool | None, list[str]]:
+    """Say that a Job cannot run the command; see `NodeProvider`."""
+    return None, ["not by the Job itself: its pods cannot run train.then_command, `inv collect` does"]
 
 
 def shrink(settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder) -> None:

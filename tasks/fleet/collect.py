@@ -51,7 +51,7 @@ from tasks.cli.terminal import console
 from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
 from tasks.fleet import nodes
-from tasks.fleet.k8s_training import is_k8s_training, open_reader_pod, sync_ledger
+from tasks.fleet.k8s_training import import_nodes, is_k8s_training, open_reader_pod, sync_ledger
 from tasks.fleet.pending_results import incomplete_runs, missing_reason
 from tasks.fleet.run_store import TRAIN, open_run, resume_command
 from tasks.settings.load import Settings, load
@@ -148,6 +148,8 @@ def collect_run(
         with open_reader_pod(settings, run) as host:
             ledger = Ledger(folder / LEDGER_FILE)
             sync_ledger(run, folder, ledger, host)
+            if (folder / NODES_FILE).exists():
+                import_nodes(run, folder, host)
             if may_be_open and ledger.open_trials():
                 return
             _fetch_results(settings, run, folder, [host])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.atomic_files import write_atomic
-from bench.records.paths import ORDER_END_FILE, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
+from bench.records.paths import NODES_FILE, ORDER_END_FILE, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord, TrainingJobEnd
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.cluster.client import Cluster
@@ -46,6 +46,7 @@ from tasks.clients.cluster import (
 from tasks.clients.registry import resolve_image
 from tasks.clients.workers import component_hosts, pod_hosts
 from tasks.errors import RetryableError, UsageError
+from tasks.fleet.nodes import import_job_record
 from tasks.settings.load import Settings
 
 TRAIN_COMPONENT = "train"
@@ -213,6 +214,13 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
         if outcome.status is TrialStatus.SUCCEEDED:
             outcome = Outcome.of(ReasonCode.NO_RESULT, "recorded as SUCCEEDED, but its result is not on the volume")
     ledger.record_end(planned.trial_id, outcome, last_attempt.number, at=end_times.get(last_attempt.number))
+
+
+def import_nodes(run: RunRecord, folder: Path, host: Host) -> None:
+    """Take over what the Job wrote about the nodes that it gives back. Raises HostError and OSError."""
+    incoming = folder / DOWNLOAD_FOLDER
+    pull(Agent(host), run_folder_on_volume(run), incoming, only=(NODES_FILE,))
+    import_job_record(folder, incoming)
 
 
 _DELETE_TIMEOUT_SEC = 180.0

@@ -6,8 +6,9 @@ In doubt nodes are kept: a pod that does not answer or pods that may not be list
 from collections.abc import Callable, Iterator
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import gpu_count
+from remote.cluster.diagnosis.nodes import GPU_RESOURCE, gpu_count
 from remote.cluster.labels import COMPONENT_LABEL, OWNER, PART_OF_LABEL, RUN_ANNOTATION, WORKER, Object, is_owned, label
+from remote.cluster.manifests import ARCH, ARCH_LABEL
 from remote.cluster.plan import is_training
 from remote.hosts.pods.kubectl import Forbidden
 from remote.hosts.pods.pod_index import INDEX_LABEL
@@ -57,6 +58,24 @@ def delete_workloads(settings: Settings, cluster: Cluster) -> None:
         print(f"deleting {', '.join(map(_title, own))}, and waiting until their pods are gone", flush=True)
         cluster.delete(own, wait_sec=DELETE_TIMEOUT_SEC)
         record_change(settings, cluster.target, [])
+
+
+def has_other_node(cluster: Cluster, is_in_pool: Callable[[Object], bool]) -> bool:
+    """Check whether a node outside this pool could run the pod that reads the volume."""
+    return any(_can_read(node) for node in cluster.nodes() if not is_in_pool(node))
+
+
+def _can_read(node: Object) -> bool:
+    """Check whether a node is Ready and takes a pod that tolerates the taint of GPU nodes and needs no GPU."""
+    labels, spec = node["metadata"].get("labels") or {}, node.get("spec") or {}
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    taints = [taint for taint in spec.get("taints") or () if taint.get("effect") != "PreferNoSchedule"]
+    return (
+        any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
+        and labels.get(ARCH_LABEL) == ARCH
+        and not spec.get("unschedulable")
+        and all(taint.get("key") == GPU_RESOURCE for taint in taints)
+    )
 
 
 def fleet_nodes(cluster: Cluster) -> set[str]:

@@ -2,7 +2,8 @@
 
 The plan is confirmed when the run starts. After its success, when all its results are here and verified, the provider's
 module removes the nodes; in doubt they are kept. Every step is in the run's folder (nodes.json) before it is made, so
-that the same command goes on after a kill.
+that the same command goes on after a kill. A Job may do it without this machine (bench.commands.job_nodes); its own
+record is on the shared volume, and is taken over when the run is collected.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from typing import Protocol, cast
 from bench.notify.events import EventKind
 from bench.records.atomic_files import sha256_of
 from bench.records.checksummed import ResultError
-from bench.records.nodes import NodesRecord, NodesState
+from bench.records.nodes import JobPool, NodesRecord, NodesState
 from bench.records.paths import ADAPTER_FOLDER, LEDGER_FILE, NODES_FILE, RUN_FILE, SUMS_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
@@ -24,7 +25,7 @@ from remote.providers import Provider
 from reports.read.nodes import describe_nodes, end_of
 from tasks.cli.terminal import confirm
 from tasks.clients.cluster import open_cluster, target_identity
-from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.fleet.notifications import notify_once
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
@@ -62,6 +63,14 @@ class NodeProvider(Protocol):
     def plan(self, settings: Settings, cluster: Cluster) -> tuple[NodesRecord, list[str]]:
         """Return what will be done, without a run id, and lines that describe it. Raises a task's error."""
 
+    def plan_job(
+        self, settings: Settings, cluster: Cluster, record: NodesRecord, pods: int
+    ) -> tuple[JobPool | None, list[str]]:
+        """Return what a Job of so many pods needs to do it itself, and lines that describe it.
+
+        None, with the reason in the lines, if it cannot or if it is not sure that the Job will hold the nodes whole.
+        """
+
     def shrink(self, settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder) -> None:
         """Remove the nodes, or go on with it. Idempotent: the record says which steps were made.
 
@@ -69,10 +78,13 @@ class NodeProvider(Protocol):
         """
 
 
-def plan(settings: Settings, section: str, *, yes: bool, dry_run: bool = False) -> NodesRecord | None:
+def plan(
+    settings: Settings, section: str, *, yes: bool, dry_run: bool = False, job_pods: int | None = None
+) -> NodesRecord | None:
     """Return the confirmed plan for the nodes of a new run; None if they are kept. `section` is train or bench.
 
-    It is printed first. Raises UsageError, and ConfirmationRequired if it is not confirmed.
+    It is printed first. `job_pods` is the number of pods of a Job. Raises UsageError, and ConfirmationRequired if it is
+    not confirmed.
     """
     if getattr(settings, section).then != SHRINK:
         return None
@@ -81,7 +93,11 @@ def plan(settings: Settings, section: str, *, yes: bool, dry_run: bool = False) 
             f"{section}.then: fleet.kind is local, which has no nodes to give back", remedy="set it to keep"
         )
     with open_cluster(settings, changes=not dry_run, yes=yes) as cluster:
-        record, lines = _module(cluster.provider).plan(settings, cluster)
+        module = _module(cluster.provider)
+        record, lines = module.plan(settings, cluster)
+        if job_pods is not None:
+            job, job_lines = module.plan_job(settings, cluster, record, job_pods)
+            record, lines = dataclasses.replace(record, job=job), [*lines, *job_lines]
     for line in lines:
         print(line, flush=True)
     if dry_run:
@@ -97,6 +113,34 @@ def save_plan(record: NodesRecord | None, run: RunRecord, folder: Path) -> None:
     """Write a new run's plan for its nodes. Raises OSError."""
     if record is not None:
         RunFolder(folder).save(dataclasses.replace(record, run_id=run.run_id))
+
+
+def import_job_record(folder: Path, incoming: Path) -> None:
+    """Take over what the run's Job wrote about its nodes: the record in `incoming`, if there is one. Raises OSError.
+
+    The request is taken over, and not its success: the pool itself is read before the nodes count as given back.
+    """
+    record, path = RunFolder(folder).read(), incoming / NODES_FILE
+    if record is None or record.state is not NodesState.PLANNED or not path.exists():
+        return
+    try:
+        other = NodesRecord.read(path)
+    except ResultError as error:
+        print(f"the Job's record of its nodes is not used: {escape_controls(str(error))}")
+        return
+    changes = {name: getattr(other, name) for name in ("ended_at", "requested_at", "finished_at", "work_request_id")}
+    if _plan_of(other) != _plan_of(record) or other.state is NodesState.PLANNED:
+        return
+    if other.state is NodesState.KEPT:
+        print(f"the Job kept its nodes: {escape_controls(str(other.reason))}")
+        record = dataclasses.replace(record, reason=other.reason)
+    else:
+        record = dataclasses.replace(record, state=NodesState.REQUESTED, **changes)
+    RunFolder(folder).save(record)
+
+
+def _plan_of(record: NodesRecord) -> tuple[object, ...]:
+    return record.run_id, record.provider, record.pool_id, record.from_size, record.to_size
 
 
 def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:

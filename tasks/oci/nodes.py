@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from invoke.context import Context
@@ -214,8 +215,11 @@ def _check_gpu_limit(api: TenancyApi, pool: NodePoolInfo, size: int) -> None:
 
 def wait_for_work_request(
     settings: Settings, api: TenancyApi, work_request_id: str | None, compartment: str, pool: str
-) -> None:
-    """Wait until the work request has ended, printing each status change. Raises a task's error."""
+) -> str | None:
+    """Wait until the work request has ended, printing each status change; return the time of its end, if known.
+
+    Raises a task's error.
+    """
     if work_request_id is None:
         raise RetryableError(
             f"the service accepted the change of pool {pool} without a work request id",
@@ -224,13 +228,14 @@ def wait_for_work_request(
     client, started_at, last_status = api.client(ContainerEngineClient), time.monotonic(), ""
     operation = Operation(action=f"following the change of pool {pool}", permission="read cluster-work-requests")
     while True:
-        status = str(api.get_object(operation, client.get_work_request, work_request_id).get("status", "?"))
+        work_request = api.get_object(operation, client.get_work_request, work_request_id)
+        status = str(work_request.get("status", "?"))
         elapsed_sec = time.monotonic() - started_at
         if status != last_status:
             print(f"{elapsed_sec:6.0f} s  {status}", flush=True)
             last_status = status
         if status == "SUCCEEDED":
-            return
+            return _iso_time(work_request.get("timeFinished"))
         if status in ("FAILED", "CANCELED"):
             reasons = "; ".join(
                 str(error.get("message"))
@@ -245,6 +250,15 @@ def wait_for_work_request(
                 remedy="it continues: `inv tenancy.nodes` shows it",
             )
         time.sleep(POLL_INTERVAL_SEC)
+
+
+def _iso_time(text: object) -> str | None:
+    """Return a time of the service in ISO 8601 with its zone; None if it is not one."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment.isoformat() if moment.tzinfo is not None else None
 
 
 def _print_pools(settings: Settings, pools: Sequence[NodePoolInfo], compartment_name: str) -> None:

@@ -394,6 +394,7 @@ class ClusterSection(Section):
 
 class TenancySection(Section):
     auth: Literal["config", "instance_principal"] = "config"
+    job_auth: Literal["instance_principal", "workload_identity"] = "instance_principal"
     config_file: Text = Field(default="~/.oci/config", description="a file's path")
     profile: Text = Field(default="DEFAULT", description="the name of a profile in that file")
     region: Text | None = Field(default=None, description="a region like eu-frankfurt-1")

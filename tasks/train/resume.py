@@ -357,8 +357,9 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
                 notes = [change.text for change in changes]
                 ledger.reopen(TRIAL_ID, [*notes, *_retry_note(entry, notes)])
 
-        plan = submit_job.submit(settings, next_run, options, on_accepted)
-    submit_job.print_submitted(run_id, options)
+        given_back = nodes.RunFolder(folder).read()
+        plan = submit_job.submit(settings, next_run, options, on_accepted, given_back)
+    submit_job.print_submitted(run_id, options, given_back)
     return plan
 
 

@@ -154,14 +154,14 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Answ
         for line in output.summary_lines(probe, trial, predicted):
             print(escape_controls(line))
     run = submit_job.new_run(settings, _planned_trial(trial, names[0]), names, inputs)
-    given_back = nodes.plan(settings, TRAIN, yes=options.yes, dry_run=options.dry_run)
+    given_back = nodes.plan(settings, TRAIN, yes=options.yes, dry_run=options.dry_run, job_pods=trial.world_size)
 
     def on_accepted() -> None:
         _, folder, _ = runner.write_plan(settings, run)
         nodes.save_plan(given_back, run, folder)
 
-    plan = submit_job.submit(settings, run, options, on_accepted)
-    submit_job.print_submitted(run.run_id, options, gives_back=given_back is not None)
+    plan = submit_job.submit(settings, run, options, on_accepted, given_back)
+    submit_job.print_submitted(run.run_id, options, given_back)
     if plan is None:
         return None
     return Answer(data={**_plan_document(trial, names, predicted), "cluster": plan.data})
