@@ -12,7 +12,7 @@ help      the list of commands, and the help of one
 flags     commands and their flags, declared once; parsers for their values
 log       operator.log of a run, and --debug
 lock      one task at a time that changes something
-git       output of git commands
+completion  candidates for a shell's completion, and each shell's script
 terminal  consoles, tables and yes/no questions
 pip_progress  pip with regular lines, for the Makefile
 """

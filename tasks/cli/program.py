@@ -35,6 +35,7 @@ from tasks.settings.sources import InvokesConfig, is_installed
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
 _LIST_FORMATS = ("flat", "nested", "json")
+COMPLETION_MODULE = "tasks.cli.completion"  # only a shell needs it
 
 _logger = logging.getLogger(__name__)
 
@@ -77,6 +78,9 @@ class _InvProgram(Program):
 
     def parse_core_args(self) -> None:
         super().parse_core_args()
+        if shell := self.args["print-completion-script"].value:
+            print(import_module(COMPLETION_MODULE).read_script(shell), end="")
+            raise Exit
         self._apply_debug_flag()
 
     def _apply_debug_flag(self) -> None:
@@ -218,19 +222,12 @@ class _InvProgram(Program):
         super().parse_cleanup()
 
     def _complete(self) -> None:
-        """Answer a shell's completion, or print the script that asks for it."""
-        shell = self.args["print-completion-script"].value
-        if not shell and not self.args.complete.value:
-            return
-        module = import_module("tasks.cli.completion")  # only a shell needs it
-        if shell:
-            print(module.read_script(shell), end="")
-        else:
-            contexts = {**self.parser.contexts, **self.parser.contexts.aliases_of_tasks()}
-            completion = module.Completion(self.initial_context, contexts, self.collection, self.config)
-            for line in completion.lines(self.core.remainder):
-                print(line)
-        raise Exit
+        """Print the candidates for a shell's completion."""
+        if self.args.complete.value:
+            module = import_module(COMPLETION_MODULE)
+            completion = module.Completion(self.initial_context, self.parser.contexts, self.collection, self.config)
+            print("".join(f"{line}\n" for line in completion.lines(self.core.remainder)), end="")
+            raise Exit
 
     def _raise_settings_error(self) -> None:
         """Raise UsageError if the settings or the current directory caused Invoke's error."""
