@@ -179,7 +179,10 @@ class Checker:
         if self.request.gguf is not None and llama_cpp.is_installed():
             yield GGUF, partial(self._measure_gguf, Path(self.request.gguf))
         elif self.request.gguf is not None:
-            self.progress.log(f"! {self.request.gguf}: not measured: llama-cpp-python is not installed on the worker")
+            self.progress.log(
+                f"! {self.request.gguf}: not measured: llama-cpp-python is not installed on the worker; serve the file "
+                "by llama-server, and type inv serve.check URL"
+            )
 
     def _measure_trained(self) -> tuple[list[float], list[GeneratedAnswer]]:
         step, peft_model = lora.load_trained(self.modules, self.trial, self.placement, Path(self.request.adapter))

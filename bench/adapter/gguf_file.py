@@ -57,7 +57,10 @@ class GgufFile:
     ) -> None:
         """Plan the file for a base of these tensors. Raises InputError."""
         if importlib.util.find_spec("gguf") is None:
-            raise InputError("the package gguf is not installed on the worker", remedy="pip install gguf")
+            raise InputError(
+                "the package gguf is not installed on the worker",
+                remedy="pip install gguf; for pods, an image of the current lock: inv build push deploy",
+            )
         self._gguf: Any = importlib.import_module("gguf")
         self._family, self._tokenizer = check_family(config), tokenizer
         self._geometry, self._rotation = find(config).geometry(config), read_rotation(config)
