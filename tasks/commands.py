@@ -39,7 +39,9 @@ class BenchOptions:
         "ids of the trials to run, separated by commas (`python -m bench list` shows all)", value="IDS"
     )
     suite: str | None = text(f"{suite_names()} or all", unset="bench.suite")
-    spread: str | None = text("replicate: every trial on every worker; shard: every trial once", unset="bench.spread")
+    spread: str | None = text(
+        "replicate: every trial on every worker; shard: every trial once", value="replicate|shard", unset="bench.spread"
+    )
     trial_file: str | None = text(f"JSON file with the trial to run, or a list of trials {TRIAL_FILE}")
     repeats: int | None = number(int, "processes per trial and worker", ge=1, le=100, unset="bench.repeats")
     cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere", unset="fleet.cordon")
@@ -132,7 +134,7 @@ tune = Command(
     resume=text(
         "resume the newest search, or the search with this id; finished trials are not repeated",
         is_value_optional=True,
-        value="RUN",
+        value="SEARCH",
     ),
     memory_gib=number(float, "GPU memory limit in GiB", gt=0, le=1024, unset="tune.memory_gib, else the GPU's memory"),
     dry_run=switch("print the candidates and the first wave, and change nothing"),
@@ -269,8 +271,8 @@ compare = Command(
         "inv compare 20261124-090000-quick 20261125-101500-quick",
         "inv compare OLD NEW --tolerance 3 --json  # for a CI job: 1 if slower",
     ),
-    first=positional("run id of the reference"),
-    second=positional("run id to compare with it"),
+    first=positional("run id of the reference", value="RUN"),
+    second=positional("run id to compare with it", value="RUN"),
     also=words("another run id to compare with the first", value="RUN"),
     allow=words(
         "condition that may differ (gpu, driver, lock, weights, profile, ...) or be unknown",
@@ -290,7 +292,7 @@ compare = Command(
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
-    provider: str | None = text("cloud of the cluster: oci, generic or auto")
+    provider: str | None = text("cloud of the cluster", value="oci|generic|auto")
     build_host: str | None = text("build VM, a name from ~/.ssh/config")
     registry_user: str | None = text("user name at the image's registry")
     registry: str | None = text("name of the image, HOST/REPOSITORY:TAG", value="IMAGE")
@@ -338,6 +340,6 @@ settings = Command(
         "inv settings fleet.size  # its value, source, range and meaning",
         "inv settings --changed  # what is not the default",
     ),
-    name=positional("a setting or a section, e.g. fleet.size", is_required=False, unset="all"),
+    name=positional("a setting or a section, e.g. fleet.size", is_required=False, unset="all", value="SETTING"),
     changed=switch("only settings whose value is not the default"),
 )

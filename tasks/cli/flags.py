@@ -138,9 +138,9 @@ def text(help: str, default: str | None = None, **rules: Any) -> Any:  # noqa: A
     return _declare(str, default, {"help": help, **rules})
 
 
-def positional(help: str, *, is_required: bool = True, unset: str = "") -> Any:  # noqa: A002
+def positional(help: str, *, is_required: bool = True, unset: str = "", value: str = "") -> Any:  # noqa: A002
     """Declare an argument that has no flag; None without it if it is not required."""
-    rules = {"is_positional": True, "is_value_optional": not is_required, "unset": unset}
+    rules = {"is_positional": True, "is_value_optional": not is_required, "unset": unset, "value": value}
     return _declare(str, None, {"help": help, **rules})
 
 
