@@ -28,7 +28,11 @@ merge_adapter = Command(
         "inv adapter.merge --base=nf4 --format=gguf  # for llama.cpp and Ollama",
     ),
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
-    base=text("bf16: merge into the original weights; nf4: into the weights as quantized during training", "bf16", value="bf16|nf4"),
+    base=text(
+        "bf16: merge into the original weights; nf4: into the weights as quantized during training",
+        "bf16",
+        value="bf16|nf4",
+    ),
     file_format=text(
         "safetensors: Hugging Face's layout; gguf: one bf16 file for llama.cpp and Ollama; gguf-q8_0: 8 bits",
         "safetensors",
