@@ -50,7 +50,7 @@ def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False)
     print_nodes(reports)
     if cordon:
         verb = "would cordon" if dry_run else "cordoned"
-        print(f"{verb}: {', '.join(cordoned)}" if cordoned else "no node to cordon")
+        print(f"{verb}: {', '.join(cordoned)}" if cordoned else "no node was cordoned")
     needed, failure = settings.fleet.size, None
     try:
         print(check_capacity(settings, needed, reports))

@@ -1,0 +1,226 @@
+"""Every command that changes something, with --dry-run --json: it prints its plan and changes nothing.
+
+Files are compared before and after; the fakes of a cluster and of the build VM fail on any change. Not covered here:
+the commands of Oracle's tenancy (tests/unit/tasks/oci), and plans of real machines (tests/system).
+"""
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from invoke import Context
+
+from bench.records.atomic_files import sha256_of
+from bench.records.paths import LEDGER_FILE
+from bench.records.run import RunRecord
+from remote.fleet.ledger import Ledger
+from remote.hosts.base import Completed
+from remote.hosts.command import Command as HostCommand
+from tasks import ns
+from tasks.adapter import serve
+from tasks.cli.flags import Command
+from tasks.cluster import deploy, nodes
+from tasks.fleet import bench
+from tasks.image import archive, build, model, sbom, vm
+from tasks.reports import tensorboard
+from tasks.settings.load import load
+from tasks.train import forecast, train
+from tasks.tuning import quality, tune
+from tests.support.dry_runs import plan_of, refuse
+from tests.support.kubernetes import listed_cluster
+from tests.support.paths import ROOT
+from tests.support.reports import synthetic, training_run
+from tests.unit.tasks.train.test_forecast import make_probe
+from tests.unit.tasks.tuning.test_tuning import make_record
+
+DIGEST = "sha256:" + "ab" * 32
+SETTINGS = f"""
+cluster: {{ image: 'h/r@{DIGEST}', pull_secret: null, provider: generic, volume: {{ handle: null }} }}
+registry: {{ image: 'registry.example/team/bench:1', user: me }}
+serve: {{ image: 'h/vllm@{DIGEST}' }}
+model: {{ path: /models/m }}
+"""
+CHANGING = {
+    command.full_name: command
+    for collection in (ns, *ns.collections.values())
+    for command in collection.tasks.values()
+    if command.effect.changes and command.group != "tenancy"
+}
+RUN = synthetic.record()
+Patch = pytest.MonkeyPatch
+
+
+class ClusterWithoutChanges(listed_cluster.FakeCluster):
+    """Cluster with one Job of ours; each change fails the test."""
+
+    apply = refuse("Cluster.apply")
+    delete = refuse("Cluster.delete")
+    cordon = refuse("Cluster.cordon")
+
+    def live_objects(self) -> list[dict[str, Any]]:
+        labels = {"app.kubernetes.io/part-of": "qlora-fleet", "app.kubernetes.io/managed-by": "qlora-fleet"}
+        return [{"kind": "Job", "metadata": {"name": "bench", "labels": labels}, "spec": {"parallelism": 1}}]
+
+    def secrets(self) -> list[dict[str, Any]]:
+        return []
+
+    def is_allowed(self, *_: object) -> bool:
+        return True
+
+    def has_api_group(self, _: str) -> bool:
+        return True
+
+    def has_object(self, *_: object) -> bool:
+        return True
+
+    def diff(self, *_: object, **__: object) -> str:
+        return "+ everything\n"
+
+
+class HostWithoutChanges:
+    """Build VM that only tells whether a file exists."""
+
+    name, workdir = "vm", "/home/me/.qlora-fleet"
+
+    def run(self, command: HostCommand, *, timeout_sec: float) -> Completed:
+        assert command.argv[0] == "test", f"a dry run ran {command.render()} within {timeout_sec} s"
+        return Completed(exit_code=0, stdout=b"", stderr=b"")
+
+
+@pytest.fixture
+def results(project: Path) -> Path:
+    folder = project / "results"
+    synthetic.write_run(folder / RUN.run_id, RUN)
+    Ledger.create(folder / RUN.run_id / LEDGER_FILE, [planned.trial_id for planned in RUN.planned])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _fakes(project: Path, monkeypatch: Patch) -> None:
+    for name in ("image", "manifests"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    @contextlib.contextmanager
+    def fake_cluster(_settings: object, *, changes: bool = False, yes: bool = False) -> Iterator[ClusterWithoutChanges]:
+        assert not changes, "a dry run asks for no change"
+        assert not yes
+        yield ClusterWithoutChanges()
+
+    @contextlib.contextmanager
+    def fake_vm(*_: object) -> Iterator[HostWithoutChanges]:
+        yield HostWithoutChanges()
+
+    for module in (deploy, nodes, serve):
+        monkeypatch.setattr(module, "open_cluster", fake_cluster)
+    for module in (archive, build, model, sbom, vm):
+        for name in ("build_vm", "build_vm_job"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, fake_vm)
+    for module in (archive, sbom):
+        monkeypatch.setattr(module, "image_record", lambda *_: {"Id": DIGEST, "Size": 1, "Config": {"Labels": {}}})
+    monkeypatch.setattr(build, "plan_build", lambda *_, **__: None)
+    monkeypatch.setattr(serve, "component_hosts", lambda *_, **__: [SimpleNamespace()])
+    monkeypatch.setattr("remote.image.vm_jobs.start", refuse("vm_jobs.start"))
+    monkeypatch.setattr(model.vm_jobs, "claim", lambda *_, create=True: create and pytest.fail("a folder was claimed"))
+
+
+def write_training(results: Path) -> str:
+    """Write a collected training with its adapter; return its name."""
+    folder = training_run.write_run_with_adapter(results / "20260101-000000-train")
+    run = RunRecord.read(folder / "run.json")
+    dataclasses.replace(run, run_id=folder.name).write(folder)
+    weights = folder / "adapter" / "adapter_model.safetensors"
+    dataclasses.replace(training_run.RECORD, adapter_sha256=sha256_of(weights)).write(folder)
+    return folder.name
+
+
+def arrange_bench(results: Path, monkeypatch: Patch) -> dict[str, Any]:
+    settings = load(Context())
+
+    def plan(*_: object) -> tuple[RunRecord, list[Any]]:
+        return dataclasses.replace(RUN, settings=settings.public()), []
+
+    assert results.exists()
+    monkeypatch.setattr(bench, "_plan", plan)
+    return {"quick": True}
+
+
+def arrange_train(_: Path, monkeypatch: Patch) -> dict[str, Any]:
+    monkeypatch.setattr(train, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0")])
+    monkeypatch.setattr(forecast, "probe_workers", lambda *_: make_probe())
+    return {"workers": "1"}
+
+
+def arrange_tune(_: Path, monkeypatch: Patch) -> dict[str, Any]:
+    monkeypatch.setattr(tune, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0")])
+    monkeypatch.setattr(tune, "plan", lambda *_: make_record())
+    monkeypatch.setattr(quality, "describe_power", lambda *_: "power")
+    return {}
+
+
+def arrange_tensorboard(_: Path, monkeypatch: Patch) -> dict[str, Any]:
+    monkeypatch.setattr(tensorboard, "check_packages", lambda _: None)
+    return {"run": RUN.run_id, "once": True}
+
+
+def arrange_adapter(results: Path, **typed: Any) -> dict[str, Any]:
+    return {"run": write_training(results), **typed}
+
+
+# What is typed, or a function that arranges the fakes of a command and returns that.
+CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
+    "adapter.merge": lambda results, _: arrange_adapter(results, base="bf16", force=True),
+    "adapter.push": lambda results, _: arrange_adapter(results, folder="/nowhere"),
+    "bench": arrange_bench,
+    "build": {"tmpdir": "/mnt/fss"},
+    "cancel": {"run": RUN.run_id},
+    "collect": {"run": RUN.run_id},
+    "deploy": {},
+    "doctor": {"document": True},
+    "image.archive": {"path": "/mnt/fss"},
+    "image.bom": {"push": True},
+    "image.load": {"path": "/mnt/fss/image.tar.zst"},
+    "image.lock": {},
+    "image.verify": {"on_node": True},
+    "init": {"provider": "generic"},
+    "model.demo": {},
+    "model.fetch": {"model": "org/name", "tmpdir": "/mnt/fss"},
+    "nodes": {"cordon": True},
+    "push": {},
+    "report": {"run": RUN.run_id},
+    "runs": {"keep": "1"},
+    "serve.start": lambda results, _: arrange_adapter(results),
+    "serve.stop": {},
+    "teardown": {},
+    "tensorboard": arrange_tensorboard,
+    "train": arrange_train,
+    "tune": arrange_tune,
+    "vm.engine": {"tmpdir": "/mnt/fss"},
+}
+
+
+def test_every_command_that_changes_something_has_a_case() -> None:
+    assert CASES.keys() == CHANGING.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_dry_run_prints_its_plan_as_json_and_changes_nothing(
+    name: str,
+    results: Path,
+    project: Path,
+    context: Callable[..., Context],
+    monkeypatch: Patch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if name in ("deploy", "serve.start") and shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    case, command = CASES[name], CHANGING[name]
+    assert isinstance(command, Command)
+    typed = case(results, monkeypatch) if callable(case) else case
+    invoked = context(text=SETTINGS)  # writes the file before the folder is compared
+    plan_of(command, invoked, project.parent, capsys, **typed)
