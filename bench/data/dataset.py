@@ -56,7 +56,7 @@ BINS = 24  # bars in the histogram of lengths of a report
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
 STORED_FIELDS = ("files", "findings", "left_out", "shown", "lost", "duplicates")  # fields of a Dataset in the index
 DIGEST_KEY_BYTES = 16  # the part of a digest that is compared to find equal lines
-CACHE_VERSION = 4  # part of the cache key; changes when the cache's files or the examples of the same data change
+CACHE_VERSION = 5  # part of the cache key; changes when the cache's files or the examples of the same data change
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,7 @@ class ExampleBuilder:
         self._tool_template, self._system = ToolTemplate(self._template), system
         self._control_tokens, self._keeps_typed_tokens = ControlTokens(tokenizer), special_tokens == "keep"
         self._is_template_checked = False
+        self._turn_ends: frozenset[int] = getattr(tokenizer, "turn_ends", frozenset())
         self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id  # cached: slow properties
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(key for key, token in added.items() if token.special)}
@@ -214,12 +215,21 @@ class ExampleBuilder:
             if begin and encoding.token_to_chars(begin - 1)[1] > first:
                 self.findings.add(findings.SPANNING_TOKEN, rendered.source)
             if self._labels == "assistant":
-                # The text after the token that ends a turn belongs to the template, not to the answer.
-                special = next((index for index in range(end - 1, begin - 1, -1) if ids[index] in self._special), None)
-                has_end, end = special is not None, end if special is None else special + 1
+                last_special = self._end_token(ids, begin, end)
+                has_end, end = last_special is not None, end if last_special is None else last_special + 1
             targets[begin:end] = b"\1" * (end - begin)
         targets[:1] = bytes(min(1, len(ids)))
         return targets, has_end
+
+    def _end_token(self, ids: list[int], begin: int, end: int) -> int | None:
+        """Return the position of the token that ends an answer; the text after it belongs to the template.
+
+        It is the answer's last control token. GLM's template writes none of those at which the model ends an answer:
+        there the one that begins the next turn counts, as at inference.
+        """
+        last = next((index for index in range(end - 1, begin - 1, -1) if ids[index] in self._special), None)
+        ends_by_itself = last is not None and ids[last] in self._turn_ends
+        return end if not ends_by_itself and end < len(ids) and ids[end] in self._turn_ends else last
 
     def _divide(self, source: Conversation, ids: list[int], length: int) -> Iterator[Example]:
         """Divide a plain text into pieces of so many tokens; the last one may be shorter."""

@@ -86,6 +86,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return describe(config, {name: shape for path in weight_files(folder) for name, shape in read_shapes(path).items()})
 
 
+def end_tokens(folder: Path) -> frozenset[int]:
+    """Return the tokens at which a model ends an answer, from its config.json; none without one."""
+    ends = _read_object(folder / "config.json").get("eos_token_id") if (folder / "config.json").is_file() else None
+    return frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int)
+
+
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """List the weights files of a checked folder: the only file, or those in its index."""
     if (folder / WEIGHTS).is_file():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from bench.data.inputs import InputError
+from bench.data.model_folder import end_tokens
 from bench.data.tool_calls import map_strings, strings
 from bench.records import Trial
 from bench.torch_stack import set_environment
@@ -38,7 +39,7 @@ PROBE_MESSAGES = ({"role": "user", "content": "a?"}, {"role": "assistant", "cont
 def load_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
     """Load the tokenizer.json of a checked folder with its settings, and its chat template or another one's text.
 
-    Raises InputError.
+    Its attribute `turn_ends` has the tokens at which the model ends an answer, from config.json. Raises InputError.
     """
     set_environment()
     from transformers import PreTrainedTokenizerFast
@@ -47,6 +48,7 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library tokenizers has no class of its own, transformers reads keys unchecked
         raise InputError(f"{folder}: its tokenizer cannot be loaded: {' '.join(str(error).split())}") from error
+    tokenizer.turn_ends = end_tokens(folder)
     if chat_template is not None:
         _check_template(tokenizer, chat_template)
         tokenizer.chat_template = chat_template

@@ -9,7 +9,7 @@ import pytest
 
 from bench.data.demo import write_sums
 from bench.data.inputs import InputError
-from bench.data.model_folder import check_model, check_template
+from bench.data.model_folder import check_model, check_template, end_tokens
 from bench.data.trial_inputs import check_trial, check_trials
 from tests.support.cases import Case, load_cases
 from tests.support.small_inputs import edit_json, write_weights
@@ -189,3 +189,15 @@ def test_trials_are_checked_together_and_the_wrong_one_is_named(model_folder: Pa
     ):
         with pytest.raises(InputError, match=f"^trial second: .*{expected}"):
             check_trials([valid, dataclasses.replace(valid, name="second", **changes)])
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [({"eos_token_id": [3, 5]}, {3, 5}), ({"eos_token_id": 3}, {3}), ({"eos_token_id": None}, set()), ({}, set())],
+)
+def test_the_tokens_that_end_an_answer_are_those_of_the_config(
+    config: dict[str, object], expected: set[int], tmp_path: Path
+) -> None:
+    assert end_tokens(tmp_path) == set()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert end_tokens(tmp_path) == expected

@@ -133,6 +133,29 @@ def targets_of_both(tokenizer: Any, source: Conversation) -> tuple[list[str], li
     return ours, [tokenizer.decode([token for _, token in group]) for is_target, group in groups if is_target]
 
 
+GLM_ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")  # eos_token_id in config.json of GLM 4
+
+
+@pytest.mark.parametrize("has_special_calls", [True, False])
+def test_a_turn_of_glm_ends_at_the_token_that_begins_the_next_one(
+    has_special_calls: bool, tokenizer_of: Callable[..., Any]
+) -> None:
+    template = template_text(f"{TRL}/glm4moe.jinja")
+    special = [token for token in control_tokens(template) if has_special_calls or "|" in token]
+    tokenizer = tokenizer_of(template, special=[*special, GLM_ENDS[0]])
+    tokenizer.turn_ends = frozenset(tokenizer.convert_tokens_to_ids(GLM_ENDS))
+    builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
+    (example,) = builder.build([conversation(MORE_TURNS, tools=TOOLS)])
+    ends = ("</tool_call><|observation|>", "It is mild.<|user|>", f"Bye.{tokenizer.eos_token}")
+    texts = [text for _, text in answers(tokenizer, example)]
+    assert len(texts) == len(ends)
+    assert all(text.endswith(end) for text, end in zip(texts, ends, strict=True))
+    assert builder.findings.counts[findings.EOS_ADDED] == 1
+    tokenizer.chat_template = template_text(f"{TRL}/glm4moe_training.jinja")
+    _, by_trl = targets_of_both(tokenizer, conversation(MORE_TURNS, tools=TOOLS))
+    assert by_trl == [*texts[:2], texts[2].removesuffix(tokenizer.eos_token) + "<|user|>"]
+
+
 @pytest.mark.parametrize("name", OPEN_THOUGHT)
 def test_an_answer_without_a_thought_follows_an_empty_one_unlike_trl(
     name: str, tokenizer_of: Callable[..., Any]
