@@ -5,6 +5,7 @@ import dataclasses
 from bench.records import Trial
 from bench.records.forecast import DerivedSettings
 from bench.records.training import Training, TrainingData
+from bench.records.trial import SCALES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
@@ -76,12 +77,20 @@ def apply_trial(settings: Settings, trial: Trial, source: str) -> tuple[Settings
     if trial.model != settings.model.path:
         raise UsageError(
             f"{source}: is for the model {trial.model}, but model.path is {settings.model.path}",
-            remedy=f"set model.path to {trial.model}, or measure {settings.model.path} with `inv tune`: a configuration "
-            "holds for one model only",
+            remedy=f"set model.path to {trial.model}, or measure {settings.model.path} with `inv tune`: a "
+            "configuration holds for one model only",
         )
     lengths = {"max_seq_len": trial.max_seq_len, "micro_batch_size": trial.micro_batch_size}
     train = settings.train.model_copy(update=lengths)
     return settings.model_copy(update={"train": train}), trial
+
+
+def with_training_row(settings: Settings, trial: Trial) -> Trial:
+    """Return the trial with the row of section train if its profile measures shorter rows than the data's."""
+    if SCALES[trial.profile].seq_divisor == 1:
+        return trial
+    train = settings.train
+    return dataclasses.replace(trial, max_seq_len=train.max_seq_len, micro_batch_size=train.micro_batch_size)
 
 
 def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, max_hours: float | None) -> Trial:

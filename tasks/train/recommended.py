@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.records import Trial
+from bench.records.trial import SCALES
 from reports import formatting
 from reports.read.load import load
 from reports.read.run import ReportError
@@ -12,21 +13,27 @@ from reports.summary.summarize import summarize
 from reports.summary.text import best_row, recommended_label
 from tasks.errors import UsageError, translate_errors
 from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER, find_run, is_training
-from tasks.fleet.trial_spec import apply_file, apply_trial
+from tasks.fleet.trial_spec import apply_file, apply_trial, with_training_row
 from tasks.settings.load import Settings
 
 
 def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:
     """Return the settings with the lengths of a recommended configuration, and its trial. Raises UsageError.
 
-    `name` is a benchmark's run, whose results are summarized again, or a search.
+    `name` is a benchmark's run, whose results are summarized again, or a search. Profile tiny measures a part of each
+    length, so that its rows are replaced by those of the settings.
     """
+    trial = with_training_row(settings, _recommended_trial(settings, name))
+    return apply_trial(settings, trial, f"train: --from: {name}")
+
+
+def _recommended_trial(settings: Settings, name: str) -> Trial:
     search = settings.results_folder / SEARCH_FOLDER / name
     if Path(name).name == name and search.is_dir():
         if not (search / BEST_FILE).is_file():
             remedy = f"resume it with `inv tune --resume={name}`, or name another run"
             raise UsageError(f"train: --from: search {name} has named no configuration", remedy=remedy)
-        return apply_file(settings, str(search / BEST_FILE), "train: --from")
+        return apply_file(settings, str(search / BEST_FILE), "train: --from")[1]
     folder = find_run(settings.results_folder, name)
     source = f"train: --from: {folder.name}"
     if is_training(folder):
@@ -49,15 +56,17 @@ def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:
             f"{source}: profile {row.trial.profile}, but bench.profile is {settings.bench.profile}",
             remedy="change the setting, or name another run",
         )
-    return apply_trial(settings, row.trial, source)
+    return row.trial
 
 
 def describe_source(settings: Settings, trial: Trial, source: str) -> Iterator[str]:
     """Yield what a training takes over from a configuration, and a warning if its rows are shorter than those set."""
+    is_scaled = SCALES[trial.profile].seq_divisor > 1
     yield (
         f"from {source}: {trial.name}: {trial.recipe}, {trial.base_precision}, rank {trial.lora_rank} on "
         f"{', '.join(trial.lora_targets)}, rows of {trial.micro_batch_size} x {trial.max_seq_len} tokens packed end to "
-        "end; data, learning rate, steps and all else come from the settings"
+        f"end{' (of the settings: profile ' + trial.profile + ' measures shorter ones)' if is_scaled else ''}; data, "
+        "learning rate, steps and all else come from the settings"
     )
     if trial.max_seq_len < settings.train.max_seq_len:
         yield (

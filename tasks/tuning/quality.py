@@ -113,6 +113,8 @@ def compare_losses(
     Raises the errors of a run, and ConfirmationRequired for a damaged record. The newest run is then that of `folder`.
     """
     record = read_record(folder)
+    if record is not None:  # comparisons whose trainings failed are repeated
+        record = dataclasses.replace(record, checks=[check for check in record.checks if check.reason is None])
     while (comparison := _next_stage(settings, record) or choose_next(record)) is not None:
         record = _compare(settings, hosts, folder, record, comparison, plain=plain)
     if record is not None:
@@ -201,7 +203,8 @@ def search_reference(trial: Trial) -> Trial:
 
 def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: int) -> Trial:
     """Return the short training of a configuration. Raises UsageError that names a setting of the section train."""
-    settings, configuration = trial_spec.apply_trial(settings, comparison.trial, f"quality: {comparison.label}")
+    configuration = trial_spec.with_training_row(settings, comparison.trial)
+    settings, configuration = trial_spec.apply_trial(settings, configuration, f"quality: {comparison.label}")
     trial = trial_spec.make_trial(settings, configuration, workers=1, max_hours=None)
     if trial.training is None:
         raise ValueError("a training has settings")
@@ -398,7 +401,9 @@ def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> Loss
         return compared
     unsuccessful = {name: entry for name, entry in entries.items() if entry.status is not TrialStatus.SUCCEEDED}
     first = next(((name, entry.status, entry.reason) for name, entry in unsuccessful.items()), None)
-    reason = "its trainings were of other settings" if first is None else f"{first[0]} ended {first[1]}: {first[2]}"
+    reason = (
+        "its trainings were of other settings" if first is None else f"{first[0]} ended {first[1].value}: {first[2]}"
+    )
     return dataclasses.replace(check, reason=reason)
 
 

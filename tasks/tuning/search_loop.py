@@ -273,6 +273,12 @@ def _write_answer(
         "worker_sec": sum(result.wall_time_sec or 0.0 for run in runs for result in _results(settings, run)),
         "final_run": run_id,
     }
+    failures = [check.reason for check in losses.checks if check.reason is not None] if losses else []
+    if not accepted and failures:
+        raise SomeTrialsFailed(
+            f"search {record.tune_id}: the losses of the finalists could not be compared: {failures[0]}; then resume "
+            f"it with `inv tune --resume={record.tune_id}`"
+        )
     if not accepted:
         raise SomeTrialsFailed(
             f"search {record.tune_id}: no finalist was shown to be at the loss of the reference; allow more pairs "

@@ -42,11 +42,14 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
     with_lengths, trial = recommended.apply_recommended(configured, RUN)
     training = trial_spec.make_trial(with_lengths, trial, workers=1, max_hours=None)
     taken = {name: getattr(training, name) for name in trial_spec.FILE_FIELDS}
-    assert taken == {name: getattr(row.trial, name) for name in trial_spec.FILE_FIELDS}
+    expected = {name: getattr(row.trial, name) for name in trial_spec.FILE_FIELDS}
+    train = configured.train
+    assert taken == expected | {"max_seq_len": train.max_seq_len, "micro_batch_size": train.micro_batch_size}
     assert training.learning_rate == 5e-4
     assert train_command(summarize(load(folder))) == f"inv train --from={RUN}"
-    lines = list(recommended.describe_source(configured, trial, RUN))
-    assert len(lines) == 1 + (trial.max_seq_len < configured.train.max_seq_len) == 2
+    assert len(list(recommended.describe_source(configured, trial, RUN))) == 1
+    shorter = dataclasses.replace(trial, max_seq_len=configured.train.max_seq_len - 1)
+    assert len(list(recommended.describe_source(configured, shorter, RUN))) == 2
 
 
 def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
@@ -55,7 +58,9 @@ def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
     folder = configured.results_folder / "tune" / "s1"
     folder.mkdir(parents=True)
     (folder / "best.json").write_text(best.to_text())
-    assert recommended.apply_recommended(configured, "s1")[1] == best
+    train = configured.train
+    rows = {"max_seq_len": train.max_seq_len, "micro_batch_size": train.micro_batch_size}
+    assert recommended.apply_recommended(configured, "s1")[1] == dataclasses.replace(best, **rows)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ OUTLIER = 53  # seed whose training takes another course
 @pytest.fixture
 def settings(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(plan, "git_state", lambda _: {})
-    text = "quality: {pairs: 3, steps: 5}\ntrain: {rows_per_step: 4, warmup_share: 0.03, validation_fraction: 0.02}\n"
+    train = "{rows_per_step: 4, warmup_share: 0.03, validation_fraction: 0.02, max_seq_len: 2048}"
+    text = f"quality: {{pairs: 3, steps: 5}}\ntrain: {train}\n"
     settings = load(context(text=text))
     settings.results_folder.mkdir(parents=True, exist_ok=True)
     return settings
@@ -41,14 +42,15 @@ def comparison(settings: Settings, **fields: object) -> quality.Comparison:
 
 
 def test_both_trainings_of_a_pair_take_the_same_rows(settings: Settings) -> None:
-    compared = comparison(settings, max_seq_len=2048, micro_batch_size=8, matmul="int8", held_layers=3)
+    compared = comparison(settings, max_seq_len=64, micro_batch_size=8, matmul="int8", held_layers=3)
     arm = quality.training_arm(settings, compared, 7, 3)
     reference = quality.reference_arm(arm, compared.reference)
     differing = {
         field.name for field in dataclasses.fields(Trial) if getattr(arm, field.name) != getattr(reference, field.name)
     }
     assert differing <= {"name", "gradient_checkpointing", "held_layers", *loss_fields(arm)}
-    assert (arm.kind, arm.seed, arm.held_out_parts, arm.micro_batch_size) == ("quality", 7, 3, 2)
+    assert (arm.kind, arm.seed, arm.held_out_parts) == ("quality", 7, 3)
+    assert (arm.max_seq_len, arm.micro_batch_size) == (2048, 2), "profile tiny measures shorter rows than the data's"
     assert arm.training is not None
     assert arm.training.max_steps == 5
     assert arm.training.data.validation_share == quality.HELD_OUT_SHARE
@@ -139,6 +141,8 @@ def test_trainings_that_failed_withhold_the_configuration(settings: Settings, mo
     record = compare(settings, compared)
     assert verdict_of(record, compared.trial) == "undecided"
     assert "no room" in (record.checks[0].reason or "")
+    again = compare(settings, compared)
+    assert again.checks[0].run_id != record.checks[0].run_id, "a resumed command compares what failed again"
 
 
 def test_a_damaged_record_is_not_compared_again(settings: Settings) -> None:
