@@ -41,7 +41,8 @@ def outcome(record: TrainingRecord) -> str | None:
     elif measure.change_high < 0:
         verb = "fell"
     of_rows = formatting.count(measure.rows, "held-out prompt")
-    return f"The score ({label(score, measure)}) {verb}: {change} over {of_rows}"
+    without = f"; {score.unscored_rows:,} more have no score" if score.unscored_rows else ""
+    return f"The score ({label(score, measure)}) {verb}: {change} over {of_rows}{without}"
 
 
 def unscored_reason(score: TrainingScore) -> str:
