@@ -8,6 +8,7 @@ import pytest
 from invoke.exceptions import Exit
 
 from tasks import ns
+from tasks.cli.flags import Section
 from tasks.cli.parser import patch_parser
 from tasks.cli.program import _InvProgram
 from tests.support.paths import ROOT
@@ -34,3 +35,24 @@ def test_help_matches_its_golden_file(
 
 def test_every_golden_file_belongs_to_a_task() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(HELP)
+
+
+TABLE_BEGIN, TABLE_END = "<!-- begin: what each task does -->\n", "<!-- end: what each task does -->\n"
+
+
+def test_the_reference_has_what_each_task_does() -> None:
+    commands = [task for collection in (ns, *ns.collections.values()) for task in collection.tasks.values()]
+    rows = ["| task | | `--json` | `--dry-run` |", "|---|---|---|---|"]
+    for command in sorted(commands, key=lambda command: (list(Section).index(command.section), command.order)):
+        effect = command.effect
+        json_cell = "yes" if effect.shows else "with `--dry-run`" if effect.changes else ""
+        rows.append(f"| `{command.shown_name}` | {effect.value} | {json_cell} | {'yes' if effect.changes else ''} |")
+    path = ROOT / "docs" / "reference.md"
+    before, found, rest = path.read_text(encoding="utf-8").partition(TABLE_BEGIN)
+    table, end, after = rest.partition(TABLE_END)
+    assert found and end
+    expected = "\n".join(rows) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(f"{before}{found}{expected}{end}{after}", encoding="utf-8")
+        table = expected
+    assert table == expected

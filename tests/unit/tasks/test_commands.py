@@ -111,7 +111,7 @@ def test_the_help_names_every_suite_but_all() -> None:
 
 
 CONTEXTS = {context.name: context for context in ns.to_contexts()}
-MAX_CHARS = 78  # of a terminal with 80 columns, indented
+MAX_EXAMPLE_CHARS = 78  # indented on a terminal with 80 columns
 
 
 @pytest.mark.parametrize("declared", ALL_COMMANDS, ids=lambda declared: declared.full_name)
@@ -119,7 +119,7 @@ def test_the_examples_of_a_command_are_valid_command_lines(declared: Command, mo
     monkeypatch.setattr(parser, "ParseMachine", PatchedParser)
     assert len(set(declared.examples)) == 2
     for example in declared.examples:
-        assert len(example) <= MAX_CHARS
+        assert len(example) <= MAX_EXAMPLE_CHARS
         words_typed = shlex.split(example.partition("<")[0], comments=True)
         begin = words_typed.index("inv") + 1
         parsed = parser.Parser(contexts=CONTEXTS.values(), initial=ParserContext()).parse_argv(words_typed[begin:])
