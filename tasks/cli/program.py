@@ -35,6 +35,7 @@ from tasks.settings.sources import InvokesConfig, is_installed
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
 _LIST_FORMATS = ("flat", "nested", "json")
+_OLD_EXECUTOR = "tasks.executor.ChainExecutor"  # in settings of versions 0.1 and 0.2
 COMPLETION_MODULE = "tasks.cli.completion"  # only a shell needs it
 
 _logger = logging.getLogger(__name__)
@@ -91,11 +92,13 @@ class _InvProgram(Program):
 
     def update_config(self, merge: bool = True) -> None:
         # Like Invoke's method, without the removed flags.
-        if self.args["no-dedupe"].value:
-            self.config.load_overrides({"tasks": {"dedupe": False}}, merge=False)
         path: Any = self.args.config.value or os.environ.get("INVOKE_RUNTIME_CONFIG")
         self.config.set_runtime_path(path)
-        self.config.load_runtime(merge=merge)
+        self.config.load_runtime()
+        overrides: dict[str, Any] = {"dedupe": False} if self.args["no-dedupe"].value else {}
+        if self.config.tasks.executor_class == _OLD_EXECUTOR:
+            overrides["executor_class"] = "tasks.cli.executor.ChainExecutor"
+        self.config.load_overrides({"tasks": overrides}, merge=merge)
 
     def run_argv(self, argv: Sequence[str]) -> None:
         """Run the steps of `Program.run`. Raises Exit, ParseError, KeyboardInterrupt and the errors of a task."""
