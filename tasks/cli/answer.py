@@ -19,7 +19,7 @@ _CODE_NAMES = {code.value: code.name.lower() for code in ExitCode}
 
 
 class Effect(enum.Enum):
-    """What a command does. Its flags follow: --json for what it shows or plans, --dry-run for what it changes."""
+    """Effect of a command. Its flags follow: --json for what it shows or plans, --dry-run for what it changes."""
 
     SHOWS = "shows"
     CHANGES = "changes"
@@ -39,7 +39,7 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a command shows or plans.
+    """Data that a command shows or plans.
 
     `show` prints `data` as text. `kind` is that of the JSON object (default: the command's name, with ".plan" for a
     dry run). `failure` ends the command after its data, as of `inv nodes` with too few nodes.

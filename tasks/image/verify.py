@@ -42,8 +42,8 @@ def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> A
     settings = load(context)
     if dry_run:
         name = resolve_image(settings).reference if on_node else build_profiles.image_name(settings)
-        place = f"a pod of namespace {settings.cluster.namespace}" if on_node else settings.build.host or "this machine"
-        return plan_answer([f"verify  {name} in {place}"], image=name, place=place)
+        location = f"a pod of namespace {settings.cluster.namespace}" if on_node else settings.build.host or "this machine"
+        return plan_answer([f"verify  {name} in {location}"], image=name, location=location)
     if on_node:
         return _verify_on_node(settings)
     name = build_profiles.image_name(settings)

@@ -34,10 +34,10 @@ def _contents(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def refuse(what: str) -> Callable[..., Any]:
+def refuse(name: str) -> Callable[..., Any]:
     """Return a function that fails the test: a dry run must not call it."""
 
     def fail(*_: Any, **__: Any) -> Any:
-        pytest.fail(f"a dry run called {what}")
+        pytest.fail(f"a dry run called {name}")
 
     return fail
