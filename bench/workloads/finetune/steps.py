@@ -19,6 +19,7 @@ Not covered: parameters of several dtypes.
 import contextlib
 import hashlib
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -270,6 +271,17 @@ def predict_communication(row_sec: float, send_sec: float, rows: int, buckets: i
     goal = COMMUNICATION_GOAL_PERCENT / 100.0
     enough_rows = math.ceil(wait_sec * (1.0 - goal) / (goal * row_sec))
     return 100.0 * wait_sec / (rows * row_sec + wait_sec), max(rows, enough_rows)
+
+
+def waited_percent(steps: Sequence[tuple[float, float]]) -> float:
+    """Return the share of the median step spent waiting, from (waited, whole) seconds; 0 without steps.
+
+    Medians, because the first steps wait for another rank's compilation and capture.
+    """
+    if not steps:
+        return 0.0
+    waited, whole = (statistics.median(each) for each in zip(*steps, strict=True))
+    return 100.0 * waited / whole
 
 
 def learning_rate_factor(training: Training, step: int, steps: int) -> float:

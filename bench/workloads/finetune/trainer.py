@@ -43,6 +43,7 @@ from bench.workloads.finetune.steps import (
     deterministic,
     learning_rate_factor,
     predict_communication,
+    waited_percent,
 )
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
 from bench.workloads.ranks.process import RankGroup
@@ -104,7 +105,7 @@ class Trainer:
         self.state, self.history = State(step=0, seconds=0.0), History()
         self.checkpoint_manager: CheckpointManager | None = None
         self.journal: Journal | None = None
-        self._last_progress, self._waited_sec, self._step_sec = 0.0, 0.0, 0.0
+        self._last_progress, self._waits = 0.0, list[tuple[float, float]]()
         self._zero_gradient_steps = self._reported_checkpoints = 0
         self._best_answers: ScoredAnswers | None = None
         self.scorer = self._make_scorer()
@@ -221,8 +222,7 @@ class Trainer:
             loss, norm, (stop_requests, over) = self.global_step.read()
             self._check(number, loss, norm, rows)
             seconds = time.perf_counter() - start
-            self._waited_sec += self.gradients.waited_sec()
-            self._step_sec += seconds
+            self._waits.append((self.gradients.waited_sec(), seconds))
             self._log_step(number, loss, norm, factor, targets, all_rows, seconds)
             total_sec = earlier_sec + time.monotonic() - started
             self.state = dataclasses.replace(self.state, step=number, seconds=total_sec)
@@ -467,9 +467,9 @@ class Trainer:
         self.group.check_equal(digest, "the adapter")
 
     def communication_percent(self) -> float | None:
-        """Return the share of the steps' time spent waiting for other ranks, of the rank that waits least."""
-        waits = self.group.gather_objects((self._waited_sec, self._step_sec))
-        return None if self.group.is_single or not self._step_sec else min(100.0 * w / s for w, s in waits)
+        """Return the share of the median step spent waiting for other ranks, of the rank that waits least."""
+        shares = self.group.gather_objects(waited_percent(self._waits))
+        return None if self.group.is_single or not self._waits else min(shares)
 
     def adapter(self) -> tuple[int, dict[str, Any]]:
         """Return the final adapter's step and tensors: the best adapter, else the last. Rank 0 only."""

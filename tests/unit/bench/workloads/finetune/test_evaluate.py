@@ -9,7 +9,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.evaluate import make_evaluation, ratio
-from bench.workloads.finetune.steps import predict_communication
+from bench.workloads.finetune.steps import predict_communication, waited_percent
 
 
 def test_the_interval_covers_the_true_value_in_about_95_percent():
@@ -34,6 +34,11 @@ def test_a_later_loss_is_compared_example_by_example():
     start = make_evaluation(0, first, [], counts)
     assert (start.change, start.change_low, start.change_high) == (None, None, None)
     assert make_evaluation(0, [4.0], [], [2]).low is None  # a single example has no interval
+
+
+def test_the_share_waited_is_that_of_the_median_step():
+    assert waited_percent([]) == 0.0
+    assert waited_percent([(9.0, 10.0), (0.1, 1.0), (0.2, 1.0), (0.0, 2.0), (0.1, 1.0)]) == pytest.approx(10.0)
 
 
 def test_communication_overlaps_the_last_rows_backward_and_shrinks_with_more_rows():
