@@ -1,10 +1,10 @@
 """Cost of products in 8 bits: gradient errors, and the held-out loss of the trained adapter, computed in bf16.
 
-    python -m tests.benchmarks.int8_quality --model DIR --data FILE [--seeds 3] [--steps 200] [--matmul int8,...]
+    python -m tests.benchmarks.int8_quality --model DIR --data FILE [--seeds 3] [--steps 200] [--targets all-linear]
 
 DIR holds real weights: random ones have no outliers and hide the cost of rounding. Gradients are those of `fast_equal`.
-Each training takes 4 x 256 tokens a step, rank 16 on the attention, the same batches in the same order for every choice
-of `matmul`, and other adapters and dropout masks for each seed. Held-out loss is a target token's, over batches that
+Each training takes 4 x 256 tokens a step, rank 16 on attention or all linear layers, the same batches in the same order
+for every choice of `matmul`, and other adapters and dropout masks for each seed. Held-out loss is a target token's, over batches that
 no step has seen, with the adapter in a model whose products are all in bf16, as it will be served; differences to bf16
 are paired by seed, with Student's 95 % interval.
 """
@@ -23,10 +23,12 @@ from bench.qlora.recipes import int8
 from bench.qlora.step import choose_placement
 from bench.records.student import quantile
 from bench.records.trial import MATMULS
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.benchmarks import Figure, a_trial, print_figures
 from tests.benchmarks.fast_equal import REFERENCE, Equality
 
 HELD_OUT = 64  # batches
+TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}
 LAST = 50  # steps at the end over which the training loss is a mean
 
 
@@ -38,6 +40,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--matmul", default=",".join(MATMULS[1:]))
     parser.add_argument("--apart", type=int, default=int8.MAX_OUTLIER_COLUMNS, help="columns apart, at most")
+    parser.add_argument("--targets", choices=TARGETS, default="attention", help="the layers with adapters")
     parser.add_argument("--json", type=Path, help="every loss, for a record")
     arguments = parser.parse_args(argv)
     int8.MAX_OUTLIER_COLUMNS = arguments.apart
@@ -45,6 +48,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     trial = a_trial(
         "quality", arguments.model, data=arguments.data, recipe="fast", max_seq_len=256, micro_batch_size=4,
         warmup_steps=0, measured_steps=arguments.steps + HELD_OUT, gradient_checkpointing=False,
+        lora_targets=TARGETS[arguments.targets],
     )  # fmt: skip
     equal = Equality(modules, choose_placement(modules), trial)
     quality = Quality(equal, arguments.steps)

@@ -112,10 +112,11 @@ def _cases() -> tuple[Case, ...]:
         Case(name="unsloth-8bit", **unsloth, **eight),
         Case(name="fast-8bit", goal=">= 1.08x", **held, **eight),
         Case(name="fast-int8-8bit", goal=">= 1.75x", **IN_EIGHT, **eight),
-        Case(name="unsloth-packed", **unsloth, **packed),
+        Case(name="unsloth-packed", limited=False, **unsloth, **packed),  # more than 21.5 GiB
+        Case(name="unsloth-packed-offload", checkpointing="unsloth", **unsloth, **packed),
         Case(name="fast-packed", **held, **packed),
         Case(name="fast-int8-packed", goal=">= 2.2x", **{**IN_EIGHT, "held_layers": 17}, **packed),
-        Case(name="unsloth-fp8", base="fp8", **unsloth, **free),
+        Case(name="unsloth-fp8", base="fp8", limited=False, **unsloth, **free),
         Case(name="automodel-hf", peer="automodel", **wide),
         Case(name="automodel-own", peer="automodel", force_hf=False, **wide),
         Case(name="fast-wide", goal=">= 1.3x of the published", **ours, **wide),
@@ -229,7 +230,7 @@ def _unsloth(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     from unsloth import FastLanguageModel  # isort: skip - it patches later imports
     import torch
 
-    limit_memory(torch)
+    limit_memory(torch, limited=case.limited)
     precision = {"load_in_4bit": case.base == "nf4"} | ({"load_in_fp8": True} if case.base == "fp8" else {})
     loaded, _ = FastLanguageModel.from_pretrained(
         model_name=model,

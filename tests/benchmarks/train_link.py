@@ -5,10 +5,11 @@ in each, and a cable whose both ends the kernel shapes (tc, a token bucket). The
 large for it, so that gradients take time on such a link. In each round a single rank trains the same global batches,
 and two trainings of one rank run at once: they exchange nothing, so that no link can be faster.
 
-    python -m tests.benchmarks.train_link --model DIR [--targets attention,all-linear] [--rows 8] [--json FILE]
+    python -m tests.benchmarks.train_link --model DIR [--targets attention,all-linear] [--cases direct:fp32:8,...]
 
 With a model folder (`python -m tests.model_shapes DIR`) each rank has a GPU of this host, and NCCL exchanges by sockets
-only; `direct` is the same without namespaces, by NVLink or PCIe. Rows have 4,096 tokens, adapters rank 16.
+only; `direct` is the same without namespaces, by NVLink or PCIe. A case is a link, the gradients' type and the rows of
+a step. Rows have 4,096 tokens, adapters rank 16. One GPU trains half of the first case's rows, for comparison.
 
 Not covered: latency of a real network; more than two ranks.
 """
@@ -43,6 +44,7 @@ LIMIT_SEC = 1200.0
 BURST = "256kb"  # burst of the token bucket: 2 ms of 1 Gb/s
 WARM_STEPS = 2
 TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}
+GPU_CASES = "direct:fp32:8,10gbit:fp32:8,10gbit:bf16:8,1gbit:fp32:8,1gbit:bf16:8"
 CASES = tuple((rate, gradients) for rate in ("10gbit", "1gbit") for gradients in ("fp32", "bf16"))
 
 
@@ -53,8 +55,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", type=Path, help="measure on two GPUs with this model folder")
     parser.add_argument("--targets", default="attention,all-linear", help="with --model: what has adapters")
-    parser.add_argument("--links", default="direct,10gbit,1gbit", help="with --model")
-    parser.add_argument("--gradients", default="fp32,bf16", help="with --model")
+    parser.add_argument("--cases", default=GPU_CASES, help="with --model: LINK:GRADIENTS:ROWS")
     parser.add_argument("--json", type=Path, help="with --model: every step time")
     arguments = parser.parse_args(argv)
     if arguments.model is not None:
@@ -103,33 +104,31 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
         data = long_data(here / "chats.jsonl")
         machines: list[Machine] = []
         link = None
-        if arguments.links != "direct":
+        cases = [case.split(":") for case in arguments.cases.split(",")]
+        if any(link_name != "direct" for link_name, _, _ in cases):
             require("tc")
             machines = [opened.enter_context(Machine(name, here)) for name in ("one", "two")]
             link = opened.enter_context(Link(machines[0], ADDRESSES[0], machines[1], ADDRESSES[1]))
         for targets in arguments.targets.split(","):
             runs = GpuRuns(here, (arguments.model, data), link, machines, arguments.steps, targets)
-            for rows in map(int, arguments.rows.split(",")):
-                # One rank's rows on one GPU: the same work without any exchange.
-                single = runs.single(rows // 2)
-                add_result(f"1 GPU, {targets}, {rows // 2} rows", single)
-                for name in arguments.links.split(","):
-                    for gradients in arguments.gradients.split(",")[: 1 if name == "direct" else None]:
-                        record = (
-                            runs.direct(rows, gradients) if name == "direct" else runs.together(rows, name, gradients)
-                        )
-                        key = f"2 GPUs, {name}, {targets}, {gradients}, {rows} rows"
-                        add_result(key, record)
-                        predicted, measured = communication(record)
-                        figures.append(
-                            Figure(
-                                name=key,
-                                value=f"{speed(record):,.0f} tokens/s, communication {predicted:.1f} % predicted, "
-                                f"{measured:.1f} % measured",
-                                ratio=f"{speed(record) / 2 / speed(single):.3f} of two GPUs apart",
-                                goal=">= 0.97" if name == "direct" else ">= 0.95 at 10 Gb/s",
-                            )
-                        )
+            single = runs.single(int(cases[0][2]) // 2)
+            add_result(f"1 GPU, {targets}", single)
+            for rate, gradients, rows in cases:
+                record = (
+                    runs.direct(int(rows), gradients) if rate == "direct" else runs.together(int(rows), rate, gradients)
+                )
+                key = f"2 GPUs, {rate}, {targets}, {gradients}, {rows} rows"
+                add_result(key, record)
+                predicted, measured = communication(record)
+                figures.append(
+                    Figure(
+                        name=key,
+                        value=f"{speed(record):,.0f} tokens/s, communication {predicted:.1f} % predicted, "
+                        f"{measured:.1f} % measured",
+                        ratio=f"{speed(record) / 2 / speed(single):.3f} of two GPUs apart",
+                        goal=">= 0.97" if rate == "direct" else ">= 0.95 at 10 Gb/s",
+                    )
+                )
     return figures
 
 
