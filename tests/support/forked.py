@@ -57,7 +57,10 @@ BENCH_LIBRARIES = (
 INV_CODE = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
 PACKAGES = ("bench", "remote", "reports", "tasks")
 # Run as __main__ or on hosts, or importing Oracle's SDK.
-NOT_PRELOADED = ("bench.__main__", "remote.agent.jobs", "remote.agent.build_vm", "remote.agent.scripts", "tasks.oci")
+NOT_PRELOADED = (
+    *("bench.__main__", "bench.nodes.oke", "remote.agent.jobs", "remote.agent.build_vm", "remote.agent.scripts"),
+    "tasks.oci",
+)
 RANK_MODULES = "bench.workloads."  # prefix of the modules that start torchrun and run ranks
 # Two modules of torchrun: the first imports `Popen` by name; the second reads all modules' sources only to log a name.
 TORCHRUN_POPEN_MODULE = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
