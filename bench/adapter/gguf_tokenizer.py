@@ -31,13 +31,32 @@ from bench.records.atomic_files import read_regular
 MAX_TOKENIZER_BYTES = 256 << 20
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # names of llama.cpp
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types of GGUF
-# Pattern of Split in tokenizer.json, and whether merges are ignored for words of the vocabulary: by the pre-tokenizer's
-# name in llama.cpp (src/llama-vocab.cpp).
+# Patterns of Split in tokenizer.json, and whether merges are ignored for words of the vocabulary (None: merges form all
+# of them), by the pre-tokenizer's name in llama.cpp (src/llama-vocab.cpp). Its tekken splits combining marks in another
+# way, as in Hindi.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLITS = {
-    "llama-bpe": (rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}{_REST}", True),
-    "qwen2": (rf"{_CONTRACTIONS}|\p{{N}}{_REST}", False),
+_LINES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*{_LINES}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SPLITS = {
+    "llama-bpe": ((rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}{_REST}",), True),
+    "qwen2": ((rf"{_CONTRACTIONS}|\p{{N}}{_REST}",), False),
+    "tekken": (
+        (
+            rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_LINES}",
+        ),
+        None,
+    ),
+    "deepseek-v3": (
+        (
+            r"\p{N}{1,3}",
+            "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+            rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*{_LINES}",
+        ),
+        False,
+    ),
 }
 
 
@@ -185,8 +204,13 @@ def _find_name(definition: object, ignores_merges: bool) -> str | None:
         if kinds == ["Digits"] and steps[0].get("individual_digits"):
             return "smollm"
         return None if kinds else "gpt-2"
-    if kinds != ["Split"] or steps[0].get("behavior") != "Isolated" or steps[0].get("invert"):
-        return None
-    pattern = steps[0].get("pattern")
-    split = (pattern.get("Regex") if isinstance(pattern, dict) else None, ignores_merges)
-    return next((name for name, known in _SPLITS.items() if known == split), None)
+    patterns = []
+    for step in steps[:-1]:
+        pattern = step.get("pattern")
+        if step.get("type") != "Split" or step.get("behavior") != "Isolated" or step.get("invert"):
+            return None
+        # Some files have line breaks where others have their escapes.
+        text = str(pattern.get("Regex") if isinstance(pattern, dict) else None)
+        patterns.append(text.replace("\r", r"\r").replace("\n", r"\n"))
+    split = tuple(patterns)
+    return next((name for name, known in SPLITS.items() if known in ((split, ignores_merges), (split, None))), None)

@@ -224,6 +224,7 @@ class GgufLayout:
         self.end_ids = sorted({*request.end_ids, *_end_tokens(model)})
         with TemporaryDirectory() as folder:  # the tokenizer of the training, with its template
             copy_tokenizer(Path(folder), adapter, model)
+            write_atomic(Path(folder) / "config.json", json.dumps(config).encode())
             ends = [*request.end_ids, *self.end_ids]  # the trained ones first
             self._tokenizer = read_gguf_tokenizer(Path(folder), find(config).geometry(config).vocabulary, ends)
             self._modelfile_tokenizer = load_tokenizer(Path(folder))

@@ -3,6 +3,7 @@
 The packages are not imported. Without `make templates` the tests that need them skip.
 """
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -80,9 +81,50 @@ def write_mistral_tokenizer(folder: Path, version: str, rule: str) -> list[Any]:
             "merges": [pair for pair in splits if all(half in ids for half in pair)],
         },
     }  # fmt: skip
+    _write(folder, document)
+    (folder / "chat_template.jinja").write_bytes(template.read_bytes())
+    return list(proto.pieces)
+
+
+def write_tekken_tokenizer(folder: Path) -> int:
+    """Write tokenizer.json of Mistral NeMo's published vocabulary; return its size. Merges follow from the ranks."""
+    published = json.loads(published_file(f"{MISTRAL}/tekken_240718.json").read_text())
+    control = published["config"]["default_num_special_tokens"]
+    words = [base64.b64decode(word["token_bytes"]) for word in published["vocab"]]
+    words = words[: published["config"]["default_vocab_size"] - control]
+    letters = pytest.importorskip("transformers.convert_slow_tokenizer").bytes_to_unicode()
+    texts = ["".join(letters[byte] for byte in word) for word in words]
+    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *(f"<SPECIAL_{index}>" for index in range(5, control))]
+    ids, flags = set(texts), dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    split = {"type": "Split", "pattern": {"Regex": published["config"]["pattern"]}, "behavior": "Isolated"}
+    document = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": index, "content": name, "special": True, **flags} for index, name in enumerate(names)],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {**split, "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE", "ignore_merges": True, "vocab": {text: index for index, text in enumerate(names + texts)},
+            "merges": [
+                (text[:at], text[at:])
+                for text in texts
+                for at in range(1, len(text))
+                if text[:at] in ids and text[at:] in ids
+            ],
+        },
+    }  # fmt: skip
+    _write(folder, document)
+    return len(names) + len(texts)
+
+
+def _write(folder: Path, document: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(document))
     config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "chat_template.jinja").write_bytes(template.read_bytes())
-    return list(proto.pieces)
+    (folder / "config.json").write_text('{"model_type": "llama"}')

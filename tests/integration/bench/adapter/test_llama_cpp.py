@@ -6,7 +6,8 @@ pip install llama-cpp-python gguf    # needs a C++ compiler; without the package
 import importlib
 import json
 import shutil
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ import pytest
 from bench import torch_stack
 from bench.adapter import llama_cpp, merge
 from bench.adapter.gguf_file import GgufFile
-from bench.adapter.gguf_tokenizer import read_gguf_tokenizer
+from bench.adapter.gguf_tokenizer import SPLITS, read_gguf_tokenizer
 from bench.adapter.llama_cpp import LlamaCpp
 from bench.data.demo import VOCABULARY, build_tokenizer
 from bench.data.tokenizer import load_tokenizer
 from bench.workloads.finetune.answers import PromptCase
 from tests.support import tiny_training
 from tests.support.cases import load_cases
-from tests.support.published import MISTRAL_FILES, SPACE_RULES, write_mistral_tokenizer
+from tests.support.published import MISTRAL_FILES, SPACE_RULES, write_mistral_tokenizer, write_tekken_tokenizer
 
 pytest.importorskip("gguf", reason="needs gguf")
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
@@ -39,13 +40,12 @@ FAMILIES = {
 }
 TEXT = "I've 3333 things, don't WE'VE?  \n\n \u00c4\u00d6 \u60f3 x=1;\t\tif (a)\r\n   2024-01-01 '\u00e9t\u00e9'"
 HOSTILE_TEXTS = [case.values[0]["text"] for case in load_cases(__file__, "hostile_texts.yaml")]
-CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def split(pattern: str) -> dict[str, Any]:
-    step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [step, bytes_step(use_regex=False)]}
+def split(patterns: Sequence[str]) -> dict[str, Any]:
+    step = {"type": "Split", "behavior": "Isolated", "invert": False}
+    steps = [{**step, "pattern": {"Regex": pattern}} for pattern in patterns]
+    return {"type": "Sequence", "pretokenizers": [*steps, bytes_step(use_regex=False)]}
 
 
 def bytes_step(*, use_regex: bool) -> dict[str, Any]:
@@ -61,8 +61,7 @@ PRE_TOKENIZERS = {
         },
         False,
     ),
-    "llama-bpe": (split(rf"{CONTRACTIONS}|\p{{N}}{{1,3}}{REST}"), True),
-    "qwen2": (split(rf"{CONTRACTIONS}|\p{{N}}{REST}"), False),
+    **{name: (split(patterns), bool(ignores_merges)) for name, (patterns, ignores_merges) in SPLITS.items()},
 }
 
 
@@ -129,16 +128,11 @@ def test_llama_cpp_computes_what_transformers_computes(modules, make_model, fami
         assert 0 <= float(divergence) < bound
 
 
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_llama_cpp_splits_texts_into_the_same_tokens(modules, make_model, name) -> None:
+def test_llama_cpp_answers_and_reads_prompts_as_the_training(modules, make_model) -> None:
     folder = make_model("mistral")
-    path = folder / "tokenizer.json"
-    document = json.loads(path.read_text())
-    document["pre_tokenizer"], document["model"]["ignore_merges"] = PRE_TOKENIZERS[name]
-    path.write_text(json.dumps(document))
     tokenizer = load_tokenizer(folder)
-    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
     opened = LlamaCpp(write_gguf(modules, folder), tokenizer, modules.torch, 256)
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
     case = PromptCase(location="a:1", prompt=ids, reference=[tokenizer.eos_token_id])
     assert opened.count_split_prompts([case]) == 0
     ((_, has_ended),) = opened.answers([case])
@@ -173,3 +167,27 @@ def test_llama_cpp_splits_hostile_texts_as_mistrals_vocabularies(open_vocabulary
             expected = backend.encode(text, add_special_tokens=False).ids
             computed = opened.tokenize(text.encode(), add_bos=False, special=not is_typed)
             assert (text, computed) == (text, expected)
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_llama_cpp_splits_hostile_texts_as_each_pre_tokenizer(open_vocabulary, tmp_path, name) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    build_tokenizer(tmp_path, [TEXT, __doc__ or ""])
+    path = tmp_path / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["pre_tokenizer"], document["model"]["ignore_merges"] = PRE_TOKENIZERS[name]
+    path.write_text(json.dumps(document))
+    compare(open_vocabulary(VOCABULARY), load_tokenizer(tmp_path))
+
+
+def test_llama_cpp_splits_hostile_texts_as_tekken(open_vocabulary, tmp_path) -> None:
+    opened = open_vocabulary(write_tekken_tokenizer(tmp_path))
+    texts = [text for text in HOSTILE_TEXTS if not any(unicodedata.category(letter)[0] == "M" for letter in text)]
+    assert len(texts) > len(HOSTILE_TEXTS) - 3
+    compare(opened, load_tokenizer(tmp_path), texts)
+
+
+def compare(opened: Any, tokenizer: Any, texts: Sequence[str] = (TEXT, *HOSTILE_TEXTS)) -> None:
+    for text in texts:
+        computed = opened.tokenize(text.encode(), add_bos=False, special=True)
+        assert (text, computed) == (text, tokenizer(text, add_special_tokens=False).input_ids)

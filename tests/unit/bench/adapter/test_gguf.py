@@ -122,11 +122,22 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}"
+    r"\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
+    "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
 
 
-def split(pattern: str) -> dict[str, Any]:
-    step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [step, {**BYTES, "use_regex": False}]}
+def split(*patterns: str) -> dict[str, Any]:
+    step = {"type": "Split", "behavior": "Isolated", "invert": False}
+    steps = [{**step, "pattern": {"Regex": pattern}} for pattern in patterns]
+    return {"type": "Sequence", "pretokenizers": [*steps, {**BYTES, "use_regex": False}]}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +147,11 @@ def split(pattern: str) -> dict[str, Any]:
         ({"type": "Sequence", "pretokenizers": [DIGITS, BYTES]}, {}, "smollm"),
         (split(LLAMA3), {"ignore_merges": True}, "llama-bpe"),
         (split(LLAMA3.replace("{1,3}", "")), {}, "qwen2"),
+        (split(TEKKEN), {"ignore_merges": True}, "tekken"),
+        (split(TEKKEN), {}, "tekken"),
+        (split(*DEEPSEEK), {}, "deepseek-v3"),
+        (split(*DEEPSEEK), {"ignore_merges": True}, None),
+        (split(*DEEPSEEK[:2]), {}, None),
         (split(LLAMA3), {}, None),
         (split(r"\w+"), {}, None),
         ({**BYTES, "add_prefix_space": True}, {}, None),

@@ -31,6 +31,7 @@ def write_small_tokenizer(folder: Path, edit: Callable[[dict[str, Any]], object]
     edit(document)
     (folder / "tokenizer.json").write_text(json.dumps(document))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
 
 
 @pytest.fixture(scope="module")
