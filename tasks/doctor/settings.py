@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from invoke.context import Context
+from rich.table import Table
 from rich.text import Text
 
 from tasks.cli.answer import Answer
@@ -104,11 +105,11 @@ def _print_setting(settings: Settings, layers: SettingsLayers, keys: Keys) -> No
     rows = [("value", value), *_layer_rows(layers, keys), ("expected", expected_text(field(keys)))]
     rows += [("default", _shown(_default(keys))), ("meaning", escape_controls(find_comment(layers, keys)))]
     rows += [("to change", f"{name} in ~/.invoke.yaml, or {env_name(keys)} in the environment")]
-    out = console()
-    out.print(Text(name, style="bold"))
+    out, lines = console(soft_wrap=False), Table.grid(padding=(0, 1))
     for label, text in rows:
         if text:
-            out.print(Text(f"  {label + ':':<11}{text}"))
+            lines.add_row(f"  {label}:", Text(text, overflow="fold"))
+    out.print(Text(name, style="bold"), lines)
 
 
 def _layer_rows(layers: SettingsLayers, keys: Keys) -> Sequence[tuple[str, str]]:
