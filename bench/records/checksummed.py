@@ -78,7 +78,7 @@ def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
     if not is_whole:
         raise ResultError(f"{path}: its sha256 does not match its content", remedy="the file was changed or damaged")
     del document["kind"], document["schema_version"]
-    document.pop("version", None)  # of the software that wrote it; older versions wrote none
+    document.pop("version", None)  # the writer's; older versions wrote none
     try:
         return schema.from_json(cls, document, str(path))
     except (schema.SchemaError, TrialError) as error:

@@ -19,7 +19,7 @@ _TIMEOUT_SEC = 20.0
 
 
 def run_git(root: Path, *arguments: str) -> str | None:
-    """Return the stripped output of a git command, or None without git, if `root` is no repository, or after a timeout.
+    """Return the stripped output of a git command, or None without git, without a repository, or after a timeout.
 
     A folder inside a repository is not one: the package may be installed in an environment in another project's.
     """

@@ -61,16 +61,16 @@ class Completion:
             return [(f"{flag}={text}", note) for text, note in self._values(context.flags[flag], value)]
         argument = pending or (positionals[0] if positionals else None)
         if word.startswith("-"):
-            found = self._flags(context)
+            candidates = self._flags(context)
         else:
-            found = [] if argument is None else self._values(argument, word)
-            found += self._tasks(before) if argument is None or argument.optional else []
-        return [candidate for candidate in found if candidate[0].startswith(word)]
+            candidates = [] if argument is None else self._values(argument, word)
+            candidates += self._tasks(before) if argument is None or argument.optional else []
+        return [candidate for candidate in candidates if candidate[0].startswith(word)]
 
-    def _walk(self, words: list[str]) -> tuple[ParserContext, Argument | None, list[Argument]]:
+    def _walk(self, tokens: list[str]) -> tuple[ParserContext, Argument | None, list[Argument]]:
         """Return the context after these words, the flag that awaits a value, and the arguments without a flag."""
         context, pending, positionals = self.core, None, list[Argument]()
-        for word in words:
+        for word in tokens:
             is_task = word in self.contexts
             if pending is not None and not (pending.optional and (is_task or word.startswith("-"))):
                 pending = None
@@ -110,12 +110,12 @@ class Completion:
             argument.name or "", ""
         )
         if "|" in name:
-            found = [(choice, "") for choice in name.split("|")]
+            candidates = [(choice, "") for choice in name.split("|")]
         else:
-            found = list(_VALUES.get(name, _no_values)(self))
+            candidates = list(_VALUES.get(name, _no_values)(self))
         head, comma, _ = word.rpartition(",") if name in _LISTS else ("", "", "")
         taken = head.split(",")
-        values = [(f"{head}{comma}{text}", note) for text, note in found if text not in taken]
+        values = [(f"{head}{comma}{text}", note) for text, note in candidates if text not in taken]
         return [value for value in values if value[0].startswith(word)]
 
     def _setting(self, *keys: str) -> Any:
@@ -190,10 +190,10 @@ def _leaves(values: Any) -> Iterator[str]:
 def _split(line: str) -> list[str]:
     """Split a line into words as a shell does; the last one is empty after a space, and may lack a quote's end."""
     try:
-        words = shlex.split(line)
+        tokens = shlex.split(line)
     except ValueError:
-        words = line.split()
-    return [*words, ""] if not words or line[-1].isspace() else words
+        tokens = line.split()
+    return [*tokens, ""] if not tokens or line[-1].isspace() else tokens
 
 
 def _summary(text: str | None) -> str:

@@ -81,5 +81,5 @@ def test_fish_completes_words(environment: dict[str, str]) -> None:
     script = f"inv --print-completion-script fish | source; {lines}"
     environment |= {"HOME": environment["INVOKE_RESULTS_FOLDER"]}
     done = subprocess.run(("fish", "-c", script), cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    found = [line.partition("\t")[0] for line in done.stdout.splitlines()]
-    assert found == [completed.strip().split(" ")[-1] for completed in TYPED.values()]
+    completions = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert completions == [completed.strip().split(" ")[-1] for completed in TYPED.values()]

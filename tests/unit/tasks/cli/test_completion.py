@@ -30,5 +30,5 @@ def completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Completion:
 
 @pytest.mark.parametrize("case", load_cases(__file__, "completion.yaml"))
 def test_candidates(completion: Completion, case: Case) -> None:
-    found = [text for text, _ in completion.candidates(case["line"])]
-    assert found == case["all"] if "all" in case else found[: len(case["first"])] == case["first"]
+    texts = [text for text, _ in completion.candidates(case["line"])]
+    assert texts == case["all"] if "all" in case else texts[: len(case["first"])] == case["first"]
