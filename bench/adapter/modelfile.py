@@ -35,8 +35,8 @@ CONVERSATIONS = (
 )
 
 
-class SystemPlace(StrEnum):
-    """Place of the system's text; its value is the condition of the user's message in Ollama's template.
+class SystemPosition(StrEnum):
+    """Position of the system's text; its value is the condition of the user's message in Ollama's template.
 
     Ollama's messages begin with the system's, if there is one.
     """
@@ -53,7 +53,7 @@ class ChatForm:
     start: str
     around: Mapping[str, tuple[str, str]]
     answer: str
-    place: SystemPlace = SystemPlace.OWN_MESSAGE
+    system: SystemPosition = SystemPosition.OWN_MESSAGE
 
     @property
     def text(self) -> str:
@@ -62,29 +62,29 @@ class ChatForm:
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         system = ""
-        if self.place and messages[0]["role"] == "system":
+        if self.system and messages[0]["role"] == "system":
             system, messages = messages[0]["content"].join(self.around["system"]), messages[1:]
         users = [index for index, message in enumerate(messages) if message["role"] == "user"]
-        place = users[0 if self.place is SystemPlace.FIRST_USER else -1]
+        chosen = users[0 if self.system is SystemPosition.FIRST_USER else -1]
         parts = [self.start]
         for index, message in enumerate(messages):
             before, after = self.around[message["role"]]
-            parts += [before, system if index == place else "", message["content"], after]
+            parts += [before, system if index == chosen else "", message["content"], after]
         return "".join([*parts, self.answer])
 
     def go_template(self) -> str:
         """Return the template of Ollama that renders the same."""
         contents = dict.fromkeys(self.around, "{{ .Content }}")
-        if self.place:
+        if self.system:
             system = "{{ $.System }}".join(self.around["system"])
-            contents["user"] = f"{{{{ if and $.System {self.place} }}}}{system}{{{{ end }}}}{{{{ .Content }}}}"
+            contents["user"] = f"{{{{ if and $.System {self.system} }}}}{system}{{{{ end }}}}{{{{ .Content }}}}"
             del contents["system"]
         branches = [
             f'if eq .Role "{role}" }}}}{self.around[role][0]}{content}{self.around[role][1]}'
             for role, content in contents.items()
         ]
         body = "{{ " + "{{ else ".join(branches)
-        loop = "range $i, $_ := .Messages" if self.place else "range .Messages"
+        loop = "range $i, $_ := .Messages" if self.system else "range .Messages"
         return f"{self.start}{{{{ {loop} }}}}{body}{{{{ end }}}}{{{{ end }}}}{self.answer}"
 
 
@@ -168,15 +168,15 @@ def _cut_within_user(render: Callable[..., str], start: str) -> tuple[ChatForm, 
     before_user, middle, after_user = plain.removeprefix(start).split(USER)
     after_first, after_assistant = middle.split(ASSISTANT)
     first, last, _ = render([*system_messages(SYSTEM), *PROBE], prompt=False).removeprefix(start).split(USER)
-    place = SystemPlace.FIRST_USER if SYSTEM in first else SystemPlace.LAST_USER
-    part = first.removeprefix(before_user) if place is SystemPlace.FIRST_USER else last.removeprefix(middle)
+    position = SystemPosition.FIRST_USER if SYSTEM in first else SystemPosition.LAST_USER
+    part = first.removeprefix(before_user) if position is SystemPosition.FIRST_USER else last.removeprefix(middle)
     before_system, after_system = part.split(SYSTEM)
     around = {
         "system": (before_system, after_system),
         "user": (before_user, after_user),
         "assistant": (after_first.removeprefix(after_user), after_assistant.removesuffix(before_user)),
     }
-    return ChatForm(start=start, around=around, answer=render(PROBE).removeprefix(plain), place=place), None
+    return ChatForm(start=start, around=around, answer=render(PROBE).removeprefix(plain), system=position), None
 
 
 def _common_prefix(first: str, second: str) -> str:

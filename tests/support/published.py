@@ -90,10 +90,10 @@ def write_tekken_tokenizer(folder: Path) -> int:
     """Write tokenizer.json of Mistral NeMo's published vocabulary; return its size. Merges follow from the ranks."""
     published = json.loads(published_file(f"{MISTRAL}/tekken_240718.json").read_text())
     control = published["config"]["default_num_special_tokens"]
-    words = [base64.b64decode(word["token_bytes"]) for word in published["vocab"]]
-    words = words[: published["config"]["default_vocab_size"] - control]
+    contents = [base64.b64decode(word["token_bytes"]) for word in published["vocab"]]
+    contents = contents[: published["config"]["default_vocab_size"] - control]
     letters = pytest.importorskip("transformers.convert_slow_tokenizer").bytes_to_unicode()
-    texts = ["".join(letters[byte] for byte in word) for word in words]
+    texts = ["".join(letters[byte] for byte in content) for content in contents]
     names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *(f"<SPECIAL_{index}>" for index in range(5, control))]
     ids, flags = set(texts), dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     split = {"type": "Split", "pattern": {"Regex": published["config"]["pattern"]}, "behavior": "Isolated"}
