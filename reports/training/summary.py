@@ -329,9 +329,9 @@ def _hours(seconds: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Format `26 min`, `3.2 hours`, `48 s`."""
+    """Format `26 min`, `3.2 hours`, `48 s`, `0.4 s`."""
     if seconds < 100.0:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds < 10.0 else f"{seconds:.0f} s"
     return f"{seconds / 60.0:.0f} min" if seconds < 6000.0 else f"{seconds / 3600.0:.1f} hours"
 
 

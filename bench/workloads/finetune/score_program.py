@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 FUNCTION = "score"
-MAX_DETAIL_CHARS = 300
+MAX_DETAIL_CHARS = 120
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 Reply = dict[str, Any]
 Scorer = Callable[[str, str, str], Reply]
