@@ -1,7 +1,8 @@
 """Code blocks of the documents, and the commands that they show.
 
-A fenced block `sh` of a tutorial is typed by a test, line by line; `sh by-hand` is not. `yaml FILE` is a file that the
-reader writes; `text` is output. In other documents, commands and output are mixed in indented blocks.
+A fenced block `sh` of a tutorial is typed by a test, line by line; `sh machine` on another machine; `sh by-hand` is
+not. `yaml FILE` and `python FILE` are files that the reader writes; `text` is output. In other documents, commands and
+output are mixed in indented blocks.
 """
 
 import re
@@ -19,6 +20,7 @@ BY_HAND = "by-hand"
 PROGRAMS = ("inv", "make", "pytest", "python")
 _FENCE = re.compile(r"^```(.*)$")
 _COMMAND = re.compile(rf"(?:\w+=\S* |\. \S+ && |cd \S+ && )*(?:\.venv/bin/)?(?:{'|'.join(PROGRAMS)}) ")
+_END = "END-OF-FILE"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _UNTYPED = re.compile(r"\[-[^\]]*\]|\.\.\.$|\d?>&?\s*\S+")  # optional flags, an ellipsis, redirections
 _OPEN_QUOTE = re.compile(r"^[^']*'[^']*$")  # a text over several lines
@@ -85,3 +87,21 @@ def commands(block: Block) -> Iterator[list[str]]:
                 arguments = []
             elif arguments or not _ASSIGNMENT.fullmatch(word):
                 arguments.append(word)
+
+
+def typed_script(page: Path, *sections: str, on: str = "") -> str:
+    """Return a shell script that writes a tutorial's files and types its commands, those of `sections` or all.
+
+    With `on`, only the blocks `sh ON`, typed on another machine. Each command is printed before it runs; the first that
+    fails ends the script.
+    """
+    parts = ["set -eo pipefail"]
+    for block in blocks(page):
+        if sections and block.section not in sections:
+            continue
+        if block.is_typed and block.info[1:] == ((on,) if on else ()):
+            parts += (f"printf '%s\\n' {shlex.quote(f'$ {line}')}\n{line}" for line in block.lines() if line.strip())
+        elif not on and len(block.info) == 2 and block.info[0] in ("python", "yaml"):
+            path = block.info[1].replace("~", "$HOME", 1)
+            parts.append(f"cat > \"{path}\" << '{_END}'\n{block.text}\n{_END}")
+    return "\n".join(parts) + "\n"

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,33 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?://)([^)\s]+)")
+LINK_TEXT = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 IN_CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:tasks|remote|bench|reports|tests|image|manifests|docs)/[\w./-]*[\w/]")
 ROW = re.compile(r"^\| (?!fault \|)(?!-)", re.MULTILINE)
 NAME = re.compile(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b")
 
 
+@cache
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", LINK_TEXT.sub(r"\1", title).lower()).replace(" ", "-") for title in headings}
+
+
+def is_target(document: Path, link: str) -> bool:
+    """Return whether a link's file exists, with its anchor if it has one."""
+    name, _, anchor = link.partition("#")
+    path = document.parent / name if name else document
+    return path.exists() and (not anchor or path.suffix != ".md" or anchor in anchors(path))
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_and_path_that_a_document_names_is_there(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    links = [link for link in LINK.findall(text) if not (document.parent / link).exists()]
+    links = [link for link in LINK.findall(text) if not is_target(document, link)]
     paths = [code for code in IN_CODE.findall(text) if PATH.fullmatch(code) and not (ROOT / code).exists()]
     assert (links, paths) == ([], [])
 

@@ -1,0 +1,29 @@
+"""Fixtures of tests that type the tutorials: a project with an environment, as `make install` leaves it."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from tests.support.hosts.fake_worker_training import install_fake_training
+from tests.support.paths import ROOT
+
+# Two steps of a small model instead of a real training.
+SMALL = {"INVOKE_TRAIN_MAX_STEPS": "2", "INVOKE_TRAIN_SCORE_ROWS": "2", "INVOKE_FLEET_SIZE": "1"}
+
+
+def install(folder: Path) -> None:
+    """Make the environment that `make install` would make in this folder, from the running one."""
+    environment = folder / ".venv"
+    environment.mkdir(parents=True)
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (environment / name).symlink_to(Path(sys.prefix) / name)
+    (environment / "installed").touch()
+
+
+def complete_project(folder: Path, *, is_small: bool = True) -> None:
+    """Add what a copy of the project lacks for `make`; trials of a small one compute nothing."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy2(ROOT / name, folder)
+    (folder / "docs").symlink_to(ROOT / "docs")
+    if is_small:
+        install_fake_training(folder)

@@ -1,0 +1,160 @@
+"""Every command of docs/tutorials/oke.md and kubernetes.md, typed where it can run: tenancy and cluster, or build VM.
+
+Real `inv`, kubectl, SDK, OpenSSH, Docker and registry. The tenancy and the cluster are the tests' own; the kubeconfig
+of `inv tenancy.kubeconfig` leads from one to the other (with THOROUGH=1 in every command). Trials and trainings compute
+nothing. Not covered: blocks `by-hand`, and `inv model.fetch` (tests/system/image/test_model_fetch.py).
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.documents import TUTORIALS, blocks, typed_script
+from tests.support.hosts.fake_worker_finetune import install_fake_finetune
+from tests.support.hosts.fake_worker_training import install_fake_training
+from tests.support.kubernetes import Cluster
+from tests.support.machines.build_vm import MODEL, PLAIN_REGISTRY, PLAIN_USER, BuildVm
+from tests.support.paths import ROOT
+from tests.support.thorough import THOROUGH
+from tests.system.conftest import Project
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+OKE, GENERIC = TUTORIALS / "oke.md", TUTORIALS / "kubernetes.md"
+TENANCY_SECTION, IMAGE_SECTION = "2. Settings from the tenancy", "3. The image"
+PODS = 2
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the content of the image: bench/, whose trials and fine-tunings compute nothing."""
+    folder = tmp_path_factory.mktemp("workspace")
+    shutil.copytree(ROOT / "bench", folder / "bench")
+    install_fake_training(folder)
+    install_fake_finetune(folder)
+    folder.chmod(0o755)  # the pods run as another user
+    return folder
+
+
+@pytest.fixture
+def small(tiny_model: Path, tiny_data: Path, workspace: Path, bare_project: Project) -> dict[str, str]:
+    """Provide the environment of `inv`: settings that replace those of the page, because the machine is small."""
+    bin_folder = Path(sys.executable).parent
+    settings = {
+        "MODEL_PATH": tiny_model,
+        "DATA_PATH": tiny_data,
+        "BENCH_PROFILE": "tiny",
+        "FLEET_WORKSPACE": workspace,
+        "FLEET_PODS_PYTHON": sys.executable,
+        "FLEET_PODS_THREADS": "1",
+        "TRAIN_MAX_STEPS": "3",
+        "TRAIN_MAX_SEQ_LEN": "256",
+        "CLUSTER_IMAGE": f"{PLAIN_REGISTRY}/team/qlora-fleet@sha256:{'ab' * 32}",
+        "CLUSTER_CPU": "100m",
+        "CLUSTER_MEMORY": "64Mi",
+        "CLUSTER_SHM": "16Mi",
+        "CLUSTER_SCRATCH": "64Mi",
+        "CLUSTER_READY_TIMEOUT_SEC": "200",
+    }
+    (bare_project.folder / "manifests").symlink_to(ROOT / "manifests")
+    environment = {name: value for name, value in bare_project.environment.items() if name != "INVOKE_FLEET_SIZE"}
+    path = f"{bare_project.folder / 'bin'}:{bin_folder}:{os.environ['PATH']}"
+    paths = {"PATH": path, "PYTHONPATH": str(bare_project.folder)}
+    return environment | paths | {f"INVOKE_{name}": str(value) for name, value in settings.items()}
+
+
+def running_cluster(workspace: Path, model: Path, data: Path, **options: Any) -> Cluster:
+    image = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(workspace)}
+    folders = (model.parent, data.parent, workspace)
+    return Cluster(nodes=PODS, image_paths=folders, image_environment=image, **options)
+
+
+def type_page(page: Path, project: Project, environment: dict[str, str], *, without: str = "", only: str = "") -> str:
+    """Type a page but for its part about the image, or one part only; assert that each command succeeds."""
+    sections = {only} if only else {block.section for block in blocks(page)} - {IMAGE_SECTION, without}
+    done = subprocess.run(
+        ("bash", "-c", typed_script(page, *sections)),
+        cwd=project.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def write_token(project: Project, name: str) -> None:
+    path = project.folder / name
+    path.touch(mode=0o600)
+    path.write_text("a token\n")
+
+
+@pytest.fixture
+def oke(
+    workspace: Path, tiny_model: Path, tiny_data: Path, bare_project: Project, small: dict[str, str]
+) -> Iterator[dict[str, str]]:
+    """Provide the environment of an operator with a tenancy whose cluster's nodes are those of the tests' cluster."""
+    pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
+    from tests.support.machines.fake_tenancy import ApiKey, FakeTenancy
+
+    keys = ApiKey()
+    signer = (keys.key_id, keys.public_pem)
+    cluster = running_cluster(workspace, tiny_model, tiny_data, signer=signer)
+    with FakeTenancy(keys) as tenancy, cluster:
+        tenancy.resources.kubeconfig = cluster.kubeconfig_text()
+        keys.write_config(bare_project.folder)
+        program = bare_project.folder / "bin" / "inv"
+        program.parent.mkdir()
+        program.write_text(
+            f"#!{sys.executable}\nimport sys\nfrom tasks.oci import clients\nclients.ENDPOINT = {tenancy.url!r}\n"
+            "from tasks.cli.program import main\nif __name__ == '__main__':\n    sys.exit(main(sys.argv))\n"
+        )
+        program.chmod(0o755)
+        write_token(bare_project, "ocir-token")
+        output = type_page(OKE, bare_project, small, only=TENANCY_SECTION)
+        assert (bare_project.folder / ".kube" / "config").exists(), output
+        if not THOROUGH:  # each call of kubectl starts a Python for its token
+            (bare_project.folder / ".kube" / "config").write_text(cluster.kubeconfig_text(context="training"))
+        yield small
+
+
+def test_every_command_on_oke_succeeds(bare_project: Project, oke: dict[str, str]) -> None:
+    output = type_page(OKE, bare_project, oke, without=TENANCY_SECTION)
+    assert f"{PODS} of {PODS} pods are up" in output
+    assert (bare_project.run_folder() / "adapter").is_dir()
+
+
+def test_every_command_on_any_kubernetes_succeeds(
+    workspace: Path, tiny_model: Path, tiny_data: Path, bare_project: Project, small: dict[str, str]
+) -> None:
+    write_token(bare_project, "registry-token")
+    with running_cluster(workspace, tiny_model, tiny_data) as cluster:
+        kubeconfig = bare_project.folder / ".kube" / "config"
+        kubeconfig.parent.mkdir()
+        kubeconfig.write_text(cluster.kubeconfig_text(context="my-cluster"))
+        kubeconfig.chmod(0o600)
+        output = type_page(GENERIC, bare_project, small | {"KUBECONFIG": str(kubeconfig)})
+    assert f"{PODS} of {PODS} pods are up" in output
+    assert (bare_project.run_folder() / "adapter").is_dir()
+
+
+@pytest.mark.parametrize("page", [OKE, GENERIC], ids=lambda page: page.stem)
+def test_every_command_of_the_image_succeeds(build_vm: BuildVm, page: Path) -> None:
+    build_vm.put_model()
+    plain = {"REGISTRY_IMAGE": f"{PLAIN_REGISTRY}/team/qlora-fleet:1", "REGISTRY_USER": PLAIN_USER}
+    lines = [
+        line for block in blocks(page) if block.section == IMAGE_SECTION for line in block.lines() if block.is_typed
+    ]
+    assert lines[1] == "inv model.fetch"
+    for line in lines[:1] + lines[2:]:
+        program, *arguments = shlex.split(line)
+        assert program == "inv"
+        build_vm.inv(*build_vm.model_flags(MODEL), *arguments, **(plain if page == GENERIC else {}))
+    assert (build_vm.project / "results" / "image.json").exists()

@@ -1,0 +1,44 @@
+"""Every command of docs/tutorials/laptop.md, typed in a shell, in a copy of the project.
+
+The benchmark computes nothing, and the real model is the demo's small one under its name, trained for two steps.
+`THOROUGH=1` computes everything as the page says. Not covered: the installation, blocks `by-hand`.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.documents import TUTORIALS, typed_script
+from tests.support.thorough import THOROUGH
+from tests.system.conftest import Project
+from tests.system.tutorials.conftest import SMALL, complete_project, install
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800 if THOROUGH else 400)]
+
+
+def put_models(folder: Path, model: Path, data: Path) -> None:
+    """Put the demo's files where the page's commands look for them, which then only verify them."""
+    (folder / "models").mkdir()
+    (folder / "data").mkdir()
+    for name in ("qlora-fleet--tiny-mistral", "HuggingFaceTB--SmolLM2-135M-Instruct"):
+        (folder / "models" / name).symlink_to(model)
+    for suffix in ("", ".sha256"):
+        (folder / "data" / f"python-docstrings.jsonl{suffix}").symlink_to(f"{data}{suffix}")
+
+
+def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: Path, demo_data: Path) -> None:
+    folder = bare_project.folder
+    complete_project(folder, is_small=not THOROUGH)
+    install(folder)
+    environment = bare_project.environment | {"PYTHONPATH": str(folder)}
+    if not THOROUGH:
+        put_models(folder, tiny_model, demo_data)
+        environment |= SMALL
+    typed = folder.parent / "typed.sh"
+    typed.write_text(typed_script(TUTORIALS / "laptop.md"))
+    done = subprocess.run(
+        ("bash", str(typed)), cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (folder / "results" / "latest" / "merged" / "SHA256SUMS").exists()
