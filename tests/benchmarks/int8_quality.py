@@ -4,9 +4,9 @@
 
 DIR holds real weights: random ones have no outliers and hide the cost of rounding. Gradients are those of `fast_equal`.
 Each training takes 4 x 256 tokens a step, rank 16 on attention or all linear layers, the same batches in the same order
-for every choice of `matmul`, and other adapters and dropout masks for each seed. Held-out loss is a target token's, over batches that
-no step has seen, with the adapter in a model whose products are all in bf16, as it will be served; differences to bf16
-are paired by seed, with Student's 95 % interval.
+for every choice of `matmul`, and other adapters and dropout masks for each seed. Held-out loss is a target token's,
+over batches that no step has seen, with the adapter in a model whose products are all in bf16, as it will be served;
+differences to bf16 are paired by seed, with Student's 95 % interval.
 """
 
 import argparse
