@@ -3,19 +3,21 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: install sdk templates demo demo-train quick ready check test system benchmark dist clean
+.PHONY: install sdk templates demo demo-train quick ready check test system benchmark pictures dist clean
 
 install: .venv/installed
 
 # The stamp is written last, so an interrupted install is not mistaken for a finished one.
 .venv/installed: pyproject.toml constraints.txt tasks/cli/inv
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try: make install PYTHON=python3.11")'
-	@echo "Installing PyTorch and the other packages into .venv: 1 to 2 minutes, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)."
-	@$(PYTHON) -m venv .venv
+	@echo "1/3 making .venv"
+	@$(PYTHON) -m venv .venv && date +%s > .venv/started
+	@echo "2/3 installing 130 packages, PyTorch among them: 0.5 GB to download, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)"
 	@$(BIN)/python tasks/cli/pip_progress.py install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev,real]'
-	@echo "Compiling them."
+	@echo "3/3 compiling them"
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' .venv/lib >/dev/null || true # on all cores; a few packages carry files that are no Python
 	@$(BIN)/python -m compileall -q -j 0 bench remote reports tasks tests/support
+	@echo "installed in .venv: $$(du -sh .venv | cut -f1) in $$(($$(date +%s) - $$(cat .venv/started))) s; next: make demo"
 	@touch $@
 
 # Oracle's SDK, 500 MB that only `inv tenancy` and its tests need.

@@ -113,6 +113,9 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def print_error_object(error: BaseException) -> None:
-    """Print an object of kind "error" on standard output, unless the error is part of a printed answer."""
-    if not getattr(error, "is_in_answer", False):
+    """Print an object of kind "error" on standard output, unless the error is part of a printed answer.
+
+    A chain of tasks ends with an Exit whose cause is the failure of one of them.
+    """
+    if not any(getattr(each, "is_in_answer", False) for each in (error, error.__cause__)):
         print_object("error", describe_error(error), sys.stdout)

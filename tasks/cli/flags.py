@@ -7,6 +7,7 @@ declared: it follows from the effect of the command.
 """
 
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -14,7 +15,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from invoke.context import Context
 from invoke.parser.argument import Argument
@@ -41,6 +42,12 @@ class NamedArgument(Argument):
     """Invoke's argument with the name of its value in the help."""
 
     value_name = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the value, which parsing sets; a parser copies every argument of every task."""
+        new = copy.copy(self)
+        new._value = list(self._value) if isinstance(self._value, list) else self._value
+        return new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +212,10 @@ class Command(Task[Any]):
         # A partial has no __code__, by which Invoke would take two commands of one name for the same.
         super().__init__(functools.partial(self._run), name.rpartition(".")[2], positional=(), default=is_default)
         self.__doc__ = doc
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return this command: a declaration is not changed, and Invoke copies every task when it starts."""
+        return self
 
     @property
     def group(self) -> str:

@@ -17,7 +17,7 @@ from bench.records.run import PlannedTrial
 from tasks.cli.answer import Answer
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
-from tasks.cli.terminal import console
+from tasks.cli.terminal import console, print_path
 from tasks.clients.cluster import resolve_target
 from tasks.clients.notify import receivers
 from tasks.clients.workers import fleet_hosts, pod_hosts
@@ -48,7 +48,7 @@ def check_data(context: Context, out: str | None) -> Answer:
     def show() -> None:
         output.show_report(console(), probe, trial, predicted)
         if out is not None:
-            print(out)
+            print_path(Path(out))
 
     return Answer(data=schema.to_json(probe.data), show=show)
 

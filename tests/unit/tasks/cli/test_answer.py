@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from invoke import Context
+from invoke.exceptions import Exit
 
 from bench.records.status import ReasonCode
 from tasks.cli import answer
@@ -75,6 +76,10 @@ def test_a_failure_after_the_data_is_in_the_same_object(capsys: Capture) -> None
     output = capsys.readouterr()
     error = {"exit_code": 2, "reason_code": "bad_input", "message": "too few", "remedy": "add some"}
     assert json.loads(output.out)["error"] == error
+    at_the_end_of_a_chain = Exit(code=1)
+    at_the_end_of_a_chain.__cause__ = raised.value
+    _print_error(at_the_end_of_a_chain, ["inv", "a.b", "--json"])
+    assert capsys.readouterr().out == ""
     assert output.err == "progress\ntoo few; add some\n"
 
 
