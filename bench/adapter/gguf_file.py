@@ -28,6 +28,14 @@ ALIGNMENT = 32  # bytes; the default of GGUF
 Q8_BLOCK, Q8_BLOCK_BYTES = 32, 34
 HEAD = "lm_head.weight"
 OTHER_FORMAT = "omit --format"
+ROTATION_KEYS = {
+    "default": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        "llama_4_scaling_beta",
+    ),
+}
 VERIFIED_FEATURES = {
     Feature.QKV_BIAS, Feature.QK_NORM, Feature.TIED_HEAD, Feature.SCALED_ROTATION, Feature.ATTENTION_DROPOUT,
 }  # fmt: skip
@@ -102,7 +110,7 @@ class GgufFile:
             key for key, name in self._gguf.MODEL_ARCH_NAMES.items() if name == self._family.architecture
         )
         names = self._gguf.get_tensor_name_map(architecture, self._geometry.layers)
-        if self._rotation.get("rope_type") == "llama3":
+        if self._rotation["rope_type"] == "llama3":
             count = self._geometry.head_width // 2
             yield GgufTensor(name="rope_freqs.weight", source=None, shape=(count,), type_name="F32", bytes=4 * count)
         for source, shape in shapes.items():
@@ -169,8 +177,20 @@ class GgufFile:
         writer.add_value_length(geometry.head_width)
         writer.add_rope_dimension_count(geometry.head_width)
         writer.add_rope_freq_base(float(self._rotation["rope_theta"]))
+        if self._rotation["rope_type"] == "yarn":
+            self._add_yarn(writer)
         writer.add_layer_norm_rms_eps(self._epsilon)
         writer.add_vocab_size(geometry.vocabulary)
+
+    def _add_yarn(self, writer: Any) -> None:
+        rotation = {key: self._rotation[key] for key in ROTATION_KEYS["yarn"]}
+        writer.add_rope_scaling_type(self._gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(float(rotation["factor"]))
+        writer.add_rope_scaling_orig_ctx_len(int(rotation["original_max_position_embeddings"]))
+        writer.add_rope_scaling_yarn_beta_fast(float(rotation["beta_fast"]))
+        writer.add_rope_scaling_yarn_beta_slow(float(rotation["beta_slow"]))
+        writer.add_rope_scaling_yarn_log_mul(float(rotation["mscale_all_dim"]))
+        writer.add_attn_temperature_scale(float(rotation["llama_4_scaling_beta"]))
 
     def _add_tokenizer(self, writer: Any) -> None:
         tokenizer = self._tokenizer
@@ -206,10 +226,7 @@ def check_family(config: Mapping[str, Any]) -> Gguf:
     architecture = find(config)
     if architecture.gguf is None:
         raise InputError(f"model_type: {config.get('model_type')}: not verified in GGUF", remedy=OTHER_FORMAT)
-    rotation = read_rotation(config)
-    kind = rotation.get("rope_type", rotation.get("type", "default"))
-    if kind not in ("default", "llama3") or rotation.get("partial_rotary_factor", 1) != 1:
-        raise InputError(f"rope_parameters: {kind}: not verified in GGUF", remedy=OTHER_FORMAT)
+    _check_rotation(read_rotation(config), architecture.gguf)
     other = architecture.features(config).keys() - VERIFIED_FEATURES
     geometry = architecture.geometry(config)
     if geometry.window is not None and geometry.window >= geometry.positions:
@@ -220,9 +237,24 @@ def check_family(config: Mapping[str, Any]) -> Gguf:
 
 
 def read_rotation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rotation's settings, `rope_theta` among them, of configs before and after transformers 5."""
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return {"rope_theta": config.get("rope_theta", 10000.0), **settings}
+    """Return the rotation's settings, `rope_type` and `rope_theta` among them, before and after transformers 5."""
+    settings = config.get("rope_parameters") or config.get("rope_scaling")
+    settings = settings if isinstance(settings, dict) else {}
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    return {"rope_theta": config.get("rope_theta", 10000.0), **settings, "rope_type": kind}
+
+
+def _check_rotation(rotation: Mapping[str, Any], family: Gguf) -> None:
+    kind = rotation["rope_type"]
+    if kind not in family.rotations or rotation.get("partial_rotary_factor", 1) != 1:
+        raise InputError(f"rope_parameters: {kind}: not verified in GGUF", remedy=OTHER_FORMAT)
+    for key in ("rope_theta", *ROTATION_KEYS[kind]):
+        value = rotation.get(key)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise InputError(f"rope_parameters: {key}: expected a number above 0, found {str(value)[:40]}")
+    has_factor = rotation.get("mscale") != rotation.get("mscale_all_dim") or "attention_factor" in rotation
+    if kind == "yarn" and (has_factor or not rotation.get("truncate", True)):
+        raise InputError("rope_parameters: yarn with an attention factor: not verified in GGUF", remedy=OTHER_FORMAT)
 
 
 def permute_heads(weight: Any, heads: int) -> Any:

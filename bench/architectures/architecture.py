@@ -149,10 +149,14 @@ class LinearLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Gguf:
-    """Counterpart of an architecture in llama.cpp. `permutes_heads`: it rotates neighbouring pairs of a head."""
+    """Counterpart of an architecture in llama.cpp. `permutes_heads`: it rotates neighbouring pairs of a head.
+
+    `rotations` are the kinds that were compared with transformers.
+    """
 
     architecture: str
     permutes_heads: bool = False
+    rotations: tuple[str, ...] = ("default", "llama3")
 
 
 @dataclass(frozen=True, kw_only=True)

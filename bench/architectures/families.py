@@ -75,6 +75,7 @@ MINISTRAL3 = Architecture(
     geometry=lambda config: read_geometry(_with_ministral3_defaults(config)),
     features=lambda config: read_features(_with_ministral3_defaults(config)),
     plain_positions=_ministral3_plain_positions,
+    gguf=Gguf(architecture="mistral3", permutes_heads=True, rotations=("yarn",)),
 )
 register(MINISTRAL3)
 

@@ -32,8 +32,13 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 2.0,
+}  # fmt: skip
 FAMILIES = {
     "mistral": ("Mistral", {"sliding_window": None}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "sliding_window": None, "rope_parameters": YARN}),
     "llama": ("Llama", {"rope_parameters": LLAMA3}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),

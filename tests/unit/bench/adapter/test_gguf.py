@@ -1,6 +1,7 @@
 """A merge in GGUF: what is written, and which models and tokenizers are refused."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,10 @@ CONFIG = {
     "model_type": "mistral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 8,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "sliding_window": None,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -106,12 +111,18 @@ CONFIG = {
         ({"model_type": "phi3"}, "phi3"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": "8"}}, "factor"),
+        ({"rope_parameters": {"rope_theta": math.inf}}, "rope_theta"),
+        ({"model_type": "ministral3"}, "default"),
+        ({"model_type": "ministral3", "rope_parameters": {**YARN, "factor": None}}, "factor"),
+        ({"model_type": "ministral3", "rope_parameters": {**YARN, "mscale": 0.5}}, "attention factor"),
         ({"sliding_window": 128}, "sliding window"),
         ({"model_type": "llama", "hidden_act": "gelu"}, "GeGLU"),
     ],
 )
 def test_what_was_not_verified_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     assert check_family(CONFIG).architecture == "llama"
+    assert check_family({**CONFIG, "model_type": "ministral3", "rope_parameters": YARN}).architecture == "mistral3"
     with pytest.raises(InputError, match=named):
         check_family({**CONFIG, **changes})
 
