@@ -250,7 +250,7 @@ def _check_rotation(rotation: Mapping[str, Any], family: Gguf) -> None:
         raise InputError(f"rope_parameters: {kind}: not verified in GGUF", remedy=OTHER_FORMAT)
     for key in ("rope_theta", *ROTATION_KEYS[kind]):
         value = rotation.get(key)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise InputError(f"rope_parameters: {key}: expected a number above 0, found {str(value)[:40]}")
     has_factor = rotation.get("mscale") != rotation.get("mscale_all_dim") or "attention_factor" in rotation
     if kind == "yarn" and (has_factor or not rotation.get("truncate", True)):
