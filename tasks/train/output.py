@@ -296,7 +296,7 @@ def _example(number: int, example: ConversationPreview) -> Text:
     """Return an example's text; the trained part is in TARGET_MARKS and has another colour."""
     sizes = f"{example.tokens:,} tokens, {example.targets:,} trained on"
     title = f"\nExample {number}: {escape_controls(example.place)}, {sizes}\n"
-    text = Text(title, style="bold")
+    text = Text().append(title, "bold")
     for piece, is_target in data_page.parts_within(example, MAX_EXAMPLE_CHARS):
         start, end = TARGET_MARKS if is_target else ("", "")
         text.append(f"{start}{escape_control_chars(piece)}{end}", style=TARGET_STYLE if is_target else OTHER_STYLE)
