@@ -2,6 +2,7 @@
 
 Each picture's commands are typed into a shell of 80 columns in tmux, as a person would type them; what the terminal
 then shows, with its colours, is drawn by rich. Text stays text: the files are small, and need no font of their own.
+Those of docs/tutorials/laptop.md are drawn by name, in a clone in which that page's commands have been typed.
 """
 
 import contextlib
@@ -15,9 +16,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
-from rich.text import Text
 
 from tests.support.paths import ROOT
 
@@ -28,6 +29,11 @@ PICTURES: dict[str, tuple[str, ...]] = {
     "help-nodes": ("inv help nodes",),
     "help-compare": ("inv help compare",),
     "settings": ("inv settings fleet", "inv settings fleet.size"),
+}
+TUTORIAL = {
+    "laptop-data": ("export INVOKE_RUNTIME_CONFIG=docs/demo-train.yaml", "inv data.check"),
+    "laptop-report": ("inv report",),
+    "laptop-runs": ("inv runs",),
 }
 COLUMNS, ROWS, TIMEOUT_SEC = 80, 250, 60.0
 MAX_BYTES = 150 * 1024
@@ -69,7 +75,7 @@ SVG = """\
 def main(*names: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     for name in names or PICTURES:
-        picture = draw(name, record(PICTURES[name]))
+        picture = draw(name, record((PICTURES | TUTORIAL)[name]))
         if len(picture) > MAX_BYTES:
             sys.exit(f"{name}: {len(picture)} bytes are more than {MAX_BYTES}; show less")
         (FOLDER / f"{name}.svg").write_text(picture, encoding="utf-8")
@@ -78,7 +84,7 @@ def main(*names: str) -> None:
 
 def record(lines: Sequence[str]) -> str:
     """Type the lines into a shell of its own and return the screen with its escape sequences."""
-    with tempfile.TemporaryDirectory() as home, _shell(Path(home)) as tmux:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home, _shell(Path(home)) as tmux:
         for count, line in enumerate(lines, 1):
             tmux("send-keys", "-l", line)
             tmux("send-keys", "Enter")
@@ -127,8 +133,9 @@ def _wait_for_prompts(tmux: _Tmux, count: int) -> None:
 def draw(name: str, screen: str) -> str:
     """Return the screen as SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    decoder = AnsiDecoder()  # a style lasts over the lines into which the terminal breaks one
     for line in screen.splitlines():
-        text = Text.from_ansi(line)
+        text = decoder.decode_line(line)
         if line.startswith(PROMPT):
             text.stylize("bold")
         console.print(text, soft_wrap=True)
