@@ -63,9 +63,9 @@ class Subject:
         return self.digest.removeprefix("sha256:")
 
 
-def parse_lock_hashes(text: str) -> dict[str, tuple[str, ...]]:
-    """Parse a lock: package name to the sha256 of each file that it allows."""
-    return {match[1]: tuple(re.findall(r"[0-9a-f]{64}", match[3])) for match in _LOCK_ENTRY.finditer(text)}
+def parse_lock_hashes(text: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Parse locks: a package's name and version to the sha256 of each file that they allow."""
+    return {(match[1], match[2]): tuple(re.findall(r"[0-9a-f]{64}", match[3])) for match in _LOCK_ENTRY.finditer(text)}
 
 
 def list_components(inventory: Mapping[str, Any], lock: str) -> list[SbomComponent]:
@@ -80,7 +80,7 @@ def list_components(inventory: Mapping[str, Any], lock: str) -> list[SbomCompone
             licence_expression=package["expression"],
             licence=package["licence"],
             supplier=package.get("supplier"),
-            lock_hashes=hashes.get(package["name"], ()),
+            lock_hashes=hashes.get((package["name"], package["version"]), ()),
         )
         for package in inventory["python"]
     ]

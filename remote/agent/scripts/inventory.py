@@ -21,21 +21,21 @@ MAX_SUPPLIER_CHARS = 200
 
 def python_packages() -> list[dict[str, Any]]:
     packages = {}
-    for distribution in metadata.distributions():
+    for distribution in metadata.distributions(path=[*sys.path, str(ROOT / "opt/cloud-sdk")]):
         fields: Any = distribution.metadata  # an email.message.Message, unlike its declared type
         classifiers = fields.get_all("Classifier") or []
         licences = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: ")]
         text = (fields.get("License") or "").strip()
         licence = " AND ".join(licences) or (text if len(text) < 80 and "\n" not in text else "")
         name = re.sub(r"[-_.]+", "-", fields["Name"]).lower()
-        packages[name] = {
+        packages[name, distribution.version] = {
             "name": name,
             "version": distribution.version,
             "expression": fields.get("License-Expression"),
             "licence": licence or None,
             "supplier": python_supplier(fields),
         }
-    return [packages[name] for name in sorted(packages)]
+    return [packages[key] for key in sorted(packages)]
 
 
 def python_supplier(fields: Any) -> str | None:
