@@ -1,5 +1,7 @@
 """A thread that delivers notifications, so that a slow or broken receiver never delays or fails a run."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import queue
@@ -7,12 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
 
 from bench.notify import webhook
 from bench.notify.events import Notification
 from bench.notify.webhook import WebhookError
 from bench.records.run import NotifyTarget
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Deliver = Callable[[bytes], None]
 MAX_QUEUED = 1000
