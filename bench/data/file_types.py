@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.data import arrow_files, row_limits
-from bench.data.formats import LINE_REFUSED
+from bench.data.formats import LINE_REFUSED, shorten
 from bench.data.inputs import InputError
 from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
 from bench.records import schema
@@ -40,6 +40,7 @@ UNREAD = {  # at the beginning of a file, or of its unpacked text
 }
 ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, or a stream as datasets saves it
 PACKED_SUFFIXES = (".gz", ".zst")
+OTHER_SEPARATORS = ";\t|"  # of spreadsheets in other languages, and of other programs
 JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are parsed
 DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
 PLAIN_DECODER = json.JSONDecoder()
@@ -167,6 +168,8 @@ class DataRows:
             raise InputError(
                 f"{self.path}: Arrow is not read from a single file", remedy="name the folder that datasets saved"
             )
+        if first_bytes.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{self.path}: expected UTF-8 text, found UTF-16", remedy="save the file as UTF-8")
         if first_bytes.lstrip().startswith(b"["):  # no line of JSONL and no header of CSV begins so
             self.unit = "row"
             return _array_rows(self.path, stream)
@@ -338,6 +341,11 @@ def _csv_rows(path: Path, stream: io.BufferedReader, names: ColumnNames) -> Iter
         if not fields:
             continue
         if not columns:
+            if len(fields) == 1 and any(separator in fields[0] for separator in OTHER_SEPARATORS):
+                raise InputError(
+                    f"{location}: expected columns separated by commas, found {shorten(fields[0])}",
+                    remedy="write the file with commas, or as JSONL or Parquet",
+                )
             columns = names.check_header(location, fields)
         elif len(fields) != len(columns):
             yield (

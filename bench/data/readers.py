@@ -17,7 +17,7 @@ from typing import Any
 from bench.data import file_types
 from bench.data.conversations import parse_conversation
 from bench.data.file_types import DataRows, parse_json
-from bench.data.formats import FORMATS, detect_kind, expected_keys
+from bench.data.formats import FORMATS, detect_kind
 from bench.data.inputs import Conversation, DataFacts, InputError
 from bench.data.row_limits import Row
 from bench.records import schema
@@ -28,7 +28,7 @@ MAX_LISTED = 20
 MAX_SAMPLES = 50_000
 MAX_HELD_BYTES = 32 << 20  # a file with more text is read again when it is needed again
 ROW_BYTES = 1000  # about the memory of a conversation without its texts
-MAX_REASON_CHARS = 160
+MAX_REASON_CHARS = 240
 
 
 @dataclass(kw_only=True)
@@ -223,7 +223,5 @@ def _parse_object(location: str, line: bytes) -> dict[str, Any]:
         raise InputError(f"{location}: begins with a byte order mark", remedy="save the file as UTF-8 without one")
     document = parse_json(location, text)
     if not isinstance(document, dict):
-        raise InputError(
-            f"{location}: expected a JSON object with {expected_keys()}, found {schema.type_name(document)}"
-        )
+        raise InputError(f"{location}: expected a JSON object, found {schema.type_name(document)}")
     return document
