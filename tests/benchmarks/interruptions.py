@@ -57,7 +57,19 @@ PRICED_SHAPE = "VM.GPU.A10.1"
 CHECKPOINT_SEC, POD_SEC, POLL_SEC = 2.0, 2.0, 0.1
 LOSSES = ("rank", "pod", "node")
 # The first process of a pod reaps those whose parent has died. A new UTS namespace takes its host name from the pod.
-ENTER = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+# All die with this program.
+ENTER = (
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--mount",
+    "--uts",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
 POD = 'mount --bind "$1" /etc/hosts && echo "$2" >/proc/sys/kernel/hostname && shift 2 && "$@"; exit $?'
 
 
