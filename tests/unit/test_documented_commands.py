@@ -13,7 +13,7 @@ from tasks.cli.flags import Command
 from tasks.cli.parser import patch_parser
 from tasks.cli.program import _InvProgram
 from tasks.errors import UsageError
-from tests.support.documents import DOCUMENTS, PROGRAMS, blocks, commands
+from tests.support.documents import BY_HAND, DOCUMENTS, PROGRAMS, TUTORIALS, blocks, commands
 from tests.support.paths import ROOT
 
 # Documents that describe the past name old commands.
@@ -75,6 +75,14 @@ def test_every_command_of_a_code_block_is_accepted(
                 problems.append(f"line {block.line}: {program} {' '.join(arguments)}: {error}")
     assert not problems, "\n".join(problems)
     assert capsys.readouterr().err == "", "a renamed flag"
+
+
+def test_a_block_of_commands_in_a_tutorial_is_typed_or_by_hand() -> None:
+    kinds = {("sh",), ("sh", "machine"), ("sh", BY_HAND)}
+    tutorials = {
+        path: [block for block in blocks(path) if block.info[:1] == ("sh",)] for path in TUTORIALS.glob("*.md")
+    }
+    assert [(path.name, block.line) for path in tutorials for block in tutorials[path] if block.info not in kinds] == []
 
 
 def test_commands_of_the_documents_are_found() -> None:
