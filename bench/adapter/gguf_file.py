@@ -7,7 +7,7 @@ own converter. Families whose file llama.cpp was not seen to compute as transfor
     q8_0    matrices in blocks of 32 8-bit values with a common float16 scale
 
 llama and mistral rotate neighbouring pairs of a head in llama.cpp and its two halves in transformers, so the rows of q
-and k are stored in another order (`permute_heads`).
+and k are stored in another order (`permute_heads`). Of a model that takes images too, the text model is written.
 """
 
 import importlib
@@ -71,8 +71,10 @@ class GgufFile:
             )
         self._gguf: Any = importlib.import_module("gguf")
         self._family, self._tokenizer = check_family(config), tokenizer
-        self._geometry, self._rotation = find(config).geometry(config), read_rotation(config)
-        self._epsilon = float(config.get("rms_norm_eps", 1e-6))
+        self._architecture = find(config)
+        text_config = self._architecture.text_config(config)
+        self._geometry, self._rotation = self._architecture.geometry(config), read_rotation(text_config)
+        self._epsilon = float(text_config.get("rms_norm_eps", 1e-6))
         self._quantization, self._title = quantization, title
         self.tensors = list(self._plan(shapes))
         self.header = self._encode_header()
@@ -114,9 +116,11 @@ class GgufFile:
             count = self._geometry.head_width // 2
             yield GgufTensor(name="rope_freqs.weight", source=None, shape=(count,), type_name="F32", bytes=4 * count)
         for source, shape in shapes.items():
-            if source == HEAD and self._geometry.is_tied:
+            module = self._architecture.module_name(source)
+            is_text = module != source or module == HEAD or not self._architecture.renames
+            if not is_text or (module == HEAD and self._geometry.is_tied):
                 continue
-            name = names.get_name(source, try_suffixes=(".weight", ".bias"))
+            name = names.get_name(module, try_suffixes=(".weight", ".bias"))
             if name is None:
                 raise InputError(f"{source}: no such tensor in GGUF's architecture {self._family.architecture}")
             type_name, size = self._storage(shape)
@@ -224,16 +228,18 @@ class GgufFile:
 def check_family(config: Mapping[str, Any]) -> Gguf:
     """Return the family in llama.cpp. Raises InputError for one that was not verified, and for what it cannot hold."""
     architecture = find(config)
-    if architecture.gguf is None:
+    text_config = architecture.text_config(config)
+    family = find(text_config).gguf
+    if family is None:
         raise InputError(f"model_type: {config.get('model_type')}: not verified in GGUF", remedy=OTHER_FORMAT)
-    _check_rotation(read_rotation(config), architecture.gguf)
+    _check_rotation(read_rotation(text_config), family)
     other = architecture.features(config).keys() - VERIFIED_FEATURES
     geometry = architecture.geometry(config)
     if geometry.window is not None and geometry.window >= geometry.positions:
         other.discard(Feature.SLIDING_WINDOW)
     if other:
         raise InputError(f"{min(other)}: not verified in GGUF", remedy=OTHER_FORMAT)
-    return architecture.gguf
+    return family
 
 
 def read_rotation(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -166,8 +166,9 @@ class Architecture:
     `geometry` and `features` read config.json as transformers' class does, with its defaults; `geometry` raises
     ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
     positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
-    their replacements in the text model, for files that hold more than it. `is_complete` is false if blocks have other
-    large weights than `linear_layers`. `gguf` is None if llama.cpp was not seen to compute the same.
+    their replacements in the text model, for files that hold more than it, and `text_config` returns its config.
+    `is_complete` is false if blocks have other large weights than `linear_layers`. `gguf` is None if llama.cpp was not
+    seen to compute the same.
     """
 
     model_types: tuple[str, ...]
@@ -176,6 +177,7 @@ class Architecture:
     features: Callable[[Config], Mapping[Feature, str]]
     plain_positions: Callable[[Config], int | None] = lambda _: None
     renames: tuple[tuple[str, str], ...] = ()
+    text_config: Callable[[Config], Config] = lambda config: config
     blocks: str = BLOCKS
     is_complete: bool = True
     gguf: Gguf | None = None

@@ -193,6 +193,7 @@ TEXT_PART = Architecture(
     features=lambda config: find(text := _text_config(config)).features(text),
     plain_positions=lambda config: find(text := _text_config(config)).plain_positions(text),
     renames=TEXT_RENAMES,
+    text_config=_text_config,
 )
 register(TEXT_PART)
 

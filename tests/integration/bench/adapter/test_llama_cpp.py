@@ -20,6 +20,7 @@ from bench.adapter.gguf_tokenizer import SPLITS, read_gguf_tokenizer
 from bench.adapter.llama_cpp import LlamaCpp
 from bench.data.demo import VOCABULARY, build_tokenizer
 from bench.data.tokenizer import load_tokenizer
+from bench.qlora.step import load_text_model
 from bench.workloads.finetune.answers import PromptCase
 from tests.support import tiny_training
 from tests.support.cases import load_cases
@@ -43,6 +44,11 @@ FAMILIES = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
 }
+WITH_IMAGES = {"mistral3": ("ministral3", "Mistral3ForConditionalGeneration")}
+VISION = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16,
+    "num_attention_heads": 2, "patch_size": 14, "image_size": 28,
+}  # fmt: skip
 TEXT = "I've 3333 things, don't WE'VE?  \n\n \u00c4\u00d6 \u60f3 x=1;\t\tif (a)\r\n   2024-01-01 '\u00e9t\u00e9'"
 HOSTILE_TEXTS = [case.values[0]["text"] for case in load_cases(__file__, "hostile_texts.yaml")]
 
@@ -81,7 +87,8 @@ def make_model(modules, tmp_path) -> Callable[..., Path]:
 
     def make(family: str) -> Path:
         folder = tiny_training.make_folder(modules, tmp_path / "tiny--model")
-        kind, changes = FAMILIES[family]
+        text_family, whole = WITH_IMAGES.get(family, (family, ""))
+        kind, changes = FAMILIES[text_family]
         base = json.loads((folder / "config.json").read_text())
         build_tokenizer(folder, [TEXT, __doc__ or ""])
         keys = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -91,8 +98,11 @@ def make_model(modules, tmp_path) -> Callable[..., Path]:
             **{key: base.get(key) for key in keys},
             **changes,
         )  # fmt: skip
+        if whole:
+            parts = {"text_config": config.to_dict(), "vision_config": VISION, "tie_word_embeddings": False}
+            config = modules.transformers.AutoConfig.for_model(family, **parts)
         modules.torch.manual_seed(3)
-        model = getattr(modules.transformers, f"{kind}ForCausalLM")(config)
+        model = getattr(modules.transformers, whole or f"{kind}ForCausalLM")(config)
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
                 parameter.data += modules.torch.randn_like(parameter) * 0.1
@@ -107,7 +117,7 @@ def make_model(modules, tmp_path) -> Callable[..., Path]:
 def write_gguf(modules, model: Path, quantization: str = "gguf") -> Path:
     adapter = model.with_name("adapter")
     shutil.rmtree(adapter, ignore_errors=True)
-    loaded = modules.transformers.AutoModelForCausalLM.from_pretrained(model)
+    loaded = load_text_model(modules, str(model))
     modules.peft.get_peft_model(loaded, modules.peft.LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(
         adapter
     )
@@ -118,12 +128,12 @@ def write_gguf(modules, model: Path, quantization: str = "gguf") -> Path:
     return llama_cpp.gguf_path(out)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_IMAGES])
 def test_llama_cpp_computes_what_transformers_computes(modules, make_model, family) -> None:
     torch, folder = modules.torch, make_model(family)
     tokenizer = load_tokenizer(folder)
     ids = tokenizer(TEXT * 2, add_special_tokens=False).input_ids
-    model = modules.transformers.AutoModelForCausalLM.from_pretrained(folder).float()
+    model = load_text_model(modules, str(folder)).float()
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     for quantization, bound in (("gguf", 0.002), ("gguf-q8_0", 0.02)):

@@ -116,13 +116,16 @@ YARN = {
         ({"model_type": "ministral3"}, "default"),
         ({"model_type": "ministral3", "rope_parameters": {**YARN, "factor": None}}, "factor"),
         ({"model_type": "ministral3", "rope_parameters": {**YARN, "mscale": 0.5}}, "attention factor"),
+        ({"model_type": "gemma3", "text_config": {**CONFIG, "model_type": "gemma3_text"}}, "gemma3"),
         ({"sliding_window": 128}, "sliding window"),
         ({"model_type": "llama", "hidden_act": "gelu"}, "GeGLU"),
     ],
 )
 def test_what_was_not_verified_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     assert check_family(CONFIG).architecture == "llama"
-    assert check_family({**CONFIG, "model_type": "ministral3", "rope_parameters": YARN}).architecture == "mistral3"
+    ministral = {**CONFIG, "model_type": "ministral3", "rope_parameters": YARN}
+    for config in (ministral, {"model_type": "mistral3", "text_config": ministral}):
+        assert check_family(config).architecture == "mistral3"
     with pytest.raises(InputError, match=named):
         check_family({**CONFIG, **changes})
 
