@@ -45,10 +45,11 @@ def render(report: DataReport, *, numbers: Sequence[str], forecast: Sequence[str
 
 
 def length_bins(report: DataReport) -> list[LengthBin]:
-    """Return the histogram up to its last bin with an example."""
+    """Return the histogram from its first to its last bin with an example."""
     largest = max(report.lengths, default=0)
-    last = max((index for index, examples in enumerate(report.lengths) if examples), default=-1)
-    pairs = zip(report.length_edges[: last + 1], report.lengths, strict=False)
+    filled = [index for index, examples in enumerate(report.lengths) if examples]
+    shown = slice(min(filled, default=0), max(filled, default=-1) + 1)
+    pairs = zip(report.length_edges[shown], report.lengths[shown], strict=True)
     return [LengthBin(edge=edge, examples=examples, percent=100.0 * examples / largest) for edge, examples in pairs]
 
 

@@ -214,3 +214,12 @@ def test_a_limit_that_ends_before_the_first_step_is_refused_before_it_costs(
         return
     with pytest.raises(UsageError, match=r"^train\.budget_usd: "):
         forecast.check_time_limit(limited)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shown"), [([0, 4, 0, 2, 0], [(128, 4), (192, 0), (256, 2)]), ([3, 0], [(64, 3)]), ([0, 0], [])]
+)
+def test_the_histogram_has_no_empty_bins_at_its_ends(lengths: list[int], shown: list[tuple[int, int]]) -> None:
+    edges = [64 * (index + 1) for index in range(len(lengths))]
+    bins = data_page.length_bins(dataclasses.replace(REPORT, lengths=lengths, length_edges=edges))
+    assert [(each.edge, each.examples) for each in bins] == shown
