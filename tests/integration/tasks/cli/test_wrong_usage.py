@@ -44,7 +44,8 @@ def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
     [
         ((), ("bench ", "image.bom", "`inv help TASK`")),
         (("help",), ("bench ", "`inv help TASK`")),
-        (("help", "bench"), ("bench [--options]", "--quick")),
+        (("help", "bench"), ("inv bench [--flags]", "--quick", "Examples:")),
+        (("help", "cluster"), ("nodes ", "teardown ")),
         (("help", "image"), (".bom", ".archive")),
         (("image",), (".bom", ".archive")),
         (("--version",), (f"qlora-fleet {VERSION}, Invoke 2.", f", Python {platform.python_version()}")),
