@@ -12,7 +12,8 @@ from tests.support.documents import DOCUMENTS
 from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\]\((?!https?://)([^)\s]+)")
 LINK_TEXT = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -44,6 +45,11 @@ def test_every_link_and_path_that_a_document_names_is_there(document: Path) -> N
     assert (links, paths) == ([], [])
 
 
+def test_the_index_lists_every_page() -> None:
+    listed = set(LINK.findall((DOCS / "README.md").read_text(encoding="utf-8")))
+    assert {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {"README.md"} - listed == set()
+
+
 def test_each_package_names_its_modules_in_its_docstring() -> None:
     """Check each package but the four top ones; figures are listed by `CHARTS`."""
     missing = {}
@@ -60,13 +66,13 @@ def test_each_package_names_its_modules_in_its_docstring() -> None:
 def test_the_architecture_has_a_line_for_each_subpackage() -> None:
     packages = [path.parent.relative_to(ROOT) for top in PACKAGES for path in (ROOT / top).glob("*/**/__init__.py")]
     assert [str(package) for package in packages if f"| `{package}` |" not in ARCHITECTURE] == []
-    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    picture = (DOCS / "architecture.svg").read_text(encoding="utf-8")
     direct = [package for package in packages if len(package.parts) == 2]
     assert [str(package) for package in direct if f">{package.name}<" not in picture] == []
 
 
 def test_the_reference_names_every_task() -> None:
-    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference.md").read_text(encoding="utf-8")
     assert [name for name in ns.task_names if f"`inv {name}" not in text and f"inv {name} " not in text] == []
 
 
