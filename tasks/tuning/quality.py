@@ -333,12 +333,11 @@ def describe_cost(settings: Settings, comparison: Comparison, trials: Sequence[T
 
     `most` is the number of trainings of both stages, if it is larger.
     """
-    seconds = [predicted_sec(trial, comparison.results) for trial in trials]
+    total, is_bound = total_sec(trials, comparison.results)
     text = f"comparing the held-out loss of {comparison.label} with the reference: {len(trials)} short trainings"
-    if any(each is None for each in seconds):
+    if total is None:
         text += f", {most} at most with stage 2" if most > len(trials) else ""
-        return escape_controls(f"{text}; their time is unknown, as no trial has measured both recipes")
-    total = sum(each for each in seconds if each is not None)
+        return escape_controls(f"{text}; their time is unknown, as no trial has measured either recipe")
     devices = sorted({str(name) for result in comparison.results if (name := result.fingerprint.get("gpu_name"))})
     price = price_of(settings, devices)
 
@@ -346,10 +345,21 @@ def describe_cost(settings: Settings, comparison: Comparison, trials: Sequence[T
         usd = "" if price is None else f", ${formatting.number(worker_sec / 3600.0 * price.usd_per_gpu_hour)}"
         return f"{formatting.duration(worker_sec)} of worker time{usd}"
 
-    text += f", about {cost(total)}"
+    basis = "at least" if is_bound else "about"
+    text += f", {basis} {cost(total)}"
     if most > len(trials):
-        text += f"; {most} at most with stage 2, about {cost(total / len(trials) * most)}"
-    return escape_controls(text)
+        text += f"; {most} at most with stage 2, {basis} {cost(total / len(trials) * most)}"
+    return escape_controls(text + (" (the reference was not measured and is taken as fast)" if is_bound else ""))
+
+
+def total_sec(trials: Sequence[Trial], results: Sequence[TrialResult]) -> tuple[float | None, bool]:
+    """Return the predicted seconds of all trainings, None if unknown, and True if they are a lower bound.
+
+    A recipe that was not measured, the reference, is taken to be as fast as the other.
+    """
+    seconds = [predicted_sec(trial, results) for trial in trials]
+    known = [each for each in seconds if each is not None]
+    return (fmean(known) * len(trials) if known else None), len(known) < len(trials)
 
 
 def predicted_sec(trial: Trial, results: Iterable[TrialResult]) -> float | None:

@@ -130,6 +130,17 @@ def test_a_comparison_whose_trainings_were_stopped_is_resumed(
     assert len(check.pairs) == 3
 
 
+def test_the_time_of_a_recipe_that_was_not_measured_is_bounded_by_the_other(settings: Settings) -> None:
+    arm = quality.training_arm(settings, comparison(settings), 1, 3)
+    pair = [arm, quality.reference_arm(arm, comparison(settings).reference)]
+    measured = TrialResult(
+        trial_id="t", trial=arm, status=TrialStatus.SUCCEEDED, reason=None, run_id="r", wall_time_sec=60.0
+    )
+    assert quality.total_sec(pair, [measured]) == (120.0, True)
+    assert quality.total_sec([arm], [measured]) == (60.0, False)
+    assert quality.total_sec(pair, []) == (None, True)
+
+
 def test_trainings_that_failed_withhold_the_configuration(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_settings: Settings, run_id: str, *_: object, **__: object) -> None:
         ledger = Ledger(settings.results_folder / run_id / LEDGER_FILE)
