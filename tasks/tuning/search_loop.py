@@ -291,7 +291,7 @@ def _write_answer(
     record.write_answer(document, front[0].trial.to_text())
     show_answer(settings, record, front, facts)
     if claim:
-        print(escape_controls(f"{front[0].trial.trial_id} is {claim} as the reference"))
+        print(escape_controls(f"{front[0].trial.trial_id} is {claim}, compared with the reference"))
 
 
 def show_answer(
