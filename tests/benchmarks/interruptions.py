@@ -304,7 +304,7 @@ def make_trial(folder: Path, steps: int) -> Trial:
     model = tiny_training.make_folder(torch_stack.load(), folder / "models" / "tiny--wide", layers=4, width=256)
     data = tiny_training.make_data(folder / "chats.jsonl", lines=2000)
     training = {
-        "rows_per_step": 32, "max_steps": steps, "epochs": 1000.0, "evaluate_every": 0,
+        "rows_per_step": 8, "max_steps": steps, "epochs": 1000.0, "evaluate_every": 0,
         "checkpoint_sec": CHECKPOINT_SEC,
     }  # fmt: skip
     return tiny_training.plan(model, data, world_size=RANKS, learning_rate=0.0005, training=training)
