@@ -21,3 +21,10 @@ def test_every_version_has_a_date_and_an_upgrade_note() -> None:
         [titles[-1]],
         ["Unreleased", titles[-1]],
     )
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    promised = re.findall(r"`(tests/[\w/.]+)::(\w+)`", (ROOT / "docs" / "compatibility.md").read_text())
+    assert len(promised) > 5
+    for path, name in promised:
+        assert f"def {name}(" in (ROOT / path).read_text(), name

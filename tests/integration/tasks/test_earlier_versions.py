@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from invoke.parser import Parser
 
+import tasks
 from bench.records.result import TrialResult
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
@@ -18,6 +20,7 @@ from remote.fleet.ledger import Ledger
 from reports.read.load import load
 from reports.summary.summarize import summarize
 from reports.training import summary as training_summary
+from tasks.cli.flags import RENAMED_FLAGS
 from tasks.settings.load import RENAMED, translate_recorded
 from tasks.settings.sources import SettingsLayer
 from tests.support.project_copy import Inv
@@ -77,3 +80,14 @@ def test_a_record_names_the_version_that_wrote_it(folder: Path, tmp_path: Path) 
     assert RunRecord.read(tmp_path / "run.json") == plan
     Ledger.create(tmp_path / "ledger.jsonl", ["a"])
     assert json.loads((tmp_path / "ledger.jsonl").read_text())["version"] == VERSION
+
+
+FLAGS = sorted(VERSIONS.glob("*/flags.yaml"))
+
+
+@pytest.mark.parametrize("path", FLAGS, ids=names(FLAGS))
+def test_every_task_and_flag_is_accepted(path: Path) -> None:
+    contexts = Parser(contexts=tasks.ns.to_contexts()).contexts
+    for task, flags in yaml.safe_load(path.read_text()).items():
+        unknown = [flag for flag in flags if flag not in contexts[task].flags | RENAMED_FLAGS.get(task, {})]
+        assert unknown == [], task
