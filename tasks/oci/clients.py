@@ -19,6 +19,7 @@ from oci.identity import IdentityClient
 from oci.object_storage import ObjectStorageClient
 from oci.signer import AbstractBaseSigner
 
+from bench.nodes.oke import TOKEN_ERRORS, retry_strategy, root_cause
 from tasks.errors import RetryableError, UsageError, translate_errors
 from tasks.oci.api_errors import ApiNotFound, Caller, Operation, to_task_error
 from tasks.oci.credentials import (
@@ -30,7 +31,7 @@ from tasks.oci.credentials import (
     ocid_type,
     read_profile,
 )
-from tasks.oci.instance import TOKEN_ERRORS, create_instance_signer, retry_strategy, root_cause
+from tasks.oci.instance import create_instance_signer
 from tasks.settings.load import Settings
 
 Json = dict[str, Any]
