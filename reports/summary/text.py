@@ -157,7 +157,7 @@ def without_basis(sentence: str) -> str:
 
 def _recommended(summary: Summary, chosen: Choice) -> str:
     fastest, where = chosen.fastest, _where_measured(chosen.fastest.measured, summary.record, summary.hosts)
-    ratio = fastest.useful_tokens_ratio
+    ratio, loss = fastest.useful_tokens_ratio, quality.claim(summary.quality, fastest.trial)
     passed = f"{_passed_over(chosen)}{quality.withheld_text(summary.quality, chosen.withheld)}"
     tied = [row.label for row in chosen.tied if not row.is_baseline]
     if fastest.is_baseline and len(summary.measured_rows) > 1:
@@ -167,7 +167,9 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
     if ratio is None:
         rate = formatting.estimate(None if fastest.measured is None else fastest.measured.elapsed_useful_tokens_per_sec)
         rank = "the only configuration measured" if len(summary.measured_rows) == 1 else "the fastest measured"
-        return f"{_label_with_count(fastest)} is {rank}: {rate} useful tokens per second per worker {where}{passed}."
+        at_loss = f", {loss}" if loss else ""
+        speed = f"{rate} useful tokens per second per worker {where}{passed}"
+        return f"{_label_with_count(fastest)} is {rank}{at_loss}: {speed}."
     gain = f"{formatting.ratio(ratio)} the useful tokens per second of {summary.baseline}"
     if not chosen.is_shown_faster:
         verb = "Stay" if chosen.row.is_baseline else "Train"
@@ -178,7 +180,7 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
         )
     price = None if fastest.cost is None else fastest.cost.usd_per_million_useful_tokens.value
     dollars = "" if price is None else f" at ${formatting.number(price)} per million useful tokens"
-    if loss := quality.claim(summary.quality, fastest.trial):
+    if loss:
         dollars += f", {loss},"
     if tied:
         options = f"{_label_with_count(fastest)}, or with {formatting.first_n(tied, 3)}, not shown to differ from it"
