@@ -14,8 +14,8 @@ from pathlib import Path
 
 from bench.records import paths
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
-from bench.records.run import TrainingJobSpec
-from bench.records.status import Outcome, ReasonCode
+from bench.records.run import TrainingJobEnd, TrainingJobSpec
+from bench.records.status import ReasonCode
 
 MAX_RETURNS = 5
 RETURN_DELAY_SEC = 20.0  # in which the node may be cordoned
@@ -25,10 +25,11 @@ _KIND = "faulty node"
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyNode:
-    """A node whose GPU showed a fault, and how often a pod of the Job came to it again."""
+    """A node whose GPU showed a fault in an attempt, and how often a pod of the Job came to it again."""
 
     node: str
     rank: int
+    attempt: int
     reason: str
     returns: int = 0
 
@@ -40,16 +41,16 @@ class NodeFaults:
         self._order, self._rank, self._folder = order, rank, folder
         self._node = node if _NODE_NAME.match(node) else None
 
-    def record(self, reason: str) -> bool:
+    def record(self, attempt: int, reason: str) -> bool:
         """Record that this node's GPU showed a fault; False if the node's name is not known. Raises OSError."""
         if self._node is None:
             return False
-        self._write(FaultyNode(node=self._node, rank=self._rank, reason=reason))
+        self._write(FaultyNode(node=self._node, rank=self._rank, attempt=attempt, reason=reason))
         print(f"{self._order.run_id}: node {self._node}: {reason}; this pod leaves it", flush=True)
         return True
 
-    def on_return(self, is_stopped: Callable[[], bool]) -> tuple[bool, tuple[Outcome, str] | None]:
-        """Return (the pod must leave its node, the training's outcome with the node's name if it ends by that).
+    def on_return(self, is_stopped: Callable[[], bool]) -> tuple[bool, TrainingJobEnd | None]:
+        """Return (the pod must leave its node, the training's end if it never does).
 
         Waits before a pod leaves again. Raises OSError.
         """
@@ -60,7 +61,11 @@ class NodeFaults:
         self._write(fault)
         if fault.returns >= MAX_RETURNS:
             reason = f"node {fault.node}, rank {fault.rank}: {fault.reason}; no other node took its pod"
-            return True, (Outcome.of(ReasonCode.GPU_FAULT, reason), fault.node)
+            code = ReasonCode.GPU_FAULT
+            end = TrainingJobEnd(
+                attempt=fault.attempt, end=code.status, reason=reason, reason_code=code, node=fault.node
+            )
+            return True, end
         print(f"{self._order.run_id}: node {fault.node} is faulty, and this pod leaves it again", flush=True)
         until = time.monotonic() + RETURN_DELAY_SEC
         while not is_stopped() and time.monotonic() < until:
@@ -76,7 +81,7 @@ class NodeFaults:
         try:
             return read_checksummed(FaultyNode, self._path(self._node), _KIND)
         except ResultError as error:  # it exists only for a faulty node
-            return FaultyNode(node=self._node, rank=self._rank, reason=str(error))
+            return FaultyNode(node=self._node, rank=self._rank, attempt=0, reason=str(error))
 
     def _write(self, fault: FaultyNode) -> None:
         write_checksummed(self._path(fault.node), _KIND, fault)

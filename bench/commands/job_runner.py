@@ -56,7 +56,8 @@ class JobRunner:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open_watch(self.order, self.rank, self.folder) as self._watch:
             nodes = self._make_nodes()
-            if nodes is not None and self.rank == 0:
+            has_ended = TrainingJobEnd.read_or_none(self.folder, self.order.turn) is not None
+            if nodes is not None and self.rank == 0 and not has_ended:
                 nodes.check_later()
             end = self._run_attempts()
             if self._watch is not None and end is not None:  # also of a pod that was replaced before it notified
@@ -105,7 +106,8 @@ class JobRunner:
             if self.rank == 0:
                 self._handle_exit(number, code, last_line)
             elif code == ExitCode.WORKER_FAULTY:
-                self._leaves_node = self._faults.record(last_line)
+                numbers = attempt_numbers(self.folder, self.order.planned.trial_id)
+                self._leaves_node = self._faults.record(max(numbers, default=number), last_line)
             if not self._must_end:
                 time.sleep(RETRY_DELAY_SEC)
         return end
@@ -116,11 +118,10 @@ class JobRunner:
 
     def _has_returned(self) -> bool:
         """Check whether this pod came to a node that it must leave; write the training's end if it always does."""
-        is_faulty, final = self._faults.on_return(lambda: self._is_stopped)
-        if final is not None:
-            numbers = attempt_numbers(self.folder, self.order.planned.trial_id)
-            self._write_end(max(numbers, default=0), final[0], node=final[1])
-        self._leaves_node = is_faulty and final is None
+        is_faulty, end = self._faults.on_return(lambda: self._is_stopped)
+        if end is not None:
+            end.write(self.folder, self.order.turn)
+        self._leaves_node = is_faulty and end is None
         return is_faulty
 
     def _stop(self, _number: int, _frame: object) -> None:
@@ -188,7 +189,7 @@ class JobRunner:
             self._record_loss(number, outcome)
             is_faulty = outcome.cause is not None and outcome.cause.is_worker_faulty
             if is_faulty and result is not None and result.fingerprint.get(FAULTY_RANK, 0) == 0:
-                self._leaves_node = self._faults.record(outcome.text or "")
+                self._leaves_node = self._faults.record(number, outcome.text or "")
         else:
             self._write_end(number, outcome)
 
@@ -218,14 +219,13 @@ class JobRunner:
         except ResultError:
             return None
 
-    def _write_end(self, number: int, outcome: Outcome, node: str | None = None) -> None:
+    def _write_end(self, number: int, outcome: Outcome) -> None:
         TrainingJobEnd(
             attempt=number,
             end=outcome.status,
             reason=outcome.reason,
             reason_code=outcome.reason_code,
             remedy=outcome.remedy,
-            node=node,
         ).write(self.folder, self.order.turn)
 
 

@@ -1,12 +1,15 @@
 """A worker whose GPU showed a fault: its node is named and, with fleet.cordon, cordoned and its pod deleted."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from bench.records.run import RunRecord, TrainingJobEnd
 from remote.cluster.client import Cluster
+from remote.fleet.worker import DOWNLOAD_FOLDER
 from remote.hosts.base import Host, HostError
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.pod_index import Pod
-from tasks.clients.cluster import resolve_target
+from tasks.clients.cluster import open_cluster, resolve_target
 from tasks.errors import TaskFailed, escape_controls
 from tasks.settings.load import Settings
 
@@ -46,6 +49,16 @@ def make_mover(
         return True, f"{location}: cordoned, its pod deleted; another node takes its place"
 
     return move
+
+
+def cordon_faulty_node(settings: Settings, run: RunRecord, folder: Path) -> None:
+    """Cordon the node whose GPU ended a training's Job, as its pods recorded. Raises ClusterError and TaskFailed."""
+    end = TrainingJobEnd.read_or_none(folder / DOWNLOAD_FOLDER, run.provenance["inputs"]["job"]["turn"])
+    if end is None or end.node is None:
+        return
+    with open_cluster(settings, changes=True, yes=True) as cluster:
+        cluster.cordon(end.node)
+    print(f"cordoned node {escape_controls(end.node)}", flush=True)
 
 
 def _drain(settings: Settings, pod: Pod) -> None:

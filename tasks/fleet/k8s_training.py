@@ -209,10 +209,10 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
     if result is not None:
         target.mkdir(parents=True, exist_ok=True)
         write_atomic(target / RESULT_FILE, result.read_bytes())
-    if result is None:
+    if order_end.end is not TrialStatus.SUCCEEDED:  # the pods know more than the last result: restarts, faulty nodes
         outcome = order_end.outcome
-        if outcome.status is TrialStatus.SUCCEEDED:
-            outcome = Outcome.of(ReasonCode.NO_RESULT, "recorded as SUCCEEDED, but its result is not on the volume")
+    elif result is None:
+        outcome = Outcome.of(ReasonCode.NO_RESULT, "recorded as SUCCEEDED, but its result is not on the volume")
     ledger.record_end(planned.trial_id, outcome, last_attempt.number, at=end_times.get(last_attempt.number))
 
 

@@ -30,6 +30,7 @@ from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet import nodes, runner, trial_spec
 from tasks.fleet.collect import collect_run
 from tasks.fleet.declared import SETTING_NAMES, setting_errors
+from tasks.fleet.gpu_faults import cordon_faulty_node
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
 from tasks.fleet.trial_spec import TRIAL_ID
@@ -357,6 +358,8 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
                 notes = [change.text for change in changes]
                 ledger.reopen(TRIAL_ID, [*notes, *_retry_note(entry, notes)])
 
+        if settings.fleet.cordon and not options.dry_run:
+            cordon_faulty_node(settings, run, folder)
         given_back = nodes.RunFolder(folder).read()
         plan = submit_job.submit(settings, next_run, options, on_accepted, given_back)
     submit_job.print_submitted(run_id, options, given_back)
