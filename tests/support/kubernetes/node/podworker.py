@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.node.kubelet import Kubelet
     from tests.support.kubernetes.node.nodes import Node
 
+_COUNT_SEC = 0.05  # in which the Job controller counts an ended pod: a real one has a finalizer until then
 _KILL_WAIT_SEC = 30.0
 _RESTART_SEC, _RETRY_SEC = 1.0, 0.5  # both are longer on a real cluster
 _IMAGE_ENTRYPOINT, _IMAGE_COMMAND = ("tini", "--"), ("sleep", "infinity")  # every image runs as root
@@ -100,6 +101,7 @@ class PodWorker:
         await self._stop(self._deletion_grace())
         self.finished = True
         await self.report()
+        await asyncio.sleep(_COUNT_SEC)
         if self._current() is not None:
             self.kubelet.store.remove("pods", self.namespace, self.name)
         self.kubelet.forget(self)
