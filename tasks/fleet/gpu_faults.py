@@ -57,8 +57,11 @@ def cordon_faulty_node(settings: Settings, run: RunRecord, folder: Path) -> None
     if end is None or end.node is None:
         return
     with open_cluster(settings, changes=True, yes=True) as cluster:
+        if end.node not in [node["metadata"]["name"] for node in cluster.nodes()]:  # the name is from the shared volume
+            print(f"node {escape_controls(end.node)} is not in the cluster any more", flush=True)
+            return
         cluster.cordon(end.node)
-    print(f"cordoned node {escape_controls(end.node)}", flush=True)
+    print(f"cordoned node {end.node}", flush=True)
 
 
 def _drain(settings: Settings, pod: Pod) -> None:
