@@ -1,5 +1,6 @@
 """Parser of the command line: optional flag values before a task name, and errors with a suggestion."""
 
+import copy
 import difflib
 import sys
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from typing import Any
 from invoke.exceptions import ParseError
 from invoke.parser import parser
 from invoke.parser.context import ParserContext
+from invoke.vendor.lexicon import Lexicon
 
 from tasks.cli.flags import RENAMED_FLAGS, NamedArgument
 from tasks.errors import UsageError
@@ -56,11 +58,13 @@ class PatchedParser(parser.ParseMachine):
     """Invoke's parser with three differences: a task's name ends a flag with an optional value, renamed flags are
     accepted, and errors name the task and the nearest known word."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, initial: ParserContext, contexts: Lexicon, ignore_unknown: bool) -> None:
         self._old_flags: dict[int, str] = {}  # by the id of the argument that it sets
         self._notices: list[str] = []
-        super().__init__(*args, **kwargs)  # calls complete_context
-        for task in RENAMED_FLAGS.keys() & self.contexts.keys():
+        super().__init__(initial, Lexicon(), ignore_unknown)  # type: ignore[no-untyped-call] # calls complete_context
+        self.contexts = copy.copy(contexts)  # Invoke would copy each, and once more the one that it switches to
+        for task in RENAMED_FLAGS.keys() & contexts.keys():
+            self.contexts[task] = copy.deepcopy(contexts[task])
             for old, new in RENAMED_FLAGS[task].items():
                 self.contexts[task].flags.alias(old, to=new)
 

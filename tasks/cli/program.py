@@ -151,6 +151,9 @@ class _InvProgram(Program):
         command = self.collection[name]
         if isinstance(command, Command):
             print(explain_command(command, self.parser.contexts[name]))
+            if name in self.collection.collections:  # a group, whose default task has its name
+                others = [task for task in self.collection.collections[name].tasks.values() if task is not command]
+                print(f"{list_commands(others)}\n")
         else:
             super().print_task_help(name)
 
@@ -193,7 +196,7 @@ class _InvProgram(Program):
             raise Exit
         if not is_help and not (len(topics) == 1 and topics[0] in groups and topics[0] not in tasks):
             return
-        argument = self.args.list if topics[0] in groups else self.args.help
+        argument = self.args.list if topics[0] in groups and topics[0] not in tasks else self.args.help
         argument.value = topics[0]
         typed.clear()
 

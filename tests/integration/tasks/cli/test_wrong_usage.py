@@ -46,6 +46,7 @@ def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
         (("help",), ("bench ", "`inv help TASK`")),
         (("help", "bench"), ("inv bench [--flags]", "--quick", "Examples:")),
         (("help", "cluster"), ("nodes ", "teardown ")),
+        (("help", "serve"), ("--merged", "Examples:", "serve.stop ")),
         (("help", "image"), (".bom", ".archive")),
         (("image",), (".bom", ".archive")),
         (("--version",), (f"qlora-fleet {VERSION}, Invoke 2.", f", Python {platform.python_version()}")),
