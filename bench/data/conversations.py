@@ -30,18 +30,17 @@ def parse_conversation(
     """Return the conversation of a line of this format. Raises InputError, which names line and key."""
     location = f"{file}: {unit} {line}"
     unread = tuple(check_keys(location, document, data_format.known))
+    fields = {"file": file, "line": line, "unit": unit, "is_text": data_format.is_text}
     if data_format.is_text:
-        conversation = _parse_turns(location, (), list(data_format.turns(location, document)))
-        return replace(conversation, file=file, line=line, unit=unit, unread_keys=unread, is_text=True)
+        return _parse_turns(location, (), list(data_format.turns(location, document)), unread, fields)
     tools = read_tools(location, document.get("tools"))
     raw_turns = [*system_turn(location, document), *data_format.turns(location, document)]
     answers = dict.fromkeys(raw.answer for raw in raw_turns if raw.answer is not None)
+    if not answers:
+        return _parse_turns(location, tools, raw_turns, unread, fields)
     first, *others = [
-        replace(conversation, file=file, line=line, unit=unit, unread_keys=(*unread, *conversation.unread_keys))
-        for conversation in (
-            _parse_turns(location, tools, [raw for raw in raw_turns if raw.answer in (None, answer)])
-            for answer in answers or [None]
-        )
+        _parse_turns(location, tools, [raw for raw in raw_turns if raw.answer in (None, answer)], unread, fields)
+        for answer in answers
     ]
     if not others:
         return first
@@ -49,8 +48,14 @@ def parse_conversation(
     return replace(first, alternatives=tuple(others), digest=digest)
 
 
-def _parse_turns(location: str, tools: tuple[Tool, ...], raw_turns: Sequence[RawTurn]) -> Conversation:
-    """Return the conversation of these turns, without its file and line."""
+def _parse_turns(
+    location: str,
+    tools: tuple[Tool, ...],
+    raw_turns: Sequence[RawTurn],
+    unread_of_line: Sequence[str],
+    fields: Mapping[str, Any],
+) -> Conversation:
+    """Return the conversation of these turns. `fields` are those that all conversations of the line have."""
     turns, untrained, unread = list[tuple[str, str]](), list[int](), set[str]()
     additions, tracker = dict[int, dict[str, Any]](), CallTracker()
     for index, raw in enumerate(raw_turns):
@@ -70,13 +75,12 @@ def _parse_turns(location: str, tools: tuple[Tool, ...], raw_turns: Sequence[Raw
             tracker.add_calls(raw.location, calls)
             additions[index] = {"tool_calls": calls}
     return Conversation(
-        file="",
-        line=0,
+        **fields,
         turns=tuple(turns),
         digest=_digest(location, turns, [tools, additions] if tools or additions else None),
         prompt_turns=sum(raw.key == "prompt" for raw in raw_turns),
         untrained=tuple(untrained),
-        unread_keys=tuple(sorted(unread)),
+        unread_keys=(*unread_of_line, *sorted(unread)),
         tools=tools,
         additions=additions,
     )

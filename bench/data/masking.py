@@ -164,7 +164,8 @@ class ExampleBuilder:
 
     def _hide_typed_tokens(self, source: Conversation, value: T) -> tuple[T, bool]:
         """Count control tokens typed in the texts of `value`; return it with them hidden, and whether it has any."""
-        typed_tokens = self._control_tokens.find(value)
+        has_only_turns = not (source.tools or source.additions)
+        typed_tokens = self._control_tokens.find([text for _, text in source.turns] if has_only_turns else value)
         kind = findings.TYPED_TOKEN_KEPT if self._keeps_typed_tokens else findings.TYPED_TOKEN
         for token in typed_tokens:
             self.findings.add(kind.format(token), source)
