@@ -2,7 +2,7 @@
 
 The pod with the GPU records its node on the shared volume and ends with ExitCode.WORKER_FAULTY, which the Job does not
 count as a failure: Kubernetes places its replacement. One that comes to the same node again ends so, too. A node that
-somebody or an agent cordons is not chosen any more; if nobody does, the training ends after MAX_RETURNS as LOST with
+an operator or an agent cordons is not chosen any more; without that, the training ends after MAX_RETURNS as LOST with
 the cause `gpu_fault` and the node's name, and does not restart forever on a sick GPU.
 """
 

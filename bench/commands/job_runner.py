@@ -88,7 +88,7 @@ class JobRunner:
         )
 
     def _give_back(self, nodes: JobNodes, end: TrainingJobEnd) -> bool:
-        """Give the nodes back; False if another pod must go on. An error of it is no error of the training."""
+        """Give the nodes back; False if another pod must go on. Its errors do not fail the training."""
         try:
             return nodes.finish(end)
         except Exception as error:  # noqa: BLE001 - the training has succeeded; the line says what it was

@@ -81,7 +81,7 @@ def _instance_signer(_job: JobPool, retries: Any) -> Any:
 def instance_signer(retries: Any, federation_endpoint: str | None) -> Any:
     """Create the SDK's signer for an instance; proxies do not get the metadata service's answers, which have its key.
 
-    On a machine that is not an instance the SDK alone would retry for three minutes. Raises the SDK's errors.
+    On a machine that is not an instance the SDK would by default retry for three minutes. Raises the SDK's errors.
     """
     kind = InstancePrincipalsSecurityTokenSigner
     metadata_host = urlsplit(os.environ.get(kind.METADATA_URL_BASE_ENV_VAR, "")).hostname

@@ -1,4 +1,4 @@
-"""A training's Job that nobody follows: it gives its nodes back, killed at each step, and leaves a sick GPU.
+"""A training's Job without an operator: it gives its nodes back, killed at each step, and leaves a sick GPU.
 
 Real kubectl, the tests' own cluster and the real SDK in `inv` and in the pods, against a service that verifies each
 signature; steps compute nothing (tests/support/hosts/fake_worker_finetune.py), and the GPUs' driver is a fake. Not

@@ -206,7 +206,7 @@ DOUBTS: dict[str, tuple[Callable[[Pods, FakeTenancy], object], str]] = {
     "a changed checkpoint": (damage("checkpoints/step-00000002/state.json"), "differs from its manifest"),
     "a damaged manifest": (damage("checkpoints/step-00000002/MANIFEST.json"), "cannot be verified"),
     "a pool that grew": (other_pool(nodeConfigDetails={"size": 3}), "2 nodes, now 3"),
-    "a pool that somebody shrank": (other_pool(nodeConfigDetails={"size": 0}, nodes=[]), "2 nodes, now 0"),
+    "a pool that another user shrank": (other_pool(nodeConfigDetails={"size": 0}, nodes=[]), "2 nodes, now 0"),
     "another node in the pool": (other_pool(nodes=[NODES[0], {**NODES[1], "privateIp": "10.99.0.77"}]), "10.99.0.77"),
     "a node without an address": (other_pool(nodes=[NODES[0], {"lifecycleState": "CREATING"}]), "None"),
     "a node more": (other_pool(nodes=[*NODES, {**NODES[1], "id": "c"}]), "the nodes of the pool"),

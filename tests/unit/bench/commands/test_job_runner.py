@@ -164,7 +164,7 @@ def test_a_training_ends_if_every_replacement_comes_to_the_faulty_node(pod_on, t
     assert end is not None
     assert (end.end, end.reason_code, end.node) == (TrialStatus.LOST, ReasonCode.GPU_FAULT, "node-1")
     assert "XID 79" in str(end.reason)
-    assert pod_on("node-1", turn=2, good=True) == (0, [1]), "the operator's next turn begins anew"
+    assert pod_on("node-1", turn=2, good=True) == (0, [1]), "the operator's next turn starts again"
 
 
 def test_the_first_pod_stays_if_the_fault_is_on_another_node_or_its_own_is_not_known(pod_on) -> None:
