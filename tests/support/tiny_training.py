@@ -26,25 +26,6 @@ SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>")
 MAX_SEQ_LEN = 48
 SCORE_FILE = "score.json"  # the evaluations' scores, and those before and after
 
-# A trial whose training writes no checkpoint after this step until the gate file exists, so that a test can always
-# interrupt it in time, even on a busy machine. Ranks are forked from the trial's process and inherit the change.
-HELD_TRIAL = """
-import runpy, sys, time
-from pathlib import Path
-from bench.workloads.finetune.checkpoint_manager import CheckpointManager
-
-last, gate, save = int(sys.argv[1]), Path(sys.argv[2]), CheckpointManager.save
-
-def held_save(manager, state, history, *, wait=False):
-    while state.step > last and not gate.exists():
-        time.sleep(0.01)
-    return save(manager, state, history, wait=True)
-
-CheckpointManager.save = held_save
-sys.argv[1:] = sys.argv[3:]
-runpy.run_module("bench", run_name="__main__", alter_sys=True)
-"""
-
 
 def make_folder(
     modules: torch_stack.Stack,

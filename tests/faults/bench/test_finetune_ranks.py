@@ -29,6 +29,24 @@ from tests.support.hosts.rank_pids import alive, kill_trials
 
 WAIT_SEC = 240.0
 STEPS = 12
+# A trial whose training writes no checkpoint after this step until the gate file exists, so that a test can always
+# interrupt it in time, even on a busy machine. Ranks are forked from the trial's process and inherit the change.
+HELD_TRIAL = """
+import runpy, sys, time
+from pathlib import Path
+from bench.workloads.finetune.checkpoint_manager import CheckpointManager
+
+last, gate, save = int(sys.argv[1]), Path(sys.argv[2]), CheckpointManager.save
+
+def held_save(manager, state, history, *, wait=False):
+    while state.step > last and not gate.exists():
+        time.sleep(0.01)
+    return save(manager, state, history, wait=True)
+
+CheckpointManager.save = held_save
+sys.argv[1:] = sys.argv[3:]
+runpy.run_module("bench", run_name="__main__", alter_sys=True)
+"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -59,9 +77,7 @@ class Attempts:
         training["score"] = self.score
         trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training)
         (self.home / "trial.json").write_text(trial.to_text())
-        program = (
-            ("-m", "bench") if held_after is None else ("-c", tiny_training.HELD_TRIAL, str(held_after), str(self.gate))
-        )
+        program = ("-m", "bench") if held_after is None else ("-c", HELD_TRIAL, str(held_after), str(self.gate))
         argv = (
             *(*program, "run", "--trial", str(self.home / "trial.json"), "--out", str(self.out)),
             *("--checkpoints", str(self.home / "checkpoints"), "--attempt", str(self.number)),
