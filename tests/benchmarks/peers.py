@@ -290,7 +290,8 @@ def _automodel(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
     def train(inputs: dict[str, Any]) -> Any:
         ids = inputs["input_ids"].to(device, non_blocking=True)
         logits = adapted(input_ids=ids).logits
-        loss = entropy(logits[:, :-1], ids[:, 1:], num_label_tokens=ids[:, 1:].numel())
+        labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+        loss = entropy(logits, labels, num_label_tokens=ids[:, 1:].numel())
         loss.backward()
         return _optimize(torch, optimizer, trained, loss)
 
