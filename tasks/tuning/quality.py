@@ -56,7 +56,7 @@ from tasks.tuning.space import RECIPES
 LOSS = "held_out_loss_nats"
 PAIR_SD_PERCENT = 0.05  # assumed until a comparison of this model and data has measured it (docs/measurements.md)
 HELD_OUT_SHARE = 0.2  # at least: a pair is evaluated on its part of it
-MAX_SETTING = 100  # of quality.max_pairs
+MAX_PAIRS_SETTING = 100  # the largest quality.max_pairs
 MAX_ROW_TOKENS = 4096  # longer rows might not fit into memory with the reference
 EPOCHS = 1000.0  # the number of steps ends a training, also on little data
 # Settings of the section train that these trainings share with `inv train`.
@@ -273,9 +273,9 @@ def _outcome(settings: Settings, record: QualityRecord, trial: Trial) -> str:
         raise ValueError("a finished comparison is in the record")
     first, difference = first_difference_of(check), difference_of(check)
     margin, planned = record.max_increase_percent, _pairs_planned(check)
-    found = f"{check.label}: {{}} ({difference_text(check)})"
+    text = f"{check.label}: {{}} ({difference_text(check)})"
     if first is None or difference is None:
-        return found.format("not shown to be at the same loss as the reference")
+        return text.format("not shown to be at the same loss as the reference")
     if (wanted := _pairs_wanted(settings, record, check)) > planned:
         return (
             f"{check.label}: {difference_text(check)} after {formatting.count(first.pairs, 'pair')}; their deviation "
@@ -286,9 +286,9 @@ def _outcome(settings: Settings, record: QualityRecord, trial: Trial) -> str:
         shown = (
             "at the same loss as the reference" if verdict == "same" else f"more than {margin:g} % above the reference"
         )
-        return found.format(shown)
-    line = found.format("undecided, so not at the same loss as the reference")
-    if (needed := pairs_of_both_stages(first, margin, MAX_SETTING)) > planned:
+        return text.format(shown)
+    line = text.format("undecided, so not at the same loss as the reference")
+    if (needed := pairs_of_both_stages(first, margin, MAX_PAIRS_SETTING)) > planned:
         line += f"; to compare {needed - planned} pairs more, set quality.max_pairs to {needed} and resume the command"
     return line
 

@@ -144,7 +144,7 @@ def figures(arm: str, losses: dict[str, list[float]], expected: str) -> list[Fig
         same, worse = same + (compared.high <= MARGIN), worse + (compared.low > MARGIN)
         pairs, same_in_stage_1 = pairs + needed, same_in_stage_1 + (first.high <= MARGIN)
     text = f"{100 * same / ORDERS:.0f} % the same, {100 * worse / ORDERS:.0f} % worse, {pairs / ORDERS:.1f} pairs"
-    ratio = f"stage 1 alone: {100 * same_in_stage_1 / ORDERS:.0f} % the same"
+    ratio = f"stage 1 only: {100 * same_in_stage_1 / ORDERS:.0f} % the same"
     return [*shown, Figure(name=f"{arm}: both stages at {MARGIN:g} %", value=text, ratio=ratio, goal=expected)]
 
 

@@ -63,7 +63,7 @@ PAIR_NOISES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
         ((random.random(count) < 1.0 / 9.0) - 1.0 / 9.0 + 0.02 * random.normal(0.0, 1.0, count)) / math.sqrt(8.0 / 81.0)
     ),
 }
-PAIRS = pairs_needed(0.05, MARGIN)  # of stage 1, as `inv tune` plans them at first
+PAIRS = pairs_needed(0.05, MARGIN)  # in stage 1, as `inv tune` plans them at first
 
 
 def main() -> list[Figure]:
@@ -198,9 +198,9 @@ def same_losses(runs: int = 10 * RUNS) -> Iterator[Figure]:
         yield figure(f"{name}, 0.5 % worse: at the same loss", worse.same, "5 %", runs)
         yield Figure(name=f"{name}: mean pairs", value=f"{equal.pairs:.1f} equal, {worse.pairs:.1f} 0.5 % worse")
     for sd, noise in itertools.product((0.05, 0.1), ("normal", "heavy tails", "outliers")):
-        one = verdicts(sd, noise, 0.0, runs, budgets=(PAIRS,))
+        stage_1 = verdicts(sd, noise, 0.0, runs, budgets=(PAIRS,))
         yield figure(
-            f"losses, deviation {sd:g} %, {noise}, equal, stage 1 alone: at the same loss", one.same, "-", runs
+            f"losses, deviation {sd:g} %, {noise}, equal, stage 1 only: at the same loss", stage_1.same, "-", runs
         )
     for first, sd in itertools.product((PAIRS, 8), (0.1, 0.15, 0.2)):
         raised = verdicts(sd, "normal", MARGIN, runs, budgets=(first, 24))

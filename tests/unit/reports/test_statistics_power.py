@@ -56,6 +56,6 @@ def test_equal_losses_are_called_the_same_and_others_hardly_ever():
 
 @pytest.mark.parametrize("noise", ["normal", "heavy tails"])
 def test_both_stages_of_a_loss_comparison_rarely_err(noise: str) -> None:
-    assert power.verdicts(0.1, noise, 0.0, 300).same >= 0.92  # 72 % with stage 1 alone
+    assert power.verdicts(0.1, noise, 0.0, 300).same >= 0.92  # 72 % with stage 1 only
     assert power.verdicts(0.1, noise, power.MARGIN, 300).same <= 0.09
     assert power.verdicts(0.1, noise, 0.5, 300).worse >= 0.95
