@@ -114,16 +114,13 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
         raise UsageError(
             f"{display_path(root / 'invoke.yaml')}: no such file", remedy="`git checkout invoke.yaml` restores it"
         )
+    own = Path("invoke.yaml").absolute()  # without a checkout: that of the working directory
     layers = [
         *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
         # In Invoke, the project's file overrides the user's. Ours has every setting with its default, so a user's file
         # would have no effect.
         _file(config, "project", project),
-        *(
-            [_file(config, "project", own)]
-            if is_installed(root) and (own := Path("invoke.yaml").absolute()).exists()
-            else []
-        ),
+        *(_file(config, "project", path) for path in [own] if is_installed(root) and path.exists()),
         *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
         _environment(variables),
         *(_file(config, "runtime", expand_user(path)) for path in [config._runtime_path] if path),
