@@ -81,8 +81,8 @@ def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
         yield results
 
 
-def newest_trainings(results_folder: Path) -> Iterator[tuple[TrialResult, TrainingRecord]]:
-    """Yield the collected results and records of the newest trainings, newest first, without unreadable ones."""
+def newest_trainings(results_folder: Path) -> Iterator[tuple[Path, TrialResult, TrainingRecord]]:
+    """Yield folder, result and record of the newest collected trainings, newest first, without unreadable ones."""
     paths = [
         path
         for path in results_folder.glob(f"*-{TRAIN}*/{TRIALS_FOLDER}/*/{TRAINING_FILE}")
@@ -90,7 +90,7 @@ def newest_trainings(results_folder: Path) -> Iterator[tuple[TrialResult, Traini
     ]
     for path in sorted(paths, reverse=True)[:_MAX_HISTORY_RUNS]:
         with contextlib.suppress(ResultError):
-            yield TrialResult.read(path.with_name(RESULT_FILE)), TrainingRecord.read(path)
+            yield path.parents[2], TrialResult.read(path.with_name(RESULT_FILE)), TrainingRecord.read(path)
 
 
 def unfinished_searches(results_folder: Path) -> list[Path]:

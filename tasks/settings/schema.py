@@ -294,6 +294,7 @@ class CostSection(Section):
     price_source: Text | None = Field(default=None, description="text that says where the price is from")
     shape: Text | None = Field(default=None, description="a shape's name in the table of prices")
     prices: Text | None = Field(default=None, description="a file's path")
+    interruptions_per_hour: float | None = Field(default=None, gt=0, le=1000)
     hosted_usd_per_10000_samples: float | None = Field(default=None, gt=0, le=1_000_000)
     hosted_usd_per_million_tokens: float | None = Field(default=None, gt=0, le=1_000_000)
     hosted_source: Text | None = Field(default=None, description="text that says where the price is from")

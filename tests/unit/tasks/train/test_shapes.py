@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench.records import Trial
 from bench.records.forecast import ChipForecast
-from bench.records.training import Restart
+from reports.summary.cost import Amount
 from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
 from tasks.train import shapes
@@ -94,29 +94,49 @@ def test_hours_are_measured_where_a_run_measured_that_gpu(priced: Settings, tria
     assert math.isclose(hours.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20 / 3600, rel_tol=1e-6)
 
 
-def test_a_preemptible_node_says_how_many_interruptions_it_bears(priced: Settings, trial: Trial) -> None:
-    assert rows_of(priced, trial)["BIG"].break_even is None, "no restart was measured"
-    folder = priced.results_folder / "20260101-000000-train"
+def test_interruptions_of_a_preemptible_node_cost_the_restarts_measured_here(priced: Settings, trial: Trial) -> None:
+    unmeasured = rows_of(priced, trial)["BIG"].preemptible
+    assert unmeasured is not None
+    assert (unmeasured.restart, unmeasured.break_even) == (None, None)
+    folder = training_run.write_run(priced.results_folder / "20260101-000000-train")
     (plan,) = synthetic.planned((trial,), ["worker-0"])
-    synthetic.write_result(folder, synthetic.result(plan, run_id=folder.name))
-    restarts = [
-        Restart(attempt=number, from_step=1, reason="LOST", lost_steps=2, lost_sec=sec)
-        for number, sec in ((2, 36.0), (3, 72.0), (4, 700.0))
-    ]
-    record = dataclasses.replace(training_run.RECORD, run_id=folder.name, restarts=restarts)
-    record.write(folder / "trials" / plan.trial_id)
+    result = synthetic.result(dataclasses.replace(plan, trial_id="train"), run_id=folder.name)
+    synthetic.write_result(folder, result)
     big = rows_of(priced, trial)["BIG"]
     assert big.hours is not None
-    assert big.break_even == pytest.approx(big.hours.value / (72 / 3600)), "it saves half of the price"
+    assert big.preemptible is not None
+    assert big.preemptible.restart is not None
+    assert big.preemptible.restart.sec == 90.0, "from the ledger: since the checkpoint"
+    assert big.preemptible.break_even == pytest.approx(big.hours.value / (90 / 3600)), "it saves half of the price"
+    assert rows_of(priced, trial)["ONE"].preemptible is None
 
 
-def test_the_table_fits_eighty_columns(priced: Settings, trial: Trial) -> None:
+@pytest.mark.parametrize(("rate", "factor"), [(None, None), (4.0, 1 / 0.9), (39.0, 40.0), (40.0, None)])
+def test_the_expected_price_of_a_preemptible_node_includes_interruptions_of_restarts(
+    rate: float | None, factor: float | None
+) -> None:
+    restart = shapes.RestartTime(sec=90.0, source="s")
+    hours, usd = (Amount(value=value, low=None, high=None) for value in (2.0, 40.0))
+    priced_node = shapes.price_preemptible(hours, usd, 10.0, restart, rate)
+    assert (priced_node.interruption_usd, priced_node.break_even) == (0.25, 80.0)
+    expected = None if priced_node.expected_usd is None else priced_node.expected_usd.value
+    assert expected == (None if factor is None else pytest.approx(20.0 * factor))
+
+
+@pytest.mark.parametrize("steps", [1, STEPS, 100 * STEPS])
+def test_the_table_fits_eighty_columns(priced: Settings, trial: Trial, steps: int) -> None:
     out = Console(file=io.StringIO(), width=80)
-    shapes.show_shapes(out, list(rows_of(priced, trial).values()))
+    cost = priced.cost.model_copy(update={"interruptions_per_hour": 2.0})
+    settings = priced.model_copy(update={"cost": cost})
+    costs = shapes.shape_costs(settings, trial, make_probe(chips=CHIPS), steps)
+    longest = [dataclasses.replace(row, shape=row.shape.ljust(16, "x")) for row in costs]  # as BM.GPU.A100-v2.8
+    shapes.show_shapes(out, longest)
     assert isinstance(out.file, io.StringIO)
     lines = out.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert any("8 x MI300X" in line and "unknown" in line for line in lines)
+    rows = [line for line in lines if line.endswith(("estimated", "unknown  "))]
+    assert len(rows) == len(costs), "no row is folded"
+    assert any("8 MI300X" in line and "unknown" in line for line in rows)
 
 
 def test_a_hosted_service_is_priced_by_the_tokens_of_the_steps(priced: Settings, trial: Trial) -> None:
