@@ -20,6 +20,7 @@ from tasks.settings.load import Settings
 from tasks.tuning.pareto import MeasuredCandidate
 from tasks.tuning.search_state import ChipRates, TuneRecord
 
+SMALLEST_USD = 0.01
 MEASURED, ESTIMATED, UNKNOWN = "measured", "estimated", "unknown"
 
 
@@ -105,6 +106,8 @@ def show_shapes(out: Console, rows: list[ShapeRate]) -> None:
 def _dollars(amount: Amount | None) -> str:
     if amount is None:
         return "-"
+    if amount.value < SMALLEST_USD:
+        return f"<{SMALLEST_USD:g}"
     decimals = max(0, formatting.significant_decimals(amount.value) - 1)
     ends = formatting.span(amount.low, amount.high, decimals, "-")
     return f"{formatting.number(amount.value, decimals)} {ends}".rstrip()
