@@ -77,6 +77,13 @@ class LlamaCpp:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     def count_split_prompts(self, cases: Iterable[PromptCase]) -> int:
-        """Count the prompts that llama.cpp's tokenizer splits into other tokens than the training did."""
-        texts = [(self._tokenizer.decode(case.prompt).encode(), case.prompt) for case in cases]
-        return sum(self._model.tokenize(text, add_bos=False, special=True) != ids for text, ids in texts)
+        """Count the prompts whose text llama.cpp's tokenizer splits into other tokens than that of the training.
+
+        Both split the text of the prompt's tokens, which may differ from the prompt in spaces.
+        """
+        texts = [self._tokenizer.decode(case.prompt) for case in cases]
+        return sum(
+            self._model.tokenize(text.encode(), add_bos=False, special=True)
+            != self._tokenizer(text, add_special_tokens=False).input_ids
+            for text in texts
+        )

@@ -69,7 +69,14 @@ def write_mistral_tokenizer(folder: Path, version: str, rule: str) -> list[Any]:
     splits = [(piece[:at], piece[at:]) for _, piece in sorted(pieces) for at in range(1, len(piece))]
     bos = {"SpecialToken": {"id": "<s>", "type_id": 0}}
     document = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "decoder": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
         **SPACE_RULES[rule],
         "post_processor": {
             "type": "TemplateProcessing", "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],

@@ -1,5 +1,6 @@
 """SentencePiece tokenizers in GGUF: types, scores and spaces of Mistral's own vocabularies, and what is refused."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support.published import MISTRAL_FILES, SPACE_RULES, write_mistral_to
 
 PATH = Path("tokenizer.json")
 BYTES = {f"<0x{value:02X}>": value for value in range(256)}
+load_once = functools.cache(load_tokenizer)
 VOCABULARY = {**BYTES, "a": 256, "b": 257, "ab": 258}
 
 
@@ -92,7 +94,7 @@ def test_a_template_that_needs_both_is_refused(tmp_path, template: str | None, e
 
 @pytest.mark.parametrize("case", load_cases(__file__, "mistral_conversations.yaml"))
 def test_the_tokenizers_of_the_tests_are_mistrals(mistral, case: Case) -> None:
-    tokenizer = load_tokenizer(mistral(case["version"])[0])
+    tokenizer = load_once(mistral(case["version"])[0])
     messages = [{"role": role, "content": content} for role, content in case["messages"]]
     text = ChatTemplate(tokenizer).render("", messages, prompt=True)
     assert tokenizer(text, add_special_tokens=False).input_ids == case["expected"]
