@@ -49,6 +49,8 @@ def test_every_task_prints_its_cluster_and_read_only_tasks_change_nothing(deploy
     assert "bench-1 (" in both
     assert "bench-0 (" not in second
     assert "bench-1 (" in second
+    document, _ = json.JSONDecoder().raw_decode(deployed.inv("logs", "--pod", "1", "--json"))
+    assert (document["kind"], document["pod"].startswith("bench-1"), bool(document["lines"])) == ("logs", True, True)
     assert "logs: --tail: " in deployed.inv("logs", "--tail", "x", code=2)
     assert "'9'; choose bench-" in deployed.inv("logs", "--pod", "9", code=2)
     assert "exit 1" in deployed.inv("logs", "--pod", "0", "--previous", code=1)

@@ -41,6 +41,8 @@ def test_no_layer_holds_a_cache_or_our_compiled_files(built_vm: BuildVm) -> None
 
 def test_verify_reports_the_content_and_the_faults(built_vm: BuildVm) -> None:
     # The small lock has no torch, so the last check, a trial, fails; the test shows that it is run.
+    verified = json.loads(built_vm.inv("image.verify", "--json", code=1).stdout)
+    assert (verified["kind"], verified["error"]["exit_code"], len(verified["problems"])) == ("image.verify", 1, 1)
     done = built_vm.inv("image.verify", code=1)
     assert "No module named 'torch'" in done.stderr
     assert "tinystack 1.0" in done.stdout
@@ -61,10 +63,14 @@ def test_sizes_are_printed_by_layer_and_for_push_pull_and_node(built_vm: BuildVm
     assert "an edit of bench pushes 0." in done.stdout
     assert "a node with 100 Mb/s pulls it in" in done.stdout
     assert "0.1 GB allocatable: does not fit" in done.stdout
+    sizes = json.loads(built_vm.inv("image.size", "--json").stdout)
+    assert sizes["bytes"] == sum(layer["bytes"] for layer in sizes["layers"]) == sum(sizes["bytes_by_kind"].values())
 
 
 def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built_vm: BuildVm) -> None:
     folder, expected_id = f"{built_vm.tmpdir}/archives", image_id(built_vm)
+    planned = json.loads(built_vm.inv("image.archive", folder, "--dry-run", "--json").stdout)
+    assert (planned["kind"], planned["unpacked_bytes"] > 0, Path(folder).exists()) == ("image.archive.plan", True, False)
     done = built_vm.inv("image.archive", folder)
     (path,) = Path(folder).glob("*.tar.*[!6]")
     assert path.name in done.stdout
@@ -73,6 +79,7 @@ def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built_vm: BuildVm)
     built_vm.inv("image.archive", folder)
     assert path.stat().st_mtime_ns == unchanged
     built_vm.docker("rmi", "--force", IMAGE)
+    assert json.loads(built_vm.inv("image.load", str(path), "--dry-run", "--json").stdout)["files"][0] == str(path)
     assert expected_id in built_vm.inv("image.load", str(path)).stdout
     assert image_id(built_vm) == expected_id
     # An archive of another image, with the id of ours in its checksum file, moves no name.
