@@ -42,7 +42,8 @@ def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> A
     settings = load(context)
     if dry_run:
         name = resolve_image(settings).reference if on_node else build_profiles.image_name(settings)
-        location = f"a pod of namespace {settings.cluster.namespace}" if on_node else settings.build.host or "this machine"
+        vm, namespace = settings.build.host or "this machine", settings.cluster.namespace
+        location = f"a pod of namespace {namespace}" if on_node else vm
         return plan_answer([f"verify  {name} in {location}"], image=name, location=location)
     if on_node:
         return _verify_on_node(settings)

@@ -82,8 +82,7 @@ def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
         from tasks.train import recommended  # its libraries take 0.4 s
 
         settings, file_trial = recommended.apply_recommended(settings, options.from_run)
-        for line in recommended.describe_source(configured, file_trial, options.from_run):
-            print(escape_controls(line))
+        print(*map(escape_controls, recommended.describe_source(configured, file_trial, options.from_run)), sep="\n")
     count = trial_spec.worker_count(settings, options.workers)
     trial = trial_spec.make_trial(settings, file_trial, workers=count, max_hours=settings.train.max_hours)
     if options.job:
