@@ -34,7 +34,7 @@ class Progress:
 
     def read_line(self, line: str) -> None:
         """Take one line of pip's output into account."""
-        if not line.strip():
+        if self.is_writing or not line.strip():
             return
         self.newest, self.newest_at = line.strip(), time.monotonic()
         if match := _FILE.match(line):

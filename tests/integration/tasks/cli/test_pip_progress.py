@@ -15,6 +15,7 @@ Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (104.5 MB)
 Using cached pandas-3.1.1-cp311-cp311-manylinux_2_28_x86_64.whl (12.4 MB)
 
 Installing collected packages: torch, numpy, pandas
+  Attempting uninstall: numpy
 """
 
 

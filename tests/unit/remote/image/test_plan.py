@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.records.version import VERSION
 from remote.image.context import CodeFile, ContextError
 from remote.image.engine import Client, DiskInfo, EngineError, EngineFacts, FolderInfo
 from remote.image.plan import (
@@ -141,6 +142,7 @@ def test_the_plan_has_the_command_that_runs() -> None:
 def test_labels_have_commit_lock_and_models() -> None:
     image_labels = labels()
     assert image_labels["org.opencontainers.image.revision"] == "c0ffee"
+    assert image_labels["org.opencontainers.image.version"] == VERSION
     assert image_labels["qlora-fleet.lock"] == "a" * 64
     assert json.loads(image_labels["qlora-fleet.models"]) == {"org--Model": "d" * 64}
 
