@@ -147,6 +147,8 @@ def test_a_pushed_image_is_signed_and_has_documents(build_vm: BuildVm) -> None:
     ):
         assert line in printed
     assert "lock: sha256 " in printed
+    shown = json.loads(build_vm.inv("image.show", "--json", IMAGE_VERIFY_KEY=str(public)).stdout)
+    assert (shown["kind"], shown["digest"], ["image", digest] in shown["rows"]) == ("image.show", digest, True)
     # Another key has not signed the image, and another digest does not exist.
     other = build_vm.make_signing_key("other")[1]
     done = build_vm.inv("image.show", code=4, IMAGE_VERIFY_KEY=str(other))
