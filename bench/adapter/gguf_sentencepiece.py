@@ -29,6 +29,13 @@ _SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPr
 _CONVERSATIONS = (("user",), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
 
 
+class TokenizerRefused(InputError):
+    """Tokenizer that llama.cpp would not follow."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, remedy="omit --format: the model folder has the tokenizer as it is")
+
+
 class SpacePrefix(StrEnum):
     """Texts before which the tokenizer writes a space; a control token ends a text."""
 
@@ -61,7 +68,7 @@ def space_prefix(path: Path, document: Mapping[str, Any]) -> SpacePrefix:
             if splitter == {**whole, "prepend_scheme": scheme}:
                 return rule
     definition = json.dumps({"normalizer": normalizer, "pre_tokenizer": splitter})[:200]
-    raise InputError(f"{path}: a SentencePiece tokenizer that GGUF cannot hold: {definition}")
+    raise TokenizerRefused(f"{path}: a SentencePiece tokenizer that GGUF cannot hold: {definition}")
 
 
 def piece_scores(
@@ -73,14 +80,16 @@ def piece_scores(
     """
     missing_bytes = 256 - sum(BYTE_PIECE.fullmatch(piece) is not None for piece in vocabulary)
     if missing_bytes:
-        raise InputError(f"{path}: model.vocab: {missing_bytes} of the 256 byte pieces are missing")
+        raise TokenizerRefused(f"{path}: model.vocab: {missing_bytes} of the 256 byte pieces are missing")
     formed = ["".join(pair) for pair in merges]
     starts = [piece for index, piece in enumerate(formed) if index == 0 or formed[index - 1] != piece]
     ranks = {piece: rank for rank, piece in enumerate(starts)}
     if len(ranks) < len(starts) and (
         twice := {piece for rank, piece in enumerate(starts) if ranks[piece] != rank} - added
     ):
-        raise InputError(f"{path}: model.merges: {min(twice)!r} is merged at two ranks: GGUF has one score for it")
+        raise TokenizerRefused(
+            f"{path}: model.merges: {min(twice)!r} is merged at two ranks: GGUF has one score for it"
+        )
     _check_merges(path, vocabulary, {tuple(pair) for pair in merges}, added)
     following = count(len(starts))
     scores = {}
@@ -103,7 +112,9 @@ def _check_merges(path: Path, vocabulary: Mapping[str, int], pairs: set[tuple[st
             left, right = piece[:at], piece[at:]
             is_possible = all(len(half) == 1 or half in vocabulary for half in (left, right))
             if is_possible and (left, right) not in pairs:
-                raise InputError(f"{path}: model.merges: {left!r} and {right!r} are not merged: llama.cpp merges them")
+                raise TokenizerRefused(
+                    f"{path}: model.merges: {left!r} and {right!r} are not merged: llama.cpp merges them"
+                )
 
 
 def adds_space_prefix(path: Path, rule: SpacePrefix, tokenizer: Any) -> bool:
@@ -115,7 +126,7 @@ def adds_space_prefix(path: Path, rule: SpacePrefix, tokenizer: Any) -> bool:
         return rule is SpacePrefix.EVERY
     needs = {need for text in _probes(tokenizer) for need in _needs_prefix(text, rule, tokenizer)}
     if needs == {True, False}:
-        raise InputError(
+        raise TokenizerRefused(
             f"{path}: pre_tokenizer: a space is written before some texts of the chat template and not before others; "
             "llama.cpp writes it before all or none"
         )

@@ -18,6 +18,7 @@ from bench.adapter.gguf_sentencepiece import (
     SPACE,
     UNUSED_SCORE,
     SpacePrefix,
+    TokenizerRefused,
     adds_space_prefix,
     is_sentencepiece,
     piece_scores,
@@ -83,11 +84,16 @@ class GgufTokenizer:
     template: str | None
 
 
-def read_gguf_tokenizer(folder: Path, vocabulary: int, end_ids: Sequence[int]) -> GgufTokenizer:
-    """Read a checked folder's tokenizer for a model of `vocabulary` embeddings. Raises InputError."""
-    path = folder / "tokenizer.json"
+def read_gguf_tokenizer(
+    folder: Path, vocabulary: int, end_ids: Sequence[int], source: Path | None = None
+) -> GgufTokenizer:
+    """Read a checked folder's tokenizer for a model of `vocabulary` embeddings. Raises InputError.
+
+    `source` is the file that messages name, if the folder is a copy.
+    """
+    path = source or folder / "tokenizer.json"
     try:
-        schema.parse_object(read_regular(path, max_bytes=MAX_TOKENIZER_BYTES))
+        schema.parse_object(read_regular(folder / "tokenizer.json", max_bytes=MAX_TOKENIZER_BYTES))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     tokenizer = load_tokenizer(folder)
@@ -141,12 +147,14 @@ def _list_tokens(path: Path, ids: Mapping[str, int], vocabulary: int) -> tuple[l
     tokens, types = [f"[PAD{index}]" for index in range(vocabulary)], [UNUSED] * vocabulary
     for token, index in ids.items():
         if index >= vocabulary:
-            raise InputError(f"{path}: token {index}, but the model has {vocabulary} embeddings")
+            raise TokenizerRefused(f"{path}: token {index}, but the model has {vocabulary} embeddings")
         if types[index] != UNUSED:
-            raise InputError(f"{path}: two tokens with the id {index}")
+            raise TokenizerRefused(f"{path}: two tokens with the id {index}")
         tokens[index], types[index] = token, NORMAL
     if len(set(tokens)) < vocabulary:
-        raise InputError(f"{path}: a token has the name of an unused one, [PAD...]: llama.cpp ends at such a file")
+        raise TokenizerRefused(
+            f"{path}: a token has the name of an unused one, [PAD...]: llama.cpp ends at such a file"
+        )
     return tokens, types
 
 
@@ -154,9 +162,11 @@ def _check_added(path: Path, added: Iterable[Any], rule: SpacePrefix) -> None:
     """Check that llama.cpp finds the added tokens where the tokenizer does. Raises InputError."""
     for token in added:
         if token.lstrip or token.rstrip or token.single_word:
-            raise InputError(f"{path}: token {token.content!r} depends on the spaces around it; in llama.cpp none does")
+            raise TokenizerRefused(
+                f"{path}: token {token.content!r} depends on the spaces around it; in llama.cpp none does"
+            )
         if rule is SpacePrefix.EVERY and token.normalized and not token.special:
-            raise InputError(
+            raise TokenizerRefused(
                 f"{path}: token {token.content!r} is found after a space only; llama.cpp finds it anywhere"
             )
 
@@ -177,14 +187,14 @@ def pre_tokenizer_name(path: Path, document: Mapping[str, Any]) -> str:
     model = document.get("model")
     model = model if isinstance(model, dict) else {}
     if model.get("type") != "BPE" or not model.get("merges"):
-        raise InputError(f"{path}: a tokenizer of kind {model.get('type')}: GGUF is written for BPE only")
+        raise TokenizerRefused(f"{path}: a tokenizer of kind {model.get('type')}: GGUF is written for BPE only")
     normalizer = document.get("normalizer")
     if normalizer not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}):  # llama.cpp has none
-        raise InputError(f"{path}: normalizer: unknown to llama.cpp: {json.dumps(normalizer)[:120]}")
+        raise TokenizerRefused(f"{path}: normalizer: unknown to llama.cpp: {json.dumps(normalizer)[:120]}")
     name = _find_name(document.get("pre_tokenizer"), bool(model.get("ignore_merges")))
     if name is None:
         definition = json.dumps(document.get("pre_tokenizer"))[:200]
-        raise InputError(f"{path}: pre_tokenizer: none that GGUF can name here: {definition}")
+        raise TokenizerRefused(f"{path}: pre_tokenizer: none that GGUF can name here: {definition}")
     return name
 
 

@@ -226,7 +226,11 @@ class GgufLayout:
             copy_tokenizer(Path(folder), adapter, model)
             write_atomic(Path(folder) / "config.json", json.dumps(config).encode())
             ends = [*request.end_ids, *self.end_ids]  # the trained ones first
-            self._tokenizer = read_gguf_tokenizer(Path(folder), find(config).geometry(config).vocabulary, ends)
+            vocabulary, source = (
+                find(config).geometry(config).vocabulary,
+                tokenizer_file("tokenizer.json", adapter, model),
+            )
+            self._tokenizer = read_gguf_tokenizer(Path(folder), vocabulary, ends, source)
             self._modelfile_tokenizer = load_tokenizer(Path(folder))
         self._quantization = GGUF_FORMATS[request.format]
         shapes = {name: shape for shard in shapes_of(model).values() for name, shape in shard.items()}
@@ -253,9 +257,14 @@ def _choose_layout(request: MergeRequest) -> SafetensorsLayout | GgufLayout:
 def copy_tokenizer(into: Path, adapter: Path, model: Path) -> None:
     """Copy the tokenizer's files, those of the training first."""
     for name in TOKENIZER_FILES:
-        source = next((folder / name for folder in (adapter, model) if (folder / name).is_file()), None)
+        source = tokenizer_file(name, adapter, model)
         if source is not None:
             write_atomic(into / name, source.read_bytes())
+
+
+def tokenizer_file(name: str, adapter: Path, model: Path) -> Path | None:
+    """Return the file of the training, else of the model; None if neither has it."""
+    return next((folder / name for folder in (adapter, model) if (folder / name).is_file()), None)
 
 
 def _weight_reader(model: Path, adapter_weights: lora.Lora, base: str) -> WeightReader:
