@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
 from bench.records.result import FAULTY_RANK
 from bench.records.status import ExitCode, ReasonCode
+from bench.records.validation import printable
 from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList, input_error_code
 from bench.workloads.ranks.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, RankStopped, Torchrun
 
 PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
 STEP_MARGIN_SEC = 5.0  # report a silent rank before a hung step, because that report names the rank
 MIN_TOKENS_PER_SEC = 364.0  # half the rate of an A10: a slower step counts as hung
@@ -55,7 +57,9 @@ class RankLauncher:
         self.backend = self._endpoint = ""
 
     def check(self) -> None:
-        """Choose backend and rendezvous. Raises InputError for too few GPUs and for an unusable port."""
+        """Choose backend and rendezvous. Raises InputError for too few GPUs, an unusable port or interface."""
+        if self._nodes is not None:
+            check_interfaces(os.environ, [name for _, name in socket.if_nameindex()])
         self._endpoint = rendezvous_endpoint()
         self.backend = choose_backend(self._trial, visible_gpus(), self._nodes)
 
@@ -221,6 +225,28 @@ def choose_backend(trial: Trial, gpus: int, nodes: NodeList | None = None) -> st
             remedy=f"choose a trial with at most {gpus} ranks, or a machine with more GPUs",
         )
     return "nccl"
+
+
+def check_interfaces(variables: Mapping[str, str], interfaces: Sequence[str]) -> None:
+    """Raise InputError if a variable for NCCL or gloo selects none of this machine's network interfaces.
+
+    Both would only fail after their timeout. NCCL takes the beginnings of names, or names after "=", and excludes those
+    after "^"; gloo takes names.
+    """
+    for variable in INTERFACE_VARIABLES:
+        value = variables.get(variable, "").strip()
+        if value and not any(_selects(variable, value, name) for name in interfaces):
+            raise InputError(
+                f"{variable}: {printable(value)} selects no network interface of this machine, which has "
+                f"{', '.join(interfaces)}",
+                remedy="set it to the interface between the machines; for pods in manifests/base/environment.env",
+            )
+
+
+def _selects(variable: str, value: str, name: str) -> bool:
+    excludes, names = value.startswith("^"), value.lstrip("^=").split(",")
+    is_exact = variable.startswith("GLOO") or value.lstrip("^").startswith("=")
+    return excludes != any(name == each if is_exact else name.startswith(each) for each in names)
 
 
 def rendezvous_endpoint() -> str:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -172,12 +172,17 @@ class RankProcess:
         self.report(fingerprint=facts)
 
     def init_process_group(self, step_sec: float) -> RankGroup:
-        """Connect the ranks: over the backend, where a collective may take `step_sec`, and over the CPU."""
+        """Connect the ranks: over the backend, where a collective may take `step_sec`, and over the CPU.
+
+        Raises InputError if their GPUs differ.
+        """
         distributed = self.modules.torch.distributed
         distributed.init_process_group(self.backend, timeout=timedelta(seconds=step_sec + COLLECTIVE_MARGIN_SEC))
         # What is exchanged over the CPU is apart from the measured traffic, as is the wait for loading.
         cpu_group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.trial.deadline_sec))
-        return RankGroup(self.modules.torch, self.rank, self.world_size, cpu_group)
+        group = RankGroup(self.modules.torch, self.rank, self.world_size, cpu_group)
+        check_gpus(group.gather_objects(fingerprint.device_facts(self.modules.torch)["gpu_name"]))
+        return group
 
     def destroy_process_group(self) -> None:
         # gloo's threads end with the process (see `exit_now`): destroying its groups once aborted a rank whose peer
@@ -207,6 +212,16 @@ class RankProcess:
         self.report(fingerprint=facts, **imported, **line)
         for flag in step.flags:
             self.report(flag=flag)
+
+
+def check_gpus(names: Sequence[str | None]) -> None:
+    """Raise InputError if the ranks' GPUs differ: the slowest sets the speed, and bits depend on the kind."""
+    if len(set(names)) > 1:
+        listed = ", ".join(f"rank {rank}: {name or 'none'}" for rank, name in enumerate(names))
+        raise InputError(
+            f"the ranks have different GPUs ({listed})",
+            remedy="name one kind in cluster.gpu, or on one machine its GPUs in CUDA_VISIBLE_DEVICES",
+        )
 
 
 def choose_gpu(local_rank: int) -> None:

@@ -35,9 +35,10 @@ def start_nodes(start_ranks, tiny_data: Path, tmp_path: Path) -> Callable[..., l
         "GLOO_SOCKET_IFNAME": "lo",
     }
 
-    def run(*, broken_on: int | None = None, **changes: object) -> list[subprocess.Popen[str]]:
+    def run(*, broken_on: int | None = None, interface: str = "lo", **changes: object) -> list[subprocess.Popen[str]]:
         data = ["/no/data" if node == broken_on else str(tiny_data) for node in range(2)]
         variables = [shared | {NODE_RANK: str(node)} for node in range(2)]
+        variables[1]["GLOO_SOCKET_IFNAME"] = interface
         return [
             start_ranks(tmp_path / f"node-{node}", variables=variables[node], data=data[node], **changes)
             for node in range(2)
@@ -123,6 +124,13 @@ def test_when_the_first_machine_is_lost_the_others_stop(start_nodes, tmp_path):
     _, err = nodes[1].communicate(timeout=WAIT_SEC)
     assert (nodes[1].returncode, alive(descendants)) == (1, [])
     assert "ranks 1 to 1 " in err
+
+
+def test_an_interface_missing_on_one_machine_is_reported_by_the_first(start_nodes):
+    nodes = start_nodes(interface="nosuch0")
+    errors = [node.communicate(timeout=WAIT_SEC)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [2, 2]
+    assert "GLOO_SOCKET_IFNAME: nosuch0 " in errors[0]
 
 
 def test_input_missing_on_one_machine_is_reported_by_the_first(start_nodes, tmp_path):
