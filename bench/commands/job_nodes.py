@@ -33,6 +33,7 @@ from bench.records.validation import printable
 POLL_SEC = 2.0
 HOLD_SEC = 1800.0  # for which the pods keep their GPUs after the training, at most
 ANSWER_SEC = 300.0  # for which the first pod waits for the others
+MARGIN_SEC = 300.0  # for which every pod must go on to hold its GPUs when the size is requested
 RETRY_SEC, RETRY_PAUSE_SEC = 600.0, 15.0  # for which a temporary failure of the provider is retried
 MAX_ANSWER_BYTES, MAX_MANIFEST_BYTES = 10_000, 1_000_000
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -49,10 +50,11 @@ class _Kept(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class HoldAnswer:
-    """A pod's answer to the first pod: the question's text, and the IP address of its node."""
+    """A pod's answer to the first pod: the question's text, its node's IP address, and how long it holds its GPUs."""
 
     question: str
     address: str
+    left_sec: float
 
 
 class JobNodes:
@@ -72,6 +74,8 @@ class JobNodes:
         self._order, self._plan, self._rank, self._address = order, plan, rank, address
         self._folder, self._is_stopped, self._watch = folder, is_stopped, watch
         self._record = replace(plan, run_id=order.run_id)
+        self._deadline = float("inf")
+        self._has_told = False
 
     def check_later(self) -> None:
         """Check in a thread, at the start of the training, that the pool can be read; report it if not."""
@@ -82,12 +86,12 @@ class JobNodes:
 
         Returns False if another pod must go on: this one was stopped before the request. Raises OSError.
         """
-        deadline = time.monotonic() + HOLD_SEC
+        self._deadline = time.monotonic() + HOLD_SEC
         try:
             if self._rank == 0:
-                self._give_back(end, deadline)
+                self._give_back(end)
             else:
-                self._hold(deadline)
+                self._hold()
         except _Stopped:
             return self._read().state is not NodesState.PLANNED
         return True
@@ -102,7 +106,7 @@ class JobNodes:
 
     # The first pod
 
-    def _give_back(self, end: TrainingJobEnd, deadline: float) -> None:
+    def _give_back(self, end: TrainingJobEnd) -> None:
         self._record = self._read()
         if self._record.state in (NodesState.DONE, NodesState.KEPT):
             return
@@ -111,8 +115,8 @@ class JobNodes:
                 self._save(ended_at=self._record.ended_at or time_text())
                 self._verify_outputs(end)
             pools = self._retry(lambda: open_pools(self._plan))
-            self._request(pools)
-            self._await_removal(pools, deadline)
+            self._retry(lambda: self._request(pools))
+            self._await_removal(pools)
         except _Kept as kept:
             self._save(state=NodesState.KEPT, reason=str(kept))
             self._report(f"its nodes are kept and still cost money: {kept}; `inv collect` decides again")
@@ -127,22 +131,24 @@ class JobNodes:
             raise _Kept(f"its results cannot be verified: {error}") from error
 
     def _request(self, pools: Pools) -> None:
-        """Request the new size, or find that an earlier pod has. Raises _Kept and _Stopped."""
+        """Request the new size, or find that an earlier pod has. Raises PoolError, _Kept and _Stopped."""
         wanted, confirmed = self._plan.to_size, self._plan.from_size
-        pool = self._retry(lambda: self._read_pool(pools))
+        pool = self._read_pool(pools)
         if pool.size == wanted and self._record.state is NodesState.REQUESTED:
             return
         addresses = self._ask_pods()
-        pool = self._retry(lambda: self._read_pool(pools))  # as the answers are newer than the first one
+        pool = self._read_pool(pools)  # as the answers are newer than the first one
         if pool.size != confirmed:
             raise _Kept(f"pool {self._plan.pool} was changed meanwhile: it had {confirmed} nodes, now {pool.size}")
         if (problem := not_whole(self._plan, pool, addresses)) is not None:
             raise _Kept(problem)
         self._save(state=NodesState.REQUESTED, requested_at=time_text())
-        self._report(f"nodes: pool {self._plan.pool} is shrunk now, {confirmed} -> {wanted}")
-        if self._watch is not None:
-            self._watch.flush()
-        self._save(work_request_id=self._retry(lambda: self._resize(pools, pool)))
+        if not self._has_told:
+            self._report(f"nodes: pool {self._plan.pool} is shrunk now, {confirmed} -> {wanted}")
+            if self._watch is not None:
+                self._watch.flush()
+            self._has_told = True
+        self._save(work_request_id=self._resize(pools, pool))
 
     def _resize(self, pools: Pools, pool: PoolState) -> str | None:
         """Request the size under the etag of `pool`; None if the request was accepted and its response lost."""
@@ -154,10 +160,10 @@ class JobNodes:
                 raise
             return None
 
-    def _await_removal(self, pools: Pools, deadline: float) -> None:
+    def _await_removal(self, pools: Pools) -> None:
         """Wait until the nodes are gone, if this pod's is not one of them. Raises _Stopped."""
         failure: str | None = None
-        while time.monotonic() < deadline:
+        while time.monotonic() < self._deadline:
             try:
                 pool = self._read_pool(pools)
             except PoolError as error:
@@ -181,19 +187,21 @@ class JobNodes:
         deadline = time.monotonic() + ANSWER_SEC
         while True:
             answers = [self._read_answer(rank) for rank in range(size)]
-            addresses = [each.address for each in answers if each is not None and each.question == question]
-            if len(addresses) == size:
-                return addresses
+            current = [answer for answer in answers if answer is not None and answer.question == question]
+            if len(current) == size:
+                if min(answer.left_sec for answer in current) < MARGIN_SEC:
+                    raise _Kept(f"a pod holds its GPUs for less than {MARGIN_SEC:g} s more")
+                return [answer.address for answer in current]
             if time.monotonic() > deadline:
-                raise _Kept(f"{size - len(addresses)} of the {size} pods did not answer within {ANSWER_SEC:g} s")
+                raise _Kept(f"{size - len(current)} of the {size} pods did not answer within {ANSWER_SEC:g} s")
             self._sleep(POLL_SEC)
 
     # Every other pod
 
-    def _hold(self, deadline: float) -> None:
+    def _hold(self) -> None:
         """Answer the first pod until it has ended, this pod is stopped, or the time is up. Raises _Stopped."""
         answered = ""
-        while time.monotonic() < deadline and self._read().state not in (NodesState.DONE, NodesState.KEPT):
+        while time.monotonic() < self._deadline and self._read().state not in (NodesState.DONE, NodesState.KEPT):
             question = _read_json(self._hold_file).get("question")
             if isinstance(question, str) and question != answered:
                 self._answer(question)
@@ -203,7 +211,8 @@ class JobNodes:
     # Both
 
     def _answer(self, question: str) -> None:
-        answer = HoldAnswer(question=question, address=self._address)
+        left_sec = min(self._deadline - time.monotonic(), HOLD_SEC)
+        answer = HoldAnswer(question=question, address=self._address, left_sec=left_sec)
         write_atomic(self._held_file(self._rank), json.dumps(schema.to_json(answer)).encode())
 
     def _read_answer(self, rank: int) -> HoldAnswer | None:

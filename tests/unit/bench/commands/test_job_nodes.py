@@ -220,6 +220,7 @@ DOUBTS: dict[str, tuple[Callable[[Pods, FakeTenancy], object], str]] = {
     "no right by a condition": (lambda _, tenancy: tenancy.fail("^PUT", 403, "NotAuthorized"), POLICY),
     "no identity": (lambda _, tenancy: tenancy.fail("POST /v1/x509", 401, "NotAuthenticated"), POLICY),
     "no SDK": (lambda *_: None, "no SDK of provider oci"),
+    "pods that end soon": (lambda *_: None, "holds its GPUs for less than"),
     "no answer of a pod": (lambda *_: None, "1 of the 2 pods did not answer"),
     "no service": (lambda _, tenancy: tenancy.fail("/nodePools", 503, "ServiceUnavailable"), "503"),
     "a proxy's page": (lambda _, tenancy: tenancy.fail("/nodePools", 200, html=True), "reading the node pool"),
@@ -237,6 +238,8 @@ def test_nodes_are_kept_in_doubt(name: str, pods: Pods, tenancy: FakeTenancy, mo
         monkeypatch.setattr(oke, "ENDPOINT", "http://127.0.0.1:1")
     elif name == "no SDK":
         monkeypatch.setattr(pool, "MODULES", {"oci": "bench.nodes.no_such_module"})
+    elif name == "pods that end soon":
+        monkeypatch.setattr(job_nodes, "HOLD_SEC", 100.0)
     elif name == "no answer of a pod":
         monkeypatch.setattr(job_nodes, "ANSWER_SEC", 0.0)
     assert pods.finish(others=name != "no answer of a pod")
@@ -270,7 +273,13 @@ def test_what_passes_is_tried_again(fail: Callable[[FakeTenancy], None], pods: P
 def test_a_removal_that_fails_is_told_and_left_to_collect(
     pods: Pods, tenancy: FakeTenancy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_nodes, "HOLD_SEC", 1.0)
+    await_removal = JobNodes._await_removal
+
+    def await_shortly(pod: JobNodes, pools: Any) -> None:
+        pod._deadline = time.monotonic() + 1.0
+        await_removal(pod, pools)
+
+    monkeypatch.setattr(JobNodes, "_await_removal", await_shortly)
     tenancy.stuck = 1
     tenancy.resources.objects[POOL]["nodes"][0]["nodeError"] = {"message": "could not be drained"}
     assert pods.finish()
@@ -340,7 +349,9 @@ def test_a_damaged_record_keeps_the_nodes(pods: Pods, tenancy: FakeTenancy) -> N
 
 def test_a_pod_answers_only_the_current_question(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_nodes, "ANSWER_SEC", 0.0)
-    write_atomic(pods.folder / "held-1.1.json", b'{"question": "an earlier one", "address": "10.99.0.12"}')
+    write_atomic(
+        pods.folder / "held-1.1.json", b'{"question": "an earlier one", "address": "10.99.0.12", "left_sec": 900}'
+    )
     with pytest.raises(_Kept, match="1 of the 2 pods"):
         pods.pod(0)._ask_pods()
 
