@@ -10,7 +10,6 @@ import collections
 import contextlib
 import logging
 import os
-import platform
 import shlex
 import stat
 import sys
@@ -156,7 +155,7 @@ def log_command(task: str, results_folder: Path) -> None:
         _logger.debug(
             "task %s of `inv %s`, %s %s, Python %s, %s %s",
             *(task, shlex.join(sys.argv[1:]), DISTRIBUTION, VERSION),
-            *(platform.python_version(), sys.platform, platform.release()),
+            *(sys.version.partition(" ")[0], sys.platform, os.uname().release),
         )
 
 

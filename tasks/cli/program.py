@@ -7,7 +7,6 @@ and does not handle a closed terminal. `python -m invoke` still works, without t
 import faulthandler
 import logging
 import os
-import platform
 import signal
 import sys
 from collections.abc import Sequence
@@ -158,7 +157,7 @@ class _InvProgram(Program):
             super().print_task_help(name)
 
     def print_version(self) -> None:
-        print(f"{log.DISTRIBUTION} {VERSION}, Invoke {__version__}, Python {platform.python_version()}")
+        print(f"{log.DISTRIBUTION} {VERSION}, Invoke {__version__}, Python {'.'.join(map(str, sys.version_info[:3]))}")
 
     def no_tasks_given(self) -> None:
         """Print the tasks for a bare `inv`; Invoke prints its own options only."""

@@ -22,7 +22,6 @@ from invoke.config import Config
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
-from remote.hosts.local import expand_user
 from tasks.errors import UsageError, translate_errors
 
 ENV_PREFIX = "INVOKE_"
@@ -123,7 +122,7 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
         *(_file(config, "project", path) for path in [own] if is_installed(root) and path.exists()),
         *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
         _environment(variables),
-        *(_file(config, "runtime", expand_user(path)) for path in [config._runtime_path] if path),
+        *(_file(config, "runtime", _expand_user(path)) for path in [config._runtime_path] if path),
         SettingsLayer(data=config._overrides),
         SettingsLayer(data=config._modifications),
     ]
@@ -156,9 +155,14 @@ def env_name(keys: Keys) -> str:
     return ENV_PREFIX + "_".join(keys).upper()
 
 
+def _expand_user(path: str | PathLike[str]) -> Path:
+    """Expand ~ like `remote.hosts.local.expand_user`, whose module `inv --list` does not need."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 def display_path(path: Path) -> str:
     """Shorten a path: relative to the working directory, or with ~ for the home directory."""
-    for base, prefix in ((Path.cwd(), ""), (expand_user("~"), "~/")):
+    for base, prefix in ((Path.cwd(), ""), (_expand_user("~"), "~/")):
         if path.is_absolute() and path.is_relative_to(base):
             return prefix + str(path.relative_to(base))
     return str(path)
