@@ -50,7 +50,7 @@ from tests.benchmarks._gpu import (
 from tests.benchmarks.fast_step import lengths
 
 MODULE = "tests.benchmarks.peers"
-MEAN_TOKENS, LONGEST = 194, 512  # of the packed cases' samples
+MEAN_TOKENS, LONGEST = 194, 512  # mean and longest sample of the packed cases
 WIDE_LAYERS = 32  # Llama-3.1-8B
 # What both published: https://github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.md, read 2026-11-26.
 PUBLISHED = {"automodel": 12_472.87}  # tokens per second, one H100, accumulation of 16
@@ -259,11 +259,11 @@ def _unsloth(case: Case, model: str) -> tuple[Callable[[Any], Any], Any, str]:
         optimizer = bitsandbytes.optim.AdamW8bit(trained, lr=2e-4, weight_decay=0.0)
 
     def train(inputs: dict[str, Any]) -> Any:
-        given = {name: each.to(device, non_blocking=True) for name, each in inputs.items() if name != "edges"}
+        arguments = {name: each.to(device, non_blocking=True) for name, each in inputs.items() if name != "edges"}
         if "edges" in inputs:
-            given["packed_seq_lengths"] = inputs["edges"].diff()
+            arguments["packed_seq_lengths"] = inputs["edges"].diff()
         with torch.autocast(device.type, torch.bfloat16):
-            loss = adapted(**given).loss
+            loss = adapted(**arguments).loss
         loss.backward()
         return _optimize(torch, optimizer, trained, loss)
 
