@@ -1,0 +1,43 @@
+"""Every command of docs/tutorials/quality.md, typed in a shell, in a copy of the project.
+
+The search's trials compute nothing, and the real model is the demo's small one under its name, trained for two steps.
+Not covered: the installation, and blocks `by-hand`: llama.cpp and vLLM (tests/system/adapter/test_real_vllm.py).
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.records.quality import QualityRecord
+from bench.records.training import TrainingRecord
+from tests.support.documents import TUTORIALS, typed_script
+from tests.system.conftest import Project
+from tests.system.tutorials.conftest import SMALL, complete_project, install, put_models
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: Path, demo_data: Path) -> None:
+    folder = bare_project.folder
+    complete_project(folder)
+    install(folder)
+    put_models(folder, tiny_model, demo_data)
+    environment = bare_project.environment | SMALL | {"PYTHONPATH": str(folder)}
+    typed = folder.parent / "typed.sh"
+    typed.write_text(typed_script(TUTORIALS / "quality.md"))
+    done = subprocess.run(
+        ("bash", str(typed)), cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = folder / "results"
+    (answer,) = results.glob("tune/*/answer.json")
+    final = json.loads(answer.read_text())["final_run"]
+    (check,) = QualityRecord.read(results / final / "quality.json").checks
+    assert check.is_complete
+    training = results / "latest"
+    record = TrainingRecord.read(training / "training.json")
+    assert record.score is not None
+    assert (training / "merged" / "SHA256SUMS").exists()
+    assert (training / "gguf" / "Modelfile").exists()
