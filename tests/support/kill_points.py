@@ -40,7 +40,7 @@ MAX_CLOCK_OFFSET_SEC = 86_400.0
 PROGRESS_SEC = 10.0
 # Six steps, each with a checkpoint of seven files. Beyond the last write the training is not killed.
 WRITE_COUNT = 12 * 6
-OUTCOMES_FILE = "outcomes.jsonl"
+OUTCOMES_FILE, WANTED_FILE = "outcomes.jsonl", "wanted"
 WRITES = ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree"))
 
 
@@ -165,21 +165,24 @@ def train_undisturbed(lab: Lab, folder: Path) -> tuple[float, str]:
 def run_points(lab: Lab, folder: Path, numbers: Iterable[int], seed: int, deadline: float) -> None:
     """Run points one after the other, each with a line of its outcomes in the folder's file."""
     folder.mkdir()
-    quiet_sec, _ = train_undisturbed(lab, folder / "quiet")
+    quiet_sec, wanted = train_undisturbed(lab, folder / "quiet")
+    (folder / WANTED_FILE).write_text(wanted)
     with (folder / OUTCOMES_FILE).open("w", encoding="utf-8", buffering=1) as file:
         for number in numbers:
             if time.monotonic() > deadline:
                 return
             chooser = random.Random(f"{seed}-{number}")
             outcomes = kill_and_finish(lab, folder / f"killed-{number}", chooser, quiet_sec)
+            outcomes["same"] = outcomes.pop(wanted, 0)
             file.write(json.dumps(outcomes) + "\n")
 
 
-def count_outcomes(folder: Path, wanted: str) -> dict[str, int]:
-    """Sum the outcomes of all jobs so far. `same` counts the points with the wanted digest."""
+def count_outcomes(folder: Path) -> dict[str, Any]:
+    """Sum the outcomes of all jobs so far. `wanted` are the digests of their undisturbed trainings."""
     lines = [line for path in folder.glob(f"*/{OUTCOMES_FILE}") for line in path.read_text().splitlines()]
     outcomes = sum((Counter(json.loads(line)) for line in lines), Counter[str]())
-    return {"points": len(lines), "same": outcomes.pop(wanted, 0), **outcomes}
+    wanted = sorted({path.read_text() for path in folder.glob(f"*/{WANTED_FILE}")})
+    return {"wanted": wanted, "points": len(lines), "found": dict(outcomes)}
 
 
 def wait_for_jobs(pids: list[int], report: Callable[[], object]) -> bool:
@@ -214,11 +217,9 @@ def main(argv: list[str]) -> int:
         settings = {"rows_per_step": 2, "score": "regex", "score_pattern": "[0-9]", "best_by": "score"}
         trial = tiny_training.plan(folder, data, training=settings)
         lab = Lab.create(modules, trial).load_inputs()
-        _, wanted = train_undisturbed(lab, here / "quiet")
 
         def report() -> dict[str, Any]:
-            counts = count_outcomes(here, wanted)
-            return {"wanted": wanted, "found": counts, "seconds": round(time.monotonic() - start, 1)}
+            return {**count_outcomes(here), "seconds": round(time.monotonic() - start, 1)}
 
         deadline = start + arguments.max_sec
         pids = []
@@ -229,7 +230,8 @@ def main(argv: list[str]) -> int:
         is_well = wait_for_jobs(pids, lambda: print(json.dumps(report()), file=sys.stderr, flush=True))
         result = report()
     print(json.dumps(result))
-    return 0 if is_well and 0 < result["found"]["points"] == result["found"]["same"] else 1
+    is_well = is_well and len(result["wanted"]) == 1
+    return 0 if is_well and 0 < result["points"] == result["found"].get("same") else 1
 
 
 if __name__ == "__main__":
