@@ -65,6 +65,7 @@ def space(steps: tuple[int, int]) -> list[Candidate]:
         steps=steps,
         seed=1,
         samples=10_000,
+        data_options=None,
     )
     return with_predictions(space, [throughput.predict_trial(CONFIG, candidate.trial, sizes) for candidate in space])
 
