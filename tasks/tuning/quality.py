@@ -410,10 +410,9 @@ def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> Loss
     if len(pairs) > 1:
         return compared
     unsuccessful = {name: entry for name, entry in entries.items() if entry.status is not TrialStatus.SUCCEEDED}
-    first = next(((name, entry.status, entry.reason) for name, entry in unsuccessful.items()), None)
-    reason = (
-        "its trainings were of other settings" if first is None else f"{first[0]} ended {first[1].value}: {first[2]}"
-    )
+    reason = "its trainings were of other settings"
+    for name, entry in list(unsuccessful.items())[:1]:
+        reason = f"{name} ended {entry.status.value if entry.status else 'unknown'}: {entry.reason}"
     return dataclasses.replace(check, reason=reason)
 
 

@@ -280,8 +280,8 @@ def waited_percent(steps: Sequence[tuple[float, float]]) -> float:
     """
     if not steps:
         return 0.0
-    waited, whole = (statistics.median(each) for each in zip(*steps, strict=True))
-    return 100.0 * waited / whole
+    waited, whole = zip(*steps, strict=True)
+    return 100.0 * float(statistics.median(waited)) / float(statistics.median(whole))
 
 
 def learning_rate_factor(training: Training, step: int, steps: int) -> float:

@@ -69,7 +69,16 @@ def test_no_secret_of_the_environment_and_no_name_of_the_machine_is_taken(monkey
     assert facts["memory_total_bytes"] > 1 << 28
     assert 1 <= facts["cpu_allowed_cores"] <= facts["cpu_logical_cores"]
     assert set(facts) == {
-        *("qlora_fleet", "python", *fingerprint.PACKAGES, "git_sha", "git_dirty", "system", "cpu_model", "cpu_logical_cores"),
+        *(
+            "qlora_fleet",
+            "python",
+            *fingerprint.PACKAGES,
+            "git_sha",
+            "git_dirty",
+            "system",
+            "cpu_model",
+            "cpu_logical_cores",
+        ),
         *("cpu_allowed_cores", "memory_total_bytes", "load_average_1min_at_start"),
     }
 

@@ -36,7 +36,8 @@ def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_key(make_trial,
 
 
 def test_every_field_is_tried_and_a_list_is_no_tuple(make_trial):
-    assert {field.name for field in dataclasses.fields(Trial)} == {"training", "data_options", *(case.id for case in FIELDS)}
+    names = {field.name for field in dataclasses.fields(Trial)}
+    assert names == {"training", "data_options", *(case.id for case in FIELDS)}
     data = TrainingData(files=["d"], weights=[1.0], max_seq_len=64)
     for field, value in {"training": Training(data=data, rows_per_step=8), "lora_targets": ["q_proj"]}.items():
         with pytest.raises(TrialError, match=rf"^{field}: expected"):
