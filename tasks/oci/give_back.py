@@ -23,7 +23,7 @@ from tasks.oci.clients import TenancyApi, connect, resolve_compartment
 from tasks.oci.discovery import NodePoolInfo, list_node_pools
 from tasks.settings.load import Settings
 
-SERVICE_ACCOUNT = "bench"  # of the pods, in manifests/base
+SERVICE_ACCOUNT = "bench"  # the pods' account in manifests/base
 
 
 def plan(settings: Settings, cluster: Cluster) -> tuple[NodesRecord, list[str]]:
