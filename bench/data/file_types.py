@@ -40,7 +40,7 @@ UNREAD = {  # at the beginning of a file, or of its unpacked text
 }
 ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, or a stream as datasets saves it
 PACKED_SUFFIXES = (".gz", ".zst")
-OTHER_SEPARATORS = ";\t|"  # of spreadsheets in other languages, and of other programs
+OTHER_SEPARATORS = ";\t|"
 JSON_COLUMNS = ("messages", "conversations")  # CSV has only text, so these are parsed
 DECODER = json.JSONDecoder(object_pairs_hook=schema.object_from_pairs)
 PLAIN_DECODER = json.JSONDecoder()
