@@ -14,7 +14,7 @@ from tests.support.thorough import THOROUGH
 from tests.system.conftest import Project
 from tests.system.tutorials.conftest import SMALL, complete_project, install, put_models
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800 if THOROUGH else 400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if THOROUGH else 900)]
 
 
 def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: Path, demo_data: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.machines.sshd import Sshd
 from tests.system.conftest import Project
 from tests.system.tutorials.conftest import SMALL, complete_project, install
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RENTER = "renter"  # with root's number, because the Python that runs the tests may lie in root's home
 PAGE = TUTORIALS / "machine.md"
 
