@@ -316,13 +316,15 @@ def figure(outcome: Outcome, undisturbed: Outcome) -> Figure:
         share = outcome.every_sec / undisturbed.held_sec
         name = f"a {outcome.loss} lost every {outcome.every_sec:g} s ({share:.2f} of its time)"
     restart = f"{statistics.median(outcome.restart_sec):.1f} s each" if outcome.restart_sec else "-"
+    has_succeeded = outcome.status == TrialStatus.SUCCEEDED.value
+    goodput = f"{outcome.goodput * 100:.0f} %" if has_succeeded else "-"
     same = "same adapter" if outcome.adapter_sha256 == undisturbed.adapter_sha256 else "ANOTHER ADAPTER"
     return Figure(
         name=name,
         value=f"{outcome.held_sec:.0f} s, ${outcome.usd:.3f}, {outcome.losses} lost ({restart}), "
-        f"{outcome.repeated_steps} of {outcome.steps} steps repeated, goodput {outcome.goodput * 100:.0f} %",
+        f"{outcome.repeated_steps} of {outcome.steps} steps repeated, goodput {goodput}",
         ratio=f"{outcome.held_sec / undisturbed.held_sec:.2f} x",
-        goal=same if outcome.status == TrialStatus.SUCCEEDED.value else outcome.status,
+        goal=same if has_succeeded else outcome.status,
     )
 
 
