@@ -25,7 +25,7 @@ _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 class Progress:
-    """What pip's output says: packages and bytes so far, and its newest step."""
+    """State of an installation, from pip's output: packages and bytes so far, and the newest step."""
 
     def __init__(self) -> None:
         self.packages, self.bytes = 0, 0.0
