@@ -76,7 +76,7 @@ def request(port: int, method: str, path: str, body: str | None = None) -> tuple
         return answer.status, answer.read()
 
 
-def ask(port: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
+def complete_chat(port: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the first choice of an answer with the tool."""
     tools = [{"type": "function", "function": TOOL}]
     body = {"model": "tuned", "messages": messages, "tools": tools, "temperature": 0, "max_tokens": 96}
@@ -90,13 +90,13 @@ def test_a_call_is_parsed_and_its_result_answered(port: int) -> None:
         {"role": "system", "content": "You take orders in a restaurant."},
         {"role": "user", "content": "Zoe at table 12 would like two coffees and a soup."},
     ]
-    choice = ask(port, messages)
+    choice = complete_chat(port, messages)
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "place_order"
     assert json.loads(call["function"]["arguments"]) == {"name": "Zoe", "table": 12, "coffee": 2, "soup": 1}
     calling = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": call["id"], "content": '{"order": 117}'}
-    choice = ask(port, [*messages, calling, result])
+    choice = complete_chat(port, [*messages, calling, result])
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["content"].strip() == "Thank you, Zoe. Your order is number 117."
