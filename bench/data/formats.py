@@ -159,7 +159,10 @@ def detect_kind(location: str, document: Mapping[str, Any]) -> str:
     kinds = [data_format.name for data_format in matches if len(matches) == 1 or not data_format.is_text]
     if len(kinds) != 1:
         actual = f"the keys of {' and '.join(kinds)}" if kinds else _list_keys(document)
-        raise InputError(f"{location}: expected an object with {expected_keys()}, found {actual}")
+        raise InputError(
+            f"{location}: expected an object with {expected_keys()}, found {actual}",
+            remedy="" if kinds else "correct the keys, or name them in train.columns",
+        )
     return kinds[0]
 
 
