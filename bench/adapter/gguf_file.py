@@ -238,7 +238,7 @@ def check_family(config: Mapping[str, Any]) -> Gguf:
     if geometry.window is not None and geometry.window >= geometry.positions:
         other.discard(Feature.SLIDING_WINDOW)
     if other:
-        raise InputError(f"{min(other)}: not verified in GGUF", remedy=OTHER_FORMAT)
+        raise InputError(f"{min(feature.value for feature in other)}: not verified in GGUF", remedy=OTHER_FORMAT)
     return family
 
 

@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
+from enum import Enum
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class TokenizerRefused(InputError):
         super().__init__(problem, remedy="omit --format: the model folder has the tokenizer as it is")
 
 
-class SpacePrefix(StrEnum):
+class SpacePrefix(Enum):
     """Texts before which the tokenizer writes a space; a control token ends a text."""
 
     EVERY = "every text"

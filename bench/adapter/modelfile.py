@@ -12,7 +12,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 from bench.adapter.gguf_tokenizer import adds_bos
@@ -35,7 +35,7 @@ CONVERSATIONS = (
 )
 
 
-class SystemPosition(StrEnum):
+class SystemPosition(str, Enum):
     """Position of the system's text; its value is the condition of the user's message in Ollama's template.
 
     Ollama's messages begin with the system's, if there is one.
@@ -77,7 +77,7 @@ class ChatForm:
         contents = dict.fromkeys(self.around, "{{ .Content }}")
         if self.system:
             system = "{{ $.System }}".join(self.around["system"])
-            contents["user"] = f"{{{{ if and $.System {self.system} }}}}{system}{{{{ end }}}}{{{{ .Content }}}}"
+            contents["user"] = f"{{{{ if and $.System {self.system.value} }}}}{system}{{{{ end }}}}{{{{ .Content }}}}"
             del contents["system"]
         branches = [
             f'if eq .Role "{role}" }}}}{self.around[role][0]}{content}{self.around[role][1]}'

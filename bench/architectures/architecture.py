@@ -14,7 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -72,7 +72,7 @@ class RegistrationError(ValueError):
     """Wrong declaration of an architecture, with its name and the field."""
 
 
-class Feature(StrEnum):
+class Feature(str, Enum):
     """Parts of an architecture that code with the arithmetic written out must support, or refuse by name."""
 
     QKV_BIAS = "biases on q, k and v"

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,7 +22,7 @@ Tools: TypeAlias = Sequence[dict[str, Any]]
 T = TypeVar("T")
 PARALLELISM_VARIABLE = "TOKENIZERS_PARALLELISM"  # the library tokenizers reads it at each call
 # Fixed date for templates that write the current one: the same data must give the same examples on every day.
-TEMPLATE_DATE = datetime(2026, 1, 1, tzinfo=UTC)
+TEMPLATE_DATE = datetime(2026, 1, 1, tzinfo=timezone.utc)
 # CPU time for one conversation: one of 10,000 turns takes some milliseconds, and an endless loop that writes takes less
 # than 2 GB in that time.
 TEMPLATE_TIMEOUT_SEC = 10.0
