@@ -5,7 +5,8 @@
 limits what each process allocates, not the pages of files that the kernel caches and drops; a process that needs
 more fails. The second process opens the examples, plans an epoch and reads the rows of its first steps.
 
-Needs twice the data's size on the disk.
+Peaks are those of the kernel (ru_maxrss): at least what this process holds when it starts the other. Needs twice the
+data's size on the disk.
 """
 
 import argparse
