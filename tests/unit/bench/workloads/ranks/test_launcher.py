@@ -55,7 +55,11 @@ def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
     monkeypatch, make_trial, tmp_path, last_messages, code, message
 ):
     ranks = SimpleNamespace(
-        folder=tmp_path, poll=lambda: code, last_lines=lambda _: [], local_failures=lambda: {"rank": 1}
+        folder=tmp_path,
+        poll=lambda: code,
+        last_lines=lambda _: [],
+        local_failures=lambda: {"rank": 1},
+        has_faulty_gpu=lambda _: False,
     )
     monkeypatch.setattr(launcher, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
     trial = make_trial(kind="distributed", world_size=2)
