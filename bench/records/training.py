@@ -40,7 +40,7 @@ LIMITS = {"train.max_hours": ReasonCode.MAX_HOURS, BUDGET_LIMIT: ReasonCode.BUDG
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """How the lines of a data file become token ids, in a training and in a benchmark.
+    """Settings by which the lines of a data file become token ids, in a training and in a benchmark.
 
     `labels` is explained in `bench.data.masking`, `bad_lines` in `bench.data.readers`, `special_tokens` in
     `bench.data.tokenizer`. `chat_template` is a template's text, read from the setting's file.
@@ -92,7 +92,7 @@ class DataOptions:
         return self.chat_template is None and self.labels != "all"
 
 
-DEFAULT_DATA_OPTIONS = DataOptions(special_tokens="text")  # of a benchmark without any setting
+DEFAULT_DATA_OPTIONS = DataOptions(special_tokens="text")  # a benchmark without any setting has these
 
 
 @dataclass(frozen=True, kw_only=True)
