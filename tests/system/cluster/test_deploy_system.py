@@ -19,6 +19,7 @@ from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.job import Agent, Job, JobSpec, JobState, slot_path
+from tests.support.hosts.local_fleet import wait_for
 from tests.support.kubernetes import Cluster
 from tests.support.kubernetes.real_cluster import RealCluster, gpu_nodes
 from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator
@@ -222,6 +223,8 @@ def test_teardown_deletes_only_the_deployments_objects(deployed: Operator) -> No
     assert "--yes" in deployed.inv("teardown", code=4)
     assert len(deployed.objects("pods")) == 2
     deployed.inv("teardown", "--yes")
+    # The cluster removes the pods of a deleted Job on its own.
+    wait_for(lambda: not deployed.objects("pods"), "the removal of all pods", 60.0)
     left: dict[str, list[str]] = {
         key: [resource["metadata"]["name"] for resource in deployed.objects(key)]
         for key in ("pods", "jobs.batch", "services", "secrets", "configmaps", "roles.rbac.authorization.k8s.io")

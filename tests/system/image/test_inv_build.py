@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_the_projects_own_dockerfile_is_built_over_ssh_and_its_output_streams(bu
     logins = build_vm.network.vm_sshd.logins()
     done = build_vm.inv("build")
     assert build_vm.network.vm_sshd.logins() == logins + 1
-    assert "[prod 10/10] COPY bench /opt/qlora-fleet/bench" in done.stdout
+    assert re.search(r"\[prod \d+/\d+\] COPY bench /opt/qlora-fleet/bench", done.stdout)
     assert f"{IMAGE} {image_id(build_vm)[7:19]} is built" in done.stdout
     job = build_vm.job_folders()[-1]
     assert json.loads((job / "outcome.json").read_text())["image_id"] == image_id(build_vm)
