@@ -46,7 +46,7 @@ def main() -> list[Figure]:
 
 def _kustomize(operator: Operator) -> None:
     folder = str(operator.project / "manifests" / "overlays" / "pods")
-    subprocess.run(("kubectl", "kustomize", folder), stdout=subprocess.DEVNULL, check=True, timeout=60)
+    subprocess.run(("kubectl", "kustomize", folder), stdout=subprocess.DEVNULL, check=True)
 
 
 def _calls_while_waiting(operator: Operator) -> float:

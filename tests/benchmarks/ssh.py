@@ -39,7 +39,7 @@ def main() -> list[Figure]:
 
             def openssh() -> None:
                 argv = ("ssh", "-F", str(ssh_client.config), "vm", "true")
-                subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=60)
+                subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
 
             bare()
             warm_ms, bare_ms = _pairs(warm, bare)
