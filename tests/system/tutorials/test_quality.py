@@ -13,10 +13,11 @@ import pytest
 from bench.records.quality import QualityRecord
 from bench.records.training import TrainingRecord
 from tests.support.documents import TUTORIALS, typed_script
+from tests.support.thorough import only_thorough
 from tests.system.conftest import Project
 from tests.system.tutorials.conftest import SMALL, complete_project, install, put_models
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), only_thorough]
 
 
 def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: Path, demo_data: Path) -> None:
