@@ -128,9 +128,11 @@ def loss_and_cost(training: TrainingReport) -> str | None:
     spans = training.attempts
     duration = _time(attempts.total_sec(spans, time.time()) if spans else sum(record.steps.step_time_sec))
     paid = f"for {money} in {duration}" if money else f"in {duration}"
+    size, device = record.world_size, training.device
+    workers = formatting.count(size, "CPU worker") if device == "CPU" else f"{size} {device}"
     return (
         f"Held-out loss {first.loss:.2f} \N{RIGHTWARDS ARROW} {last.loss:.2f}{interval} {paid} on "
-        f"{record.world_size} {training.device}{_predicted(training)}"
+        f"{workers}{_predicted(training)}"
     )
 
 
