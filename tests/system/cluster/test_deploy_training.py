@@ -51,17 +51,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hook(workspace: Path) -> Iterator[Webhook]:
-    """Provide a webhook whose certificate authority the image trusts."""
-    folder = workspace / "authority"
-    folder.mkdir()
-    with Webhook(folder) as hook:
-        folder.chmod(0o755)
-        hook.authority.chmod(0o644)
-        yield hook
-
-
-@pytest.fixture(scope="module")
 def training_cluster(tiny_model: Path, tiny_data: Path, workspace: Path, hook: Webhook) -> Iterator[Cluster]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     image = {"PATH": path, "PYTHONPATH": str(workspace), "SSL_CERT_FILE": str(hook.authority)}

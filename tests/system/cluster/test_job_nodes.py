@@ -95,17 +95,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tenancy: FakeTenancy) ->
 
 
 @pytest.fixture(scope="module")
-def hook(workspace: Path) -> Iterator[Webhook]:
-    """Provide a webhook whose certificate authority the image trusts."""
-    folder = workspace / "authority"
-    folder.mkdir()
-    with Webhook(folder) as hook:
-        folder.chmod(0o755)
-        hook.authority.chmod(0o644)
-        yield hook
-
-
-@pytest.fixture(scope="module")
 def cluster(
     tiny_model: Path, tiny_data: Path, workspace: Path, hook: Webhook, tenancy: FakeTenancy
 ) -> Iterator[Cluster]:
