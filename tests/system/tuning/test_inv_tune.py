@@ -13,7 +13,7 @@ from bench.records import Trial
 from bench.records.paths import QUALITY_FILE
 from bench.records.quality import QualityRecord
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_trials")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("forked_trials")]
 SMALL = {
     "INVOKE_TUNE_TRIALS": "2",
     "INVOKE_TUNE_FINALISTS": "1",
