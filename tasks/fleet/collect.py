@@ -9,12 +9,13 @@ A training's adapter and record are also copied to results/RUN/adapter/ and trai
 folder as it is. It gets its final name only when it is complete and the weights match the record's sha256.
 """
 
+import contextlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from invoke.context import Context
 from rich.progress import track
@@ -49,11 +50,11 @@ from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console
 from tasks.clients.workers import run_hosts
-from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet import nodes
 from tasks.fleet.k8s_training import import_nodes, is_k8s_training, open_reader_pod, sync_ledger
 from tasks.fleet.pending_results import incomplete_runs, missing_reason
-from tasks.fleet.run_store import TRAIN, open_run, resume_command
+from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.settings.load import Settings, load
 
 CHECKSUMMED_FOLDERS = (TRIALS_FOLDER, ADAPTER_FOLDER)
@@ -88,7 +89,8 @@ def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run:
     settings = load(context)
     refuse_several("collect", {"--run": name, "--all": all_runs})
     if dry_run:
-        return _plan(settings, incomplete_runs(settings.results_folder) if all_runs else [name])
+        names = incomplete_runs(settings.results_folder) if all_runs else [name]
+        return _plan(settings, names, all_runs=all_runs)
     if all_runs:
         _collect_all(settings)
         return None
@@ -100,15 +102,26 @@ def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run:
     return None
 
 
-def _plan(settings: Settings, names: Sequence[str | None]) -> Answer:
-    """Return what each run still lacks here; no worker is asked."""
-    missing = {}
+def _plan(settings: Settings, names: Sequence[str | None], *, all_runs: bool) -> Answer:
+    """Return what each run still lacks here, and how its trials ended; no worker is asked."""
+    runs: list[dict[str, Any]] = []
     for name in names:
-        run, folder = open_run(settings, name)
-        missing[run.run_id] = missing_reason(folder, run)
-    lines = [f"run {run_id}: {reason or 'complete'}" for run_id, reason in missing.items()]
-    data = [{"run": run_id, "missing": reason} for run_id, reason in missing.items()]
-    return plan_answer(lines or ["all runs are complete"], runs=data)
+        try:
+            run, folder = open_run(settings, name)
+        except UsageError as error:
+            if not all_runs:
+                raise
+            runs.append({"run": name, "missing": str(error), "ends": None, "planned": None})
+            continue
+        missing, ends = missing_reason(folder, run), None
+        with contextlib.suppress(LedgerError, OSError):  # then `missing` is the reason
+            ends = count_statuses(Ledger(folder / LEDGER_FILE).entries.values())
+        runs.append({"run": run.run_id, "missing": missing, "ends": ends, "planned": len(run.planned)})
+    lines = [
+        f"run {each['run']}: {each['missing'] or 'collected, ' + format_statuses(each['ends'] or {}, each['planned'])}"
+        for each in runs
+    ]
+    return plan_answer(lines or ["all runs are collected"], runs=runs)
 
 
 def _collect_all(settings: Settings) -> None:
@@ -119,10 +132,11 @@ def _collect_all(settings: Settings) -> None:
             run, folder = open_run(settings, name)
         except UsageError as error:
             print(f"skipped: {error}")
+            failed.append(SomeTrialsFailed(error.problem, remedy=error.remedy))  # a chain continues
             continue
         try:
             collect_run(settings, run, folder, run_hosts(settings, run))
-        except (ConfirmationRequired, RetryableError, SomeTrialsFailed) as error:
+        except TaskFailed as error:
             failed.append(error)
     if failed:
         worst_error = max(failed, key=lambda error: error.exit_code)
@@ -130,7 +144,7 @@ def _collect_all(settings: Settings) -> None:
         raise type(worst_error)(
             f"{len(failed)} of {formatting.count(len(names), 'run')} {verb} still incomplete: {worst_error}"
         )
-    print("all runs are complete")
+    print("all runs are collected")
 
 
 def collect_run(
@@ -185,7 +199,7 @@ def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequ
         ) from error
     if adapter_message is not None:
         print(adapter_message)
-    _report_outcome(run, folder, collected)
+    _report_outcome(run, folder, entries, collected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +325,9 @@ def _write_checksums(folder: Path) -> None:
     write_atomic(folder / SUMS_FILE, "".join(lines()).encode())
 
 
-def _report_outcome(run: RunRecord, folder: Path, collected: list[CollectedTrial]) -> None:
+def _report_outcome(
+    run: RunRecord, folder: Path, entries: Mapping[str, Entry], collected: list[CollectedTrial]
+) -> None:
     fetched, present = sum(trial.fetched for trial in collected), sum(trial.present for trial in collected)
     size = format_size(sum(trial.byte_count for trial in collected))
     files = formatting.count(fetched, "file")
@@ -332,6 +348,11 @@ def _report_outcome(run: RunRecord, folder: Path, collected: list[CollectedTrial
         raise SomeTrialsFailed(
             f"run {run.run_id}: {formatting.count(len(missing), 'trial has', 'trials have')} not ended", remedy=advice
         )
+    ends = count_statuses(entries.values())
+    if ends.keys() != {TrialStatus.SUCCEEDED.value}:
+        resumes = any(TrialStatus(status).is_resumable for status in ends)
+        advice = f"; `{resume_command(run)}` retries what was stopped or lost" if resumes else ""
+        print(f"run {run.run_id}: {format_statuses(ends, len(run.planned))}{advice}")
 
 
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -4,7 +4,6 @@ A run is pending until all its files are on this machine, or until the operator 
 clocks of this machine and of the cluster can differ by hours, and a run could seem older than its pods.
 """
 
-import contextlib
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -69,16 +68,18 @@ def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool =
 
 
 def incomplete_runs(results_folder: Path) -> list[str]:
-    """List the names of runs over any fleet that are not fully collected, without discarded and unreadable ones."""
+    """List the names of runs over any fleet that are not known to be collected, without discarded ones."""
     names = []
     for path in sorted(results_folder.glob(f"*/{RUN_FILE}")):
         folder = path.parent
         if folder.is_symlink() or (folder / DISCARDED_FILE).exists():
             continue
-        with contextlib.suppress(ResultError):
-            run = RunRecord.read(path)
-            if missing_reason(folder, run) is not None:
-                names.append(folder.name)
+        try:
+            is_collected = missing_reason(folder, RunRecord.read(path)) is None
+        except ResultError:
+            is_collected = False
+        if not is_collected:
+            names.append(folder.name)
     return names
 
 

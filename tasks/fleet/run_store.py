@@ -2,14 +2,17 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bench.records.checksummed import ResultError
 from bench.records.paths import RESULT_FILE, RUN_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
+from remote.fleet.ledger import Entry
 from tasks.cli.log import open_run_log
 from tasks.clients.workers import require_same_fleet
 from tasks.errors import UsageError, translate_errors
@@ -97,6 +100,19 @@ def unfinished_searches(results_folder: Path) -> list[Path]:
     """Return the record's path of each search without an answer, which needs its runs to go on."""
     paths = results_folder.glob(f"{SEARCH_FOLDER}/*/{SEARCH_FILE}")
     return [path for path in paths if not path.with_name(ANSWER_FILE).exists()]
+
+
+def count_statuses(entries: Iterable[Entry]) -> dict[str, int]:
+    """Count the trials that have ended by status, without those of count 0."""
+    counts = Counter(entry.status for entry in entries if entry.status is not None)
+    return {status.value: counts[status] for status in TrialStatus if counts[status]}
+
+
+def format_statuses(counts: Mapping[str, int], planned: int | None) -> str:
+    """Format how many of the planned trials succeeded, and the other statuses."""
+    succeeded = TrialStatus.SUCCEEDED.value
+    others = ", ".join(f"{count} {status}" for status, count in counts.items() if status != succeeded)
+    return f"{counts.get(succeeded, 0)} of {planned} succeeded" + (f" ({others})" if others else "")
 
 
 def resume_command(run: RunRecord | str) -> str:

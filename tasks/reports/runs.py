@@ -3,7 +3,6 @@
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from tasks.cli.answer import Answer
 from tasks.cli.flags import load_target, refuse_several
 from tasks.commands import RunsOptions
 from tasks.errors import UsageError, escape_controls
-from tasks.fleet.run_store import LATEST
+from tasks.fleet.run_store import LATEST, count_statuses, format_statuses
 from tasks.settings.load import load
 
 SUMMARY_FILE = "summary.json"
@@ -112,7 +111,8 @@ def _read_run(folder: Path) -> RunInfo:
     planned = len(record.planned)
     state, ends = "unfinished", None
     try:
-        ends = _count_statuses(folder / LEDGER_FILE)
+        regular_file_size(folder / LEDGER_FILE, follow=False)  # reading a pipe would block
+        ends = count_statuses(Ledger(folder / LEDGER_FILE).entries.values())
     except (LedgerError, OSError, RecursionError) as error:
         state = f"damaged: {LEDGER_FILE}: {getattr(error, 'strerror', None) or error}"
     if ends is not None and sum(ends.values()) >= planned:
@@ -142,14 +142,6 @@ def _byte_count(folder: Path) -> int:
     return total
 
 
-def _count_statuses(ledger: Path) -> dict[str, int]:
-    """Count the trials by status. Raises LedgerError and OSError."""
-    regular_file_size(ledger, follow=False)  # reading a pipe would block
-    entries = Ledger(ledger).entries.values()
-    counts = Counter(entry.status for entry in entries if entry.status is not None)
-    return {status.value: counts[status] for status in TrialStatus if counts[status]}
-
-
 def _nodes(folder: Path, run: RunRecord) -> str | None:
     try:
         return describe_nodes(folder, run, time.time())
@@ -169,9 +161,4 @@ def _headline(summary: Path) -> str | None:
 def _format_trials(run: RunInfo) -> str:
     if run.ends is None:
         return "-" if run.planned is None else f"{run.planned} planned"
-    others = ", ".join(
-        f"{count} {status}" for status, count in run.ends.items() if status != TrialStatus.SUCCEEDED.value
-    )
-    return f"{run.ends.get(TrialStatus.SUCCEEDED.value, 0)} of {run.planned} succeeded" + (
-        f" ({others})" if others else ""
-    )
+    return format_statuses(run.ends, run.planned)

@@ -8,13 +8,13 @@ import pytest
 from invoke import Context
 
 from bench.records.atomic_files import sha256_of
-from bench.records.paths import LEDGER_FILE
+from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import RunRecord
-from bench.records.status import Outcome, TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import run_hosts
-from tasks.errors import RetryableError
+from tasks.errors import RetryableError, SomeTrialsFailed
 from tasks.fleet import collect
 from tasks.settings.load import load
 from tests.support.reports import synthetic
@@ -89,3 +89,45 @@ def test_the_workers_of_a_run_are_found_beyond_the_present_fleet(context: Callab
     run = synthetic.record(run_id="r", workers=["worker-1", "worker-5"])
     hosts = run_hosts(load(context(text="fleet: {size: 2}")), run)
     assert [host.name for host in hosts] == ["worker-1", "worker-5"]
+
+
+@pytest.fixture
+def cancelled_run(project: Path) -> Path:
+    """A collected run over this machine with one CANCELLED trial."""
+    folder = project / "results" / "r"
+    run = synthetic.write_run(folder, synthetic.record(run_id="r", workers=2, fleet_kind="local"))
+    first, *others = [planned.trial_id for planned in run.planned]
+    ledger = Ledger.create(folder / LEDGER_FILE, [first, *others])
+    ledger.record_end(first, Outcome.of(ReasonCode.CANCELLED, "cancelled by the operator"))
+    for trial_id in others:
+        ledger.record_end(trial_id, Outcome(TrialStatus.SUCCEEDED))
+    collect._write_checksums(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("cancelled_run")
+def test_a_cancelled_trial_is_counted_as_what_it_is(
+    context: Callable[..., Context], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = collect.collect_runs(context(), "r", all_runs=False, dry_run=True)
+    assert plan is not None
+    (row,) = plan.data["runs"]
+    assert (row["missing"], row["ends"]) == (None, {"SUCCEEDED": row["planned"] - 1, "CANCELLED": 1})
+    collect.collect_runs(context(), "r", all_runs=False)
+    assert "1 CANCELLED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_run_that_cannot_be_opened_is_not_reported_as_collected(
+    dry_run: bool, cancelled_run: Path, context: Callable[..., Context]
+) -> None:
+    damaged = cancelled_run.with_name("damaged") / RUN_FILE
+    damaged.parent.mkdir()
+    damaged.write_text("{")
+    if dry_run:
+        plan = collect.collect_runs(context(), None, all_runs=True, dry_run=True)
+        assert plan is not None
+        assert [(row["run"], row["missing"] is None) for row in plan.data["runs"]] == [("damaged", False)]
+    else:
+        with pytest.raises(SomeTrialsFailed):
+            collect.collect_runs(context(), None, all_runs=True)
