@@ -32,8 +32,6 @@ from bench.torch_stack import DeviceClock
 from bench.workloads.ranks.process import RankGroup
 
 BUCKET_BYTES = 8 << 20
-BACKWARD_SHARE = 2 / 3  # the backward pass' share of a row's time; it overlaps the gradient exchange
-COMMUNICATION_GOAL_PERCENT = 2.0
 
 
 class GradientBucket:
@@ -259,18 +257,6 @@ def deterministic(torch: Any, recipe: str) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def predict_communication(row_sec: float, send_sec: float, rows: int, buckets: int) -> tuple[float, int]:
-    """Predict the percentage of a step spent waiting for gradients, and the rows per rank to reach the goal.
-
-    The goal is COMMUNICATION_GOAL_PERCENT. The exchange overlaps the last row's backward pass, except for at least the
-    last bucket.
-    """
-    wait_sec = max(send_sec / buckets, send_sec - BACKWARD_SHARE * row_sec)
-    goal = COMMUNICATION_GOAL_PERCENT / 100.0
-    enough_rows = math.ceil(wait_sec * (1.0 - goal) / (goal * row_sec))
-    return 100.0 * wait_sec / (rows * row_sec + wait_sec), max(rows, enough_rows)
 
 
 def waited_percent(steps: Sequence[tuple[float, float]]) -> float:

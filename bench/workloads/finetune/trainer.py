@@ -32,17 +32,21 @@ from bench.workloads.finetune.checkpoint_manager import (
     load_init_adapter,
     write_adapter,
 )
+from bench.workloads.finetune.rehearsal import (
+    COMMUNICATION_GOAL_PERCENT,
+    predict_communication,
+    rehearse_exchange,
+    rehearse_row,
+)
 from bench.workloads.finetune.resume import Identity, Journal, ResumePoint, check_free_space, max_training_sec
 from bench.workloads.finetune.score import Scoring
 from bench.workloads.finetune.scoring import ScoreContext, ScoredAnswers, StopRequested, TrainingScorer
 from bench.workloads.finetune.steps import (
-    COMMUNICATION_GOAL_PERCENT,
     GlobalStep,
     Gradients,
     StepRow,
     deterministic,
     learning_rate_factor,
-    predict_communication,
     waited_percent,
 )
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
@@ -127,33 +131,12 @@ class Trainer:
         """Run the heaviest row once, so that memory runs out here or never, and predict the cost of communication."""
         examples = [self.training_set.data.training[index] for index in self.training_set.heaviest_row()]
         row = StepRow(index=0, batch=self.collate(examples), targets=count_targets(examples))
-        row_times, send_times = [], []
-        # A graph is captured in the second micro-batch of a shape, and replayed at full speed from the third on.
-        for _ in range(1 + self.step.may_capture + (not self.group.is_single)):
-            self.step.synchronize()
-            start = time.perf_counter()
-            self.step.clock.begin()
-            self.step.forward_backward(self.step.inputs(row.batch), 1.0)
-            self.step.synchronize()
-            row_times.append(time.perf_counter() - start)
-        for _ in range(0 if self.group.is_single else 3):
-            self.group.barrier()
-            start = time.perf_counter()
-            self.gradients.clear()
-            self.gradients.finish(self.global_step.scalars)
-            self.step.synchronize()
-            send_times.append(time.perf_counter() - start)
-        self.gradients.clear()
-        self.step.synchronize()
-        if send_times:
-            row_sec = max(self.group.gather_objects(row_times[-1]))
-            send_sec = max(self.group.gather_objects(min(send_times)))
-            self._predict_communication(row_sec, send_sec)
-
-    def _predict_communication(self, row_sec: float, send_sec: float) -> None:
-        """Report the predicted share of a step for exchanging gradients, and the rows per step that would hide it."""
+        rehearse_row(self.global_step, row)
+        if self.group.is_single:
+            return
+        send_sec, steps = rehearse_exchange(self.global_step, self.group, row)
         rows = math.ceil(self.training.rows_per_step / self.group.world_size)
-        percent, enough_rows = predict_communication(row_sec, send_sec, rows, len(self.gradients.buckets))
+        percent, enough_rows = min(self.group.gather_objects(predict_communication(steps, rows)))
         message = (
             f"communication is predicted to take {percent:.1f} % of a step: {format_mb(self.gradients.bytes)} of "
             f"gradients are exchanged in {send_sec:.3g} s"

@@ -9,7 +9,8 @@ import pytest
 from bench.data.inputs import InputError
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.evaluate import make_evaluation, ratio
-from bench.workloads.finetune.steps import predict_communication, waited_percent
+from bench.workloads.finetune.rehearsal import predict_communication
+from bench.workloads.finetune.steps import waited_percent
 
 
 def test_the_interval_covers_the_true_value_in_about_95_percent():
@@ -41,12 +42,12 @@ def test_the_share_waited_is_that_of_the_median_step():
     assert waited_percent([(9.0, 10.0), (0.1, 1.0), (0.2, 1.0), (0.0, 2.0), (0.1, 1.0)]) == pytest.approx(10.0)
 
 
-def test_communication_overlaps_the_last_rows_backward_and_shrinks_with_more_rows():
-    assert predict_communication(1.0, 0.1, 4, 10) == (pytest.approx(100 * 0.01 / 4.01), 4)
-    percent, enough_rows = predict_communication(0.3, 1.2, 2, 10)
-    assert percent == pytest.approx(100 * 1.0 / 1.6)
-    shares = [predict_communication(0.3, 1.2, rows, 10)[0] for rows in (enough_rows, enough_rows - 1)]
+def test_a_step_of_more_rows_waits_as_long_as_a_rehearsed_one():
+    steps = [(0.3, 1.3), (0.2, 1.2), (9.0, 10.5)]
+    assert predict_communication(steps, 1) == (pytest.approx(100 * 0.3 / 1.3), 15)
+    shares = [predict_communication(steps, rows)[0] for rows in (15, 14)]
     assert shares[0] <= 2.0 < shares[1]
+    assert predict_communication(steps, 20) == (pytest.approx(100 * 0.3 / 20.3), 20)
 
 
 @pytest.mark.slow
