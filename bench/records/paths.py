@@ -16,6 +16,7 @@
 | | ADAPTER_CHECK_FILE | `inv adapter.check` |
 | a training's folder | STEPS_FILE | the trial's process, a line per step and per held-out loss |
 | | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
+| CHECKPOINTS_FOLDER | RESTARTS_FILE | each attempt of a training, as it resumes and after its first step |
 | on the shared volume | ORDER_END_FILE | the first pod of a Kubernetes training Job, last |
 | | NODES_FILE, SUMS_FILE, HOLD_FILE, HELD_FILE | the pods of a Job that gives its nodes back |
 | | FAULTY_NODE_FILE | a pod of a Job on a node whose GPU showed a fault |
@@ -42,6 +43,7 @@ ADAPTER_FOLDER = "adapter"
 NODES_FILE = "nodes.json"
 ADAPTER_CHECK_FILE = "adapter-check.json"
 CHECKPOINTS_FOLDER = "checkpoints"
+RESTARTS_FILE = "restarts.json"
 MANIFEST_FILE = "MANIFEST.json"  # written last in a checkpoint: {"files": {name: {"sha256": ...}}} and more
 
 NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"

@@ -402,8 +402,9 @@ class CheckpointFacts:
 class Restart:
     """An attempt that resumed after `from_step` steps, with its reason and the repeated steps of the last attempt.
 
-    `reason_code` is the cause of the last attempt's end, None if unknown. `lost_sec` is the time of those steps; the
-    time until the restart is in the ledger. `changed` names values that differ from the checkpoint's, as the operator
+    `reason_code` is the cause of the last attempt's end, None if unknown. `lost_sec` is the time of those steps.
+    `since_checkpoint_sec` is the time from the checkpoint to the attempt's own first step, by the clock of their files;
+    None without a checkpoint or step. `changed` names values that differ from the checkpoint's, as the operator
     confirmed.
     """
 
@@ -414,6 +415,7 @@ class Restart:
     lost_sec: float
     changed: list[str] = field(default_factory=list)
     reason_code: ReasonCode | None = None
+    since_checkpoint_sec: float | None = None
 
     @classmethod
     def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:

@@ -17,10 +17,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.records import schema
 from bench.records.atomic_files import write_atomic
-from bench.records.paths import NODES_FILE, ORDER_END_FILE, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
+from bench.records.paths import (
+    CHECKPOINTS_FOLDER,
+    NODES_FILE,
+    ORDER_END_FILE,
+    PROGRESS_FILE,
+    RESTARTS_FILE,
+    RESULT_FILE,
+    TRIALS_FOLDER,
+)
 from bench.records.run import RunRecord, TrainingJobEnd
 from bench.records.status import Outcome, ReasonCode, TrialStatus
+from bench.records.training import Restart
 from remote.cluster.client import Cluster
 from remote.cluster.labels import RUN_ANNOTATION, Object
 from remote.cluster.manifests import READER, make_reader_job, render
@@ -139,11 +149,12 @@ _LIST_TIMEOUT_SEC = 60.0
 class VolumeState:
     """The state on the volume: attempts as (number, first file's time, last file's time), and the last one's progress.
 
-    `progress` is unvalidated JSON.
+    `progress` is unvalidated JSON. `restarts` is empty if the file of the restarts is missing or invalid.
     """
 
     attempts: list[tuple[int, float, float]]
     progress: dict[str, Any] | None
+    restarts: Sequence[Restart] = ()
 
     def attempt_spans(self, run: RunRecord) -> list[AttemptSpan]:
         """Convert the attempts to spans; the last attempt counts as running."""
@@ -163,14 +174,17 @@ def run_folder_on_volume(run: RunRecord) -> str:
 def read_volume_state(run: RunRecord, host: Host) -> VolumeState:
     """Read the training's attempts and progress from the volume. Raises HostError."""
     trial_id, script = run.planned[0].trial_id, "remote.agent.scripts.list_attempts"
-    command = inline_command(host, script, run_folder_on_volume(run), trial_id, PROGRESS_FILE)
+    restarts_file = f"{CHECKPOINTS_FOLDER}/{RESTARTS_FILE}"
+    command = inline_command(host, script, run_folder_on_volume(run), trial_id, PROGRESS_FILE, restarts_file)
     return read_json(host, command, "the list of the training's attempts", _to_state, timeout_sec=_LIST_TIMEOUT_SEC)
 
 
 def _to_state(document: Any) -> VolumeState:
     attempts = [(int(number), float(first), float(last)) for number, first, last in document["attempts"]]
-    progress = document["progress"]
-    return VolumeState(attempts=attempts, progress=progress if isinstance(progress, dict) else None)
+    progress, restarts = document["progress"], list[Restart]()
+    with contextlib.suppress(ValueError, TypeError):  # also null: no attempt has resumed
+        restarts = [schema.from_json(Restart, restart) for restart in document["restarts"]]
+    return VolumeState(attempts=attempts, progress=progress if isinstance(progress, dict) else None, restarts=restarts)
 
 
 def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> None:
@@ -191,6 +205,7 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
             ended_at = end_times.get(attempt.number)
             outcome = Outcome.of(ReasonCode.WORKER_LOST, "ended from outside; its Job started another attempt")
             ledger.record_retry(planned.trial_id, attempt.number, outcome, at=ended_at)
+    _record_restarts(run, ledger, state.restarts)
     incoming, turn = folder / DOWNLOAD_FOLDER, run.provenance["inputs"]["job"]["turn"]
     incoming.mkdir(exist_ok=True)
     pull(Agent(host), run_folder, incoming, only=(ORDER_END_FILE.format(turn=turn),))
@@ -214,6 +229,24 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
     elif result is None:
         outcome = Outcome.of(ReasonCode.NO_RESULT, "recorded as SUCCEEDED, but its result is not on the volume")
     ledger.record_end(planned.trial_id, outcome, last_attempt.number, at=end_times.get(last_attempt.number))
+
+
+def _record_restarts(run: RunRecord, ledger: Ledger, restarts: Sequence[Restart]) -> None:
+    """Record the cost of each attempt that resumed and made a step, once; the clock is that of the volume's files.
+
+    The first attempt of a Job that was submitted again has no cost: its checkpoint waited for the operator.
+    """
+    trial_id, workers = run.planned[0].trial_id, run.planned[0].trial.world_size
+    entry, first = ledger.entries[trial_id], run.provenance["inputs"]["job"]["after"] + 1
+    price = (run.provenance["inputs"].get("foreseen") or {}).get("usd_per_gpu_hour")
+    for restart in restarts:
+        lost_sec = restart.since_checkpoint_sec
+        if lost_sec is None or entry.find_attempt(restart.attempt) is None:
+            continue
+        if restart.attempt > first and not ledger.has_restarted(trial_id, restart.attempt):
+            usd = None if price is None else round(lost_sec * workers * price / 3600.0, 4)
+            cost = {"step": restart.from_step, "lost_sec": lost_sec, "workers": workers, "usd": usd}
+            ledger.record_restart(trial_id, restart.attempt, **cost)
 
 
 def import_nodes(run: RunRecord, folder: Path, host: Host) -> None:

@@ -26,7 +26,7 @@ from bench.records.status import Outcome, ReasonCode
 from bench.records.training import LIMITS, CheckpointFacts, DataReport, Evaluation, TrainingRecord
 from bench.workloads.finetune import checkpoint, resume, training_set
 from bench.workloads.finetune.checkpoint import History, State
-from bench.workloads.finetune.resume import Journal, ResumePoint, record_restart
+from bench.workloads.finetune.resume import Journal, ResumePoint, record_first_step, record_restart
 from bench.workloads.finetune.training_set import check_inputs  # looked up in workload modules with special inputs
 from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
@@ -84,6 +84,7 @@ class TrainingLog:
         self._seconds = before.seconds
         changed = [] if resume_point is None else resume_point.changed
         self._restarts = record_restart(folder, record.request.attempt, before.step, changed)
+        self._resumed_from = None if resume_point is None or not self._restarts else resume_point.path
         self._reported: dict[str, Any] = {}
         self._steps_file = StepsFile(record.request.out, record.log)  # starts with the earlier attempts' steps
         self._steps_file(
@@ -133,6 +134,9 @@ class TrainingLog:
         self._history.add(**values)
         self._steps_file(values)
         self._seconds += values["step_time_sec"]
+        if self._resumed_from is not None:  # the first step of this attempt
+            self._restarts = record_first_step(self._folder, self._restarts, self._resumed_from)
+            self._resumed_from = None
         record, ranks = self.record, self.record.trial.world_size
         record.extra_progress["useful_tokens_per_sec"] = values["tokens"] / values["step_time_sec"]
         record.add_step(

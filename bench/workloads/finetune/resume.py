@@ -20,7 +20,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.machine.fingerprint import code_digest
 from bench.records import Trial, schema
 from bench.records.atomic_files import sha256_of, write_atomic
-from bench.records.paths import HELD_VARIABLE
+from bench.records.paths import HELD_VARIABLE, RESTARTS_FILE
 from bench.records.status import ReasonCode
 from bench.records.training import BUDGET_LIMIT, Restart, Training
 from bench.records.trial import rename_old_fields
@@ -40,7 +40,7 @@ MUTABLE_SETTINGS = {
 SCORE_SETTINGS = {"training.score", "training.score_pattern", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
 RECOMPUTATION_SETTINGS = {"gradient_checkpointing", "checkpoint_every"}
-JOURNAL, RESTARTS = "journal.jsonl", "restarts.json"
+JOURNAL = "journal.jsonl"
 NO_STEP, NO_REASON = "ended before its first step", "ended without a reason"
 
 
@@ -185,7 +185,7 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
     Every attempt except the first is a restart, even after an attempt that was killed before it wrote to the journal.
     Attempts started by hand may all have number 1: then the journal shows that there was an earlier one.
     """
-    path, before = checkpoints / RESTARTS, []
+    path, before = checkpoints / RESTARTS_FILE, []
     with contextlib.suppress(OSError, ValueError, TypeError):
         before = [schema.from_json(Restart, load) for load in json.loads(path.read_bytes())]
     lines = Journal(checkpoints).read_and_clear()
@@ -210,9 +210,26 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
             lost_sec=sum(lost.values()),
         )
         before += added
-        with contextlib.suppress(OSError):
-            write_atomic(path, json.dumps(schema.to_json(before)).encode())
+        _write_restarts(checkpoints, before)
     return before
+
+
+def record_first_step(checkpoints: Path, restarts: Sequence[Restart], resumed_from: Path) -> list[Restart]:
+    """Add the time since the checkpoint to the last restart, on the disk, too; it stays None if that fails."""
+    last = restarts[-1]
+    with contextlib.suppress(OSError):
+        path = checkpoints / RESTARTS_FILE
+        path.touch()  # the file system's clock, as for the checkpoint
+        seconds = path.stat().st_mtime - (resumed_from / checkpoint.MANIFEST).stat().st_mtime
+        last = dataclasses.replace(last, since_checkpoint_sec=round(max(0.0, seconds), 1))
+    updated = [*restarts[:-1], last]
+    _write_restarts(checkpoints, updated)
+    return updated
+
+
+def _write_restarts(checkpoints: Path, restarts: Sequence[Restart]) -> None:
+    with contextlib.suppress(OSError):
+        write_atomic(checkpoints / RESTARTS_FILE, json.dumps(schema.to_json(restarts)).encode())
 
 
 def check_free_space(checkpoints: Path, needed: int) -> None:

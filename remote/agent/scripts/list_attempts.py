@@ -1,9 +1,9 @@
 """Program that prints a training's attempts on the shared volume, as one JSON document.
 
-    python -c THIS RUN_FOLDER TRIAL_ID PROGRESS_FILE
+    python -c THIS RUN_FOLDER TRIAL_ID PROGRESS_FILE RESTARTS_FILE
 
 `attempts`: number, first and last modification time (Unix time, s) of each attempt's folder. `progress`: the JSON in
-the last attempt's PROGRESS_FILE, or null.
+the last attempt's PROGRESS_FILE, or null. `restarts`: the JSON in RESTARTS_FILE, a path in the run's folder, or null.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def list_attempts(run_folder: str, trial_id: str) -> list[tuple[int, float, floa
     return sorted(attempts)
 
 
-def read_progress(path: str) -> Any:
+def read_json(path: str) -> Any:
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
@@ -38,11 +38,12 @@ def read_progress(path: str) -> Any:
 
 
 def main() -> None:
-    run_folder, trial_id, progress_file = sys.argv[1:]
+    run_folder, trial_id, progress_file, restarts_file = sys.argv[1:]
     attempts, progress = list_attempts(run_folder, trial_id), None
     if attempts:
-        progress = read_progress(os.path.join(run_folder, f"{trial_id}.{attempts[-1][0]}", progress_file))
-    sys.stdout.write(json.dumps({"attempts": attempts, "progress": progress}) + "\n")
+        progress = read_json(os.path.join(run_folder, f"{trial_id}.{attempts[-1][0]}", progress_file))
+    restarts = read_json(os.path.join(run_folder, restarts_file))
+    sys.stdout.write(json.dumps({"attempts": attempts, "progress": progress, "restarts": restarts}) + "\n")
 
 
 if __name__ == "__main__":

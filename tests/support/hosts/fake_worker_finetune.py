@@ -19,13 +19,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from bench.data.inputs import InputError, Inputs
 from bench.harness.record import Record, StepsFile
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
-from bench.records import Trial
+from bench.records import Trial, schema
 from bench.records.atomic_files import write_atomic
+from bench.records.paths import RESTARTS_FILE
 from bench.records.run import Progress
 from bench.records.status import ReasonCode, TrialStatus
 from bench.records.training import LIMITS, Evaluation, Restart, TrainedSteps, TrainingRecord
@@ -121,12 +123,20 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
             if done % CHECKPOINT_EVERY == 0:
                 _write_checkpoint(folder, done, total)
                 checkpoint_step = done
+            if restarts and restarts[0].since_checkpoint_sec is None:
+                restarts = [replace(restarts[0], since_checkpoint_sec=1.0)]
+                _append_restart(folder / RESTARTS_FILE, restarts[0])
             write_steps(_step_row(done))
             _publish_progress(record, done, steps, checkpoint_step)
             if spec.max_hours is not None and (time.monotonic() - began) / 3600 > spec.max_hours:
                 _write_checkpoint(folder, done, total)
                 raise Stopped(LIMITS[spec.limited_by], f"stopped by {spec.limited_by} at step {done}")
     _write_results(record, total, steps, stop, restarts)
+
+
+def _append_restart(path: Path, restart: Restart) -> None:
+    before = json.loads(path.read_text()) if path.exists() else []
+    path.write_text(json.dumps([*before, schema.to_json(restart)]))
 
 
 def _read_newest_checkpoint(folder: Path) -> tuple[int, int, int | None]:

@@ -190,6 +190,7 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     assert (folder / "adapter" / "adapter_model.safetensors").read_text() == f"{STEPS * (STEPS + 1) // 2}\n"
     assert [event["end"] for event in events(trainer, "ended")] == ["CANCELLED", "SUCCEEDED"]
     assert [event["attempt"] for event in events(trainer, "started")] == [1, 2, 3, 4]
+    assert [(event["attempt"], event["lost_sec"]) for event in events(trainer, "restarted")] == [(2, 1.0), (3, 1.0)]
     assert [job["metadata"]["name"] for job in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
     assert "nothing to resume" in trainer.inv("train", "--job", f"--resume={run_id}")
     assert [(sent["event"], sent["attempt"], sent["source"]) for sent in notifications(hook, b"key")] == [

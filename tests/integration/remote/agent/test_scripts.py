@@ -84,13 +84,16 @@ def test_attempts_on_the_volume_have_the_times_of_their_files(host: LocalHost, t
     (tmp_path / "another.3").mkdir()
 
     def list_attempts(folder: Path, progress_file: str = "progress.json") -> object:
-        command = inline_command(host, "remote.agent.scripts.list_attempts", str(folder), "trial", progress_file)
+        arguments = (str(folder), "trial", progress_file, "checkpoints/restarts.json")
+        command = inline_command(host, "remote.agent.scripts.list_attempts", *arguments)
         return read_json(host, command, "the attempts", timeout_sec=60.0)
 
     times = [[1, 10, 30], [2, 40, 60]]
-    assert list_attempts(tmp_path) == {"attempts": times, "progress": {"step": 3}}
-    assert list_attempts(tmp_path, "none.json") == {"attempts": times, "progress": None}
-    assert list_attempts(tmp_path / "absent") == {"attempts": [], "progress": None}
+    assert list_attempts(tmp_path) == {"attempts": times, "progress": {"step": 3}, "restarts": None}
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "restarts.json").write_text("[]")
+    assert list_attempts(tmp_path, "none.json") == {"attempts": times, "progress": None, "restarts": []}
+    assert list_attempts(tmp_path / "absent") == {"attempts": [], "progress": None, "restarts": None}
 
 
 @pytest.mark.parametrize("text", ["", '{"names": [', "[1, 2]", "null", '{"other": 1}'])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,16 @@ def test_the_next_attempt_records_the_lost_work(tmp_path):
         file.write('{"step": 3, "se')  # truncated by a power failure
     same_first, second = record_restart(tmp_path, 3, 2)
     assert (same_first, second.reason, second.lost_steps) == (first, "PREEMPTED: stopped by SIGTERM", 0)
+
+
+def test_the_time_from_the_checkpoint_to_the_first_step_is_recorded(tmp_path):
+    write(tmp_path, 1)
+    (resumed_from,) = checkpoint.list_checkpoints(tmp_path)
+    written = time.time() - 90.0
+    os.utime(resumed_from / checkpoint.MANIFEST, (written, written))
+    (restart,) = resume.record_first_step(tmp_path, record_restart(tmp_path, 2, 1), resumed_from)
+    assert restart.since_checkpoint_sec == pytest.approx(90.0, abs=30.0)
+    assert record_restart(tmp_path, 3, 1)[0] == restart, "the next attempt reads it"
 
 
 def test_an_attempt_that_was_killed_before_its_first_step_counts_as_in_the_ledger(tmp_path):

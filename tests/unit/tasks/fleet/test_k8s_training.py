@@ -1,0 +1,45 @@
+"""What a training's pods wrote to the volume enters the ledger."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.records import schema
+from bench.records.paths import LEDGER_FILE
+from bench.records.training import Restart
+from remote.fleet.ledger import Ledger
+from tasks.fleet.k8s_training import _record_restarts, _to_state
+from tests.support.reports import synthetic
+
+
+def restart(attempt: int, since_checkpoint_sec: float | None) -> Restart:
+    return Restart(
+        attempt=attempt, from_step=5, reason="", lost_steps=0, lost_sec=0.0, since_checkpoint_sec=since_checkpoint_sec
+    )
+
+
+def state(restarts: Any) -> Any:
+    return _to_state({"attempts": [], "progress": None, "restarts": restarts})
+
+
+def test_restarts_of_a_damaged_file_are_unknown() -> None:
+    assert state([schema.to_json(restart(2, 30.0))]).restarts == [restart(2, 30.0)]
+    assert [state(damaged).restarts for damaged in (None, {}, [1], [{"attempt": 2}], 7)] == [[]] * 5
+
+
+def test_each_restart_of_a_job_is_recorded_once_with_its_cost(tmp_path: Path) -> None:
+    record = synthetic.record(workers=["worker-0"])
+    inputs = {"job": {"after": 0}, "foreseen": {"usd_per_gpu_hour": 3.6}}
+    run = dataclasses.replace(record, provenance={"inputs": inputs})
+    planned = run.planned[0]
+    ledger = Ledger.create(tmp_path / LEDGER_FILE, [planned.trial_id])
+    for attempt in (1, 2, 3):
+        ledger.record_start(planned.trial_id, attempt, "worker-0", "/shared")
+    for _ in range(2):
+        _record_restarts(run, ledger, [restart(2, 50.0), restart(3, None), restart(4, 20.0)])
+    resumed = dataclasses.replace(run, provenance={"inputs": {"job": {"after": 2}}})
+    _record_restarts(resumed, ledger, [restart(2, 50.0), restart(3, 86_400.0)])
+    events = [json.loads(line) for line in (tmp_path / LEDGER_FILE).read_text().splitlines()]
+    costs = [(event["attempt"], event["step"], event["usd"]) for event in events if event["event"] == "restarted"]
+    assert costs == [(2, 5, 0.05 * planned.trial.world_size)], "attempt 3 first waited for the operator"
