@@ -13,6 +13,7 @@ from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
 from remote.fleet.ledger import Entry
+from tasks.cli.lock import share_run
 from tasks.cli.log import open_run_log
 from tasks.clients.workers import require_same_fleet
 from tasks.errors import UsageError, translate_errors
@@ -26,7 +27,10 @@ SEARCH_FOLDER, SEARCH_FILE, ANSWER_FILE, BEST_FILE = "tune", "tune.json", "answe
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:
-    """Return the folder of the run with this id, or of the newest (`latest`). Raises UsageError, which lists runs."""
+    """Return the folder of the run with this id, or of the newest (`latest`), which is not deleted while it is used.
+
+    Raises UsageError, which lists runs.
+    """
     name = run or LATEST
     folder = results_folder / name
     if name != LATEST and Path(name).name != name:
@@ -37,7 +41,10 @@ def find_run(results_folder: Path, run: str | None) -> Path:
         no_newest = "the newest run is gone; name another one" if is_gone else "there is no run yet"
         problem = no_newest if name == LATEST else f"run {name!r} does not exist"
         raise UsageError(f"{results_folder}: {problem}", remedy=f"{_known_runs(results_folder)}")
-    return folder.resolve()
+    folder = folder.resolve()
+    if not share_run(folder):
+        raise UsageError(f"run {folder.name}: it is being deleted", remedy=f"{_known_runs(results_folder)}")
+    return folder
 
 
 def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:

@@ -1,9 +1,10 @@
 """`inv runs --delete` and `--keep`: delete runs that are complete and collected, and that nothing else needs.
 
 A run's folder is first renamed into TRASH_FOLDER, so that a killed command leaves each run either whole or gone; the
-next deletion removes what is left there. Symbolic links are not followed.
+next deletion removes what is left there. A run that another command reads stays. Symbolic links are not followed.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from bench.records.run import RunRecord
 from bench.records.units import format_size
 from reports import formatting
 from tasks.cli.answer import Answer, plan_answer
-from tasks.cli.lock import acquire_lock
+from tasks.cli.lock import acquire_lock, own_run, release_runs
 from tasks.cli.terminal import confirm
 from tasks.errors import (
     ConfirmationRequired,
@@ -36,6 +37,7 @@ from tasks.fleet.pending_results import DISCARDED_FILE, missing_reason
 from tasks.fleet.run_store import LATEST, find_run, point_latest_at, unfinished_searches
 from tasks.reports.runs import RunInfo, find_runs
 
+IN_USE = "another command is reading it"
 TRASH_FOLDER = ".deleted"  # in the results folder, one level too deep to be listed as runs
 _MAX_PLAN_BYTES = 100_000_000
 
@@ -62,6 +64,7 @@ def delete_runs(results_folder: Path, names: Collection[str], keep: int | None, 
     for name in names:
         if find_run(results_folder, name).parent != results_folder.resolve() or (results_folder / name).is_symlink():
             raise UsageError(f"run {name}: it is a link", remedy="name the run itself; `inv runs` lists them")
+    release_runs()
     if dry_run:
         plan = plan_deletion(results_folder, names, keep)
         return plan_answer(_lines(plan), **_document(plan))
@@ -116,9 +119,10 @@ def _reason_to_keep(results_folder: Path, info: RunInfo) -> str | None:
             return reason
         if is_giving_back(folder, run, time.time()):
             return f"its nodes are not given back; `inv collect --run={info.run_id}` does that"
+        with own_run(folder) as is_free:
+            return None if is_free else IN_USE
     except (OSError, ResultError, TaskFailed) as error:
         return str(error)
-    return None
 
 
 def _plans(results_folder: Path) -> Iterator[tuple[str, str]]:
@@ -157,7 +161,10 @@ def _document(plan: DeletionPlan) -> dict[str, Any]:
 def _delete(results_folder: Path, names: Sequence[str]) -> None:
     """Delete these runs, and what a killed deletion left. `latest` then is the newest run that stays."""
     trash = results_folder / TRASH_FOLDER
-    with results_write_errors(results_folder):
+    with results_write_errors(results_folder), contextlib.ExitStack() as owned:
+        for name in names:
+            if not owned.enter_context(own_run(results_folder / name)):
+                raise ConfirmationRequired(f"nothing was deleted: run {name}: {IN_USE}")
         if os.path.lexists(trash):
             shutil.rmtree(trash)
         trash.mkdir(mode=0o700)

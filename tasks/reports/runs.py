@@ -97,8 +97,13 @@ def find_runs(results_folder: Path) -> list[RunInfo]:
     folders = [path.parent for path in results_folder.glob(f"*/{RUN_FILE}") if path.parent.name != LATEST]
     # A folder and links to it are one run; its own name comes last and counts.
     by_folder = {folder.resolve(): folder for folder in sorted(folders, key=lambda folder: not folder.is_symlink())}
-    runs = [_read_run(folder) for folder in by_folder.values()]
-    return sorted(runs, key=lambda run: (run.created_at or "", run.run_id), reverse=True)
+    runs = [(folder, _read_run(folder)) for folder in by_folder.values()]
+    # A run that was deleted meanwhile is not a damaged one.
+    return sorted(
+        (run for folder, run in runs if folder.exists()),
+        key=lambda run: (run.created_at or "", run.run_id),
+        reverse=True,
+    )
 
 
 def _read_run(folder: Path) -> RunInfo:

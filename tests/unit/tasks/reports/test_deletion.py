@@ -1,7 +1,9 @@
 """`inv runs --delete` and `--keep`: only runs that are complete, collected and not needed are deleted."""
 
 import dataclasses
+import fcntl
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -13,10 +15,12 @@ from bench.records.nodes import NodesRecord, NodesState
 from bench.records.paths import LEDGER_FILE, SUMS_FILE
 from bench.records.status import ExitCode, Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
+from tasks.cli import lock
 from tasks.cli.lock import acquire_lock
 from tasks.commands import runs
-from tasks.errors import TaskFailed
+from tasks.errors import TaskFailed, UsageError
 from tasks.fleet.pending_results import DISCARDED_FILE
+from tasks.fleet.run_store import find_run
 from tasks.reports.runs import find_runs
 from tests.support.reports import synthetic
 
@@ -169,6 +173,24 @@ def test_a_dry_run_and_a_command_in_progress_delete_nothing(results):
     with acquire_lock(results, "bench"), pytest.raises(TaskFailed) as raised:
         runs(Context(), delete=[run], yes=True)
     assert (raised.value.code, names_in(results)) == (ExitCode.REFUSED, [run])
+
+
+def test_a_run_that_another_command_reads_stays(results):
+    run = make_run(results, 1)
+    reader = lock._lock_run(results / run, os.O_RDONLY, fcntl.LOCK_SH)  # like another process
+    with pytest.raises(TaskFailed) as raised:
+        runs(Context(), delete=[run], yes=True)
+    assert (raised.value.code, names_in(results)) == (ExitCode.REFUSED, [run])
+    os.close(reader)
+    assert find_run(results, run) == results / run  # as an earlier command of the same chain
+    runs(Context(), delete=[run], yes=True)
+    assert names_in(results) == []
+
+
+def test_a_run_that_is_being_deleted_is_not_read(results):
+    run = make_run(results, 1)
+    with lock.own_run(results / run), pytest.raises(UsageError, match=run):
+        find_run(results, run)
 
 
 def test_a_run_is_gone_before_its_first_file_is_removed(results, monkeypatch):
