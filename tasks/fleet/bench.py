@@ -204,28 +204,33 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
 def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
     """Print the plan and return it."""
     expected_by_trial = expected_sec(settings, run)
+    reused = run.provenance.get("reused", {})
+    measured = [planned for planned in run.planned if planned.trial_id not in reused]
+    counted = f", {len(measured)} of them measured," if reused else ""
     repeats = run.settings["bench"]["repeats"]
     spread_text = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
     print(
         f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')} "
-        f"({spread_text}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
+        f"({spread_text}){counted} over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
     is_mixed = not all(planned.trial.workload.is_compared for planned in run.planned)
     rows = plain_table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
     rows.add_column("why")
-    # One row per trial: the plan holds a trial once per worker and repeat.
-    for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
+    # One row per trial: the plan holds a trial once per worker and repeat, of which some may be reused.
+    for planned in {planned.trial.trial_id: planned for planned in (*run.planned, *measured)}.values():
         trial, expected = planned.trial, expected_by_trial[planned.trial_id]
+        time_text = "-" if expected is None else formatting.clock(expected)
         rows.add_row(
             Text(trial.trial_id),
             *([trial.kind] if is_mixed else []),
             size_text(trial),
             steps_text(trial),
-            "-" if expected is None else formatting.clock(expected),
+            "reused" if planned.trial_id in reused else time_text,
             Text(escape_controls(trial.reason)),
         )
     console().print(rows)
-    print(f"on {', '.join(run.workers)}")
+    workers = [name for name in run.workers if any(planned.worker in (None, name) for planned in measured)]
+    print(f"on {', '.join(workers)}" if measured else "no trial is left to measure")
     total = expected_total_sec(run, expected_by_trial)
     expected_time = "unknown (some trials have never run here)" if total is None else f"about {formatting.clock(total)}"
     print(f"expected time: {expected_time}; nothing was changed")
@@ -234,6 +239,7 @@ def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
             "trial_id": planned.trial_id,
             "worker": planned.worker,
             "expected_sec": expected_by_trial[planned.trial_id],
+            "reused": reused.get(planned.trial_id),
             "trial": planned.trial.to_json(),
         }
         for planned in run.planned
