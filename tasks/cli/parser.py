@@ -55,8 +55,8 @@ def _help_for(self: ParserContext, flag: str) -> tuple[str, str]:
 
 
 class PatchedParser(parser.ParseMachine):
-    """Invoke's parser with three differences: a task's name ends a flag with an optional value, renamed flags are
-    accepted, and errors name the task and the nearest known word."""
+    """Invoke's parser with four differences: a task's name ends a flag with an optional value, an argument does not
+    begin with `-`, renamed flags are accepted, and errors name the task and the nearest known word."""
 
     def __init__(self, initial: ParserContext, contexts: Lexicon, ignore_unknown: bool) -> None:
         self._old_flags: dict[int, str] = {}  # by the id of the argument that it sets
@@ -74,7 +74,19 @@ class PatchedParser(parser.ParseMachine):
             self.complete_flag()  # without a value, as at the end of the command line
         elif self._is_unknown(token):
             self._refuse(token)
+        elif token in self.initial.flags and self._expects_argument and not self.waiting_for_flag_value:
+            self._handle_core_flag(token)  # Invoke would take it for the argument
+            return
         super().handle(token)
+
+    def _handle_core_flag(self, token: str) -> None:
+        flag = self.initial.flags[token]
+        if flag.name != "help":
+            self.switch_to_flag(token)
+            return
+        flag.value = self.context.name
+        for argument in self.context.missing_positional_args:
+            argument.optional = True
 
     def complete_flag(self) -> None:
         flag = self.flag
@@ -126,7 +138,12 @@ class PatchedParser(parser.ParseMachine):
         if self.ignore_unknown or self.waiting_for_flag_value or not self.context:
             return False
         flags = (flags_by_name for of in (self.context, self.initial) for flags_by_name in (of.flags, of.inverse_flags))
-        return not self.context.missing_positional_args and not any(token in known for known in (self.contexts, *flags))
+        is_argument = self._expects_argument and not (token.startswith("-") and len(token) > 1)
+        return not is_argument and not any(token in known for known in (self.contexts, *flags))
+
+    @property
+    def _expects_argument(self) -> bool:
+        return bool(self.context and self.context.missing_positional_args)
 
     def _refuse(self, token: str) -> None:
         if not token.startswith("-"):

@@ -239,9 +239,13 @@ class _InvProgram(Program):
         from tasks.settings.load import load  # imports pydantic, which `inv --list` does not need
 
         try:
-            Path.cwd()
+            next(Path.cwd().iterdir(), None)
         except FileNotFoundError as error:
             raise UsageError("the current directory was deleted", remedy="`cd` to an existing one") from error
+        except PermissionError as error:
+            raise UsageError(
+                "the current directory cannot be read: Permission denied", remedy="`cd` to another one"
+            ) from error
         load(Context(self.config))
 
 

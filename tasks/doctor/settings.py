@@ -12,7 +12,7 @@ from tasks.cli.answer import Answer
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import UsageError, escape_controls
 from tasks.settings.load import Settings, load_layers, nearest
-from tasks.settings.schema import LEAVES, Sections, expected_text, field
+from tasks.settings.schema import LEAVES, Section, Sections, expected_text, field, section_type
 from tasks.settings.sources import Keys, SettingsLayers, env_name, found_text
 
 PROJECT_FILE = "invoke"  # the stem of the file that has every setting with its comment
@@ -50,10 +50,19 @@ def _choose(name: str | None) -> list[Keys]:
     keys = tuple(name.split("."))
     chosen = [leaf for leaf in LEAVES if leaf[: len(keys)] == keys]
     if not chosen:
-        near = nearest(keys, Sections)
+        near = nearest(keys, _section(keys[:-1]))
         advice = f"did you mean {near}?" if near else "`inv settings` lists them all"
         raise UsageError(f"settings: {name}: unknown setting", remedy=advice)
     return chosen
+
+
+def _section(keys: Keys) -> type[Section]:
+    """Return the section of these keys, or the one of all sections if it does not exist."""
+    section: type[Section] = Sections
+    for key in keys:
+        info = section.model_fields.get(key)
+        section = (section_type(info) if info else None) or Sections
+    return section
 
 
 def _value(settings: Settings, keys: Keys) -> Any:

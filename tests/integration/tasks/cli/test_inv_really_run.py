@@ -125,6 +125,16 @@ def test_a_deleted_current_directory_is_one_line(project: Path) -> None:
     assert "`cd`" in completed.stderr
 
 
+def test_an_unreadable_current_directory_is_one_line(tmp_path: Path) -> None:
+    # Root reads every directory, but for these two capabilities.
+    limited = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    unreadable = tmp_path / "unreadable"
+    unreadable.mkdir(0o300)
+    completed = run((*limited, INV, "--list"), cwd=unreadable, capture_output=True, text=True)
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
+    assert "`cd`" in completed.stderr
+
+
 def test_settings_are_refused_before_the_first_task_has_done_anything(chain: Inv) -> None:
     completed = chain("prints", env={"INVOKE_BENCH_SEED": "x"})
     assert (completed.returncode, completed.stdout) == (2, "")

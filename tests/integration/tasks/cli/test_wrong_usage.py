@@ -45,6 +45,8 @@ def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
         ((), ("bench ", "image.bom", "`inv help TASK`")),
         (("help",), ("bench ", "`inv help TASK`")),
         (("help", "bench"), ("inv bench [--flags]", "--quick", "Examples:")),
+        (("compare", "--help"), ("inv compare FIRST SECOND [--flags]", "--tolerance", "Examples:")),
+        (("settings", "-h"), ("inv settings [NAME] [--flags]", "--changed", "Examples:")),
         (("help", "cluster"), ("nodes ", "teardown ")),
         (("help", "serve"), ("--merged", "Examples:", "serve.stop ")),
         (("help", "image"), (".bom", ".archive")),
