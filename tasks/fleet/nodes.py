@@ -83,8 +83,8 @@ def plan(
 ) -> NodesRecord | None:
     """Return the confirmed plan for the nodes of a new run; None if they are kept. `section` is train or bench.
 
-    It is printed first. `job_pods` is the number of pods of a Job. Raises UsageError, and ConfirmationRequired if it is
-    not confirmed.
+    It is printed first; in a dry run it is not confirmed. `job_pods` is the number of pods of a Job. Raises UsageError,
+    and ConfirmationRequired if it is not confirmed.
     """
     if getattr(settings, section).then != SHRINK:
         return None
@@ -100,9 +100,7 @@ def plan(
             record, lines = dataclasses.replace(record, job=job), [*lines, *job_lines]
     for line in lines:
         print(line, flush=True)
-    if dry_run:
-        return None
-    if not yes and not confirm("Give these nodes back after success, without asking again?"):
+    if not dry_run and not yes and not confirm("Give these nodes back after success, without asking again?"):
         raise ConfirmationRequired(
             "nothing was started", remedy=f"pass --yes to confirm, or set {section}.then to keep"
         )

@@ -182,6 +182,7 @@ def test_a_job_trains_notifies_and_shrinks_with_nobody_there(
     trainer: Operator, hook: Webhook, tenancy: FakeTenancy
 ) -> None:
     tenancy.stuck = PODS  # the nodes go a moment after the request
+    assert "networkpolicy/nodes" in trainer.inv("train", "--job", "--dry-run", stdin=f"{PASSWORD}\n")
     run_id, volume = submit(trainer)
     trainer.cluster.wait_until(lambda: bool(tenancy.bodies), "the request")
     assert sent(hook) == ["started", "ended", "nodes"], "before the nodes go"

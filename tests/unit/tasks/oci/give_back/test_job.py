@@ -68,6 +68,7 @@ def test_a_job_that_holds_the_pool_whole_gives_it_back_itself_with_one_policy(
         gpus_per_pod=1,
         policy=policy,
     ), scope
+    assert run_nodes.plan(settings, "train", yes=False, dry_run=True, job_pods=2) == planned, "with its manifests"
     assert f"  {policy}\n" in capsys.readouterr().out
 
 

@@ -38,8 +38,8 @@ def test_the_plan_names_pool_sizes_and_price_and_is_confirmed_once(
     with pytest.raises(ConfirmationRequired, match="--yes"):
         run_nodes.plan(settings, "train", yes=False)
     assert "pool gpus (VM.GPU.A10.1): 2 -> 0 nodes" in capsys.readouterr().out
-    assert run_nodes.plan(settings, "train", yes=False, dry_run=True) is None
     planned = run_nodes.plan(settings, "train", yes=True)
+    assert run_nodes.plan(settings, "train", yes=False, dry_run=True) == planned
     assert planned is not None
     assert (planned.from_size, planned.to_size, planned.state) == (2, 0, NodesState.PLANNED)
     assert planned.usd_per_hour == pytest.approx(4.01, abs=0.01)
