@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,26 @@ CheckpointManager.save = held_save
 sys.argv[1:] = sys.argv[3:]
 runpy.run_module("bench", run_name="__main__", alter_sys=True)
 """
+# Two trials that rehearse no step, and whose rank 1 is killed between two steps of the rehearsal.
+UNREHEARSED_TRIAL = """
+import runpy
+from bench.workloads.finetune.trainer import Trainer
+
+Trainer.rehearse = lambda trainer: None
+runpy.run_module("bench", run_name="__main__", alter_sys=True)
+"""
+KILLED_TRIAL = """
+import os, runpy, signal
+from bench.workloads.finetune.steps import Gradients
+
+def waited_sec(gradients):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0.0
+
+Gradients.waited_sec = waited_sec
+runpy.run_module("bench", run_name="__main__", alter_sys=True)
+"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -70,14 +91,20 @@ class Attempts:
         return self.home / f"gate-{self.number}"
 
     def start(
-        self, *, ranks: int = 2, held_after: int | None = None, max_hours: float | None = None
+        self,
+        *,
+        ranks: int = 2,
+        held_after: int | None = None,
+        max_hours: float | None = None,
+        program: tuple[str, ...] = ("-m", "bench"),
     ) -> subprocess.Popen:
         self.number += 1
         training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0, "max_hours": max_hours}
         training["score"] = self.score
         trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training)
         (self.home / "trial.json").write_text(trial.to_text())
-        program = ("-m", "bench") if held_after is None else ("-c", HELD_TRIAL, str(held_after), str(self.gate))
+        if held_after is not None:
+            program = ("-c", HELD_TRIAL, str(held_after), str(self.gate))
         argv = (
             *(*program, "run", "--trial", str(self.home / "trial.json"), "--out", str(self.out)),
             *("--checkpoints", str(self.home / "checkpoints"), "--attempt", str(self.number)),
@@ -87,8 +114,8 @@ class Attempts:
         self.started.append(process)
         return process
 
-    def finish(self, *, ranks: int = 2) -> TrainingRecord:
-        process = self.start(ranks=ranks)
+    def finish(self, **options: Any) -> TrainingRecord:
+        process = self.start(**options)
         output, _ = process.communicate(timeout=WAIT_SEC)
         assert process.returncode == 0, output
         return TrainingRecord.read(self.out / "training.json")
@@ -143,7 +170,6 @@ def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(a
         STEPS,
         [],
     )
-    assert undisturbed.communication_predicted_percent is not None
 
     training = attempts("disturbed")
     process = training.start(held_after=2)
@@ -181,6 +207,21 @@ def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(a
     assert [restart.attempt for restart in record.restarts] == [2, 3, 4]
     assert [restart.from_step for restart in record.restarts] == [2, stopped.steps_done, stopped.steps_done + 1]
     assert record.restarts[1].lost_steps == 0
+
+
+def test_a_rehearsal_changes_no_bit_and_a_rank_killed_during_it_is_lost(attempts, undisturbed):
+    training = attempts("rehearsed")
+    process = training.start(program=("-c", KILLED_TRIAL))
+    process.communicate(timeout=WAIT_SEC)
+    lost = TrialResult.read(training.out / "result.json")
+    assert lost.status is TrialStatus.LOST
+    assert re.search("rank 1 .*SIGKILL", str(lost.reason))
+
+    record = training.finish(program=("-c", UNREHEARSED_TRIAL))
+    check_same(record, undisturbed)
+    assert record.communication_predicted_percent is None
+    assert undisturbed.communication_predicted_percent is not None
+    assert 0.0 < undisturbed.communication_predicted_percent < 100.0
 
 
 SCORE_FILE = """
