@@ -11,6 +11,7 @@ import hashlib
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ class BadLines:
 
     def _error(self, count: str) -> InputError:
         prefix = f"{self.source}: "
-        reasons = [text.removeprefix(prefix)[:MAX_REASON_CHARS] for text in self.places()[:MAX_LISTED]]
+        places = [text.removeprefix(prefix)[:MAX_REASON_CHARS] for text in self.places()[:MAX_LISTED]]
+        groups = groupby(places, key=lambda text: text.rpartition(": ")[2])
+        reasons = [_name_once(list(group), f": {reason}") for reason, group in groups]
         share = format_percent(MAX_SKIPPED_SHARE)
         remedies = {
             "refuse": f", or set train.bad_lines: skip, which leaves out at most {share} of the lines",
@@ -78,6 +81,11 @@ class BadLines:
         listed, common = " | ".join(reasons), {error.remedy for error in self.errors}
         remedy = next(iter(common)) if len(common) == 1 and "" not in common else "correct or remove them"
         return InputError(f"{prefix}{count} lines cannot be used: {listed}", remedy=f"{remedy}{remedies[self.policy]}")
+
+
+def _name_once(places: Sequence[str], reason: str) -> str:
+    """Join places that end with the same reason, which only the last one keeps."""
+    return ", ".join([*(place.removesuffix(reason) for place in places[:-1]), places[-1]])
 
 
 class Conversations:
