@@ -8,6 +8,7 @@ from pathlib import Path
 from invoke.context import Context
 
 from bench.records.paths import DEMO_INPUTS
+from bench.records.status import ExitCode
 from bench.records.units import format_gb
 from remote.hosts.command import Command, Secret
 from remote.image import model_fetch, vm_jobs
@@ -16,7 +17,7 @@ from remote.jobs.job import Agent
 from tasks.cli.answer import Answer, plan_answer
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
-from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
+from tasks.errors import TaskFailed, UsageError, error_class, escape_controls
 from tasks.image import build_profiles, jobs
 from tasks.image.commands import FetchOptions
 from tasks.settings.load import Settings, load
@@ -52,10 +53,10 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
     except subprocess.TimeoutExpired as error:
         raise TaskFailed(f"model.demo: not done after {DEMO_TIMEOUT_SEC:.0f} s: {command.render()}") from error
     stderr = completed.stderr.decode(errors="replace").strip()
-    if completed.returncode == UsageError.exit_code:
-        raise UsageError(f"model.demo: {stderr}")
-    if completed.returncode == ConfirmationRequired.exit_code:
-        raise ConfirmationRequired(f"model.demo: {stderr}")
+    if completed.returncode in (ExitCode.BAD_INPUT, ExitCode.REFUSED):
+        raise error_class(ExitCode(completed.returncode))(f"model.demo: {stderr}")
+    if completed.returncode == ExitCode.FAILED and "\n" not in stderr:  # a path that cannot be written
+        raise TaskFailed(f"model.demo: {stderr}", remedy="check owner, permissions and free space, then rerun it")
     if completed.returncode != 0:
         raise TaskFailed(
             f"model.demo: exit {completed.returncode}: {command.render()}: {command.tail(stderr, lines=1)}"

@@ -40,6 +40,12 @@ def test_a_refusal_of_demo_is_one_line_and_exit_2(demo: Inv) -> None:
     assert (ended.returncode, ended.stderr) == (2, "model.demo: d.jsonl: changed since demo made it\n")
 
 
+def test_a_path_that_cannot_be_written_is_named_without_the_command(demo: Inv) -> None:
+    ended = demo("model.demo", env={"FAKE_EXIT": "1", "FAKE_STDERR": "data/d.jsonl: Permission denied"})
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("model.demo: data/d.jsonl: Permission denied; check ")
+
+
 def test_any_other_exit_names_the_command_and_the_last_line_of_stderr(project: Path, demo: Inv) -> None:
     ended = demo("model.demo", env={"FAKE_EXIT": "7", "FAKE_STDERR": "Traceback\nOSError: full"})
     assert ended.returncode == 1
