@@ -1,4 +1,4 @@
-"""`inv runs`: list the runs in results/, newest first, with suite, progress, bytes and the report's recommendation."""
+"""`inv runs`: list the runs in results/, newest first, with progress, bytes and the report's recommendation."""
 
 import contextlib
 import os
@@ -75,7 +75,7 @@ def _print_runs(results_folder: Path, runs: Sequence[RunInfo]) -> None:
     if not runs:
         print(f"{results_folder}: no runs yet; type `inv bench --quick` to start one")
         return
-    headings = ("run", "suite", "workers", "trials", "size", "state")
+    headings = ("run", "workers", "trials", "size", "state")  # a run's id ends with its suite
     rows = [headings, *(_format_row(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells, run in zip(rows, (None, *runs), strict=True):
@@ -89,7 +89,7 @@ def _print_runs(results_folder: Path, runs: Sequence[RunInfo]) -> None:
 
 def _format_row(run: RunInfo) -> tuple[str, ...]:
     workers = "-" if run.workers is None else str(run.workers)
-    return run.run_id, run.suite or "-", workers, _format_trials(run), format_size(run.byte_count), run.state
+    return run.run_id, workers, _format_trials(run), format_size(run.byte_count), run.state
 
 
 def find_runs(results_folder: Path) -> list[RunInfo]:

@@ -53,10 +53,10 @@ def test_the_newest_run_is_first_with_its_state_and_recommendation(results, caps
     (results / "latest").symlink_to(second.name)
     runs(Context())
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    cells = [second.name, "quick", "1", "1", "of", "2", "succeeded"]
-    assert (lines[1][:7], lines[1][8:]) == (cells, ["kB", "unfinished"])
+    cells = [second.name, "1", "1", "of", "2", "succeeded"]
+    assert (lines[1][:6], lines[1][7:]) == (cells, ["kB", "unfinished"])
     assert lines[2] == headline.split()
-    assert lines[3][:9] == ["first", "quick", "1", "1", "of", "2", "succeeded", "(1", "FAILED)"]
+    assert lines[3][:8] == ["first", "1", "1", "of", "2", "succeeded", "(1", "FAILED)"]
     assert len(lines) == 4
 
 
