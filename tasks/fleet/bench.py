@@ -34,7 +34,7 @@ from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.reuse import Reuse, find_reusable, write_reused
-from tasks.fleet.run_store import TRAIN, open_run, resume_command
+from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.settings.load import Settings, load
 
 
@@ -181,7 +181,12 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
                 remedy="once the worker "
                 f"answers, run `{resume_command(run.run_id)}`, then `inv cancel --run={run.run_id}`",
             )
-        print(f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` resumes it")
+        statuses = count_statuses(ledger.entries.values())
+        if TrialStatus.CANCELLED.value in statuses:
+            print(f"run {run.run_id}: cancelled; `{resume_command(run.run_id)}` resumes it")
+        else:  # the trials went on without a command that follows them
+            ended = format_statuses(statuses, len(run.planned))
+            print(f"run {run.run_id}: nothing to cancel, every trial had ended: {ended}")
     return None
 
 

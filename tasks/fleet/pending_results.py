@@ -142,7 +142,8 @@ def missing_reason(folder: Path, run: RunRecord) -> str | None:
     except LedgerError as error:
         return str(error)
     if running:
-        return f"{len(running)} of {len(trial_ids)} trials have not ended; `{resume_command(run_id)}` resumes it"
+        advice = f"`{resume_command(run_id)}` resumes it, `inv cancel --run={run_id}` stops it"
+        return f"{len(running)} of {len(trial_ids)} trials have not ended; {advice}"
     fetch_hint = f"`inv collect --run={run_id}` fetches it"
     try:
         checksums = (folder / SUMS_FILE).read_text(encoding="utf-8")

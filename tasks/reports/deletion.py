@@ -94,7 +94,7 @@ def plan_deletion(results_folder: Path, names: Collection[str], keep: int | None
         labels = {f"run {run.run_id}" for run in deleted}
         staying = {label: text for label, text in plans.items() if label not in labels}
         named = {
-            run.run_id: f"the plan of {label} names it"
+            run.run_id: f"the plan of {label} names it{_advice(label)}"
             for run in deleted
             for label, text in staying.items()
             if _names(text, run.run_id)
@@ -102,6 +102,11 @@ def plan_deletion(results_folder: Path, names: Collection[str], keep: int | None
         if not named:
             return DeletionPlan(delete=deleted, kept=kept)
         kept |= named
+
+
+def _advice(label: str) -> str:
+    kind, name = label.split(" ", 1)
+    return f"; `inv tune --resume={name}` finishes the search" if kind == "search" else ""
 
 
 def _reason_to_keep(results_folder: Path, info: RunInfo) -> str | None:

@@ -18,13 +18,13 @@ from tests.support.reports import synthetic
 
 @pytest.fixture
 def cancel(monkeypatch, tmp_path):
-    def run(code: ReasonCode) -> None:
+    def run(outcome: Outcome) -> None:
         planned = [SimpleNamespace(trial_id="baseline")]
         run = SimpleNamespace(run_id="20261122-080000-quick", planned=planned, provenance={})
 
         def fleet(_settings, _run, _folder, ledger, *_):
             ledger.record_start("baseline", 1, "worker-0", "/w/baseline.1")
-            end = ("baseline", Outcome.of(code, "no route to host"), 1)
+            end = ("baseline", outcome, 1)
             yield SimpleNamespace(stop=lambda: None, run=lambda: ledger.record_end(*end))
 
         monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=tmp_path))
@@ -32,14 +32,19 @@ def cancel(monkeypatch, tmp_path):
         monkeypatch.setattr(bench, "run_hosts", lambda *_: [])
         monkeypatch.setattr(bench.runner, "make_fleets", fleet)
         bench.cancel_run(SimpleNamespace(), None)  # type: ignore[arg-type]
-        assert Ledger(tmp_path / LEDGER_FILE).entries["baseline"].status is TrialStatus.CANCELLED
+        assert Ledger(tmp_path / LEDGER_FILE).entries["baseline"].status is outcome.status
 
     return run
 
 
 def test_a_trial_that_was_stopped_is_cancelled(cancel, capsys):
-    cancel(ReasonCode.CANCELLED)
+    cancel(Outcome.of(ReasonCode.CANCELLED, ""))
     assert "`inv bench --resume=20261122-080000-quick`" in capsys.readouterr().out
+
+
+def test_a_trial_that_had_succeeded_is_not_called_cancelled(cancel, capsys):
+    cancel(Outcome(TrialStatus.SUCCEEDED))
+    assert capsys.readouterr().out.endswith(": nothing to cancel, every trial had ended: 1 of 1 succeeded\n")
 
 
 def test_a_new_run_that_got_another_id_is_the_one_that_can_be_cancelled(tmp_path: Path) -> None:
@@ -57,4 +62,4 @@ def test_a_new_run_that_got_another_id_is_the_one_that_can_be_cancelled(tmp_path
 
 def test_an_unreachable_worker_is_not_a_success(cancel):
     with pytest.raises(RetryableError, match=r"\b1 trial\b.*no route.*`inv bench --resume=.*`inv cancel --run="):
-        cancel(ReasonCode.CANCEL_UNCONFIRMED)
+        cancel(Outcome.of(ReasonCode.CANCEL_UNCONFIRMED, "no route to host"))
