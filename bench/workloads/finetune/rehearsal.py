@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from bench.workloads.finetune.steps import GlobalStep, StepRow, waited_percent
+from bench.workloads.finetune.steps import GlobalStep, StepRow, least_waits, waited_percent
 from bench.workloads.ranks.process import RankGroup
 
 COMMUNICATION_GOAL_PERCENT = 2.0
@@ -29,8 +29,9 @@ def rehearse_row(global_step: GlobalStep, row: StepRow) -> None:
 def rehearse_exchange(
     global_step: GlobalStep, group: RankGroup, row: StepRow
 ) -> tuple[float, list[tuple[float, float]]]:
-    """Measure the exchange of all gradients, and steps of one row: return the seconds of one exchange without overlap,
-    and each step's (waited, whole) seconds of this rank.
+    """Measure exchanges of all gradients without overlap, and steps of one row.
+
+    Return the seconds of an exchange, the fastest of the slowest rank, and the (waited, whole) seconds of each step.
     """
     gradients = global_step.gradients
 
@@ -52,7 +53,7 @@ def rehearse_exchange(
         steps.append((gradients.waited_sec(), step_sec))
     gradients.clear()
     global_step.step.synchronize()
-    return max(group.gather_objects(send_sec)), steps
+    return max(group.gather_objects(send_sec)), least_waits(group.gather_objects(steps))
 
 
 def predict_communication(steps: Sequence[tuple[float, float]], rows: int) -> tuple[float, int]:

@@ -259,6 +259,14 @@ def deterministic(torch: Any, recipe: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+def least_waits(ranks: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Return each step's (waited, whole) seconds of the rank that waited least.
+
+    It was the last one to compute, so it waited for the exchange only; the others waited for it, too.
+    """
+    return [min(step) for step in zip(*ranks, strict=True)]
+
+
 def waited_percent(steps: Sequence[tuple[float, float]]) -> float:
     """Return the share of the median step spent waiting, from (waited, whole) seconds; 0 without steps.
 

@@ -47,6 +47,7 @@ from bench.workloads.finetune.steps import (
     StepRow,
     deterministic,
     learning_rate_factor,
+    least_waits,
     waited_percent,
 )
 from bench.workloads.finetune.training_set import RowCollator, TrainingSet, count_targets
@@ -136,7 +137,7 @@ class Trainer:
             return
         send_sec, steps = rehearse_exchange(self.global_step, self.group, row)
         rows = math.ceil(self.training.rows_per_step / self.group.world_size)
-        percent, enough_rows = min(self.group.gather_objects(predict_communication(steps, rows)))
+        percent, enough_rows = predict_communication(steps, rows)
         message = (
             f"communication is predicted to take {percent:.1f} % of a step: {format_mb(self.gradients.bytes)} of "
             f"gradients are exchanged in {send_sec:.3g} s"
@@ -450,9 +451,9 @@ class Trainer:
         self.group.check_equal(digest, "the adapter")
 
     def communication_percent(self) -> float | None:
-        """Return the share of the median step spent waiting for other ranks, of the rank that waits least."""
-        shares = self.group.gather_objects(waited_percent(self._waits))
-        return None if self.group.is_single or not self._waits else min(shares)
+        """Return the share of the median step spent waiting for gradients, by the rank that waits least in each."""
+        waits = least_waits(self.group.gather_objects(self._waits))
+        return None if self.group.is_single or not waits else waited_percent(waits)
 
     def adapter(self) -> tuple[int, dict[str, Any]]:
         """Return the final adapter's step and tensors: the best adapter, else the last. Rank 0 only."""

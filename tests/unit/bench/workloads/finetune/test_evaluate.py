@@ -10,7 +10,7 @@ from bench.data.inputs import InputError
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.evaluate import make_evaluation, ratio
 from bench.workloads.finetune.rehearsal import predict_communication
-from bench.workloads.finetune.steps import waited_percent
+from bench.workloads.finetune.steps import least_waits, waited_percent
 
 
 def test_the_interval_covers_the_true_value_in_about_95_percent():
@@ -37,7 +37,9 @@ def test_a_later_loss_is_compared_example_by_example():
     assert make_evaluation(0, [4.0], [], [2]).low is None  # a single example has no interval
 
 
-def test_the_share_waited_is_that_of_the_median_step():
+def test_the_share_waited_is_that_of_the_median_step_and_of_the_last_rank_to_compute():
+    ranks = [[(0.1, 1.0), (0.5, 2.0), (0.1, 1.0)], [(0.4, 1.1), (0.2, 2.0), (0.0, 0.9)]]
+    assert least_waits(ranks) == [(0.1, 1.0), (0.2, 2.0), (0.0, 0.9)]
     assert waited_percent([]) == 0.0
     assert waited_percent([(9.0, 10.0), (0.1, 1.0), (0.2, 1.0), (0.0, 2.0), (0.1, 1.0)]) == pytest.approx(10.0)
 
