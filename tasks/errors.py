@@ -12,9 +12,8 @@ from typing import ClassVar
 
 from invoke.exceptions import Exit
 
+from bench.records.atomic_files import DISK_ERRNOS
 from bench.records.status import ExitCode, Failure
-
-DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # transient; any write of a task may fail with them
 
 
 def escape_controls(text: str) -> str:

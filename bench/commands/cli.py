@@ -22,6 +22,7 @@ from bench.harness.record import Request
 from bench.machine import fingerprint, nvml
 from bench.machine.preflight import require_gpus_for
 from bench.records import Trial, TrialError, choose, read_trials, schema, suite
+from bench.records.atomic_files import DISK_ERRNOS
 from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
 from bench.records.training import TrainingData
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrialError, InputError) as error:
         print(error, file=sys.stderr)
         code = ReasonCode.INPUT_REJECTED if isinstance(error, InputRejected) else ReasonCode.BAD_INPUT
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in DISK_ERRNOS:
+            code = ReasonCode.NOT_WRITTEN
         if arguments.handler in (
             _inspect,
             _survey,
@@ -71,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.BROKEN_PIPE
     except OSError as error:  # demo or selfcheck cannot write to a folder; `run` handles its own errors
         print(f"{error.filename or 'system'}: {error.strerror}", file=sys.stderr)
-        return ExitCode.FAILED
+        return ExitCode.RETRYABLE if error.errno in DISK_ERRNOS else ExitCode.FAILED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 16
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # transient; any write may fail with them
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -34,9 +35,11 @@ def open_atomic(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.chmod(temporary, mode)  # mkstemp's 0600 would hide a result on a shared volume from its operator
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # of a write or fsync
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.atomic_files import sha256_of, write_atomic
+from bench.records.atomic_files import DISK_ERRNOS, sha256_of, write_atomic
 from bench.records.scratch_folders import scratch_folder
 from bench.records.units import format_size
 from remote.agent.shared.errors import VmAgentError
@@ -25,7 +25,6 @@ from tasks.cli.answer import Answer, plan_answer
 from tasks.clients.registry import configured_user, parse_reference
 from tasks.clients.secrets import registry_password
 from tasks.errors import (
-    DISK_ERRNOS,
     ConfirmationRequired,
     RetryableError,
     TaskFailed,

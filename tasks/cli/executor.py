@@ -15,10 +15,11 @@ from invoke.context import Context
 from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
 from invoke.executor import Executor
 
+from bench.records.atomic_files import DISK_ERRNOS
 from tasks.cli.log import log_command
 from tasks.cli.parser import refuse_empty_values
 from tasks.cli.signals import set_ctrl_c_handler
-from tasks.errors import DISK_ERRNOS, Interrupted, SomeTrialsFailed, UsageError, disk_error
+from tasks.errors import Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.load import load
 
 _logger = logging.getLogger(__name__)

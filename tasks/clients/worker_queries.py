@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 from remote.hosts.pods.kubectl import PodUnusable
+from remote.jobs.job import HostRefused
 from tasks.errors import RetryableError, UsageError, escape_controls
 from tasks.settings.load import Settings
 
@@ -26,8 +27,8 @@ def translate_host_errors() -> Iterator[None]:
     except (PermissionDenied, PodUnusable) as error:
         raise UsageError(f"{error}, then rerun the command") from error
     except HostError as error:
-        remedy = "check that the workers are up, then rerun the command"
-        raise RetryableError.from_error(error, remedy=remedy) from error
+        advice = "correct that on the worker" if isinstance(error, HostRefused) else "check that the workers are up"
+        raise RetryableError.from_error(error, remedy=f"{advice}, then rerun the command") from error
 
 
 def query_all(

@@ -17,7 +17,7 @@ from remote.jobs.job import Agent
 from tasks.cli.answer import Answer, plan_answer
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
-from tasks.errors import TaskFailed, UsageError, error_class, escape_controls
+from tasks.errors import RetryableError, TaskFailed, UsageError, error_class, escape_controls
 from tasks.image import build_profiles, jobs
 from tasks.image.commands import FetchOptions
 from tasks.settings.load import Settings, load
@@ -55,8 +55,9 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
     stderr = completed.stderr.decode(errors="replace").strip()
     if completed.returncode in (ExitCode.BAD_INPUT, ExitCode.REFUSED):
         raise error_class(ExitCode(completed.returncode))(f"model.demo: {stderr}")
-    if completed.returncode == ExitCode.FAILED and "\n" not in stderr:  # a path that cannot be written
-        raise TaskFailed(f"model.demo: {stderr}", remedy="check owner, permissions and free space, then rerun it")
+    if completed.returncode in (ExitCode.FAILED, ExitCode.RETRYABLE) and "\n" not in stderr:  # it could not write
+        failure = RetryableError if completed.returncode == ExitCode.RETRYABLE else TaskFailed
+        raise failure(f"model.demo: {stderr}", remedy="check owner, permissions and free space, then rerun the command")
     if completed.returncode != 0:
         raise TaskFailed(
             f"model.demo: exit {completed.returncode}: {command.render()}: {command.tail(stderr, lines=1)}"

@@ -27,7 +27,7 @@ def main() -> int:
             os.rename(temporary, target)
     except OSError as error:
         if not os.path.isdir(target):
-            sys.stderr.write(str(error))
+            sys.stderr.write(f"{folder}: cannot be written: {error.strerror or error}")
             return EXIT_REFUSED
     finally:
         remove_tree(temporary)

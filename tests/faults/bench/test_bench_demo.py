@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.status import ExitCode
+from tests.support.hosts.local_fleet import fill_disk
+
 pytestmark = pytest.mark.slow
 WAIT_SEC = 240.0
 
@@ -42,6 +45,13 @@ def test_a_killed_demo_leaves_no_model_and_the_next_one_is_reproducible(start_de
     third = start_demo(tmp_path)
     output, _ = third.communicate(timeout=WAIT_SEC)
     assert [line.split()[0] for line in output.splitlines()] == ["verified", "verified"]
+
+
+def test_a_demo_on_a_full_disk_names_the_file(start_demo, small_disk):
+    fill_disk(small_disk)
+    error, code = (process := start_demo(small_disk)).communicate(timeout=WAIT_SEC)[1], process.wait()
+    assert (code, error.count("\n")) == (ExitCode.RETRYABLE, 1)
+    assert error.startswith(f"{small_disk}/")
 
 
 def test_the_selfcheck_runs_a_trial(bench_environment, bench_server, tmp_path):

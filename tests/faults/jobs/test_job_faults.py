@@ -385,3 +385,5 @@ def test_a_job_on_a_full_disk_is_refused_and_one_that_fills_it_ends(local: Local
     with pytest.raises(HostRefused, match="No space left on device"):
         Job(agent, f"{host.workdir}/another").start(shell("exit 0"))
     assert agent.holder(f"{host.workdir}/slot") is None
+    with pytest.raises(HostRefused, match=f"{small_disk}/new: .*No space left on device"):  # our programs do not fit
+        Agent(local.host(workdir=small_disk / "new")).holder("slot")

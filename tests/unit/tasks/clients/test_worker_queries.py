@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from remote.hosts.base import HostError, HostUnreachable
+from remote.jobs.job import HostRefused
 from tasks.clients import worker_queries
-from tasks.errors import escape_controls
+from tasks.errors import RetryableError, escape_controls
 
 SETTINGS: Any = SimpleNamespace(fleet=SimpleNamespace(lost_after_sec=1.0))
 HOSTS: Any = [SimpleNamespace(name=f"worker-{index}") for index in range(3)]
@@ -40,3 +42,16 @@ def test_a_long_query_prints_whom_it_waits_for(
 def test_a_short_query_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert worker_queries.query_all(SETTINGS, HOSTS, lambda host: host.name) == [host.name for host in HOSTS]
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (HostRefused("worker-0: /w: No space left"), "correct that on the worker, then rerun the command"),
+        (HostUnreachable("worker-0: timed out"), "check that the workers are up, then rerun the command"),
+    ],
+)
+def test_the_remedy_says_whether_the_worker_answered(error: HostError, remedy: str) -> None:
+    with pytest.raises(RetryableError) as raised, worker_queries.translate_host_errors():
+        raise error
+    assert raised.value.remedy == remedy
