@@ -31,6 +31,7 @@ from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls, translate_errors
+from tasks.fleet.pending_results import missing_reason
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import find_run, is_training
 from tasks.reports.compare import compare_trainings
@@ -87,7 +88,7 @@ def write_report(
         "page": str(summary.index),
         "files": list(map(str, (*summary.files, *exported))),
     }
-    failure = SomeTrialsFailed(_describe_failures(summary)) if summary.exit_code else None
+    failure = _failure(summary, folder) if summary.exit_code else None
     return Answer(data=data, failure=failure)
 
 
@@ -225,7 +226,7 @@ def _format_ratio(ratio: Ratio) -> str:
     return f"{text}{formatting.interval_mark(ratio)}"
 
 
-def _describe_failures(summary: ReportSummary) -> str:
+def _failure(summary: ReportSummary, folder: Path) -> SomeTrialsFailed:
     failures = [
         f"{count} {status.value}" for status, count in summary.counts.items() if status is not TrialStatus.SUCCEEDED
     ]
@@ -233,9 +234,9 @@ def _describe_failures(summary: ReportSummary) -> str:
         failures.append(f"{len(summary.missing)} missing")
     rejected = f"; {formatting.count(len(summary.rejected), 'file')} rejected" if summary.rejected else ""
     succeeded, record = summary.counts.get(TrialStatus.SUCCEEDED, 0), summary.record
-    return (
-        f"run {record.run_id}: {succeeded} of {len(record.planned)} trials succeeded "
-        f"({', '.join(failures)}{rejected}); see the report for the reasons"
+    return SomeTrialsFailed(
+        f"run {record.run_id}: {succeeded} of {len(record.planned)} trials succeeded ({', '.join(failures)}{rejected})",
+        remedy=(summary.missing and missing_reason(folder, record)) or "see the report for the reasons",
     )
 
 

@@ -36,8 +36,8 @@ class RunInfo:
 
     Fields that could not be read are None.
 
-    `state` is "complete", "cancelled", "unfinished" or "damaged: REASON"; `headline` is the report's recommendation, if
-    any, and `nodes` what became of the nodes of a run that gives them back.
+    `state` is "complete", "cancelled", "unfinished" or "damaged: REASON"; `headline` is the recommendation of a
+    report that is up to date, and `nodes` what became of the nodes of a run that gives them back.
     """
 
     run_id: str
@@ -132,7 +132,7 @@ def _read_run(folder: Path) -> RunInfo:
         workers=len(record.workers),
         planned=planned,
         ends=ends,
-        headline=_headline(folder / REPORT_FOLDER / SUMMARY_FILE),
+        headline=_headline(folder / REPORT_FOLDER / SUMMARY_FILE, planned - sum((ends or {}).values())),
         nodes=_nodes(folder, record),
     )
 
@@ -154,13 +154,18 @@ def _nodes(folder: Path, run: RunRecord) -> str | None:
         return f"unknown: {error.strerror}"
 
 
-def _headline(summary: Path) -> str | None:
+def _headline(summary: Path, open_trials: int) -> str | None:
+    """Return the report's recommendation; None if more trials have ended than the report has."""
     try:
         document: Any = schema.parse(read_regular(summary, max_bytes=_MAX_SUMMARY_BYTES, follow=False))
     except (OSError, ValueError):
         return None
-    recommendation = document.get("recommendation") if isinstance(document, dict) else None
-    return recommendation if isinstance(recommendation, str) else None
+    if not isinstance(document, dict):
+        return None
+    counts, recommendation = document.get("counts"), document.get("recommendation")
+    missing = counts.get("missing") if isinstance(counts, dict) else None
+    is_old = isinstance(missing, int) and missing > open_trials
+    return recommendation if isinstance(recommendation, str) and not is_old else None
 
 
 def _format_trials(run: RunInfo) -> str:

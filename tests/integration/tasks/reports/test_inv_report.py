@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 from invoke.context import Context
 
+from bench.records.paths import LEDGER_FILE
 from bench.records.status import TrialStatus
+from remote.fleet.ledger import Ledger
 from reports.output import build
 from tasks.commands import report
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
@@ -72,6 +74,17 @@ def test_a_run_with_a_failed_trial_is_reported_and_then_fails(project, capsys):
         report(Context())
     assert (folder / "report" / "index.html").is_file()
     assert "index.html" in capsys.readouterr().out
+
+
+def test_a_run_with_open_trials_names_the_command_that_resumes_it(project):
+    folder = project.results_folder / "open"
+    folder.mkdir()
+    run = synthetic.record(run_id="20270101-000000-quick")
+    run.write(folder)
+    Ledger.create(folder / LEDGER_FILE, [plan.trial_id for plan in run.planned])
+    with pytest.raises(SomeTrialsFailed) as raised:
+        report(Context(), run="open")
+    assert f"`inv bench --resume={run.run_id}`" in raised.value.remedy
 
 
 @pytest.mark.parametrize(
