@@ -25,7 +25,7 @@ from tests.support.machines.build_vm import BuildVm, running_build_vm
 from tests.support.machines.network import Network, running_network
 from tests.support.paths import ROOT
 
-WAIT_SEC = 540.0  # a search with six trainings took 294 s while four other tests ran
+WAIT_SEC = 300.0
 
 
 class Project:

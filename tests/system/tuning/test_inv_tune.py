@@ -13,13 +13,15 @@ from bench.records import Trial
 from bench.records.paths import QUALITY_FILE
 from bench.records.quality import QualityRecord
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("forked_trials")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_trials")]
 SMALL = {
     "INVOKE_TUNE_TRIALS": "2",
     "INVOKE_TUNE_FINALISTS": "1",
     "INVOKE_TUNE_REPEATS": "1",
-    "INVOKE_QUALITY_PAIRS": "3",
+    "INVOKE_QUALITY_PAIRS": "2",
     "INVOKE_QUALITY_STEPS": "2",
+    "INVOKE_TRAIN_ROWS_PER_STEP": "1",
+    "INVOKE_TRAIN_MICRO_BATCH_SIZE": "1",
     "INVOKE_QUALITY_MAX_INCREASE_PERCENT": "100",
 }
 # A limit that is never reached, so that layers are held; only the recipe `fast` can do that.
@@ -69,7 +71,7 @@ def test_a_killed_search_is_resumed_and_its_answer_can_be_run(project, hold_file
     losses = QualityRecord.read(project.folder / "results" / record["final"] / QUALITY_FILE)
     (check,) = losses.checks  # the held variant has the finalist's losses
     assert check.reference.recipe == "reference"
-    assert [pair.seed for pair in check.pairs] == [42, 43, 44]
+    assert [pair.seed for pair in check.pairs] == [42, 43]
     assert "difference" in answer["loss"]
 
     project.inv("bench", "--trial-file", str(folder / "best.json"), "--spread=shard", INVOKE_FLEET_SIZE="1")

@@ -7,8 +7,13 @@ from pathlib import Path
 from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.paths import ROOT
 
-# Two steps of a small model instead of a real training.
-SMALL = {"INVOKE_TRAIN_MAX_STEPS": "2", "INVOKE_TRAIN_SCORE_ROWS": "2", "INVOKE_FLEET_SIZE": "1"}
+# Two steps of a small model and short rows instead of a real training.
+SMALL = {
+    "INVOKE_TRAIN_MAX_STEPS": "2",
+    "INVOKE_TRAIN_MICRO_BATCH_SIZE": "1",
+    "INVOKE_TRAIN_SCORE_ROWS": "2",
+    "INVOKE_FLEET_SIZE": "1",
+}
 
 
 def install(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """Every command of docs/tutorials/laptop.md, typed in a shell, in a copy of the project.
 
-The benchmark computes nothing, and the real model is the demo's small one under its name, trained for two steps.
-`THOROUGH=1` computes everything as the page says. Not covered: the installation, blocks `by-hand`.
+The benchmark computes nothing, the real model is the demo's small one under its name, trained for two steps, and
+`python -m bench` is forked. `THOROUGH=1` computes everything as the page says. Not covered: the installation, blocks
+`by-hand`.
 """
 
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.documents import TUTORIALS, typed_script
 from tests.support.thorough import THOROUGH
 from tests.system.conftest import Project
@@ -17,13 +19,16 @@ from tests.system.tutorials.conftest import SMALL, complete_project, install, pu
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if THOROUGH else 900)]
 
 
-def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: Path, demo_data: Path) -> None:
+def test_every_command_of_the_page_succeeds(
+    bare_project: Project, tiny_model: Path, demo_data: Path, bench_server: forked.ForkServer
+) -> None:
     folder = bare_project.folder
     complete_project(folder, is_small=not THOROUGH)
     install(folder)
     environment = bare_project.environment | {"PYTHONPATH": str(folder)}
     if not THOROUGH:
         put_models(folder, tiny_model, demo_data)
+        forked.install_forked_bench(folder, bench_server)
         environment |= SMALL
     typed = folder.parent / "typed.sh"
     typed.write_text(typed_script(TUTORIALS / "laptop.md"))
