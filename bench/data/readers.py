@@ -9,9 +9,9 @@ Every error is an InputError of one line that names the file, the line or row, a
 import codecs
 import hashlib
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ MAX_SAMPLES = 50_000
 MAX_HELD_BYTES = 32 << 20  # a file with more text is read again when it is needed again
 ROW_BYTES = 1000  # about the memory of a conversation without its texts
 MAX_REASON_CHARS = 240
+MAX_NUMBERS = 5  # of lines with the same reason
+NUMBERED_PLACE = re.compile(r"(.*?\b(?:line|row) )(\d+)")
 
 
 @dataclass(kw_only=True)
@@ -70,9 +72,7 @@ class BadLines:
 
     def _error(self, count: str) -> InputError:
         prefix = f"{self.source}: "
-        places = [text.removeprefix(prefix)[:MAX_REASON_CHARS] for text in self.places()[:MAX_LISTED]]
-        groups = groupby(places, key=lambda text: text.rpartition(": ")[2])
-        reasons = [_name_once(list(group), f": {reason}") for reason, group in groups]
+        reasons = _join_equal(text.removeprefix(prefix) for text in self.places()[:MAX_LISTED])
         share = format_percent(MAX_SKIPPED_SHARE)
         remedies = {
             "refuse": f", or set train.bad_lines: skip, which leaves out at most {share} of the lines",
@@ -83,9 +83,19 @@ class BadLines:
         return InputError(f"{prefix}{count} lines cannot be used: {listed}", remedy=f"{remedy}{remedies[self.policy]}")
 
 
-def _name_once(places: Sequence[str], reason: str) -> str:
-    """Join places that end with the same reason, which only the last one keeps."""
-    return ", ".join([*(place.removesuffix(reason) for place in places[:-1]), places[-1]])
+def _join_equal(reasons: Iterable[str]) -> list[str]:
+    """Return each reason once, with the numbers of the first lines or rows that it applies to."""
+    numbers: dict[tuple[str, str], list[str]] = {}
+    for reason in reasons:
+        place = NUMBERED_PLACE.match(reason)
+        before, number, after = ("", "", reason) if place is None else (place[1], place[2], reason[place.end() :])
+        numbers.setdefault((before, after), []).append(number)
+    return [f"{before}{_first(found)}{after}"[:MAX_REASON_CHARS] for (before, after), found in numbers.items()]
+
+
+def _first(numbers: Sequence[str]) -> str:
+    more = len(numbers) - MAX_NUMBERS
+    return ", ".join(numbers[:MAX_NUMBERS]) + (f" and {more} more" if more > 0 else "")
 
 
 class Conversations:

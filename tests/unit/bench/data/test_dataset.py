@@ -82,7 +82,7 @@ def test_a_line_that_the_template_rejects_is_listed_or_skipped(tmp_path: Path, b
     good = [json.dumps({"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "x"}]})
             for n in range(200)]  # fmt: skip
     path.write_text("\n".join([bad, *good[:99], bad, *good[99:]]))
-    with pytest.raises(InputError, match=r"2 lines .*line 1: .*line 101: "):
+    with pytest.raises(InputError, match=r"2 lines .*line 1, 101: "):
         build(spec_of(str(path)))
     data = build(spec_of(str(path), bad_lines="skip"))
     assert (len(data.training), data.left_out, count(data, findings.SKIPPED)) == (200, 2, 2)
