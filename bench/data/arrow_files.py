@@ -23,6 +23,7 @@ from bench.records.atomic_files import read_regular
 STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"  # the second if there are several splits
 MAX_STATE_BYTES = 1 << 20
 MAX_BATCH_BYTES = 1 << 30
+TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def load_pyarrow(path: Path, module: str = "pyarrow") -> Any:
@@ -69,7 +70,8 @@ def parquet_rows(path: Path, file: BinaryIO, names: ColumnNames, unpacked: Unpac
         rows = _TableRows(path, source.schema_arrow.names, names)
         metadata = source.metadata
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        unpacked.check(sum(max(0, group.total_byte_size) for group in groups))
+        row_bytes = row_limits.PACKED_ROW_BYTES * max(0, metadata.num_rows)
+        unpacked.check(row_bytes + sum(max(0, group.total_byte_size) for group in groups))
         for index, group in enumerate(groups, start=1):
             if group.total_byte_size > row_limits.MAX_ROW_BYTES * max(1, group.num_rows):
                 raise row_too_long(f"{path}: row group {index}: the mean row")
@@ -93,8 +95,8 @@ class _TableRows:
         pairs = list(zip(header, renamed, decides, strict=True))
         self.read_names = [name for name, _, is_read in pairs if is_read]
         self.read_indices = [index for index, is_read in enumerate(decides) if is_read]
-        self._names = [ours for _, ours, is_read in pairs if is_read]
-        self._unread = {ours: None for _, ours, is_read in pairs if not is_read}
+        self._keys = [(ours, f"{json.dumps(ours)}:") for _, ours, is_read in pairs if is_read]
+        self._unread = [f"{json.dumps(ours)}:null" for _, ours, is_read in pairs if not is_read]
 
     def to_json(self, number: int, row: Any) -> Row:
         """Return a batch of one row as JSON text, or why it cannot be used."""
@@ -102,14 +104,12 @@ class _TableRows:
         if row.nbytes > row_limits.MAX_ROW_BYTES:
             return row_too_long(location)
         texts = []
-        for index, name in enumerate(self._names):
+        for (name, key), column in zip(self._keys, row.columns, strict=True):
             try:
-                value = _without_nulls(row.column(index)[0].as_py())
-                texts.append(f"{json.dumps(name)}:{json.dumps(value, ensure_ascii=False)}")
+                texts.append(key + TO_JSON(_without_nulls(column.to_pylist()[0])))
             except (TypeError, ValueError) as error:  # bytes, dates, text that is not UTF-8
                 return InputError(f"{location}: {name}: a value is not JSON: {error}")
-        texts += (f"{json.dumps(name)}:null" for name in self._unread)
-        return f"{{{','.join(texts)}}}".encode()
+        return f"{{{','.join((*texts, *self._unread))}}}".encode()
 
 
 def _without_nulls(value: Any) -> Any:
@@ -192,7 +192,7 @@ def stream_rows(
             for index in range(batch.num_rows):
                 number += 1
                 row = rows.to_json(number, batch.slice(index, 1))
-                unpacked.add(len(row) if isinstance(row, bytes) else 0)
+                unpacked.add(row_limits.PACKED_ROW_BYTES + (len(row) if isinstance(row, bytes) else 0))
                 yield row
 
 

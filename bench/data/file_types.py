@@ -74,7 +74,7 @@ class DataRows:
     def __init__(self, path: Path, columns: Mapping[str, str] | None = None) -> None:
         self.path, self.unit, self.bytes = path, "line", 0
         self.names = ColumnNames(columns or {})
-        self._has_header = False
+        self._has_header = self._is_packed = False
         self._digest = hashlib.sha256()
 
     @property
@@ -90,9 +90,11 @@ class DataRows:
             with open_regular(self.path) as file:
                 unpacked = UnpackedBytes(self.path, os.fstat(file.fileno()).st_size)
                 stream = _buffered(file, self._add_stored)
-                is_parquet = stream.peek().startswith(PARQUET)
+                self._is_packed = is_parquet = stream.peek().startswith(PARQUET)
                 rows = self._parquet_rows(stream, file, unpacked) if is_parquet else self._rows(stream, unpacked)
                 for number, row in rows:
+                    if self._is_packed and not (isinstance(row, bytes) and row.isspace()):
+                        unpacked.add(row_limits.PACKED_ROW_BYTES)
                     yield number, row
             self.names.check_used(str(self.path))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -155,6 +157,7 @@ class DataRows:
     def _rows(self, stream: io.BufferedReader, unpacked: UnpackedBytes) -> Iterator[tuple[int, Row]]:
         packed = "gzip" if stream.peek().startswith(GZIP) else "zstd" if ZSTD.match(stream.peek()) else ""
         if packed:
+            self._is_packed = True
             text = arrow_files.open_zstd(self.path, stream) if packed == "zstd" else gzip.GzipFile(fileobj=stream)
             stream = _buffered(text, lambda piece: unpacked.add(len(piece)))
         first_bytes = stream.peek()

@@ -75,6 +75,13 @@ def as_stream(rows: list[Any], **options: Any) -> bytes:
     return content.getvalue()
 
 
+def ipc_of(**columns: Any) -> bytes:
+    content, table = io.BytesIO(), pyarrow.table(columns)
+    with ipc.new_stream(content, table.schema) as writer:
+        writer.write_table(table)
+    return content.getvalue()
+
+
 def as_folder(*streams: bytes, **state: Any) -> dict[str, bytes]:
     """The files that `datasets` saves, by name."""
     files = {f"data-{number:05}-of-{len(streams):05}.arrow": stream for number, stream in enumerate(streams)}
@@ -171,7 +178,7 @@ BROKEN = {
     "damaged gzip": ("d.jsonl", gzip.compress(LINES)[:-8] + b"\0" * 8, "after line [0-9]+: "),
     "damaged stream": ("d.jsonl", gzip.compress(LINES)[:40] + b"\xff" * 99, "after line [0-9]+: "),
     "bytes after gzip": ("d.jsonl", gzip.compress(LINES) + b"more", "after line [0-9]+: "),
-    "gzip of bytes": ("d.gz", gzip.compress(b"\x80\x81\n" * 9), r"9 lines .*line 1: not UTF-8"),
+    "gzip of bytes": ("d.gz", gzip.compress(b"\x80\x81\n" * 9), r"9 lines .*line 1, 2, 3, 4, 5 and 4 more: not UTF-8"),
     "gzip of gzip": ("d.gz", gzip.compress(gzip.compress(LINES)), "gzip of gzip"),
     "cut zstd": ("d.jsonl", as_zstd(LINES)[:-20], "after line [0-9]+: "),
     "cut header of zstd": ("d.jsonl", as_zstd(LINES)[:6], "after line 0: "),
@@ -364,6 +371,17 @@ def test_a_small_parquet_file_of_much_is_refused(tmp_path: Path, monkeypatch: py
             readers.read(path)
 
 
+def test_a_small_file_of_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_limits, "ALWAYS_UNPACKED_BYTES", 1 << 20)
+    rows = [{"prompt": "a", "completion": "b"}] * 5000
+    nothing = ipc_of(prompt=pyarrow.nulls(1 << 20), completion=pyarrow.nulls(1 << 20))
+    many = {"d.parquet": as_parquet(rows), "d.jsonl.gz": gzip.compress(as_jsonl(rows)), "saved": as_folder(nothing)}
+    for name, content in many.items():
+        with pytest.raises(InputError, match="unpacks to more than 1 MiB"):
+            readers.read(write(tmp_path / name, content), "skip")
+    assert readers.read(write(tmp_path / "d.jsonl", as_jsonl(rows))).lines == 5000
+
+
 def test_parquet_without_its_reader_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "d.parquet", as_parquet(ROWS))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -409,7 +427,7 @@ def test_a_pattern_is_read_as_one_file(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match=r"\*\.csv: 0 files match"):
         readers.read(f"{tmp_path}/*.csv")
     write(tmp_path / "c.parquet", as_parquet(CHATS))
-    with pytest.raises(InputError, match=r"c\.parquet: row 1: has the keys of"):
+    with pytest.raises(InputError, match=r"c\.parquet: row 1, 2, 3: has the keys of"):
         readers.read(f"{tmp_path}/*.parquet")
 
 
