@@ -21,6 +21,7 @@ from bench.data.formats import (
     system_turn,
 )
 from bench.data.inputs import Conversation, InputError
+from bench.data.row_limits import MAX_TURNS
 from bench.data.tool_calls import CallTracker, Tool, read_calls, read_tools
 
 
@@ -35,6 +36,10 @@ def parse_conversation(
         return _parse_turns(location, (), list(data_format.turns(location, document)), unread, fields)
     tools = read_tools(location, document.get("tools"))
     raw_turns = [*system_turn(location, document), *data_format.turns(location, document)]
+    if len(raw_turns) > MAX_TURNS:
+        raise InputError(
+            f"{location}: {len(raw_turns):,} turns, more than {MAX_TURNS:,}", remedy="divide the conversation"
+        )
     answers = dict.fromkeys(raw.answer for raw in raw_turns if raw.answer is not None)
     if not answers:
         return _parse_turns(location, tools, raw_turns, unread, fields)

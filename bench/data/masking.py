@@ -31,6 +31,7 @@ from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, Template
 from bench.data.tool_template import ToolTemplate
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
+MAX_JOINED_TOKENS = 16  # by which a text may be longer in tokens than as the beginning of another one
 T = TypeVar("T")
 IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
 
@@ -186,7 +187,7 @@ class ExampleBuilder:
                 if rendered.source.is_text and self._too_long == "cut":
                     yield from self._divide(rendered.source, ids, self._max_seq_len)
                     continue
-                cut = list(self._cut(rendered))
+                cut = list(self._cut(rendered, ids, encoding))
                 self.findings.add_long(len(ids), sum(len(example.ids) for example in cut))
                 yield from cut
                 continue
@@ -245,7 +246,7 @@ class ExampleBuilder:
                 targets=b"\0" + b"\1" * (len(piece) - 1),
             )
 
-    def _cut(self, rendered: Rendered) -> Iterator[Example]:
+    def _cut(self, rendered: Rendered, ids: list[int], encoding: Any) -> Iterator[Example]:
         """Cut a conversation after the last whole answer that fits, if it may be cut."""
         source, dropped = (
             rendered.source,
@@ -258,13 +259,24 @@ class ExampleBuilder:
             elif not self.findings.is_latest(dropped, source):
                 self.findings.add(findings.TOO_LONG_CUT, source)
             return
-        for last in reversed(earlier if self._too_long == "cut" else ()):
+        for last in self._cuts(rendered, ids, encoding, earlier) if self._too_long == "cut" else ():
             examples = list(self._without_findings().build([source.first_turns(last + 1)]))
             if examples:
                 self.findings.add(findings.TOO_LONG_CUT, source)
                 yield from examples
                 return
         self.findings.add(dropped, source)
+
+    def _cuts(self, rendered: Rendered, ids: list[int], encoding: Any, earlier: Sequence[int]) -> list[int]:
+        """Return the answers after which the conversation may be cut, the last one first.
+
+        Those that end far beyond `max_seq_len` are left out: rendering each would take minutes for a long conversation.
+        """
+        answers, limit = rendered.source.answers, (self._max_seq_len or 0) + MAX_JOINED_TOKENS
+        if self._labels == "assistant" and len(rendered.answers) == len(answers):
+            ends = {turn: end for turn, (_, end) in zip(answers, rendered.answers, strict=True)}
+            earlier = [turn for turn in earlier if _token_at(encoding, len(ids), ends[turn]) <= limit]
+        return list(reversed(earlier))
 
     def _without_findings(self) -> ExampleBuilder:
         """Copy this builder, with separate findings, and dropping long conversations."""

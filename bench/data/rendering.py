@@ -15,7 +15,7 @@ at inference and the text that the template writes for the answer, after a thoug
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from bench.data.tokenizer import ChatTemplate, Messages, TemplateTimeout
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 # What a prompt may add that the template does not write before an answer: space, an open or an empty thought.
 PROMPT_ADDITION = re.compile(r"\s*(<think>\s*(</think>\s*)?|<\|channel>thought\s*<channel\|>\s*)?")
+MAX_SPLIT_CHARS = 256 << 20  # of the texts of one conversation, which are held at once
 PROBE_ANSWER = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
 
 
@@ -71,19 +72,38 @@ class ConversationRenderer:
                 )
             yield Rendered(source=self.source, turns=turns, text=whole, answers=((0, len(whole)),))
             return
-        spans = [self._answer_span(messages[: turn + 1]) for turn in answers]
-        whole = spans[-1][1] if answers[-1] == turns - 1 else self._text(messages)
-        if all(whole.startswith(text) for _, text in spans):
-            ends = tuple((start, len(text)) for start, text in spans)
-            yield Rendered(source=self.source, turns=turns, text=whole, answers=ends)
-            return
-        is_split = len(answers) > 1
-        if is_split:
-            self.findings.add(findings.SPLIT_BY_ANSWER, self.source)
-        for turn, (start, text) in zip(answers, spans, strict=True):
+        ends, whole = list[tuple[int, int]](), ""
+        known = dict[int, tuple[int, str]]()  # the last texts only: all of a long conversation fill the memory
+        for turn in answers:
+            start, text = span = self._answer_span(messages[: turn + 1])
+            if not text.startswith(whole):
+                known[turn] = span
+                break
+            known, whole = {turn: span}, text
+            ends.append((start, len(text)))
+        else:
+            text = whole if answers[-1] == turns - 1 else self._text(messages)
+            if text.startswith(whole):
+                yield Rendered(source=self.source, turns=turns, text=text, answers=tuple(ends))
+                return
+        yield from self._split(answers, known)
+
+    def _split(self, answers: Sequence[int], known: Mapping[int, tuple[int, str]]) -> Iterator[Rendered]:
+        """Render each answer as an example of its own; `known` has the start and text of some."""
+        is_split, characters = len(answers) > 1, 0
+        for turn in answers:
+            start, text = known.get(turn) or self._answer_span(self.messages[: turn + 1])
+            characters += len(text)
+            if characters > MAX_SPLIT_CHARS:
+                raise InputError(
+                    f"{self.source.location}: more than {MAX_SPLIT_CHARS:,} characters as one example for each answer",
+                    remedy="divide the conversation",
+                )
             yield Rendered(
                 source=self.source, turns=turn + 1, text=text, answers=((start, len(text)),), is_split=is_split
             )
+        if is_split:
+            self.findings.add(findings.SPLIT_BY_ANSWER, self.source)
 
     def _whole_text(self, messages: Messages) -> str:
         """Render a conversation of which every token is a target, after its last answer's prompt if it has one."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
-from bench.data import findings, masking
+from bench.data import findings, masking, rendering
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
@@ -130,6 +130,29 @@ def test_a_conversation_is_rendered_as_by_the_tokenizer(template: str, tokenizer
         assert template.render("d.jsonl: line 1", messages, prompt=prompt) == expected
     other_version = SimpleNamespace(apply_chat_template=lambda _messages, **_: "its text")
     assert ChatTemplate(other_version).render("d.jsonl: line 1", messages) == "its text"
+
+
+def test_a_long_conversation_is_cut_without_rendering_each_beginning(
+    tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renders, render = [], ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", lambda *args, **options: renders.append(1) or render(*args, **options))
+    turns = TWO * 20
+    tokenizer = tokenizer_of("chatml")
+    (example,), reported = build(tokenizer, turns, max_seq_len=100, too_long="cut")
+    (whole,), _ = build(tokenizer, turns)
+    assert example.ids == whole.ids[: len(example.ids)]
+    assert 100 - len(example.ids) < len(build(tokenizer, TWO[:2])[0][0].ids)
+    assert reported.counts == {findings.TOO_LONG_CUT: 1}
+    assert len(renders) < 300, "all beginnings take 1,000"
+
+
+def test_examples_of_each_answer_are_bounded(tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    examples, _ = build(tokenizer_of("mistral"), WITH_SYSTEM)
+    assert len(examples) == 2
+    monkeypatch.setattr(rendering, "MAX_SPLIT_CHARS", 50)
+    with pytest.raises(InputError, match=r"d\.jsonl: line 1: .*50 characters"):
+        build(tokenizer_of("mistral"), WITH_SYSTEM)
 
 
 @pytest.mark.parametrize("body", ["", "a"])
