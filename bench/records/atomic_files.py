@@ -38,7 +38,7 @@ def open_atomic(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # of a write or fsync
+        if isinstance(error, OSError) and error.filename is None:  # a write or fsync names no file
             error.filename = str(path)
         raise
     sync_folder(path.parent)
