@@ -1,6 +1,7 @@
 """Checks of this machine: Python and its packages, ssh, disk, clock, and its GPU if trials run here."""
 
 import json
+import os
 import platform
 import shutil
 import sys
@@ -35,6 +36,10 @@ DISK_SMALL = Fault(
     "{folder}: {free} free: checkpoints and adapters will soon fill it",
     "free space there, or set results.folder to another disk",
     status=CheckStatus.WARN,
+)
+NOT_WRITABLE = Fault(
+    "{folder}: this user may not write there",
+    "correct its owner or permissions, or set results.folder to another folder",
 )
 CLOCK = Fault(
     "this clock is {skew} s {direction} that of {remote}: logins are rejected, certificates count as expired",
@@ -80,10 +85,13 @@ def programs(context: CheckContext) -> CheckResult:
     return NO_SSH.result() if shutil.which("ssh") is None else passed("ssh is installed")
 
 
-@CHECKS.register("disk", "Is there room for results?", DISK_FULL, DISK_SMALL)
+@CHECKS.register("disk", "Is there room for results?", NOT_WRITABLE, DISK_FULL, DISK_SMALL)
 def disk(context: CheckContext) -> CheckResult:
     folder = context.settings.results_folder
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        return NOT_WRITABLE.result(folder=existing)
+    free = shutil.disk_usage(existing).free
     values = {"folder": folder, "free": format_gb(free)}
     if free < MIN_FREE_BYTES:
         return DISK_FULL.result(**values)

@@ -100,6 +100,14 @@ def test_a_disk_without_room_for_results(
     assert fault is None or result.remedy == fault.remedy
 
 
+def test_a_results_folder_that_is_a_file_or_read_only(result_of: ResultOf, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "results", Path("/proc/results")):
+        assert is_fault(
+            result_of("machine disk", json.dumps({"results": {"folder": str(folder)}})), machine.NOT_WRITABLE
+        )
+
+
 @pytest.mark.parametrize(
     ("remote_time", "text"), [(1000.0, "200 s ahead of"), (1400.0, "200 s behind"), (1250.0, "agree")]
 )
