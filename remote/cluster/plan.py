@@ -159,11 +159,19 @@ def end_state(job: Object) -> str | None:
 @object_errors()
 def is_training(workload: Object) -> bool:
     """Return True if a Job or JobSet runs a training; a worker only waits for commands."""
-    status = workload.get("status", {})
     if workload["kind"] == "JobSet":
-        return not status.get("terminalState")
+        return not has_ended(workload)
     labels = workload.get("spec", {}).get("template", {}).get("metadata", {}).get("labels") or {}
-    return labels.get(COMPONENT_LABEL) == "train" and end_state(workload) is None and bool(status.get("active"))
+    is_active = bool(workload.get("status", {}).get("active"))
+    return labels.get(COMPONENT_LABEL) == "train" and not has_ended(workload) and is_active
+
+
+@object_errors()
+def has_ended(workload: Object) -> bool:
+    """Return True if a Job or JobSet has ended, whatever its pods did."""
+    if workload["kind"] == "JobSet":
+        return bool(workload.get("status", {}).get("terminalState"))
+    return end_state(workload) is not None
 
 
 def identity(resource: Object) -> tuple[str, str]:

@@ -34,7 +34,7 @@ from bench.records.training import Restart
 from remote.cluster.client import Cluster
 from remote.cluster.labels import RUN_ANNOTATION, Object
 from remote.cluster.manifests import READER, make_reader_job, render
-from remote.cluster.plan import identity, is_training
+from remote.cluster.plan import has_ended, identity, is_training
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import fetch_result
 from remote.fleet.worker import DOWNLOAD_FOLDER
@@ -54,6 +54,7 @@ from tasks.clients.cluster import (
     translate_cluster_errors,
 )
 from tasks.clients.registry import resolve_image
+from tasks.clients.worker_queries import translate_host_errors
 from tasks.clients.workers import component_hosts, pod_hosts
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet.nodes import import_job_record
@@ -276,16 +277,20 @@ def is_job_active(settings: Settings, run: RunRecord) -> bool:
 
 
 def cancel_training(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> None:
-    """Delete the Job, and end the training as CANCELLED unless it has already ended. Raises HostError, LedgerError."""
-    with contextlib.suppress(HostError):  # a later `inv collect` reads the pods' last state
-        for host in training_pods(settings, run)[:1]:
-            sync_ledger(run, folder, ledger, host)
+    """Delete the Job, and end the training as CANCELLED unless it has already ended. Raises LedgerError."""
+    trial_id = run.planned[0].trial_id
     with open_cluster(settings, changes=True) as cluster:
         job = find_job(cluster, run.run_id)
-        if job is not None:
+        if job is None or has_ended(job):  # no pod of it runs commands, and it may have succeeded
+            with translate_host_errors(), _temporary_reader_pod(settings, cluster, run) as reader:
+                sync_ledger(run, folder, ledger, reader)
+        for host in training_pods(settings, run) if ledger.is_open(trial_id) else ():
+            with contextlib.suppress(HostError):  # this pod has not started, or has ended before the others
+                sync_ledger(run, folder, ledger, host)
+                break
+        if job is not None and ledger.is_open(trial_id):
             print(f"deleting {job['kind'].lower()}/{job['metadata']['name']} and waiting for its pods", flush=True)
             cluster.delete([job], wait_sec=_DELETE_TIMEOUT_SEC)
-    trial_id = run.planned[0].trial_id
     attempts = ledger.entries[trial_id].attempts
     outcome = Outcome.of(ReasonCode.CANCELLED, "cancelled by the operator")
     if ledger.record_end(trial_id, outcome, attempts[-1].number if attempts else None):

@@ -183,6 +183,7 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
     assert conditions(trainer).get("Failed") != "True"
 
+    trainer.inv("cancel", f"--run={run_id}")
     output = trainer.inv("collect", f"--run={run_id}")
     assert "pod reader" in output
     assert "verified" in output
