@@ -361,7 +361,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 def install(run: RunRecord, folder: Path) -> str | None:
     """Copy both into the run's folder. Returns what to print; None if the run has no training record.
 
-    Raises ConfirmationRequired and OSError.
+    Raises ConfirmationRequired, RetryableError and OSError.
     """
     (planned,) = run.planned[:1]
     trial = folder / TRIALS_FOLDER / planned.trial_id
@@ -374,8 +374,13 @@ def install(run: RunRecord, folder: Path) -> str | None:
         raise ConfirmationRequired.from_error(error, remedy=remedy) from error
     write_atomic(folder / TRAINING_FILE, (trial / TRAINING_FILE).read_bytes())
     source, target = trial / ADAPTER_FOLDER, folder / ADAPTER_FOLDER
-    if record.adapter_sha256 is None or not source.is_dir():
+    if record.adapter_sha256 is None:
         return f"{folder / TRAINING_FILE}: {record.steps_done:,} of {record.steps_planned:,} steps, no adapter"
+    if not (source / WEIGHTS_FILE).is_file():
+        raise RetryableError(
+            f"{source / WEIGHTS_FILE}: missing, although the training wrote it",
+            remedy=f"rerun `inv collect --run={run.run_id}` while its worker or the volume has it",
+        )
     if sha256_of(source / WEIGHTS_FILE) != record.adapter_sha256:
         raise ConfirmationRequired(
             f"{source / WEIGHTS_FILE}: its sha256 is not the one in {TRAINING_FILE}", remedy="do not use it"

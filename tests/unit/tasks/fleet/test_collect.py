@@ -1,5 +1,6 @@
 """Every run is collected, and what is still missing is counted."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError, SomeTrialsFailed
 from tasks.fleet import collect
 from tasks.settings.load import load
-from tests.support.reports import synthetic
+from tests.support.reports import synthetic, training_run
 
 
 def test_a_run_that_fails_does_not_stop_the_others(
@@ -131,3 +132,14 @@ def test_a_run_that_cannot_be_opened_is_not_reported_as_collected(
     else:
         with pytest.raises(SomeTrialsFailed):
             collect.collect_runs(context(), None, all_runs=True)
+
+
+def test_a_training_without_its_adapter_is_not_collected(tmp_path: Path) -> None:
+    folder = training_run.write_run(tmp_path / "r")
+    run = RunRecord.read(folder / RUN_FILE)
+    with pytest.raises(RetryableError, match="inv collect --run=r"):
+        collect.install(run, folder)
+    (folder / "trials" / "train" / "training.json").unlink()
+    without = dataclasses.replace(training_run.RECORD, adapter_step=None, adapter_sha256=None, adapter_files={})
+    without.write(folder / "trials" / "train")
+    assert collect.install(run, folder) is not None
