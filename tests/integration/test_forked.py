@@ -86,7 +86,7 @@ def test_run_in_server_forwards_streams_signals_and_exit_code(server: ForkServer
         "print(*sys.argv[1:], flush=True)\n"
         "time.sleep(60)\n"
     )
-    code = f"from tests.support.forked import run_in_server; run_in_server({str(server.path)!r}, 'work')"
+    code = f"from tests.support.forked import run_in_server; run_in_server({str(server.path)!r}, '-m', 'work')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = (sys.executable, "-c", code, "a", "b")
     with subprocess.Popen(argv, cwd=tmp_path, env=environment, **PIPES) as process:

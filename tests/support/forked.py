@@ -188,9 +188,9 @@ def _streams(options: Mapping[str, Any]) -> list[int]:
     return [number if handle == -1 else handle for number, handle in enumerate(handles)]
 
 
-def run_in_server(server: str, module: str) -> NoReturn:
-    """Run `module` in the server instead of this process; forward arguments, streams, signals and exit status."""
-    process = ForkedProcess(Path(server), ("-m", module, *sys.argv[1:]))
+def run_in_server(server: str, *program: str) -> NoReturn:
+    """Run `python PROGRAM` in the server instead of this process; forward arguments, streams, signals and status."""
+    process = ForkedProcess(Path(server), (*program, *sys.argv[1:]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: process.send_signal(received))
     code = process.wait()
@@ -205,7 +205,7 @@ MAIN_TEMPLATE = """import sys
 sys.path.insert(0, {root!r})
 from tests.support.forked import run_in_server
 
-run_in_server({server!r}, "bench.real_main")
+run_in_server({server!r}, *{program!r})
 """
 
 
@@ -213,7 +213,20 @@ def install_forked_bench(project: Path, server: ForkServer) -> None:
     """Make `python -m bench` of this copy of the project run in the server."""
     main = project / "bench" / "__main__.py"
     main.rename(main.with_name("real_main.py"))
-    main.write_text(MAIN_TEMPLATE.format(root=str(ROOT), server=str(server.path)))
+    main.write_text(_forked_main(server, "-m", "bench.real_main"))
+
+
+def install_forked_inv(folder: Path, server: ForkServer, *, before: str = "") -> Path:
+    """Write a program `inv` that runs in the server, after the statements `before`, and return its path."""
+    path = folder / "inv"
+    folder.mkdir(exist_ok=True)
+    path.write_text(f"#!{sys.executable}\n{_forked_main(server, '-c', before + INV_CODE)}")
+    path.chmod(0o755)
+    return path
+
+
+def _forked_main(server: ForkServer, *program: str) -> str:
+    return MAIN_TEMPLATE.format(root=str(ROOT), server=str(server.path), program=program)
 
 
 # In the server -------------------------------------------------------------------------------------------------------

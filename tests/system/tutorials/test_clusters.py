@@ -1,8 +1,8 @@
 """Every command of docs/tutorials/oke.md and kubernetes.md, typed where it can run: tenancy and cluster, or build VM.
 
-Real `inv`, kubectl, SDK, OpenSSH, Docker and registry. The tenancy and the cluster are the tests' own; the kubeconfig
-of `inv tenancy.kubeconfig` leads from one to the other (with THOROUGH=1 in every command). Trials and trainings compute
-nothing. Not covered: blocks `by-hand`, and `inv model.fetch` (tests/system/image/test_model_fetch.py).
+Real kubectl, SDK, OpenSSH, Docker and registry; `inv` is forked. The tenancy and the cluster are the tests' own; the
+kubeconfig of `inv tenancy.kubeconfig` leads from one to the other (with THOROUGH=1 in every command). Trials and
+trainings compute nothing. Not covered: blocks `by-hand`, `inv model.fetch` (tests/system/image/test_model_fetch.py).
 """
 
 import os
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.documents import TUTORIALS, blocks, typed_script
+from tests.support.forked import install_forked_inv
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.kubernetes import Cluster
@@ -64,7 +65,8 @@ def small(tiny_model: Path, tiny_data: Path, workspace: Path, bare_project: Proj
     }
     (bare_project.folder / "manifests").symlink_to(ROOT / "manifests")
     environment = {name: value for name, value in bare_project.environment.items() if name != "INVOKE_FLEET_SIZE"}
-    path = f"{bare_project.folder / 'bin'}:{bin_folder}:{os.environ['PATH']}"
+    program = install_forked_inv(bare_project.folder / "bin", bare_project.server)
+    path = f"{program.parent}:{bin_folder}:{os.environ['PATH']}"
     paths = {"PATH": path, "PYTHONPATH": str(bare_project.folder)}
     return environment | paths | {f"INVOKE_{name}": str(value) for name, value in settings.items()}
 
@@ -110,13 +112,8 @@ def oke(
     with FakeTenancy(keys) as tenancy, cluster:
         tenancy.resources.kubeconfig = cluster.kubeconfig_text()
         keys.write_config(bare_project.folder)
-        program = bare_project.folder / "bin" / "inv"
-        program.parent.mkdir()
-        program.write_text(
-            f"#!{sys.executable}\nimport sys\nfrom tasks.oci import clients\nclients.ENDPOINT = {tenancy.url!r}\n"
-            "from tasks.cli.program import main\nif __name__ == '__main__':\n    sys.exit(main(sys.argv))\n"
-        )
-        program.chmod(0o755)
+        endpoint = f"from tasks.oci import clients; clients.ENDPOINT = {tenancy.url!r}; "
+        install_forked_inv(bare_project.folder / "bin", bare_project.server, before=endpoint)
         write_token(bare_project, "ocir-token")
         output = type_page(OKE, bare_project, small, only=TENANCY_SECTION)
         assert (bare_project.folder / ".kube" / "config").exists(), output

@@ -1,10 +1,11 @@
 """Every command of docs/tutorials/laptop.md, typed in a shell, in a copy of the project.
 
 The benchmark computes nothing, the real model is the demo's small one under its name, trained for two steps, and
-`python -m bench` is forked. `THOROUGH=1` computes everything as the page says. Not covered: the installation, blocks
-`by-hand`.
+`python -m bench` and `inv` are forked, but for `make demo`. `THOROUGH=1` computes everything as the page says. Not
+covered: the installation, blocks `by-hand`.
 """
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -26,12 +27,15 @@ def test_every_command_of_the_page_succeeds(
     complete_project(folder, is_small=not THOROUGH)
     install(folder)
     environment = bare_project.environment | {"PYTHONPATH": str(folder)}
+    script = typed_script(TUTORIALS / "laptop.md")
     if not THOROUGH:
         put_models(folder, tiny_model, demo_data)
         forked.install_forked_bench(folder, bench_server)
+        program = forked.install_forked_inv(folder / "bin", bare_project.server)
+        script = f'inv() {{ {shlex.quote(str(program))} "$@"; }}\n{script}'
         environment |= SMALL
     typed = folder.parent / "typed.sh"
-    typed.write_text(typed_script(TUTORIALS / "laptop.md"))
+    typed.write_text(script)
     done = subprocess.run(
         ("bash", str(typed)), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
