@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
@@ -160,6 +161,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Cache the rewritten asserts of this worker's share of the test files before all workers collect all of them.
+
+    In a new clone each worker would rewrite every file at the same time, for 7 s of processor time.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::count]:
+        cache = rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}"
+        if not cache.exists():
+            cache.parent.mkdir(exist_ok=True)
+            source_hash, code = rewrite._rewrite_test(path, session.config)
+            rewrite._write_pyc(session.config.stash[rewrite.assertstate_key], code, source_hash, cache)
+
+
 @pytest.fixture(scope="session")
 def inv_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Server that forks `inv`, for tests that do not test its start."""
@@ -236,6 +254,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [item.nodeid.startswith(folder) for folder in FOLDER_ORDER].index(True))
+    gc.freeze()  # the tests stay; later collections need not look at them
     gc.enable()
 
 
