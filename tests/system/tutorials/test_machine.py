@@ -1,7 +1,7 @@
 """Every command of docs/tutorials/machine.md, typed on a laptop and over SSH on another machine.
 
-OpenSSH's client and server and rsync are real. The machine has no GPU; its trials compute nothing, and its training
-is two steps of the demo's model. Not covered: the installation, blocks `by-hand`.
+OpenSSH's client and server and rsync are real. The machine has no GPU; its trials compute nothing, its training is two
+steps of the demo's model, and `python -m bench` is forked. Not covered: the installation, blocks `by-hand`.
 """
 
 import shlex
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.documents import TUTORIALS, typed_script
+from tests.support.forked import ForkServer, install_forked_bench
 from tests.support.machines.machine import require
 from tests.support.machines.network import VM, Network
 from tests.support.machines.sshd import Sshd
@@ -41,13 +42,16 @@ class Laptop:
 
 
 @pytest.fixture
-def laptop(module_network: Network, bare_project: Project, tiny_model: Path, tiny_data: Path) -> Iterator[Laptop]:
+def laptop(
+    module_network: Network, bare_project: Project, tiny_model: Path, tiny_data: Path, bench_server: ForkServer
+) -> Iterator[Laptop]:
     """Provide a laptop with a model and data, and a machine on which everything is installed."""
     require("ssh", "rsync", "make")
     vm, home = module_network.vm, module_network.vm.home(RENTER)
     vm.add_user(RENTER, uid=0)
     server = Sshd(module_network.folder / "gpu-sshd", machine=vm, address=VM, port=2200, users=(RENTER,))
     complete_project(bare_project.folder)
+    install_forked_bench(bare_project.folder, bench_server)
     install(bare_project.folder)
     for name, target in (("models/my-model", tiny_model), ("data/my.jsonl", tiny_data)):
         path = bare_project.folder / name
