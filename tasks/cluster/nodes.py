@@ -36,11 +36,11 @@ def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False)
     if dry_run and not cordon:
         raise UsageError("nodes: --dry-run: nothing would be changed", remedy="pass it with --cordon, or omit it")
     settings = load(context)
+    image, unknown_size = None, ""
     try:
-        image: Image | None = resolve_image(settings)
+        image = resolve_image(settings)
     except UsageError as error:
-        image = None
-        print(f"the image's size is unknown, so the disk is checked without it: {error}")
+        unknown_size = f"the image's size is unknown, so the disk is checked without it: {error}\n"
     with open_cluster(settings) as cluster:
         settings = resolve_provider(settings, cluster)
         reports = node_reports(cluster, pod_requirements(settings, image))
@@ -48,6 +48,7 @@ def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False)
         for name in [] if dry_run else cordoned:
             cluster.cordon(name)
     print_nodes(reports)
+    print(unknown_size, end="")
     if cordon:
         verb = "would cordon" if dry_run else "cordoned"
         print(f"{verb}: {', '.join(cordoned)}" if cordoned else "no node was cordoned")
