@@ -24,14 +24,22 @@ def list_commands(commands: Iterable[Command]) -> str:
 
 
 def explain_command(command: Command, context: ParserContext) -> str:
-    """Return usage, description, flags and examples of a command; `context` is its parser's."""
+    """Return usage, description, arguments, flags and examples of a command; `context` is its parser's.
+
+    An argument is accepted as a flag too, which is not shown.
+    """
     required = [f" {str(argument.name).upper()}" for argument in context.positional_args if not argument.optional]
     optional = [f" [{str(argument.name).upper()}]" for argument in context.positional_args if argument.optional]
     usage = f"Usage: inv {command.shown_name}{''.join((*required, *optional))} [--flags] [TASK ...]"
     description = "\n".join(textwrap.fill(line, WIDTH) for line in (command.__doc__ or "").splitlines())
-    flags = _two_columns(context.help_tuples())
+    arguments = {context.help_for(f"--{each.name}"): str(each.name).upper() for each in context.positional_args}
+    columns: dict[str, list[tuple[str, str | None]]] = {
+        "Arguments": [(name, text) for (_, text), name in arguments.items()],
+        "Flags": [flag for flag in context.help_tuples() if flag not in arguments],
+    }
+    parts = [usage, description, *(f"{title}:\n{_two_columns(rows)}" for title, rows in columns.items() if rows)]
     examples = "\n".join(f"{_INDENT}{example}" for example in command.examples)
-    return f"{usage}\n\n{description}\n\nFlags:\n{flags}\n\nExamples:\n{examples}\n"
+    return "\n\n".join([*parts, f"Examples:\n{examples}\n"])
 
 
 def section_of(topic: str) -> Section | None:
