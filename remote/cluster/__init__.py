@@ -1,6 +1,7 @@
 """Kubernetes: read the cluster, render manifests, plan and apply changes.
 
 client: reads and changes one namespace of a cluster
+credential_cache: keeps the credentials of kubectl's commands while they are valid
 diagnosis: causes and remedies of nodes, pods, Jobs and claims that are not ready (pure)
 kubeconfig: resolves context and namespace, makes the API client, limits credential programs
 labels: labels and names of the fleet's objects

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.records import schema
 from bench.records.units import format_mib
+from remote.cluster.credential_cache import kubectl_of
 from remote.cluster.kubeconfig import Target, connect
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.manifests import to_yaml
@@ -26,7 +27,6 @@ from remote.hosts.pods.kubectl import (
     LOG_IN,
     ClusterError,
     Forbidden,
-    Kubectl,
     Misconfigured,
     ObjectNotFound,
     Unreachable,
@@ -99,7 +99,7 @@ class Cluster:
 
     def __init__(self, target: Target, provider: Provider | None = None) -> None:
         self.target, self._provider = target, provider
-        self.kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
+        self.kubectl = kubectl_of(target)
         self._pods_version = ""
         self._client = connect(target)
 

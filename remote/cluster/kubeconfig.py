@@ -126,7 +126,7 @@ def _read(
 
 
 @functools.cache
-def _key_folder() -> Path:
+def key_folder() -> Path:
     """Create the folder for a kubeconfig's private keys, which the client can read only from files.
 
     It is removed at exit. The client's own choice, the system's temporary folder, would keep a killed process's keys.
@@ -159,14 +159,14 @@ def connect(target: Target) -> "ApiClient":
             target.kubeconfig,
             target.context,
             client_configuration=configuration,
-            temp_file_path=str(_key_folder()),
+            temp_file_path=str(key_folder()),
         )
         if not str(configuration.host).startswith("https://"):  # this machine: a proxy would read the token
             configuration.proxy = None
         client = ApiClient(configuration)
     except (ConfigException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # writing a key file
-            raise Unreachable(f"{_key_folder()}: no space left on the disk", remedy="free some, then retry") from error
+            raise Unreachable(f"{key_folder()}: no space left on the disk", remedy="free some, then retry") from error
         raise Misconfigured(
             f"context {target.context}: {collapse_whitespace(error)}", remedy="fix the kubeconfig"
         ) from error

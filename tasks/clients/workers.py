@@ -15,6 +15,7 @@ from bench.records.paths import CHECKPOINTS_FOLDER, HELD_VARIABLE, METRICS_VARIA
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import ExitCode, read_failure
 from remote.cluster.client import Cluster
+from remote.cluster.credential_cache import kubectl_of
 from remote.cluster.diagnosis.finding import grouped_lines
 from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.kubeconfig import Target
@@ -33,7 +34,7 @@ from remote.hosts.base import (
 )
 from remote.hosts.command import Command
 from remote.hosts.pods.host import PodConnector, PodHost
-from remote.hosts.pods.kubectl import ClusterError, Kubectl
+from remote.hosts.pods.kubectl import ClusterError
 from remote.jobs.job import Agent
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
@@ -92,10 +93,7 @@ def pod_hosts(settings: Settings, target: Target, *, include_starting: bool = Fa
 
 
 def _fleet_request(settings: Settings, connector: str, target: Target | None) -> FleetRequest:
-    kubectl = None
-    if target is not None:
-        # Name the context, even if it is the current one, which may change during a run.
-        kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
+    kubectl = None if target is None else kubectl_of(target)
     options = getattr(settings.fleet, connector, None)
     return FleetRequest(names=_worker_names(settings), options=options, root=settings.folder, kubectl=kubectl)
 

@@ -5,7 +5,7 @@ this operator, `HostUnreachable` that a retry may help.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,19 +54,24 @@ def object_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Kubectl:
-    """Call of kubectl for one cluster and namespace. None: kubectl's default applies."""
+    """Call of kubectl for one cluster and namespace. None: kubectl's default applies.
+
+    `cached_kubeconfig` returns the path of a kubeconfig that replaces this one for now, or None.
+    """
 
     namespace: str
     context: str | None = None
     kubeconfig: str | None = None
     program: str = "kubectl"
+    cached_kubeconfig: Callable[[], str | None] | None = None
 
     def argv(self, *arguments: str) -> tuple[str, ...]:
         flags = [f"--namespace={self.namespace}"]
         if self.context is not None:
             flags.append(f"--context={self.context}")
-        if self.kubeconfig is not None:
-            flags.append(f"--kubeconfig={self.kubeconfig}")
+        cached = None if self.cached_kubeconfig is None else self.cached_kubeconfig()
+        if (kubeconfig := cached or self.kubeconfig) is not None:
+            flags.append(f"--kubeconfig={kubeconfig}")
         return (self.program, *flags, *arguments)
 
 

@@ -15,7 +15,8 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 import yaml
 
 from remote.cluster.client import Cluster as Client
-from remote.cluster.kubeconfig import resolve
+from remote.cluster.credential_cache import kubectl_of
+from remote.cluster.kubeconfig import key_folder, resolve
 from remote.hosts.pods.kubectl import Misconfigured
 from tasks.oci.discovery import ClusterInfo
 from tasks.oci.kubeconfig import build_kubeconfig
@@ -99,6 +100,29 @@ def test_a_token_is_used_until_it_expires_and_then_renewed(kubeconfig: Path, mon
     client.nodes()
     assert runs(kubeconfig) == before + 2
     client.close()
+
+
+def test_kubectl_reads_a_kept_token_until_it_expires(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    kubectl = kubectl_of(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))
+
+    def nodes() -> bytes:
+        argv = kubectl.argv("get", "nodes", "-o", "name")
+        return subprocess.run(argv, capture_output=True, timeout=60, check=True).stdout
+
+    assert nodes() == b"node/node-0\n"
+    assert runs(kubeconfig) == 1
+    assert [nodes() for _ in range(4)] == [b"node/node-0\n"] * 4
+    assert runs(kubeconfig) == 3, "once for `kubectl config view`, once for the token that is kept"
+    (answer,) = key_folder().glob("credential-*.json")
+    assert (answer.stat().st_mode & 0o777, "token" in answer.read_text()) == (0o600, True)
+    cache = kubectl.cached_kubeconfig.__self__
+    cache._renew_at = 0.0
+    assert nodes() == b"node/node-0\n"
+    assert runs(kubeconfig) == 4
+    (kubeconfig.parent / "old").touch()  # the program's next answer has expired
+    cache._renew_at = 0.0
+    assert kubectl.argv()[-1] == f"--kubeconfig={kubeconfig}", "kubectl runs the program again"
 
 
 def test_a_key_that_others_can_read_is_reported_by_the_client(
