@@ -130,9 +130,9 @@ def _has_verified_data(data: Path) -> bool:
         return False
     sums = _sums_file(data)
     if not sums.is_file():
-        raise InputError(f"{data}: not made by demo", remedy="name another --data, or move the file away")
+        raise InputError(f"{data}: not made by the demo", remedy="set another data.path, or move it away")
     if sums.read_text(encoding="utf-8").split()[:1] != [sha256_of(data)]:
-        raise InputError(f"{data}: changed since demo made it (see {sums.name})", remedy="remove it and rerun demo")
+        raise InputError(f"{data}: changed since the demo made it (see {sums.name})", remedy="remove it")
     return True
 
 
@@ -156,12 +156,12 @@ def has_verified_model(model: Path) -> bool:
         return False
     sums = model / SUMS_FILE
     if not sums.is_file():
-        raise InputError(f"{model}: not made by demo", remedy="name another --model, or move the folder away")
+        raise InputError(f"{model}: not made by the demo", remedy="set another model.path, or move it away")
     for line in sums.read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         if not (model / name).is_file() or sha256_of(model / name) != digest:
             raise InputError(
-                f"{model / name}: changed since demo made it (see {SUMS_FILE})", remedy=f"remove {model} and rerun demo"
+                f"{model / name}: changed since the demo made it (see {SUMS_FILE})", remedy=f"remove {model}"
             )
     return True
 
@@ -398,7 +398,7 @@ def make_orders_file(path: Path) -> bool:
     content = "".join(f"{line}\n" for line in lines).encode()
     if path.exists():
         if not path.is_file() or path.read_bytes() != content:
-            raise InputError(f"{path}: not made by demo", remedy="move the file away and rerun demo")
+            raise InputError(f"{path}: not made by the demo", remedy="move it away")
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content)

@@ -171,7 +171,7 @@ def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, 
     with pytest.raises(InputError, match=r"d\.jsonl\.sha256"):
         demo.make(model, data)
     demo._sums_file(data).unlink()
-    with pytest.raises(InputError, match="; name another --data"):
+    with pytest.raises(InputError, match="; set another data.path"):
         demo.make(model, data)
 
 
