@@ -171,13 +171,13 @@ def test_demo_verifies_data_it_made_and_refuses_what_it_did_not(tmp_path: Path, 
     with pytest.raises(InputError, match=r"d\.jsonl\.sha256"):
         demo.make(model, data)
     demo._sums_file(data).unlink()
-    with pytest.raises(InputError, match="; set another data.path"):
+    with pytest.raises(InputError, match=r"; set another data\.path"):
         demo.make(model, data)
 
 
 def test_demo_refuses_a_model_folder_it_did_not_make(tmp_path: Path, model_folder: Path, set_pairs):
     set_pairs([("q", "a")] * demo.MIN_PAIRS)
-    with pytest.raises(InputError, match="; name another --model"):
+    with pytest.raises(InputError, match=r"; set another model\.path"):
         demo.make(model_folder, tmp_path / "d.jsonl")
     demo.write_sums(model_folder)
     demo.make(model_folder, tmp_path / "d.jsonl")

@@ -69,7 +69,7 @@ def test_the_file_is_made_once_and_verified_then(tmp_path: Path) -> None:
     assert [demo.make_orders_file(path), demo.make_orders_file(path)] == [True, False]
     assert readers.read(path).lines == demo.ORDERS
     path.write_text("{}")
-    with pytest.raises(InputError, match=r"orders\.jsonl: .*; move the file away"):
+    with pytest.raises(InputError, match=r"orders\.jsonl: .*; move it away"):
         demo.make_orders_file(path)
 
 
