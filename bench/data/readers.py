@@ -30,7 +30,7 @@ MAX_SAMPLES = 50_000
 MAX_HELD_BYTES = 32 << 20  # a file with more text is read again when it is needed again
 ROW_BYTES = 1000  # about the memory of a conversation without its texts
 MAX_REASON_CHARS = 240
-MAX_NUMBERS = 5  # of lines with the same reason
+MAX_NUMBERS = 5  # lines that are listed for a reason
 NUMBERED_PLACE = re.compile(r"(.*?\b(?:line|row) )(\d+)")
 
 
@@ -87,10 +87,10 @@ def _join_equal(reasons: Iterable[str]) -> list[str]:
     """Return each reason once, with the numbers of the first lines or rows that it applies to."""
     numbers: dict[tuple[str, str], list[str]] = {}
     for reason in reasons:
-        place = NUMBERED_PLACE.match(reason)
-        before, number, after = ("", "", reason) if place is None else (place[1], place[2], reason[place.end() :])
+        match = NUMBERED_PLACE.match(reason)
+        before, number, after = ("", "", reason) if match is None else (match[1], match[2], reason[match.end() :])
         numbers.setdefault((before, after), []).append(number)
-    return [f"{before}{_first(found)}{after}"[:MAX_REASON_CHARS] for (before, after), found in numbers.items()]
+    return [f"{before}{_first(lines)}{after}"[:MAX_REASON_CHARS] for (before, after), lines in numbers.items()]
 
 
 def _first(numbers: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from bench.data.tokenizer import ChatTemplate, Messages, TemplateTimeout
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 # What a prompt may add that the template does not write before an answer: space, an open or an empty thought.
 PROMPT_ADDITION = re.compile(r"\s*(<think>\s*(</think>\s*)?|<\|channel>thought\s*<channel\|>\s*)?")
-MAX_SPLIT_CHARS = 256 << 20  # of the texts of one conversation, which are held at once
+MAX_SPLIT_CHARS = 256 << 20  # texts of one conversation, which are held at once
 PROBE_ANSWER = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
 
 

@@ -12,8 +12,8 @@ MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 256
 # Limit of an unpacked file: the larger of 100 times its stored size (text shrinks to a third or a tenth) and 256 MiB.
 MAX_GROWTH, ALWAYS_UNPACKED_BYTES = 100, 256 << 20
-PACKED_ROW_BYTES = 256  # counted for each row of an unpacked file, as its time does not depend on its size alone
-MAX_TURNS = 4096  # of one row, over all its answers: each is rendered with all turns before it
+PACKED_ROW_BYTES = 256  # counted for each row of an unpacked file: a tiny one takes as long as others
+MAX_TURNS = 4096  # in a row, over all its answers: each is rendered with all turns before it
 CHUNK_BYTES = 1 << 16
 KNOWN_COLUMNS = frozenset(key for data_format in FORMATS.values() for key in data_format.known)
 

@@ -25,7 +25,7 @@ from remote.hosts.base import HostError
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.process import CannotStart, run_program
 
-MIN_VALIDITY_SEC = 60.0  # of an answer that is used
+MIN_VALIDITY_SEC = 60.0  # remaining for an answer that is used
 MAX_KEPT_SEC = 240.0  # so that an answer which the server no longer accepts is not used for long
 UNUSABLE = (AttributeError, LookupError, TypeError, ValueError, OSError, yaml.YAMLError, HostError, CannotStart)
 _TIMEOUT_SEC = 30.0

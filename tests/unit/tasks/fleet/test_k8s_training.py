@@ -1,4 +1,4 @@
-"""What a training's pods wrote to the volume enters the ledger."""
+"""The ledger takes over what a training's pods wrote to the volume."""
 
 import dataclasses
 import json
