@@ -126,7 +126,7 @@ def _plan(settings: Settings, names: Sequence[str | None], *, all_runs: bool) ->
 
 def _collect_all(settings: Settings) -> None:
     """Collect every incomplete run, oldest first. A run that fails does not stop the others."""
-    names, failed = incomplete_runs(settings.results_folder), []
+    names, failed = incomplete_runs(settings.results_folder), list[TaskFailed]()
     for name in names:
         try:
             run, folder = open_run(settings, name)
