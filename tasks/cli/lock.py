@@ -73,6 +73,9 @@ def share_run(folder: Path) -> bool:
         handle = _lock_run(folder, os.O_RDONLY, fcntl.LOCK_SH)
     except (BlockingIOError, FileNotFoundError):
         return False
+    except OSError as error:  # it cannot be read, which its reader reports
+        _logger.info("%s: not locked: %s", folder / RUN_FILE, error.strerror)
+        return True
     if os.fstat(handle).st_nlink == 0:  # deleted between opening and locking
         os.close(handle)
         return False
