@@ -37,6 +37,8 @@ class ChainExecutor(Executor):
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted") from error
         except OSError as error:
+            if isinstance(error, PermissionError) and error.filename:
+                raise UsageError(f"{error.filename}: {error.strerror}", remedy="check its owner and mode") from error
             if error.errno not in DISK_ERRNOS:
                 raise
             raise disk_error(f"{error.filename}: " if error.filename else "", error) from error

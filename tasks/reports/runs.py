@@ -93,7 +93,9 @@ def _format_row(run: RunInfo) -> tuple[str, ...]:
 
 
 def find_runs(results_folder: Path) -> list[RunInfo]:
-    """Read every run's folder, newest first."""
+    """Read every run's folder, newest first. Raises PermissionError if `results_folder` cannot be listed."""
+    if results_folder.is_dir():
+        next(results_folder.iterdir(), None)  # glob would find nothing
     folders = [path.parent for path in results_folder.glob(f"*/{RUN_FILE}") if path.parent.name != LATEST]
     # A folder and links to it are one run; its own name comes last and counts.
     by_folder = {folder.resolve(): folder for folder in sorted(folders, key=lambda folder: not folder.is_symlink())}
@@ -119,7 +121,8 @@ def _read_run(folder: Path) -> RunInfo:
         regular_file_size(folder / LEDGER_FILE, follow=False)  # reading a pipe would block
         ends = count_statuses(Ledger(folder / LEDGER_FILE).entries.values())
     except (LedgerError, OSError, RecursionError) as error:
-        state = f"damaged: {LEDGER_FILE}: {getattr(error, 'strerror', None) or error}"
+        reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{folder / LEDGER_FILE}: ")
+        state = f"damaged: {LEDGER_FILE}: {reason}"
     if ends is not None and sum(ends.values()) >= planned:
         state = "cancelled" if TrialStatus.CANCELLED.value in ends else "complete"
     return RunInfo(

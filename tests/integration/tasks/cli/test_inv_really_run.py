@@ -125,14 +125,26 @@ def test_a_deleted_current_directory_is_one_line(project: Path) -> None:
     assert "`cd`" in completed.stderr
 
 
+# Root reads every directory, but for these two capabilities.
+AS_ANY_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+
+
 def test_an_unreadable_current_directory_is_one_line(tmp_path: Path) -> None:
-    # Root reads every directory, but for these two capabilities.
-    limited = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
     unreadable = tmp_path / "unreadable"
     unreadable.mkdir(0o300)
-    completed = run((*limited, INV, "--list"), cwd=unreadable, capture_output=True, text=True)
+    completed = run((*AS_ANY_USER, INV, "--list"), cwd=unreadable, capture_output=True, text=True)
     assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
     assert "`cd`" in completed.stderr
+
+
+@pytest.mark.parametrize("command", ["runs", "report"])
+def test_a_results_folder_that_cannot_be_read_is_named(command: str, project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "unreadable"
+    folder.mkdir(0o000)
+    environment = os.environ | {"INVOKE_RESULTS_FOLDER": str(folder)}
+    completed = run((*AS_ANY_USER, INV, command), cwd=project, env=environment, capture_output=True, text=True)
+    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
+    assert completed.stderr.startswith(str(folder))
 
 
 def test_settings_are_refused_before_the_first_task_has_done_anything(chain: Inv) -> None:
