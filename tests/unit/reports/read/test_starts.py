@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from bench.records.paths import LEDGER_FILE
-from bench.records.status import Outcome, TrialStatus
+from bench.records.paths import LEDGER_FILE, RESULT_FILE
+from bench.records.result import TrialResult
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from reports.read import attempts
 from reports.read.load import load
@@ -33,6 +34,20 @@ def test_a_truncated_or_invalid_line_is_skipped(tmp_path):
     ledger = attempts.read_starts(tmp_path)
     assert ledger.starts == {("a", 1): 1772359200.5}
     assert ledger.fault.startswith("3 of 4 lines ")
+
+
+def test_a_trial_that_was_cancelled_before_it_started_lacks_no_start(tmp_path):
+    record = synthetic.write_run(tmp_path, synthetic.record(workers=2))
+    ledger = Ledger.create(tmp_path / LEDGER_FILE, [plan.trial_id for plan in record.planned])
+    for plan in record.planned[1:]:
+        ledger.record_start(plan.trial_id, 1, plan.worker, "/jobs")
+    first = tmp_path / "trials" / record.planned[0].trial_id
+    result = TrialResult.read(first / RESULT_FILE)
+    assert [rejected.file for rejected in load(tmp_path).rejected] == [LEDGER_FILE]
+    dataclasses.replace(
+        result, status=TrialStatus.CANCELLED, reason_code=ReasonCode.CANCELLED, written_by="collect", started_at=None
+    ).write(first)
+    assert list(load(tmp_path).rejected) == []
 
 
 def test_worker_time_uses_the_ledger_and_names_a_missing_one(tmp_path):
