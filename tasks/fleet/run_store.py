@@ -21,7 +21,7 @@ from tasks.settings.load import Settings
 
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training
-_MAX_HISTORY_RUNS = 20
+_MAX_HISTORY_RUNS, _MAX_NAME_BYTES = 20, 255
 # A search's folder in the results has its record, then its answer, and the fastest configuration as a trial.
 SEARCH_FOLDER, SEARCH_FILE, ANSWER_FILE, BEST_FILE = "tune", "tune.json", "answer.json", "best.json"
 
@@ -33,17 +33,17 @@ def find_run(results_folder: Path, run: str | None) -> Path:
     """
     name = run or LATEST
     folder = results_folder / name
-    if name != LATEST and Path(name).name != name:
-        raise UsageError(f"run {name!r}: expected a run's id, not a path", remedy=f"{_known_runs(results_folder)}")
+    if name != LATEST and (Path(name).name != name or len(os.fsencode(name)) > _MAX_NAME_BYTES):
+        raise UsageError(f"run {name[:80]!r}: expected a run's id, not a path", remedy=_known_runs(results_folder))
     if not (folder / RUN_FILE).is_file():
         # A folder that was copied without its links has runs, but no `latest`.
         is_gone = folder.is_symlink() or any(results_folder.glob(f"*/{RUN_FILE}"))
         no_newest = "the newest run is gone; name another one" if is_gone else "there is no run yet"
         problem = no_newest if name == LATEST else f"run {name!r} does not exist"
-        raise UsageError(f"{results_folder}: {problem}", remedy=f"{_known_runs(results_folder)}")
+        raise UsageError(f"{results_folder}: {problem}", remedy=_known_runs(results_folder))
     folder = folder.resolve()
     if not share_run(folder):
-        raise UsageError(f"run {folder.name}: it is being deleted", remedy=f"{_known_runs(results_folder)}")
+        raise UsageError(f"run {folder.name}: it is being deleted", remedy=_known_runs(results_folder))
     return folder
 
 

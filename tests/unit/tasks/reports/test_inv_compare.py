@@ -121,6 +121,7 @@ def test_undecided_comparisons_have_an_exit_code_of_their_own_unless_allowed(pro
         ({"second": "a"}, "run a is named twice"),
         ({"second": "none"}, "run 'none'"),
         ({"second": "../a"}, "expected a run's id, not a path"),
+        ({"second": "9" * 400}, "expected a run's id, not a path"),
         (
             {"out": "none/here.json"},
             "none/here.json: cannot be written: No such file or directory; ",
