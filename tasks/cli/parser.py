@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -14,10 +15,12 @@ from invoke.vendor.lexicon import Lexicon
 from tasks.cli.flags import RENAMED_FLAGS, NamedArgument
 from tasks.errors import UsageError
 
+_HELP, _RUN_ID = "help", re.compile(r"\d{8}-\d{6}-|latest$")
+
 
 def suggest(word: str, known: Iterable[str], otherwise: str = "`inv --list` shows all tasks") -> str:
     """Return the end of a message about an unknown word: the nearest known word, or `otherwise`."""
-    near = difflib.get_close_matches(word, list(known), 1, 0.3 if len(word) == 2 else 0.6)
+    near = difflib.get_close_matches(word.lower(), list(known), 1, 0.3 if len(word) == 2 else 0.6)
     return f"; did you mean {near[0]}?" if near else f"; {otherwise}"
 
 
@@ -146,10 +149,21 @@ class PatchedParser(parser.ParseMachine):
         return bool(self.context and self.context.missing_positional_args)
 
     def _refuse(self, token: str) -> None:
+        task, known = self.context.name, self.context.flags
         if not token.startswith("-"):
-            raise ParseError(f"{token}: no such task{suggest(token, self.contexts)}")
-        flags = [flag for flag in self.context.flags if len(token) > 2 or flag.startswith(f"-{token}")]
-        advice = f"`inv --help {self.context.name}` shows all flags" if self.context.name else "`inv --help` shows all"
+            if task and token == _HELP:
+                advice = f"; type `inv help {task}`"
+            elif f"--{token}" in known:
+                advice = f"; did you mean --{token}?"
+            elif "--run" in known and _RUN_ID.match(token):
+                advice = f"; did you mean --run={token}?"
+            else:
+                advice = suggest(token, self.contexts)
+            raise ParseError(f"{token}: no such task{advice}")
+        flags = [flag for flag in known if len(token) > 2 or flag.startswith(f"-{token}")]
+        advice = f"`inv --help {task}` shows all flags" if task else "`inv --help` shows all"
+        if not task and any(token in other.flags for other in self.contexts.values()):
+            raise ParseError(f"{token}: a flag of a task follows its name; type `inv TASK {token}`")
         raise ParseError(f"{self._task}{token}: no such flag{suggest(token, flags, advice)}")
 
     @property
