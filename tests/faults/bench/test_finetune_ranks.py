@@ -207,6 +207,9 @@ def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(a
     assert [restart.attempt for restart in record.restarts] == [2, 3, 4]
     assert [restart.from_step for restart in record.restarts] == [2, stopped.steps_done, stopped.steps_done + 1]
     assert record.restarts[1].lost_steps == 0
+    killed = record.restarts.pop(1)  # perhaps before it knew of its step
+    assert killed.attempt == 3
+    assert None not in [restart.since_checkpoint_sec for restart in record.restarts]
 
 
 def test_a_rehearsal_changes_no_bit_and_a_rank_killed_during_it_is_lost(attempts, undisturbed):
