@@ -5,6 +5,7 @@ value and a bad setting are rejected before the first task starts, `collect repo
 trials, and Ctrl-C exits with 130.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -23,6 +24,11 @@ from tasks.errors import Interrupted, SomeTrialsFailed, UsageError, disk_error
 from tasks.settings.load import load
 
 _logger = logging.getLogger(__name__)
+_PATH_REMEDIES = {
+    errno.EACCES: "check its owner and mode",
+    errno.EPERM: "check its owner and mode",
+    errno.ENAMETOOLONG: "name another one",
+}
 
 
 class ChainExecutor(Executor):
@@ -37,8 +43,9 @@ class ChainExecutor(Executor):
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted") from error
         except OSError as error:
-            if isinstance(error, PermissionError) and error.filename:
-                raise UsageError(f"{error.filename}: {error.strerror}", remedy="check its owner and mode") from error
+            if error.filename and error.errno in _PATH_REMEDIES:
+                remedy = _PATH_REMEDIES[error.errno]
+                raise UsageError(f"{error.filename}: {error.strerror}", remedy=remedy) from error
             if error.errno not in DISK_ERRNOS:
                 raise
             raise disk_error(f"{error.filename}: " if error.filename else "", error) from error
