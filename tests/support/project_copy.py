@@ -22,10 +22,10 @@ def no_settings_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def project(project_folder: Path) -> Path:
+def project(project_folder: Path, sources: Path) -> Path:
     """`project_folder` with the project's tasks.py and tasks/, for tests that run `inv`."""
     shutil.copy(ROOT / "tasks.py", project_folder)
-    shutil.copytree(ROOT / "tasks", project_folder / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(sources / "tasks", project_folder / "tasks", copy_function=os.link)
     return project_folder
 
 

@@ -165,12 +165,18 @@ class Project:
 
 
 @contextlib.contextmanager
-def project_copy(parent: Path, server: ForkServer, name: str = """it's a "fleet" of mine""") -> Iterator[Project]:
-    """Create a copy of this project in `parent`; afterwards kill its workers' processes."""
+def project_copy(
+    parent: Path, server: ForkServer, name: str = """it's a "fleet" of mine""", sources: Path | None = None
+) -> Iterator[Project]:
+    """Create a copy of this project in `parent`; afterwards kill its workers' processes.
+
+    With `sources`, a folder of the same file system, its files are hard links to those there.
+    """
     folder = parent / name
     folder.mkdir()
     for name in ("bench", "tasks"):
-        shutil.copytree(ROOT / name, folder / name)  # including compiled files
+        copy_function = os.link if sources else shutil.copy2
+        shutil.copytree((sources or ROOT) / name, folder / name, copy_function=copy_function)  # with compiled files
     for name in ("remote", "reports"):
         (folder / name).symlink_to(ROOT / name)
     for name in ("tasks.py", "invoke.yaml"):
@@ -181,9 +187,9 @@ def project_copy(parent: Path, server: ForkServer, name: str = """it's a "fleet"
 
 
 @pytest.fixture
-def bare_project(tmp_path: Path, inv_server: ForkServer) -> Iterator[Project]:
+def bare_project(tmp_path: Path, inv_server: ForkServer, sources: Path) -> Iterator[Project]:
     """A project without a model, which takes many seconds to create."""
-    with project_copy(tmp_path, inv_server) as project:
+    with project_copy(tmp_path, inv_server, sources=sources) as project:
         yield project
 
 

@@ -42,7 +42,9 @@ INPUTS_LOG = "inputs.log"  # in the folder of checkpoints: a digest of the data 
 
 def install_fake_finetune(project: Path) -> Path:
     """Replace the fine-tuning of this copy of the project. Returns the file that holds a training while it exists."""
-    shutil.copy(__file__, project / "bench" / "workloads" / "finetune" / "finetune.py")
+    module = project / "bench" / "workloads" / "finetune" / "finetune.py"
+    module.unlink()  # it may be a hard link to the module of other copies
+    shutil.copy(__file__, module)
     return project / "bench" / "workloads" / "finetune" / HOLD.name
 
 

@@ -21,7 +21,9 @@ HOLD = Path(__file__).with_name("hold")  # while this file exists, a trial stays
 
 def install_fake_training(project: Path) -> Path:
     """Replace the training of this copy of the project. Returns the file that holds every trial while it exists."""
-    shutil.copy(__file__, project / "bench" / "workloads" / "training.py")
+    module = project / "bench" / "workloads" / "training.py"
+    module.unlink()  # it may be a hard link to the module of other copies
+    shutil.copy(__file__, module)
     return hold_file(project)
 
 

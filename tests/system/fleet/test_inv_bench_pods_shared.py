@@ -41,7 +41,7 @@ def use_pods(project: Any, cluster: Cluster, workspace: Path) -> Any:
 def operators(project, cluster: Cluster, workspace: Path, tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     """Two laptops."""
     folder = tmp_path / "another laptop"
-    shutil.copytree(project.folder, folder)
+    shutil.copytree(project.folder, folder, symlinks=True)
     second = type(project)(folder, project.server)
     second.environment |= {name: project.environment[name] for name in ("INVOKE_MODEL_PATH", "INVOKE_DATA_PATH")}
     yield use_pods(project, cluster, workspace), use_pods(second, cluster, workspace)

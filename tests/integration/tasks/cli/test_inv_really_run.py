@@ -67,9 +67,15 @@ for extra in (prints, fails_some, refuses, waits, spawns, reads):
 @pytest.fixture
 def chain(project: Path, inv: Inv) -> Inv:
     """Return `inv` with more tasks, one for each way to end."""
-    with (project / "tasks" / "__init__.py").open("a") as file:
-        file.write(EXTRA_TASKS)
+    add_to_tasks(project, EXTRA_TASKS)
     return inv
+
+
+def add_to_tasks(project: Path, code: str) -> None:
+    module = project / "tasks" / "__init__.py"
+    text = module.read_text()
+    module.unlink()  # a hard link to the module of other copies
+    module.write_text(text + code)
 
 
 def test_the_installed_program_is_up_to_date() -> None:
@@ -258,8 +264,7 @@ def test_a_task_module_does_not_shadow_the_package_it_is_named_after(project: Pa
     sdk = project.parent / "site"
     sdk.mkdir()
     (sdk / "docker.py").write_text("WHO = 'the SDK'\n")
-    with (project / "tasks" / "__init__.py").open("a") as file:
-        file.write("\nimport docker\n\nassert docker.WHO == 'the SDK'\n")
+    add_to_tasks(project, "\nimport docker\n\nassert docker.WHO == 'the SDK'\n")
     environment = {**os.environ, "PYTHONPATH": str(sdk)}
     listed = partial(run, (str(INV), "--list"), cwd=project, env=environment, capture_output=True, text=True)
     completed = listed()
