@@ -7,6 +7,7 @@ data, cpu, gpu_settings, variables, workers. The code's version is not one of th
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ UNKNOWN = "unknown"
 _MAX_ENVIRONMENT_BYTES = 4_000_000  # a usual file lists every package and GPU in some 30 kB
 # These select the GPUs that a process sees, so they differ between trials.
 _PER_TRIAL_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 _GPU_SETTINGS = ("clock_max_sm_mhz", "clock_max_memory_mhz", "power_cap_watts", "ecc")
 
 
@@ -37,10 +39,9 @@ class ConditionDifference:
 
     @property
     def description(self) -> str:
-        """Text such as `driver: run a 550.54, run b 580.95`."""
-        return f"{self.name}: " + ", ".join(
-            f"{run} {formatting.first_n(list(values), 3)}" for run, values in self.values
-        )
+        """Text such as `driver: run a 550.54, run b 580.95`, with the first 12 digits of a digest."""
+        values = ", ".join(f"{run} {formatting.first_n(list(values), 3)}" for run, values in self.values)
+        return f"{self.name}: {_SHA256.sub(lambda digest: digest[0][:12], values)}"
 
 
 @dataclass(frozen=True, kw_only=True)

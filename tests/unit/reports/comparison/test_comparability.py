@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench.records.status import TrialStatus
-from reports.comparison.comparability import NAMES, find_differences, read_conditions, same_gpus
+from reports.comparison.comparability import NAMES, ConditionDifference, find_differences, read_conditions, same_gpus
 from reports.read.load import load
 from tests.support.cases import load_cases
 from tests.support.reports import synthetic
@@ -74,6 +74,12 @@ def test_each_condition_that_differs_is_named_with_both_values(make_two, case):
         assert [run_id for run_id, _ in difference.values] == ["a", "b"]
         assert difference.description.startswith(f"{difference.name}: a ")
         assert difference.values[0][1] != difference.values[1][1]
+
+
+def test_a_digest_is_shortened_in_the_description_only():
+    values = (("a", ("1" * 64,)), ("b", ("2" * 64,)))
+    difference = ConditionDifference(name="weights", values=values)
+    assert difference.description == f"weights: a {'1' * 12}, b {'2' * 12}"
 
 
 def test_a_run_on_two_kinds_of_gpu_differs_from_itself(tmp_path):
