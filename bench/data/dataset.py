@@ -329,7 +329,8 @@ def load_examples(
         return save_cached(cache_dir, key, partial(write_examples, spec, data_files, held_out, tokenizer())), False
     except OSError as error:
         raise InputError(
-            f"{cache_dir or 'examples'}: cannot be cached: {error.strerror}", remedy="free some space there"
+            f"{cache_dir or 'examples'}: cannot be cached: {error.strerror}",
+            remedy="free space there, or make it writable",
         ) from error
 
 

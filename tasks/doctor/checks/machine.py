@@ -38,8 +38,8 @@ DISK_SMALL = Fault(
     status=CheckStatus.WARN,
 )
 NOT_WRITABLE = Fault(
-    "{folder}: this user may not write there",
-    "correct its owner or permissions, or set results.folder to another folder",
+    "{folder}: this user cannot write there",
+    "correct its owner, permissions or mount, or set results.folder to another folder",
 )
 CLOCK = Fault(
     "this clock is {skew} s {direction} that of {remote}: logins are rejected, certificates count as expired",
