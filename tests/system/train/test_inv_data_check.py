@@ -38,7 +38,7 @@ def test_data_that_cannot_be_used_is_one_line_and_nothing_hangs(project: Project
     os.mkfifo(project.folder / "fifo")
     for path, content, message in (
         (bad, lines(3) + '{"body": "x"}\n', "line 4: expected an object with messages"),
-        (bad, lines(3) + "{\n" * 30, " | line 23: not JSON; "),
+        (bad, lines(3) + "{\n" * 30, "line 4, 5, 6, 7, 8 and 15 more: not JSON; "),
         (bad, '{"prompt": "x", "completion": ""}\n', "no example is left to train on"),
         (project.folder / "fifo", None, "fifo: cannot be read: "),
         (project.folder / "none", None, "cannot be read: No such file or directory"),
