@@ -32,5 +32,5 @@ def require_sdk() -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"the tenancy tasks need Oracle's SDK ({error.name} is missing)",
-            remedy="type: pip install '.[tenancy]' (500 MB)",
+            remedy="type: make sdk (500 MB), or without a checkout: pip install 'qlora-fleet[tenancy]'",
         ) from error

@@ -209,5 +209,5 @@ def test_without_the_sdk_one_line_says_how_to_get_it(
         run_command = functools.partial(doctor.login, CheckContext(load(context()), Config()))
     else:
         run_command = functools.partial(getattr(commands, verb), context())
-    with pytest.raises(UsageError, match=r"oci.*; type: pip install '\.\[tenancy\]'"):
+    with pytest.raises(UsageError, match=r"oci.*; type: make sdk"):
         run_command()
