@@ -1,5 +1,6 @@
 """Receivers of a run's notifications, from the settings: a program of the operator's, a webhook."""
 
+import shutil
 from collections.abc import Mapping
 
 from bench.notify import webhook
@@ -58,6 +59,8 @@ def receivers(settings: Settings) -> Mapping[str, Deliver]:
         deliveries["notify.url"] = to_webhook(target, None if key is None else key.reveal().encode())
     if settings.notify.command:
         argv = tuple(settings.notify.command)
+        if shutil.which(argv[0]) is None:
+            raise UsageError(f"notify.command: {argv[0]}: no such program", remedy="install it, or correct the setting")
         deliveries["notify.command"] = lambda body: _run_command(argv, body)
     return deliveries
 
