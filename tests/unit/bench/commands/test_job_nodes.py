@@ -35,7 +35,9 @@ from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, FakeTenancy, ocid, signature_error
 from tests.support.machines.http_stubs import StubHandler, StubServer
 from tests.support.reports.training_run import RECORD, TRIAL
+from tests.unit.tasks.oci import conftest
 
+quick_keys = conftest.quick_keys
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 POOL = f"/nodePools/{ocid('nodepool', 'pool')}"
 POLICY = "Allow dynamic-group DYNAMIC-GROUP to manage cluster-node-pools in tenancy"

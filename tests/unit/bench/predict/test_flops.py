@@ -8,18 +8,9 @@ from bench.predict import flops
 from bench.records.validation import ATTENTION_PROJECTIONS
 from tests.model_shapes import MISTRAL_7B as CONFIG
 from tests.model_shapes import SHAPES
+from tests.unit.bench.architectures.test_architecture import CONFIG as LLAMA
 
-TINY = {
-    "model_type": "mistral",
-    "max_position_embeddings": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "tie_word_embeddings": False,
-}
+TINY = LLAMA | {"model_type": "mistral", "tie_word_embeddings": False}
 
 
 def parameters(config):

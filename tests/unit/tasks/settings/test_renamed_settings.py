@@ -2,36 +2,24 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from invoke import Context
 
-from tasks.errors import UsageError
 from tasks.settings import load as load_module
 from tasks.settings.load import RENAMED, RENAMED_VALUES, Settings, load
 from tasks.settings.schema import LEAVES
 from tasks.settings.sources import set_value
 from tasks.tuning.space import RECIPES
-
-Make = Callable[..., Context]
+from tests.unit.tasks.settings.test_settings import Make, refusal
 
 
 @pytest.fixture(autouse=True)
 def _print_again() -> None:
     """Forget the lines about old names that other tests have printed."""
     load_module._print_once.cache_clear()
-
-
-def refusal(context: Context) -> str:
-    with pytest.raises(UsageError) as caught:
-        load(context)
-    message = str(caught.value)
-    assert message.isprintable(), "one line, no control characters"
-    return message
 
 
 OLD_SETTINGS = {
