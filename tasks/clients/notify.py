@@ -59,10 +59,16 @@ def receivers(settings: Settings) -> Mapping[str, Deliver]:
         deliveries["notify.url"] = to_webhook(target, None if key is None else key.reveal().encode())
     if settings.notify.command:
         argv = tuple(settings.notify.command)
-        if shutil.which(argv[0]) is None:
-            raise UsageError(f"notify.command: {argv[0]}: no such program", remedy="install it, or correct the setting")
         deliveries["notify.command"] = lambda body: _run_command(argv, body)
     return deliveries
+
+
+def check_receivers(settings: Settings) -> None:
+    """Raise UsageError for a receiver that cannot work: later, a failure to notify does not fail a run."""
+    receivers(settings)
+    for program in (settings.notify.command or [])[:1]:
+        if shutil.which(program) is None:
+            raise UsageError(f"notify.command: {program}: no such program", remedy="install it, or correct the setting")
 
 
 def _run_command(argv: tuple[str, ...], body: bytes) -> None:

@@ -24,7 +24,7 @@ from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.notify import receivers
+from tasks.clients.notify import check_receivers
 from tasks.clients.workers import environments, fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
@@ -42,7 +42,7 @@ def run_bench(context: Context, options: BenchOptions) -> Answer | None:
     """Start a run, return its plan, or resume a run."""
     settings = with_cordon(load(context), options.cordon)
     _check_flags(options)
-    receivers(settings)  # an invalid one is an error before anything starts
+    check_receivers(settings)
     if options.resume:
         return _resume(settings, options)
     # The flags are written into the plan, so that a resume does not need them.

@@ -19,7 +19,7 @@ from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, print_path
 from tasks.clients.cluster import resolve_target
-from tasks.clients.notify import receivers
+from tasks.clients.notify import check_receivers
 from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
@@ -56,7 +56,7 @@ def check_data(context: Context, out: str | None) -> Answer:
 def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
     """Start a training, return its plan, submit it as a Job, or resume one."""
     settings = with_cordon(load(context), options.cordon)
-    receivers(settings)  # an invalid one is an error before anything starts
+    check_receivers(settings)
     if options.elastic:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
     if options.job:
