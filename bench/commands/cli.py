@@ -297,7 +297,7 @@ def apply_overrides(trial: Trial, settings: Sequence[str]) -> Trial:
             print(f"--set {renamed}", file=sys.stderr)
             ((key, text),) = rename_old_fields({key: text}, "--set").items()
         if key not in types:
-            raise TrialError(f"--set {_clip(key)}: unknown field", remedy=f"the fields are {', '.join(types)}")
+            raise TrialError(f"--set {_clip(key)}: unknown field", remedy=schema.suggest_field(key, types))
         if key in values:
             raise TrialError(f"--set {key}: given twice")
         values[key] = _parse_value(key, types[key], text)

@@ -6,13 +6,14 @@ is bounded: number of values, nesting depth, and size of integers.
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import json
 import marshal
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -83,7 +84,7 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
     fields = fields_of(cast(Any, cls))
     if not document.keys() <= fields.keys():
         unknown = min(set(document) - fields.keys())
-        raise SchemaError(f"{prefix}{unknown}: unknown field; the fields are {', '.join(fields)}")
+        raise SchemaError(f"{prefix}{unknown}: unknown field; {suggest_field(unknown, fields)}")
     values = {}
     for name, (read, plain, is_required) in fields.items():
         if name in document:
@@ -98,6 +99,12 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
 _INTERNED_TYPES: set[type] = set()
 _INTERNED: dict[tuple[type, bytes], Any] = {}
 MAX_INTERNED = 1000
+
+
+def suggest_field(unknown: str, fields: Collection[str]) -> str:
+    """Return the end of a message about an unknown field: the nearest one, or all."""
+    near = difflib.get_close_matches(unknown, fields, 1)
+    return f"did you mean {near[0]}?" if near else f"the fields are {', '.join(fields)}"
 
 
 def interned(cls: type[T]) -> type[T]:
