@@ -16,6 +16,16 @@ from tests.support.pods import SELECTOR, SHARED, alive, job, skewed_clock, volum
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+def make_workspace(factory: pytest.TempPathFactory, *changes: Callable[[Path], Any]) -> Path:
+    """Copy bench/ for pods, which run as another user, and apply `changes` to the copy."""
+    folder = factory.mktemp("workspace")
+    shutil.copytree(ROOT / "bench", folder / "bench")
+    for change in changes:
+        change(folder)
+    folder.chmod(0o755)
+    return folder
+
+
 def fixtures(
     size: int, install_fake: Callable[[Path], Path], *, grace_sec: int = 2, clock_offset_sec: int = 0, **options: Any
 ) -> tuple[Any, Any]:
@@ -27,10 +37,7 @@ def fixtures(
 
     @pytest.fixture(scope="module")
     def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("workspace")
-        shutil.copytree(ROOT / "bench", folder / "bench")
-        install_fake(folder)
-        return folder
+        return make_workspace(tmp_path_factory, install_fake)
 
     @pytest.fixture(scope="module")
     def cluster(

@@ -32,23 +32,16 @@ NODES, STEPS, HELD_AFTER = 3, 8, 2
 SILENCE_SEC, SHORT_CUT_SEC = 8, 3.0  # a step may take 5 s longer than a rank may be silent
 # The process enters the machines' network, with a short limit for a row. Its training pauses after the step HELD_AFTER
 # until the gate file exists, so that the test cuts the network while the ranks are connected.
-PROGRAM = """
-import ctypes, os, runpy, sys, time
+PROGRAM = f"""
+import ctypes, os, runpy, sys
 from pathlib import Path
 from bench.workloads.finetune import finetune
-from bench.workloads.finetune.checkpoint_manager import CheckpointManager
 
-last, gate, save = int(sys.argv[2]), Path(sys.argv[3]), CheckpointManager.save
+last, gate = int(sys.argv[2]), Path(sys.argv[3])
 network = os.open(sys.argv[1], os.O_RDONLY)
 assert ctypes.CDLL(None, use_errno=True).setns(network, 0x40000000) == 0, os.strerror(ctypes.get_errno())
 finetune.MIN_TOKENS_PER_SEC["tiny"] = 1000.0
-
-def held_save(manager, state, history, *, wait=False):
-    while state.step > last and not gate.exists():
-        time.sleep(0.01)
-    return save(manager, state, history, wait=True)
-
-CheckpointManager.save = held_save
+{tiny_training.HELD_SAVES}
 sys.argv[1:] = sys.argv[4:]
 runpy.run_module("bench", run_name="__main__", alter_sys=True)
 """

@@ -32,19 +32,12 @@ WAIT_SEC = 240.0
 STEPS = 12
 # A trial whose training writes no checkpoint after this step until the gate file exists, so that a test can always
 # interrupt it in time, even on a busy machine. Ranks are forked from the trial's process and inherit the change.
-HELD_TRIAL = """
-import runpy, sys, time
+HELD_TRIAL = f"""
+import runpy, sys
 from pathlib import Path
-from bench.workloads.finetune.checkpoint_manager import CheckpointManager
 
-last, gate, save = int(sys.argv[1]), Path(sys.argv[2]), CheckpointManager.save
-
-def held_save(manager, state, history, *, wait=False):
-    while state.step > last and not gate.exists():
-        time.sleep(0.01)
-    return save(manager, state, history, wait=True)
-
-CheckpointManager.save = held_save
+last, gate = int(sys.argv[1]), Path(sys.argv[2])
+{tiny_training.HELD_SAVES}
 sys.argv[1:] = sys.argv[3:]
 runpy.run_module("bench", run_name="__main__", alter_sys=True)
 """

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -28,11 +27,12 @@ from bench.records.paths import METRICS_VARIABLE, ORDER_VARIABLE
 from bench.records.run import PlannedTrial, TrainingJobSpec
 from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
+from tests.support.inv_pods import make_workspace
 from tests.support.kubernetes import Cluster
 from tests.support.machines.ports import free_ports
 from tests.support.machines.webhook import Webhook
 from tests.support.reports.training_run import TRIAL
-from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
+from tests.system.cluster.conftest import PASSWORD, Operator, make_operator
 
 # On a busy machine its waits take longer than those of any other test.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -44,10 +44,7 @@ WAIT_SEC = 200.0
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the content of the image: bench/, whose fine-tunings compute nothing."""
-    folder = tmp_path_factory.mktemp("workspace")
-    shutil.copytree(ROOT / "bench", folder / "bench")
-    folder.chmod(0o755)  # the pods run as another user
-    return folder
+    return make_workspace(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ covered: OKE itself, and what it does between a request and the end of a node.
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 from bench.records.nodes import NodesRecord, NodesState
 from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
+from tests.support.inv_pods import make_workspace
 from tests.support.kubernetes import Cluster
 from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, FakeTenancy, ocid, signature_error
@@ -77,8 +77,7 @@ def tenancy() -> Iterator[FakeTenancy]:
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, tenancy: FakeTenancy) -> Path:
     """Make the content of the image: bench/ for the fake service, and the fake driver, with a switch for each node."""
-    folder = tmp_path_factory.mktemp("workspace")
-    shutil.copytree(ROOT / "bench", folder / "bench", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = make_workspace(tmp_path_factory)
     with (folder / "bench" / "nodes" / "oke.py").open("a") as file:
         file.write(f"\nENDPOINT, FEDERATION_ENDPOINT = {tenancy.url!r}, {f'{tenancy.url}/v1/x509'!r}\n")
     with (folder / "bench" / "commands" / "job_nodes.py").open("a") as file:
@@ -90,7 +89,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tenancy: FakeTenancy) ->
     assert switch in driver
     (folder / "pynvml.py").write_text(driver.replace(switch, f'{switch} + os.environ.get("QLORA_FLEET_NODE_NAME", "")'))
     (folder / "sick").mkdir()
-    folder.chmod(0o755)  # the pods run as another user
     return folder
 
 

@@ -7,7 +7,6 @@ trainings compute nothing. Not covered: blocks `by-hand`, `inv model.fetch` (tes
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from tests.support.documents import TUTORIALS, blocks, typed_script
 from tests.support.forked import install_forked_inv
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.hosts.fake_worker_training import install_fake_training
+from tests.support.inv_pods import make_workspace
 from tests.support.kubernetes import Cluster
 from tests.support.machines.build_vm import MODEL, PLAIN_REGISTRY, PLAIN_USER, BuildVm
 from tests.support.paths import ROOT
@@ -35,12 +35,7 @@ PODS = 2
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the content of the image: bench/, whose trials and fine-tunings compute nothing."""
-    folder = tmp_path_factory.mktemp("workspace")
-    shutil.copytree(ROOT / "bench", folder / "bench")
-    install_fake_training(folder)
-    install_fake_finetune(folder)
-    folder.chmod(0o755)  # the pods run as another user
-    return folder
+    return make_workspace(tmp_path_factory, install_fake_training, install_fake_finetune)
 
 
 @pytest.fixture
