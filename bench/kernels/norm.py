@@ -25,6 +25,7 @@ from bench.kernels.int8.row_quant import (
     empty_rows,
     max_with_nan,
     quantize_rows_reference,
+    rotate,
     round_to_int8,
     scale_and_inverse,
 )
@@ -215,8 +216,9 @@ def _rms_norm_forward(
     if QUANTIZES:
         # Multiplied by 0, not set to 0: a non-finite outlier still marks its row.
         value = tl.where(tl.load(is_outlier + column, mask=mask, other=0) != 0, value * 0.0, value)
+        value = rotate(value)
         scale, factor = scale_and_inverse(tl.reduce(tl.abs(value), 0, max_with_nan))
-        tl.store(scales + row, scale)
+        tl.store(scales + row, scale * 0.25)
         tl.store(values + offsets, round_to_int8(value * factor), mask=mask)
         outlier = tl.arange(0, OUTLIERS)
         outlier_mask = outlier < count

@@ -114,7 +114,7 @@ def launch_weights(hidden: int, inner: int, heads: AttentionHeads, **_: Any) -> 
         (weight(hidden, inner),),
     ):
         scales = weight_quant.row_scales(parts)
-        weight_quant.quantize(parts, scales)
+        weight_quant.quantize_rotated(parts, scales)
         weight_quant.quantize_transposed(parts, scales)
         nf4.dequantize_joined(parts, meta(len(scales), parts[0].shape[1]))
 

@@ -5,6 +5,10 @@
 Columns with outliers may be excluded: they are 0 in `values` and stored separately in 16 bits. One number fifty times
 as large as the others would leave those few of the 127 steps (LLM.int8(), Dettmers et al. 2022).
 
+The rest of an input is rotated: each group of GROUP neighbouring columns is multiplied by H = H^T = H^-1, a Hadamard
+matrix divided by 4, and so are the weight's columns (`weight_quant.quantize_rotated`): (x H) (W H)^T = x W^T. A large
+number is spread over its group, so a row's scale is smaller (QuaRot, Ashkboos et al. 2024). Gradients are not rotated.
+
 A row with a NaN or an infinity gets a scale of NaN, so every product with it is NaN, as in 16 bits. A row whose numbers
 are all below MIN_MAGNITUDE becomes zeros.
 
@@ -28,6 +32,7 @@ from bench.kernels.triton_compat import jit, next_power_of_2, tl, uses_triton
 
 MAX_INT8 = 127.0
 MIN_MAGNITUDE = 1e-30
+GROUP = 16  # columns that are rotated together; a width is a multiple of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +85,10 @@ def outlier_columns(indices: Any, width: int) -> OutlierColumns:
 
 
 def quantize_rows(x: Any, *, columns: OutlierColumns | None = None, factors: Any = None) -> QuantizedRows:
-    """Quantize x (T, K), contiguous; each column is first multiplied by its factor in `factors`, float32 (K,)."""
+    """Quantize x (T, K), contiguous: the input of a product, without `columns` and rotated, or a gradient.
+
+    Each column of a gradient is first multiplied by its factor in `factors`, float32 (K,).
+    """
     if not uses_triton(x):
         return quantize_rows_reference(x, columns=columns, factors=factors)
     tokens, width = x.shape
@@ -89,8 +97,9 @@ def quantize_rows(x: Any, *, columns: OutlierColumns | None = None, factors: Any
     indices, is_outlier = (x, x) if columns is None else (columns.indices, columns.is_outlier)
     _int8_quantize_rows[(tokens,)](
         x, out.values, out.scales, x if out.outliers is None else out.outliers, indices, is_outlier,
-        x if factors is None else factors, width, count, HAS_OUTLIERS=count > 0, HAS_FACTORS=factors is not None,
-        OUTLIERS=next_power_of_2(max(1, count)), COLUMNS=next_power_of_2(width), num_warps=warps_for(width),
+        x if factors is None else factors, width, count, ROTATES=columns is not None, HAS_OUTLIERS=count > 0,
+        HAS_FACTORS=factors is not None, OUTLIERS=next_power_of_2(max(1, count)),
+        COLUMNS=next_power_of_2(width), num_warps=warps_for(width),
     )  # fmt: skip
     return out
 
@@ -111,6 +120,8 @@ def quantize_rows_reference(x: Any, *, columns: OutlierColumns | None = None, fa
     if columns is not None and len(columns.indices):
         outliers = x[:, columns.indices]
         values = values.masked_fill(columns.is_outlier.bool(), 0.0)
+    if columns is not None:
+        values = rotate_reference(values)
     largest = values.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1)
     largest = torch.where(largest < MIN_MAGNITUDE, 0.0, largest)
     factor = torch.where(largest > 0, MAX_INT8 / largest, 0.0)
@@ -119,7 +130,28 @@ def quantize_rows_reference(x: Any, *, columns: OutlierColumns | None = None, fa
     return QuantizedRows(values=codes, scales=scales, outliers=outliers, dtype=x.dtype)
 
 
+def rotate_reference(x: Any) -> Any:
+    """Rotate x (rows, K), K a multiple of GROUP; applied twice it returns x."""
+    matrix = torch.ones((1, 1), dtype=x.dtype, device=x.device)
+    while len(matrix) < GROUP:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return (x.unflatten(-1, (-1, GROUP)) @ (matrix / GROUP**0.5)).flatten(-2)
+
+
 # On the GPU -----------------------------------------------------------------------------------------------------------
+
+
+@jit
+def rotate(value):
+    """Return 4 x H for each 16 neighbouring numbers of a tensor's last dimension, by four sums and differences each.
+
+    A thread that holds 16 neighbours needs no other thread's.
+    """
+    pairs = tl.reshape(value, (value.numel // 16, 2, 2, 2, 2))
+    for _ in tl.static_range(4):  # each moves the next bit of a number's index to the last dimension
+        left, right = tl.split(pairs)
+        pairs = tl.permute(tl.join(left + right, left - right), (0, 4, 1, 2, 3))
+    return tl.reshape(pairs, value.shape)
 
 
 @jit
@@ -143,8 +175,8 @@ def scale_and_inverse(largest):
 
 @jit
 def _int8_quantize_rows(
-    x, values, scales, outliers, indices, is_outlier, factors, width, count, HAS_OUTLIERS: tl.constexpr,
-    HAS_FACTORS: tl.constexpr, OUTLIERS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, values, scales, outliers, indices, is_outlier, factors, width, count, ROTATES: tl.constexpr,
+    HAS_OUTLIERS: tl.constexpr, HAS_FACTORS: tl.constexpr, OUTLIERS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     # A program holds the whole row: two passes over it in pieces took 40 % longer.
     row = tl.program_id(0).to(tl.int64)
@@ -160,8 +192,10 @@ def _int8_quantize_rows(
         index = tl.load(indices + outlier, mask=outlier < count, other=0)
         outlier_values = tl.load(x + row * width + index, mask=outlier < count, other=0.0)
         tl.store(outliers + row * count + outlier, outlier_values, mask=outlier < count)
+    if ROTATES:
+        value = rotate(value)
     scale, factor = scale_and_inverse(tl.reduce(tl.abs(value), 0, max_with_nan))
-    tl.store(scales + row, scale)
+    tl.store(scales + row, scale * 0.25 if ROTATES else scale)
     tl.store(values + row * width + column, round_to_int8(value * factor), mask=mask)
 
 

@@ -22,12 +22,15 @@ from bench.kernels.int8.row_quant import (
     empty_rows,
     max_with_nan,
     quantize_rows_reference,
+    rotate,
     round_to_int8,
     scale_and_inverse,
     warps_for,
 )
 from bench.kernels.swiglu import swiglu_backward_reference, swiglu_reference
 from bench.kernels.triton_compat import ceil_div, jit, next_power_of_2, tl, uses_triton
+
+FORWARD_REGISTERS = 64  # per thread: two programs of 16 warps share a multiprocessor
 
 
 def swiglu_rows(joined: Any, columns: OutlierColumns | None, *, keep_act: bool = False) -> tuple[QuantizedRows, Any]:
@@ -46,7 +49,7 @@ def swiglu_rows(joined: Any, columns: OutlierColumns | None, *, keep_act: bool =
         values if out.outliers is None else out.outliers, indices, is_outlier, inner, count,
         IN_BLOCKS=isinstance(joined, QuantizedBlocks), STORES_ACT=keep_act, HAS_OUTLIERS=count > 0,
         OUTLIERS=next_power_of_2(max(1, count)), BLOCKS=next_power_of_2(ceil_div(inner, BLOCK)), BLOCK=BLOCK,
-        num_warps=warps_for(inner),
+        num_warps=warps_for(inner), maxnreg=FORWARD_REGISTERS,
     )  # fmt: skip
     return out, act
 
@@ -139,8 +142,9 @@ def _int8_swiglu_forward(
     if HAS_OUTLIERS:
         # Multiplied by 0, not set to 0: a non-finite outlier still marks its row.
         act = tl.where(tl.load(is_outlier + column, mask=mask, other=0) != 0, act * 0.0, act)
+    act = rotate(act)
     scale, factor = scale_and_inverse(tl.reduce(tl.abs(act), None, max_with_nan))
-    tl.store(scales + row, scale)
+    tl.store(scales + row, scale * 0.25)
     tl.store(values + row * inner + column, round_to_int8(act * factor), mask=mask)
     if HAS_OUTLIERS:
         outlier = tl.arange(0, OUTLIERS)

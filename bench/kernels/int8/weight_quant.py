@@ -1,16 +1,17 @@
-"""NF4 weights in INT8 with a scale per row, as stored and transposed.
+"""NF4 weights in INT8 with a scale per row, for both products with a frozen weight W (N, K).
 
-A frozen weight W (N, K) is needed twice: as stored for y = x W^T, and transposed for d_x = d_y W, because INT8 products
-need the summed index contiguous on both sides. The transposed one has the same values: the scale of a row of W applies
-to a column of d_y, as `factors` of `row_quant.quantize_rows`.
+`quantize_rotated` is W for y = x W^T, rotated like its input (`row_quant`). `quantize_transposed` is W^T for d_x =
+d_y W, because INT8 products need the summed index contiguous on both sides. It is not rotated: the scale of a row of W
+applies to a column of d_y, as `factors` of `row_quant.quantize_rows`.
 
 Both are written from NF4 in one pass. A block of 64 numbers has only sixteen distinct values: `prmt` selects four at a
-time from registers; pairs of float16 are multiplied by the ratio of block scale to row scale and rounded by adding
-1536, after which the low byte is the number. Compared with float32 arithmetic, one number in a hundred differs by one
-step.
+time from registers. Pairs of float16 are rotated by sums and differences, multiplied by the ratio of block scale to row
+scale and rounded by adding 1536, after which the low byte is the number. Compared with float32 arithmetic, one number
+in a hundred differs by one step, one in seventy of the rotated ones.
 
-Bytes moved: N K (1/2 + 1/64) in, N K out. One H200, microseconds for gate and up (28672 x 4096): 55 as stored, 70
-transposed; memory bandwidth would allow 43. A table look-up in memory for each number took 106 for either.
+Bytes moved: N K (1/2 + 1/64) in, N K out. One H200, microseconds for gate and up (28672 x 4096): 62 rotated, 55 without
+the rotation, 70 transposed; memory bandwidth would allow 43. A table look-up in memory for each number took 106 for
+either, and so did a rotation by matrix products with the Hadamard matrix.
 """
 
 import struct
@@ -19,33 +20,33 @@ from typing import Any
 import torch
 
 from bench.kernels import nf4
-from bench.kernels.int8.row_quant import MAX_INT8
+from bench.kernels.int8 import row_quant
 from bench.kernels.triton_compat import ceil_div, jit, tl, uses_triton
 
-PROGRAM_WORDS = 512  # per program, for a weight as stored
+PROGRAM_GROUPS = 256  # per program, for a rotated weight
 PROGRAM_ROWS, PROGRAM_ROW_WORDS = 128, 16  # per program, for a transposed weight
 
 
-def row_scales(weights: tuple[nf4.Nf4, ...]) -> Any:
+def row_scales(weights: tuple[nf4.Nf4, ...], *, rotated: bool = False) -> Any:
     """Compute the scales of the concatenated weights' rows, float32 (N,). Once is enough: weights are frozen."""
     largest = []
     for weight in weights:
         numbers = torch.empty(weight.shape, dtype=torch.float32, device=weight.packed.device)
         nf4.dequantize_joined((weight,), numbers)
-        largest.append(numbers.abs_().amax(1))
-    return torch.cat(largest) / MAX_INT8
+        largest.append((row_quant.rotate_reference(numbers) if rotated else numbers).abs_().amax(1))
+    return torch.cat(largest) / row_quant.MAX_INT8
 
 
-def quantize(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
-    """Return the INT8 values (N, K) of the concatenated weights; `scales` as from `row_scales`."""
+def quantize_rotated(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
+    """Return the INT8 values (N, K) of the concatenated, rotated weights; `scales` as from `row_scales`."""
     out = torch.empty((len(scales), weights[0].shape[1]), dtype=torch.int8, device=scales.device)
     if not uses_triton(out):
-        return quantize_reference(weights, scales)
-    word_counts = [weight.numel // nf4.WORD for weight in weights]
-    _int8_weight_rows[(sum(ceil_div(count, PROGRAM_WORDS) for count in word_counts),)](
-        *nf4.kernel_tensors(weights), out.view(torch.int32), scales, *nf4.pad_counts(word_counts),
-        weights[0].shape[1] // nf4.WORD, WEIGHTS=len(weights), WORDS=PROGRAM_WORDS, WORD=nf4.WORD, BLOCK=nf4.BLOCK,
-        SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
+        return quantize_rotated_reference(weights, scales)
+    group_counts = [weight.numel // row_quant.GROUP for weight in weights]
+    _int8_weight_rows[(sum(ceil_div(count, PROGRAM_GROUPS) for count in group_counts),)](
+        *nf4.kernel_tensors(weights), out.view(torch.int32), scales, *nf4.pad_counts(group_counts),
+        weights[0].shape[1] // row_quant.GROUP, WEIGHTS=len(weights), GROUPS=PROGRAM_GROUPS, GROUP=row_quant.GROUP,
+        BLOCK=nf4.BLOCK, SCALE_BLOCK=nf4.SCALE_BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -69,8 +70,16 @@ def quantize_transposed(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
 # In plain PyTorch -----------------------------------------------------------------------------------------------------
 
 
+def quantize_rotated_reference(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
+    numbers = torch.cat([nf4.dequantize_reference(weight).float() for weight in weights])
+    return _divide(row_quant.rotate_reference(numbers), scales)
+
+
 def quantize_reference(weights: tuple[nf4.Nf4, ...], scales: Any) -> Any:
-    numbers = torch.cat([nf4.dequantize_reference(weight) for weight in weights])
+    return _divide(torch.cat([nf4.dequantize_reference(weight) for weight in weights]), scales)
+
+
+def _divide(numbers: Any, scales: Any) -> Any:
     return torch.where(scales[:, None] > 0, numbers / scales[:, None], 0.0).round().to(torch.int8)
 
 
@@ -90,8 +99,8 @@ def _byte_table(shift: int) -> list[str]:
     return [f"0x{int.from_bytes(bytes(picked[at : at + 4]), 'little'):08x}" for at in range(0, 16, 4)]
 
 
-def _decode_four(selectors: str, out: str) -> list[str]:
-    """Decode four codes, the lower 16 bits of `selectors`, to four bytes in `out`, in the order of the numbers."""
+def _decode_four(selectors: str, first: str, second: str) -> list[str]:
+    """Decode four codes, the lower 16 bits of `selectors`, to two registers of two float16 values, in their order."""
     lines = [
         f"and.b32 index, {selectors}, 0x7777;",
         # A selector with its upper bit set copies the sign of a byte: 0xff here, and 0x80 where it is not set.
@@ -105,24 +114,39 @@ def _decode_four(selectors: str, out: str) -> list[str]:
         lines += [f"mov.b32 a, {table[2]};", f"mov.b32 b, {table[3]};", "prmt.b32 above, a, b, index;"]
         lines += [f"lop3.b32 {name}, upper, above, below, 0xca;"]  # upper ? above : below
     # The upper four bits of a byte hold the first code.
-    for pair, order in (("first", "0x4051"), ("second", "0x6273")):
-        lines += [f"prmt.b32 {pair}, low, high, {order};", f"fma.rn.f16x2 {pair}, {pair}, $3, magic;"]
-    return [*lines, f"prmt.b32 {out}, first, second, 0x6420;"]
+    return [*lines, f"prmt.b32 {first}, low, high, 0x4051;", f"prmt.b32 {second}, low, high, 0x6273;"]
 
 
-DECODE = tl.constexpr(
-    "\n".join(
-        [
-            "{ .reg .b32 index, upper, ones, a, b, below, above, low, high, first, second, rest, magic;",
-            "mov.b32 ones, 0x80808080;",
-            f"mov.b32 magic, 0x{FLOAT16_1536:08x};",
-            *_decode_four("$2", "$0"),
-            "shr.u32 rest, $2, 16;",
-            *_decode_four("rest", "$1"),
-            "}",
-        ]
-    )
-)
+def _rotate_pairs(pair_count: int) -> list[str]:
+    """Multiply the float16 values of p0, p1, ..., two in each, by a Hadamard matrix of ones."""
+    lines = []
+    for pair in range(pair_count):  # (a, b) to (a + b, a - b)
+        lines += [f"prmt.b32 a, p{pair}, p{pair}, 0x1032;", f"fma.rn.f16x2 p{pair}, p{pair}, signs, a;"]
+    for distance in (1 << bit for bit in range((pair_count - 1).bit_length())):
+        for pair in (pair for pair in range(pair_count) if not pair & distance):
+            left, right = f"p{pair}", f"p{pair + distance}"
+            lines += [f"mov.b32 a, {left};", f"add.rn.f16x2 {left}, a, {right};", f"sub.rn.f16x2 {right}, a, {right};"]
+    return lines
+
+
+def _decode(word_count: int, *, rotated: bool) -> str:
+    """Return the code from words of eight codes, and the ratio twice as float16, to two words of INT8 for each."""
+    pair_count = 4 * word_count
+    lines = [f".reg .b32 index, upper, ones, a, b, below, above, low, high, rest, magic, signs, p<{pair_count}>;"]
+    lines += ["mov.b32 ones, 0x80808080;", f"mov.b32 magic, 0x{FLOAT16_1536:08x};", "mov.b32 signs, 0xbc003c00;"]
+    for word in range(word_count):
+        source = f"${2 * word_count + word}"
+        lines += [*_decode_four(source, f"p{4 * word}", f"p{4 * word + 1}"), f"shr.u32 rest, {source}, 16;"]
+        lines += _decode_four("rest", f"p{4 * word + 2}", f"p{4 * word + 3}")
+    lines += _rotate_pairs(pair_count) if rotated else []
+    for pair in range(pair_count):
+        lines += [f"fma.rn.f16x2 p{pair}, p{pair}, ${3 * word_count}, magic;"]
+    lines += [f"prmt.b32 ${out}, p{2 * out}, p{2 * out + 1}, 0x6420;" for out in range(2 * word_count)]
+    return "\n".join(["{", *lines, "}"])
+
+
+DECODE_WORD = tl.constexpr(_decode(1, rotated=False))
+DECODE_GROUP = tl.constexpr(_decode(2, rotated=True))
 # Transpose 4 x 4 bytes.
 TRANSPOSE = tl.constexpr(
     """{ .reg .b32 a, b, c, d;
@@ -139,75 +163,81 @@ TRANSPOSE = tl.constexpr(
 
 
 @jit
+def _int8_weight_ratio(scales, scale_levels, scale_scales, base, scale_of_row, block, mask, SCALE_BLOCK: tl.constexpr):
+    """Return the ratio of block scale to row scale, twice as float16."""
+    scale = tl.load(scale_levels + tl.load(scales + block, mask=mask, other=0).to(tl.int32))
+    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=mask, other=0.0) + base
+    scale = tl.where(scale_of_row > 0.0, scale / scale_of_row, 0.0)
+    bits = scale.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return bits | (bits << 16)
+
+
+@jit
 def _int8_weight_words(
     packed, scales, scale_levels, scale_scales, base, scale_of_row, word_offsets, mask, WORD: tl.constexpr,
     BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return the INT8 numbers of these words, four to an int32."""
     block = word_offsets // (BLOCK // WORD)
-    scale = tl.load(scale_levels + tl.load(scales + block, mask=mask, other=0).to(tl.int32))
-    scale = scale * tl.load(scale_scales + block // SCALE_BLOCK, mask=mask, other=0.0) + base
-    scale = tl.where(scale_of_row > 0.0, scale / scale_of_row, 0.0)
-    bits = scale.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    ratio = _int8_weight_ratio(
+        scales, scale_levels, scale_scales, base, scale_of_row, block, mask, SCALE_BLOCK
+    )  # fmt: skip
     word = tl.load(packed + word_offsets, mask=mask, other=0)
     return tl.inline_asm_elementwise(
-        DECODE, "=&r,=&r,r,r", [word, bits | (bits << 16)], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+        DECODE_WORD, "=&r,=&r,r,r", [word, ratio], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
     )
 
 
 @jit
 def _int8_weight_rows_part(
-    packed, scales, scale_levels, scale_scales, offset, out, row_scales, word_count, row_words, program,
-    WORDS: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+    packed, scales, scale_levels, scale_scales, offset, out, row_scales, group_count, row_groups, program,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    word_offsets = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
-    mask = word_offsets < word_count
-    row_scale = tl.load(row_scales + word_offsets // row_words, mask=mask, other=0.0)
-    first, second = _int8_weight_words(
-        packed,
-        scales,
-        scale_levels,
-        scale_scales,
-        tl.load(offset),
-        row_scale,
-        word_offsets,
-        mask,
-        WORD,
-        BLOCK,
-        SCALE_BLOCK,
+    group = program.to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    mask = group < group_count
+    row_scale = tl.load(row_scales + group // row_groups, mask=mask, other=0.0) * 4.0
+    ratio = _int8_weight_ratio(
+        scales, scale_levels, scale_scales, tl.load(offset), row_scale, group // (BLOCK // GROUP), mask, SCALE_BLOCK
     )
-    offsets = word_offsets[:, None] * 2 + tl.arange(0, 2)[None, :]
-    tl.store(out + offsets, tl.join(first, second), mask=mask[:, None])
+    pair = tl.arange(0, 2)[None, :]
+    left, right = tl.split(tl.load(packed + group[:, None] * 2 + pair, mask=mask[:, None], other=0))
+    first, second, third, fourth = tl.inline_asm_elementwise(
+        DECODE_GROUP, "=&r,=&r,=&r,=&r,r,r,r", [left, right, ratio],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+    four = tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), (GROUPS, 4))
+    tl.store(out + group[:, None] * 4 + tl.arange(0, 4)[None, :], four, mask=mask[:, None])
 
 
 @jit
 def _int8_weight_rows(
     packed_0, _levels_0, scales_0, scale_levels_0, scale_scales_0, offset_0, packed_1, _levels_1, scales_1,
     scale_levels_1, scale_scales_1, offset_1, packed_2, _levels_2, scales_2, scale_levels_2, scale_scales_2, offset_2,
-    out, row_scales, words_0, words_1, words_2, row_words, WEIGHTS: tl.constexpr, WORDS: tl.constexpr,
-    WORD: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
+    out, row_scales, groups_0, groups_1, groups_2, row_groups, WEIGHTS: tl.constexpr, GROUPS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, SCALE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    first_1 = (words_0 + WORDS - 1) // WORDS
-    first_2 = first_1 + (words_1 + WORDS - 1) // WORDS
+    first_1 = (groups_0 + GROUPS - 1) // GROUPS
+    first_2 = first_1 + (groups_1 + GROUPS - 1) // GROUPS
     if program < first_1:
         _int8_weight_rows_part(
-            packed_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, row_scales, words_0, row_words, program,
-            WORDS, WORD, BLOCK, SCALE_BLOCK,
+            packed_0, scales_0, scale_levels_0, scale_scales_0, offset_0, out, row_scales, groups_0, row_groups,
+            program, GROUPS, GROUP, BLOCK, SCALE_BLOCK,
         )  # fmt: skip
     if WEIGHTS > 1:
-        out_1 = out + words_0.to(tl.int64) * 2
+        out_1 = out + groups_0.to(tl.int64) * 4
         if (program >= first_1) & (program < first_2):
             _int8_weight_rows_part(
-                packed_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1, row_scales + words_0 // row_words,
-                words_1, row_words, program - first_1, WORDS, WORD, BLOCK, SCALE_BLOCK,
+                packed_1, scales_1, scale_levels_1, scale_scales_1, offset_1, out_1,
+                row_scales + groups_0 // row_groups, groups_1, row_groups, program - first_1, GROUPS, GROUP, BLOCK,
+                SCALE_BLOCK,
             )  # fmt: skip
     if WEIGHTS > 2:
-        before = words_0.to(tl.int64) + words_1
+        before = groups_0.to(tl.int64) + groups_1
         if program >= first_2:
             _int8_weight_rows_part(
-                packed_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out + before * 2,
-                row_scales + before // row_words, words_2, row_words, program - first_2, WORDS, WORD, BLOCK,
+                packed_2, scales_2, scale_levels_2, scale_scales_2, offset_2, out + before * 4,
+                row_scales + before // row_groups, groups_2, row_groups, program - first_2, GROUPS, GROUP, BLOCK,
                 SCALE_BLOCK,
             )  # fmt: skip
 

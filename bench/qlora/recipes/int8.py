@@ -172,8 +172,8 @@ ROW_ALIGNMENT_BYTES = 16  # required of a matrix's rows by the hardware engine t
 class Int8Linear:
     """The weights `parts` of one product, concatenated by rows.
 
-    `forward`: compute y = x W^T in 8 bits too, not only d_x = d_y W. `hold`: keep the 8-bit values in memory, in the
-    orientations that are used.
+    `forward`: compute y = x W^T in 8 bits too, x and W rotated, not only d_x = d_y W. `hold`: keep the 8-bit values in
+    memory, in the orientations that are used.
     """
 
     def __init__(self, parts: tuple[nf4.Nf4, ...], *, forward: bool, hold: bool) -> None:
@@ -182,7 +182,8 @@ class Int8Linear:
         self.scales = weight_quant.row_scales(parts)
         self.outlier_columns: OutlierColumns | None = None
         self._parts, self._outlier_weights = parts, None
-        self._held = weight_quant.quantize(parts, self.scales) if hold and forward else None
+        self._rotated_scales = weight_quant.row_scales(parts, rotated=True) if forward else None
+        self._held = weight_quant.quantize_rotated(parts, self._rotated_scales) if hold and forward else None
         self._held_transposed = weight_quant.quantize_transposed(parts, self.scales) if hold else None
 
     @property
@@ -200,11 +201,13 @@ class Int8Linear:
             if self.outlier_columns is None:
                 self._choose_outliers(x)
             x_int8 = row_quant.quantize_rows(x, columns=self.outlier_columns)
-        values = weight_quant.quantize(self._parts, self.scales) if self._held is None else self._held
+        values, scales = self._held, self._rotated_scales
+        if values is None:
+            values = weight_quant.quantize_rotated(self._parts, scales)
         side_inputs = dataclasses.replace(side_inputs, outlier_weights=self._outlier_weights)
         in_blocks = in_blocks and len(self.scales) % (2 * BLOCK) == 0
         multiply = product_as_blocks if in_blocks else product
-        return multiply(x_int8, QuantizedRows(values=values, scales=self.scales), side_inputs, dtype=x_int8.dtype)
+        return multiply(x_int8, QuantizedRows(values=values, scales=scales), side_inputs, dtype=x_int8.dtype)
 
     def input_gradient(self, d_y: Any, d_y_int8: QuantizedRows | None) -> Any:
         """Compute d_x (T, K) in d_y's dtype. `d_y_int8` is d_y times `scales` in 8 bits, if already quantized."""

@@ -46,9 +46,16 @@ def test_outlier_columns_are_exact_and_do_not_coarsen_the_others():
     x[:, 7] *= 1000
     actual = row_quant.quantize_rows(x, columns=outliers(64, 7, 20))
     assert torch.equal(actual.outliers, x[:, [7, 20]])
-    assert not actual.values[:, [7, 20]].any()
-    rest = x.index_fill(1, torch.tensor([7, 20]), 0)
+    rest = row_quant.rotate_reference(x.index_fill(1, torch.tensor([7, 20]), 0))
     assert (actual.values.float() * actual.scales[:, None] - rest).abs().max() <= 1.001 * STEP * rest.abs().max()
+
+
+def test_a_rotation_is_its_own_inverse_and_spreads_a_large_number_over_its_group_alone():
+    x = torch.zeros(2, 128)
+    x[0, 70], x[1] = 4.0, torch.randn(128)
+    rotated = row_quant.rotate_reference(x)
+    assert torch.equal(rotated[0].abs(), torch.ones(128).index_fill(0, torch.tensor([*range(64), *range(80, 128)]), 0))
+    assert torch.allclose(row_quant.rotate_reference(rotated), x, atol=1e-6)
 
 
 def test_factors_multiply_the_columns_first():
@@ -67,24 +74,30 @@ def test_non_finite_rows_stay_non_finite_and_tiny_ones_become_zero():
     assert (y[[1, 4]] == 0).all()
 
 
-def test_a_weight_is_the_same_in_both_orientations():
+@pytest.mark.parametrize("rotated", [False, True])
+def test_no_number_of_a_weight_moves_by_more_than_half_a_step_of_its_row(rotated):
     parts = (weight(32, 64), weight(8, 64))
-    scales = weight_quant.row_scales(parts)
-    values = weight_quant.quantize(parts, scales)
-    assert torch.equal(values.T, weight_quant.quantize_transposed(parts, scales))
+    scales = weight_quant.row_scales(parts, rotated=rotated)
     whole = torch.cat([nf4.dequantize_reference(part) for part in parts])
+    if rotated:
+        values, whole = weight_quant.quantize_rotated(parts, scales), row_quant.rotate_reference(whole)
+    else:
+        values = weight_quant.quantize_transposed(parts, scales).T
     assert ((values * scales[:, None] - whole).abs() <= 1.001 * STEP * whole.abs().amax(1, keepdim=True)).all()
 
 
 def test_a_product_with_side_inputs_approximates_the_exact_one():
     x, parts, rank = torch.randn(7, 64), (weight(24, 64),), 4
-    scales, columns = weight_quant.row_scales(parts), outliers(64, 3, 60)
+    scales, rotated, columns = (
+        *(weight_quant.row_scales(parts, rotated=each) for each in (False, True)),
+        outliers(64, 3),
+    )
     whole = nf4.dequantize_reference(parts[0])
     u, work_b = torch.randn(7, 2 * rank), torch.randn(24, rank)
     side_inputs = matmul.SideInputs(
         outlier_weights=whole[:, columns.indices], u=u, work_b=work_b, columns=(slice(0, 8), slice(16, 24)), rank=rank
     )
-    b = row_quant.QuantizedRows(values=weight_quant.quantize(parts, scales), scales=scales)
+    b = row_quant.QuantizedRows(values=weight_quant.quantize_rotated(parts, rotated), scales=rotated)
     actual = matmul.product(row_quant.quantize_rows(x, columns=columns), b, side_inputs, dtype=torch.float32)
     exact = x @ whole.T
     exact[:, :8] += u[:, :rank] @ work_b[:8].T
