@@ -62,9 +62,14 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """A checkpoint to resume from. `changed` describes the differences that the user allowed."""
+    """A checkpoint to resume from.
+
+    `written` is its time by the file system's clock: a later checkpoint may replace it. `changed` describes the
+    differences that the user allowed.
+    """
 
     path: Path
+    written: float
     manifest: Manifest
     state: State
     history: History
@@ -88,7 +93,7 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
     others: list[str] = []
     for path in checkpoint.list_checkpoints(checkpoints):
         try:
-            manifest = checkpoint.verify(path)
+            manifest, written = checkpoint.verify(path), (path / checkpoint.MANIFEST).stat().st_mtime
             state = schema.from_json(State, json.loads((path / checkpoint.STATE).read_bytes()), str(path))
             history = History((path / checkpoint.STEPS).read_bytes(), state.step)
         except (BrokenCheckpoint, ValueError, OSError) as error:
@@ -107,7 +112,9 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
             log(f"{path}: made with {'; '.join(changed.values())}; resuming, as the changes are allowed")
         if changed.keys() & {"model", "data"}:  # losses of other examples or another model cannot be compared
             state = dataclasses.replace(state, evaluations=[], first_losses=[], best_step=None)
-        return ResumePoint(path=path, manifest=manifest, state=state, history=history, changed=list(changed.values()))
+        return ResumePoint(
+            path=path, written=written, manifest=manifest, state=state, history=history, changed=list(changed.values())
+        )
     if others:
         raise InputError(f"{others[0]}", remedy="restore these values, or use another folder for checkpoints")
     if broken:
@@ -214,14 +221,13 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
     return before
 
 
-def record_first_step(checkpoints: Path, restarts: Sequence[Restart], resumed_from: Path) -> list[Restart]:
-    """Add the time since the checkpoint to the last restart, on the disk, too; it stays None if that fails."""
+def record_first_step(checkpoints: Path, restarts: Sequence[Restart], written: float) -> list[Restart]:
+    """Add the time since a checkpoint was `written` to the last restart, on the disk, too; None if that fails."""
     last = restarts[-1]
     with contextlib.suppress(OSError):
         path = checkpoints / RESTARTS_FILE
         path.touch()  # the file system's clock, as for the checkpoint
-        seconds = path.stat().st_mtime - (resumed_from / checkpoint.MANIFEST).stat().st_mtime
-        last = dataclasses.replace(last, since_checkpoint_sec=round(max(0.0, seconds), 1))
+        last = dataclasses.replace(last, since_checkpoint_sec=round(max(0.0, path.stat().st_mtime - written), 1))
     updated = [*restarts[:-1], last]
     _write_restarts(checkpoints, updated)
     return updated
