@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,12 +56,13 @@ CASES = (
     int8("INT8 forward"),
     int8("INT8 forward, 32 columns apart", apart=32),
     int8("INT8 forward, rotated by 64", rotated=64),
-    int8("INT8 forward, rotated by 512", rotated=512),
     int8("INT8 forward, rotated by 64, 8 columns apart", rotated=64, apart=8),
     int8("INT8 forward, rotated by 64, 32 columns apart", rotated=64, apart=32),
+    int8("INT8 forward, rotated by 16, 32 columns apart: as built", rotated=16, apart=32),
     Case(name="INT8 backward", backward_bits=8),
     Case(name="INT8 backward, rotated by 64", backward_bits=8, backward_rotated=64),
     int8("INT8 both, 32 columns apart", apart=32, backward_bits=8),
+    int8("INT8 both, forward rotated by 16, 32 columns apart: as built", rotated=16, apart=32, backward_bits=8),
     int8("INT8 both, rotated by 64", rotated=64, backward_bits=8, backward_rotated=64),
     int8("INT8 both, rotated by 64, 32 columns apart", rotated=64, apart=32, backward_bits=8, backward_rotated=64),
     Case(name="INT4 forward, rotated by 64", weight_bits=4, input_bits=4, rotated=64),
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--model", required=True)
     parser.add_argument("--batches", type=int, default=2)
     arguments = parser.parse_args(argv)
-    model, batches = load(arguments.model, arguments.batches)
+    model, batches = load(Path(arguments.model), arguments.batches)
     exact = [gradient(model, EXACT, batch) for batch in batches]
     figures = []
     for case in CASES:
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     return figures
 
 
-def load(folder: str, count: int) -> tuple[Any, list[Any]]:
+def load(folder: Path, count: int) -> tuple[Any, list[Any]]:
     """Load the model with adapters and rounded products, and make the batches of token ids."""
     modules = torch_stack.load()
     base = modules.transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
