@@ -6,6 +6,7 @@ argv by hand.
 """
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,6 +101,7 @@ class Cluster:
     def __init__(self, target: Target, provider: Provider | None = None) -> None:
         self.target, self._provider = target, provider
         self.kubectl = kubectl_of(target)
+        self._own_kubectl = dataclasses.replace(self.kubectl, cached_kubeconfig=None)
         self._pods_version = ""
         self._client = connect(target)
 
@@ -419,13 +421,15 @@ class Cluster:
         secrets: tuple[Secret, ...] = (),
     ) -> Completed:
         # Not masked in argv, which holds no secret: a short password may be part of a word there.
-        command = Command(argv=self.kubectl.argv(*arguments))
+        label = Command(argv=self._own_kubectl.argv(*arguments)).render()
+        # A deletion may be waited for longer than a kept credential is valid.
+        argv = (self._own_kubectl if arguments[0] == "delete" else self.kubectl).argv(*arguments)
         # YAML and not JSON: kubectl before 1.34 fails on "---" between JSON documents.
         stdin = to_yaml(dict(resource) for resource in objects).encode()
         names = [f"{resource['kind']}/{resource['metadata']['name']}" for resource in objects]
         _logger.log(logging.INFO if arguments[0] in ("apply", "delete") else logging.DEBUG, "%s %s", arguments, names)
         try:
-            completed = run_program(command.argv, label=command.render(), stdin=stdin, timeout_sec=timeout_sec)
+            completed = run_program(argv, label=label, stdin=stdin, timeout_sec=timeout_sec)
         except CannotStart as error:
             raise not_installed_error(error) from error
         except CommandTimedOut as error:

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench.records import schema
 from bench.records.atomic_files import open_atomic
 from remote.cluster.kubeconfig import Target, key_folder
@@ -27,7 +25,7 @@ from remote.hosts.process import CannotStart, run_program
 
 MIN_VALIDITY_SEC = 60.0  # remaining for an answer that is used
 MAX_KEPT_SEC = 240.0  # so that an answer which the server no longer accepts is not used for long
-UNUSABLE = (AttributeError, LookupError, TypeError, ValueError, OSError, yaml.YAMLError, HostError, CannotStart)
+_UNUSABLE = (AttributeError, LookupError, TypeError, ValueError, OSError, HostError, CannotStart)
 _TIMEOUT_SEC = 30.0
 _logger = logging.getLogger(__name__)
 
@@ -58,7 +56,7 @@ class _CredentialCache:
             if self._is_usable and time.time() >= self._renew_at:
                 try:
                     self._renew()
-                except UNUSABLE as error:
+                except _UNUSABLE as error:
                     _logger.info("credentials are not kept: %s", type(error).__name__)  # its text may hold them
                     self._is_usable = False
             return str(self._path) if self._is_usable else None
@@ -87,11 +85,14 @@ class _CredentialCache:
 
     def _write_kubeconfig(self) -> Path:
         """Write the kubeconfig, of this context only. Raises LookupError without a program that can be run here."""
-        document = yaml.safe_load(_output(self._kubectl.argv("config", "view", "--minify", "--flatten", "--raw")))
+        view = self._kubectl.argv("config", "view", "--minify", "--flatten", "--raw", "--output=json")
+        document = schema.parse_object(_output(view))
         user = document["users"][0]["user"]
         self._program = user["exec"]
         if self._program.get("provideClusterInfo") or self._program.get("interactiveMode") == "Always":
             raise LookupError("it needs the cluster or the terminal")
+        if os.sep in self._program["command"] and not Path(self._program["command"]).is_absolute():
+            raise LookupError("its path is relative to the folder of a kubeconfig that is not known here")
         user["exec"] = {
             "apiVersion": self._program["apiVersion"],
             "command": "cat",

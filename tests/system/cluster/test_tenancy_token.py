@@ -104,7 +104,8 @@ def test_a_token_is_used_until_it_expires_and_then_renewed(kubeconfig: Path, mon
 
 def test_kubectl_reads_a_kept_token_until_it_expires(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    kubectl = kubectl_of(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))
+    target = resolve(kubeconfig=str(kubeconfig), context=None, namespace="default")
+    kubectl = kubectl_of(target)
 
     def nodes() -> bytes:
         argv = kubectl.argv("get", "nodes", "-o", "name")
@@ -116,13 +117,33 @@ def test_kubectl_reads_a_kept_token_until_it_expires(kubeconfig: Path, monkeypat
     assert runs(kubeconfig) == 3, "once for `kubectl config view`, once for the token that is kept"
     (answer,) = key_folder().glob("credential-*.json")
     assert (answer.stat().st_mode & 0o777, "token" in answer.read_text()) == (0o600, True)
+    client = Client(target)
+    before = runs(kubeconfig)
+    client.delete([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "absent"}}], wait_sec=5.0)
+    client.close()
+    assert runs(kubeconfig) > before, "a deletion may outlast the kept token"
     cache = kubectl.cached_kubeconfig.__self__
     cache._renew_at = 0.0
+    before = runs(kubeconfig)
     assert nodes() == b"node/node-0\n"
-    assert runs(kubeconfig) == 4
+    assert runs(kubeconfig) == before + 1
     (kubeconfig.parent / "old").touch()  # the program's next answer has expired
     cache._renew_at = 0.0
     assert kubectl.argv()[-1] == f"--kubeconfig={kubeconfig}", "kubectl runs the program again"
+
+
+def test_a_program_beside_the_kubeconfig_is_not_looked_for_in_the_current_folder(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig.write_text(kubeconfig.read_text().replace(str(kubeconfig.parent / "program"), "./program"))
+    other = kubeconfig.parent / "other"
+    other.mkdir()
+    (other / "program").write_text("#!/bin/sh\ntouch ran\n")
+    (other / "program").chmod(0o755)
+    monkeypatch.chdir(other)
+    kubectl = kubectl_of(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))
+    assert [kubectl.argv()[-1] for _ in range(2)] == [f"--kubeconfig={kubeconfig}"] * 2
+    assert not (other / "ran").exists()
 
 
 def test_a_key_that_others_can_read_is_reported_by_the_client(
