@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -187,21 +187,21 @@ class ControlTokens:
         self._tokenizer = tokenizer
         added = {token.content: (number, token) for number, token in tokenizer.added_tokens_decoder.items()}
         special = {content: token for content, token in added.items() if token[1].special and content}
-        self._tokens = {content: special[content] for content in sorted(special) if content not in THOUGHT_TOKENS}
+        self._tokens = {content: special[content] for content in sorted(special)}
         if len(self._tokens) > MAX_CONTROL_TOKENS:
             raise InputError(
                 f"tokenizer.json: more than {MAX_CONTROL_TOKENS} control tokens", remedy="check the model folder"
             )
         self._contents = list(self._tokens)
         self._indices = {content: index for index, content in enumerate(self._contents)}
-        longest_first = sorted(self._contents, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._own = _one_of(self._contents)
+        self._typed = _one_of(content for content in self._contents if content not in THOUGHT_TOKENS)
         self._hidden = re.compile(f"[{chr(TYPED)}-{chr(TYPED + MAX_CONTROL_TOKENS - 1)}]{FILL}*")
         self._copy: tuple[Any, dict[int, int]] | None = None
 
     def find(self, value: object) -> list[str]:
         """List the control tokens that are typed in a text, messages or tools, each once."""
-        return sorted({token for text in strings(value) for token in self._pattern.findall(text)})
+        return sorted({token for text in strings(value) for token in self._typed.findall(text)})
 
     def hide(self, location: str, value: T) -> T:
         """Return messages or tools with typed control tokens replaced, for the template. Raises InputError."""
@@ -211,18 +211,18 @@ class ControlTokens:
                 remedy="remove one of them",
             )
 
-        def replace(match: re.Match[str]) -> str:
-            return self._replacement(TYPED, match.group())
-
-        return map_strings(lambda text: self._pattern.sub(replace, text), value)
+        return map_strings(lambda text: self._replace(self._typed, TYPED, text), value)
 
     def encode(self, texts: Sequence[str]) -> list[tuple[list[int], Any]]:
         """Tokenize rendered texts; return token ids and encoding of each. Typed control tokens become text."""
         tokenizer, own_ids = self._copy = self._copy or self._make_copy()
-        own = [self._pattern.sub(lambda match: self._replacement(OWN, match.group()), text) for text in texts]
+        own = [self._replace(self._own, OWN, text) for text in texts]
         shown = [self._hidden.sub(lambda match: self._contents[ord(match.group()[0]) - TYPED], text) for text in own]
         encodings = tokenizer.encode_batch(shown, add_special_tokens=False)
         return [([own_ids.get(token, token) for token in encoding.ids], encoding) for encoding in encodings]
+
+    def _replace(self, pattern: re.Pattern[str], base: int, text: str) -> str:
+        return pattern.sub(lambda match: self._replacement(base, match.group()), text)
 
     def _replacement(self, base: int, content: str) -> str:
         return chr(base + self._indices[content]) + FILL * (len(content) - 1)
@@ -244,3 +244,8 @@ class ControlTokens:
         )
         added = copy.get_added_tokens_decoder().items()
         return copy, {number: real_ids[token.content] for number, token in added if token.content in real_ids}
+
+
+def _one_of(contents: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of these texts that prefers the longest; of nothing without any."""
+    return re.compile("|".join(map(re.escape, sorted(contents, key=len, reverse=True))) or r"(?!)")

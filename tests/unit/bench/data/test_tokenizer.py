@@ -115,6 +115,8 @@ def test_a_thought_keeps_its_control_tokens(tokenizer_of: Callable[..., Any]) ->
     (example,), reported = build(tokenizer, (("user", "a"), ("assistant", "<think>\nhm</think>A")))
     assert tokenizer.decode(example.ids).endswith("<think>\nhm</think>A</s>")
     assert not [kind for kind in reported.counts if "control token" in kind]
+    (typed,), _ = build(tokenizer, (("user", "a<s>"), ("assistant", "<think>\nhm</think>A")))
+    assert control_ids(tokenizer, typed) == control_ids(tokenizer, example)
 
 
 @pytest.mark.parametrize("template", ["chatml", "mistral", "mistral-v3", "open thought"])
