@@ -31,7 +31,6 @@ from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, Template
 from bench.data.tool_template import ToolTemplate
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
-MAX_JOINED_TOKENS = 16  # by which a text may be longer in tokens than as the beginning of another one
 T = TypeVar("T")
 IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
 
@@ -130,15 +129,14 @@ class ExampleBuilder:
             return []
 
     def _render(self, conversation: Conversation) -> Iterator[Rendered]:
-        if conversation.is_text:
-            yield self._render_text(conversation)
-            return
         for source in (conversation, *conversation.alternatives):
             source = source.with_system(self._system)
-            if source.answers:
-                yield from self._render_answers(source)
-            else:
+            if not source.answers:
                 self.findings.add(findings.NO_TARGET, source)
+            elif source.is_text:
+                yield self._render_text(source)
+            else:
+                yield from self._render_answers(source)
 
     def _render_answers(self, source: Conversation) -> Iterator[Rendered]:
         messages, is_text_lost = self._tool_template.messages(source)
@@ -182,12 +180,13 @@ class ExampleBuilder:
             targets, has_end = self._mark_targets(rendered, ids, encoding)
             if not has_end and ids and self._labels == "assistant":
                 self.findings.add(findings.EOS_ADDED, rendered.source)
-                ids, targets = [*ids, self._eos], bytearray([*targets, 1])
+                last = targets.rfind(1) + 1 or len(ids)  # turns after the last answer are left out
+                ids, targets = [*ids[:last], self._eos], targets[:last] + b"\1"
             if self._max_seq_len is not None and len(ids) > self._max_seq_len:
                 if rendered.source.is_text and self._too_long == "cut":
                     yield from self._divide(rendered.source, ids, self._max_seq_len)
                     continue
-                cut = list(self._cut(rendered, ids, encoding))
+                cut = list(self._cut(rendered))
                 self.findings.add_long(len(ids), sum(len(example.ids) for example in cut))
                 yield from cut
                 continue
@@ -217,19 +216,23 @@ class ExampleBuilder:
             if begin and encoding.token_to_chars(begin - 1)[1] > first:
                 self.findings.add(findings.SPANNING_TOKEN, rendered.source)
             if self._labels == "assistant":
-                last_special = self._end_token(ids, begin, end)
-                has_end, end = last_special is not None, end if last_special is None else last_special + 1
+                last_token = self._end_token(rendered, ids, encoding, range(begin, end))
+                has_end, end = last_token is not None, end if last_token is None else last_token + 1
             targets[begin:end] = b"\1" * (end - begin)
         targets[:1] = bytes(min(1, len(ids)))
         return targets, has_end
 
-    def _end_token(self, ids: list[int], begin: int, end: int) -> int | None:
-        """Return the position of the token that ends an answer; the text after it belongs to the template.
+    def _end_token(self, rendered: Rendered, ids: list[int], encoding: Any, answer: range) -> int | None:
+        """Return the position of the token that ends an answer; the space after it belongs to the template.
 
-        It is the answer's last control token. GLM's template writes none of those at which the model ends an answer:
-        there the one that begins the next turn counts, as at inference.
+        It is the answer's last control token, unless text follows: that one is typed. GLM's template writes none of
+        those at which the model ends an answer: there the one that begins the next turn counts, as at inference.
         """
-        last = next((index for index in range(end - 1, begin - 1, -1) if ids[index] in self._special), None)
+        end = answer.stop
+        last = next((index for index in reversed(answer) if ids[index] in self._special), None)
+        if last is not None and last + 1 < end:
+            characters = slice(encoding.token_to_chars(last)[1], encoding.token_to_chars(end - 1)[1])
+            last = None if rendered.text[characters].strip() else last
         ends_by_itself = last is not None and ids[last] in self._turn_ends
         return end if not ends_by_itself and end < len(ids) and ids[end] in self._turn_ends else last
 
@@ -246,7 +249,7 @@ class ExampleBuilder:
                 targets=b"\0" + b"\1" * (len(piece) - 1),
             )
 
-    def _cut(self, rendered: Rendered, ids: list[int], encoding: Any) -> Iterator[Example]:
+    def _cut(self, rendered: Rendered) -> Iterator[Example]:
         """Cut a conversation after the last whole answer that fits, if it may be cut."""
         source, dropped = (
             rendered.source,
@@ -259,24 +262,15 @@ class ExampleBuilder:
             elif not self.findings.is_latest(dropped, source):
                 self.findings.add(findings.TOO_LONG_CUT, source)
             return
-        for last in self._cuts(rendered, ids, encoding, earlier) if self._too_long == "cut" else ():
-            examples = list(self._without_findings().build([source.first_turns(last + 1)]))
-            if examples:
-                self.findings.add(findings.TOO_LONG_CUT, source)
-                yield from examples
-                return
-        self.findings.add(dropped, source)
+        built = dict[int, list[Example]]()
 
-    def _cuts(self, rendered: Rendered, ids: list[int], encoding: Any, earlier: Sequence[int]) -> list[int]:
-        """Return the answers after which the conversation may be cut, the last one first.
+        def is_too_long(turn: int) -> bool:
+            built[turn] = list(self._without_findings().build([source.first_turns(turn + 1)]))
+            return not built[turn]
 
-        Those that end far beyond `max_seq_len` are left out: rendering each would take minutes for a long conversation.
-        """
-        answers, limit = rendered.source.answers, (self._max_seq_len or 0) + MAX_JOINED_TOKENS
-        if self._labels == "assistant" and len(rendered.answers) == len(answers):
-            ends = {turn: end for turn, (_, end) in zip(answers, rendered.answers, strict=True)}
-            earlier = [turn for turn in earlier if _token_at(encoding, len(ids), ends[turn]) <= limit]
-        return list(reversed(earlier))
+        fitting = bisect_left(earlier, True, key=is_too_long) if self._too_long == "cut" else 0
+        self.findings.add(findings.TOO_LONG_CUT if fitting else dropped, source)
+        yield from built[earlier[fitting - 1]] if fitting else ()
 
     def _without_findings(self) -> ExampleBuilder:
         """Copy this builder, with separate findings, and dropping long conversations."""
