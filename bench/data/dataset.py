@@ -56,12 +56,12 @@ BINS = 24  # bars in the histogram of lengths of a report
 EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
 STORED_FIELDS = ("files", "findings", "left_out", "shown", "lost", "duplicates")  # fields of a Dataset in the index
 DIGEST_KEY_BYTES = 16  # the part of a digest that is compared to find equal lines
-CACHE_VERSION = 5  # part of the cache key; changes when the cache's files or the examples of the same data change
+CACHE_VERSION = 6  # part of the cache key; changes when the cache's files or the examples of the same data change
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Examples in the order of files and lines. `left_out` counts conversations without an example.
+    """Examples in the order of files and lines. `left_out` counts lines without an example.
 
     `duplicates` counts lines that repeat another one.
     """
@@ -78,6 +78,9 @@ class Dataset:
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
     """Check the lines of the data files, and of the validation file if there is one. Raises InputError."""
+    for path, count in Counter(str(file) for name in spec.files for file in expand(name)).items():
+        if count > 1:
+            raise InputError(f"{path}: is in several entries of train.data", remedy="name each file once")
     files = [readers.read(path, spec.bad_lines, spec.columns) for path in spec.files]
     path = spec.validation_file
     return files, None if path is None else readers.read(path, spec.bad_lines, spec.columns)
@@ -144,14 +147,20 @@ def write_examples(
         on_bad_line=lambda error: bad_lines.add(error, lines=lines),
     )
     findings, writer, tokens = builder.findings, ExampleWriter(file), Counter[str]()
+    left_out, examples, example_tokens = bad_lines.count, 0, 0  # examples without their repetitions
     conversations = split(spec, files, held_out, findings)
     with use_all_cores():
         while batch := list(islice(conversations, TOKENIZE_BATCH)):
             repetitions = {(conversation.file, conversation.line): count for conversation, count in batch}
+            without_example = set(repetitions)
             for example in builder.build(conversation for conversation, _ in batch):
                 copies = repetitions[example.file, example.line]
+                without_example.discard((example.file, example.line))
+                examples += 1
+                example_tokens += len(example.ids)
                 writer.add(example, copies)
                 tokens[example.file] += (copies or 0) * len(example.ids)
+            left_out += len(without_example)
     training, validation = writer.finish()
     bad_lines.check(lines)
     findings.add_skipped(SKIPPED, bad_lines)
@@ -166,9 +175,9 @@ def write_examples(
             DataFinding(what=kind, count=count, places=findings.locations[kind])
             for kind, count in sorted(findings.counts.items())
         ],
-        left_out=sum(findings.counts[kind] for kind in DROPPED_KINDS),
+        left_out=left_out,
         shown=[_preview(example, tokenizer) for example in training[:PREVIEW_COUNT]],
-        lost=findings.lost(len(training) + len(validation), sum(training.lengths) + sum(validation.lengths)),
+        lost=findings.lost(examples, example_tokens),
         duplicates=findings.counts[DUPLICATE],
     )
 
@@ -199,7 +208,7 @@ def summarize(
     edges = [spec.max_seq_len * (index + 1) // BINS for index in range(BINS)]
     counts = [0] * BINS
     for length in lengths:
-        counts[min(BINS - 1, (length - 1) * BINS // spec.max_seq_len)] += 1
+        counts[(length * BINS - 1) // spec.max_seq_len] += 1
     return DataReport(
         files=examples.files,
         examples=len(examples.training),

@@ -92,4 +92,5 @@ class DataFindings:
             tokens=sum(lengths) - self.cut_tokens,
             all_tokens=all_tokens,
             enough=length or None,
+            lines=self.counts[TOO_LONG_DROPPED] + self.counts[FIRST_ANSWER_TOO_LONG],
         )

@@ -183,7 +183,7 @@ class ConversationPreview:
 class LostToLength:
     """Rows and tokens that are dropped or cut because they are longer than max_seq_len, of all rows and tokens.
 
-    `enough` is the max_seq_len that loses at most 1 % of both, None if this one does.
+    `enough` is the max_seq_len that loses at most 1 % of both, None if this one does. `lines` are left out as a whole.
     """
 
     rows: int
@@ -191,6 +191,7 @@ class LostToLength:
     tokens: int
     all_tokens: int
     enough: int | None
+    lines: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

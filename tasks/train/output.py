@@ -164,8 +164,8 @@ def small_data_warnings(report: DataReport, training: Training, steps: int) -> d
 
 def _lost_warnings(report: DataReport, training: Training) -> dict[str, str]:
     """Return lines about rows and tokens that are left out, because of their length or for other reasons."""
-    lines, lost = {}, report.lost
-    all_lines, other = report.examples + report.validation_examples + report.left_out, report.left_out
+    lines, lost, other = {}, report.lost, report.left_out
+    all_lines = sum(file.lines for file in report.files)
     if lost is not None:
         rows, tokens = 100 * lost.rows / lost.all_rows, 100 * lost.tokens / lost.all_tokens
         if max(rows, tokens) > MAX_LOST_PERCENT:
@@ -177,7 +177,7 @@ def _lost_warnings(report: DataReport, training: Training) -> dict[str, str]:
                 f"! {lost.rows:,} of {lost.all_rows:,} examples are longer than train.max_seq_len "
                 f"{training.data.max_seq_len:,}: {tokens:.0f} % of the tokens are lost{remedy}"
             )
-        other = max(0, other - lost.rows)
+        other = max(0, other - lost.lines)
     if 100 * other > MAX_LOST_PERCENT * all_lines:
         lines["data"] = (
             f"! {other:,} of {all_lines:,} lines are left out, more than {MAX_LOST_PERCENT} %; `inv data.check` lists "

@@ -76,6 +76,32 @@ def test_weights_set_the_repetitions_of_a_files_lines_per_epoch(tmp_path: Path, 
     assert len({example.digest for example in data.training}) == len(data.training)
 
 
+def test_a_file_of_several_entries_is_refused(tmp_path: Path, build) -> None:
+    path = write(tmp_path / "a.jsonl", range(3))
+    with pytest.raises(InputError, match=r"a\.jsonl: .*train\.data"):
+        build(spec_of(str(tmp_path / "*.jsonl"), path, weights=[1.0, 2.0]))
+
+
+def test_lines_without_an_example_and_what_is_lost_are_counted_without_weights(tmp_path: Path, build) -> None:
+    rows = [{"prompt": "a?", "completions": ["A.", "A" * 300, ""]}, {"prompt": "b?", "completions": ["B" * 300, ""]}]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = build(spec_of(str(path), weights=[3.0]))
+    assert (len(data.training), data.left_out) == (3, 1)
+    assert data.lost is not None
+    assert (data.lost.rows, data.lost.all_rows) == (2, 3)
+
+
+def test_a_length_is_counted_up_to_its_own_edge(tmp_path: Path, build) -> None:
+    path = write(tmp_path / "d.jsonl", [1])
+    length = build(spec_of(path)).training.lengths[0]
+    for max_seq_len in range(length, 4 * length):
+        spec = spec_of(path, max_seq_len=max_seq_len)
+        report = dataset.summarize(spec, build(spec), row_tokens=max_seq_len, was_cached=False, seconds=0.0)
+        edge = report.length_edges[report.lengths.index(1)]
+        assert edge >= length > ([0, *report.length_edges][report.lengths.index(1)])
+
+
 def test_a_line_that_the_template_rejects_is_listed_or_skipped(tmp_path: Path, build) -> None:
     path = Path(write(tmp_path / "d.jsonl", range(200)))
     bad = json.dumps({"messages": [{"role": "assistant", "content": "no question"}]})

@@ -44,6 +44,12 @@ def targets(tokenizer: Any, example: Example) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def test_the_text_after_a_typed_control_token_is_trained_on(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    (example,), _ = build(tokenizer, (("user", "a?"), ("assistant", "Not [INST] here.")))
+    assert targets(tokenizer, example) == "Not [INST] here.\n</s>"
+
+
 @pytest.mark.parametrize("case", load_cases(__file__, "masks.yaml"))
 def test_a_conversation_gives_its_targets_and_findings(case: Case, tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of(case["template"], end=case.get("end", ""))
@@ -237,7 +243,7 @@ def test_plain_text_gets_the_tokenizers_start_and_end_and_every_token_is_a_targe
 def test_long_plain_text_is_dropped_or_divided_without_a_loss(tokenizer_of: Callable[..., Any]) -> None:
     text = "x" * 16  # and one token at its end
     build = partial(ExampleBuilder, tokenizer_of("chatml"), max_seq_len=8, labels="all")
-    assert list(build().build([plain_text(text)])) == []
+    assert list(build().build([plain_text(text), plain_text(" \n")])) == []
     builder = build(too_long="cut")
     pieces = list(builder.build([plain_text(text), plain_text("y")]))
     assert [len(piece.ids) for piece in pieces] == [8, 8, 2]
@@ -256,5 +262,7 @@ def test_what_is_lost_to_length_names_the_length_that_loses_one_percent(tokenize
     texts = [*("x" * 5 for _ in range(300)), *("x" * 19 for _ in range(20)), "x" * 30]
     kept = list(builder.build(map(plain_text, texts)))
     lost = builder.findings.lost(len(kept), sum(len(example.ids) for example in kept))
-    assert lost == LostToLength(rows=21, all_rows=321, tokens=20 * 20 + 31, all_tokens=300 * 6 + 431, enough=31)
+    assert lost == LostToLength(
+        rows=21, all_rows=321, tokens=20 * 20 + 31, all_tokens=300 * 6 + 431, enough=31, lines=1
+    )
     assert findings.DataFindings().lost(5, 50) is None
