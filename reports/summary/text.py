@@ -17,15 +17,17 @@ from reports.summary import quality, tables
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
 from reports.summary.summary import ConfigurationRow, OtherConfiguration, Summary
 
+SLOW_STEPS = 0.02  # elapsed throughput lower by more than this fraction is notable
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """The configuration to train with: `row`.
 
-    `fastest` is the reliable configuration with the most useful tokens per second. `row` is `fastest` if that was shown
-    to be faster than the baseline, else the baseline. `tied` were not shown to differ from `fastest` (fastest first,
-    including the baseline). `passed_over` were faster, but are not reliable; `withheld` were faster, but not shown to
-    be at the same loss.
+    `fastest` is the reliable configuration with the most useful tokens per second, without those that slow steps make
+    slower than the baseline. `row` is `fastest` if that was shown to be faster than the baseline, else the baseline.
+    `tied` were not shown to differ from `fastest` (fastest first, including the baseline). `passed_over` were faster,
+    but are not reliable; `withheld` were faster, but not shown to be at the same loss.
     """
 
     row: ConfigurationRow
@@ -59,7 +61,9 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
     eligible = [row for row in measured if verdicts[row.label] not in NOT_SHOWN]
     if not eligible:
         return None
-    reliable = [row for row in eligible if row.is_reliable] or eligible
+    least = max(((1.0 - SLOW_STEPS) * _elapsed_rate(row) for row in eligible if row.is_baseline), default=0.0)
+    paying = [row for row in eligible if _elapsed_rate(row) >= least]
+    reliable = [row for row in paying if row.is_reliable] or paying
     fastest = reliable[0]
     comparable = [row for row in reliable[1:] if losses is None or row.is_baseline or verdicts[row.label] != "unknown"]
     choice = Choice(
@@ -75,6 +79,11 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
     if choice.is_shown_faster or baseline is None or fastest.useful_tokens_ratio is None:
         return choice
     return replace(choice, row=baseline)
+
+
+def _elapsed_rate(row: ConfigurationRow) -> float:
+    """Return the useful tokens per second with slow steps, from which dollars follow; 0 if nothing was measured."""
+    return 0.0 if row.measured is None else row.measured.elapsed_useful_tokens_per_sec.value
 
 
 def _differ(first: ConfigurationRow, second: ConfigurationRow, *, comparisons: int) -> bool:
@@ -163,7 +172,10 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
     if fastest.is_baseline and len(summary.measured_rows) > 1:
         verb = "was" if len(tied) == 1 else "were"
         also = f"; {formatting.first_n(tied, 3)} {verb} not shown to be slower" if tied else ""
-        return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
+        named = (*chosen.passed_over, *chosen.withheld)
+        is_slowed = any(row.useful_rate > fastest.useful_rate and row not in named for row in summary.measured_rows)
+        rate = f"useful tokens per second{', slow steps included,' if is_slowed else ''}"
+        return f"Stay with {fastest.label}: no configuration gave more {rate} {where}{also}{passed}."
     if ratio is None:
         rate = formatting.estimate(None if fastest.measured is None else fastest.measured.elapsed_useful_tokens_per_sec)
         rank = "the only configuration measured" if len(summary.measured_rows) == 1 else "the fastest measured"

@@ -19,14 +19,14 @@ from reports.statistics import per_config, pooling
 from reports.statistics.types import Process, QualityFlag
 from reports.summary.cost import Price
 from reports.summary.summary import ConfigurationRow, OtherConfiguration
-from reports.summary.text import describe_ends
+from reports.summary.text import SLOW_STEPS, describe_ends
 
 MAX_SHOWN = 5
 # Above this ratio of step times, one number does not represent all workers of a fleet.
 NOTABLE_SPREAD = 1.10
 SLOW_WORKER = 0.04  # fraction of the step time
-SLOW_STEPS = 0.02  # elapsed throughput lower than the steady state by more than this fraction is a warning
 _THROTTLED = "throttled"
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class _FlagGroup:
 
     @property
     def worst(self) -> str:
-        return max(self.flags, key=lambda flag: [float(number) for number in re.findall(r"[0-9.]*[0-9]", flag)])
+        return max(self.flags, key=lambda flag: [float(number) for number in _NUMBER.findall(flag)])
 
 
 def cautions(
@@ -264,7 +264,7 @@ def _group_flags(results: Sequence[TrialResult]) -> list[_FlagGroup]:
     groups: dict[str, list[tuple[TrialResult, str]]] = {}
     for result in results:
         for flag in dict.fromkeys(result.flags):
-            groups.setdefault(re.sub(r"[0-9.]*[0-9]", "#", flag), []).append((result, flag))
+            groups.setdefault(_NUMBER.sub("#", flag), []).append((result, flag))
     return [
         _FlagGroup(
             trials=tuple(dict.fromkeys(result.trial_id for result, _ in raised)),

@@ -49,10 +49,11 @@ def test_a_configuration_that_mostly_runs_out_of_memory_is_passed_over_for_the_n
 def test_the_headline_counts_slow_steps(summarized):
     summary = summarized({})
     best = text.best_row(summary)
-    elapsed = replace(best.measured.elapsed_useful_tokens_per_sec, value=123.4)
-    slow = replace(best, measured=replace(best.measured, elapsed_useful_tokens_per_sec=elapsed))
-    rows = tuple(slow if row is best else row for row in summary.rows)
-    assert text.tiles(replace(summary, rows=rows))[0].value == "123"
+    for rate, value, label in ((1e5, "100,000", "large"), (100.0, "3,050", "good")):
+        elapsed = replace(best.measured.elapsed_useful_tokens_per_sec, value=rate)
+        slow = replace(best, measured=replace(best.measured, elapsed_useful_tokens_per_sec=elapsed))
+        shown = replace(summary, rows=tuple(slow if row is best else row for row in summary.rows))
+        assert (text.tiles(shown)[0].value, text.recommended_label(shown)) == (value, label)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_most_important_is_first(cautions_of):
 def test_flags_that_differ_in_their_numbers_are_one_line(cautions_of):
     def flagged(result, number):
         return (
-            replace(result, flags=[THROTTLED.format(number + 1)])
+            replace(result, flags=[f"driver 550.54.15, {THROTTLED.format(number + 1)}"])
             if result.worker in ("worker-1", "worker-2")
             else result
         )
