@@ -100,9 +100,14 @@ def read_history(results_folder: Path) -> History:
     )
     rejected: list[Rejected] = []
     measured: dict[tuple[str, str, Kind], list[_Measured]] = {}
+    run_ids: set[str] = set()
     for folder in folders[-MAX_RUNS:]:
         try:
-            for key, point in _read_run(folder):
+            record = RunRecord.read(folder / RUN_FILE)
+            if record.run_id in run_ids:
+                raise ReportError(f"a copy of run {record.run_id}")
+            run_ids.add(record.run_id)
+            for key, point in _read_run(folder, record):
                 measured.setdefault(key, []).append(point)
         except (ResultError, ReportError) as error:
             reason = str(error).removeprefix(f"{folder}/")
@@ -120,8 +125,7 @@ def read_history(results_folder: Path) -> History:
     )
 
 
-def _read_run(folder: Path) -> Iterator[tuple[tuple[str, str, Kind], _Measured]]:
-    record = RunRecord.read(folder / RUN_FILE)
+def _read_run(folder: Path, record: RunRecord) -> Iterator[tuple[tuple[str, str, Kind], _Measured]]:
     if any(planned.trial.workload.is_compared for planned in record.planned):
         yield from _read_speeds(load(folder))
     elif len(record.planned) == 1 and record.planned[0].trial.workload.is_ranked:
@@ -256,6 +260,7 @@ def find_steps(logs: Sequence[float], tests: int = 1, first: int = 0) -> Iterato
 
 def _level_change(logs: Sequence[float], position: int) -> tuple[float, int, float]:
     """Return the p value of a change of the mean at `position`, the position, and the change."""
+    logs = [log - logs[0] for log in logs]  # the means of equal values are then equal, too
     before, after = logs[:position], logs[position:]
     change = fmean(after) - fmean(before)
     squares = sum((log - fmean(side)) ** 2 for side in (before, after) for log in side)

@@ -38,6 +38,7 @@ def test_false_steps_are_rare_and_true_ones_found() -> None:
     assert sum(bool(list(find_steps(logs.tolist()))) for logs in equal) <= 12
     slower = [logs - 0.05 * (np.arange(10) >= 6) for logs in equal]
     assert sum(6 in dict(find_steps(logs.tolist())) for logs in slower) >= 170
+    assert not [steps for value in equal[0] for count in range(4, 20) if (steps := list(find_steps([value] * count)))]
 
 
 def test_runs_that_cannot_be_read_are_named_and_the_others_shown(tmp_path: Path) -> None:
@@ -49,8 +50,9 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_shown(tmp_path: Path)
         result.write_text(result.read_text() + " ")
         result.write_text(result.read_text().replace("SUCCEEDED", "SUCCEEDEd", 1))
     (tmp_path / "latest").symlink_to(folders[4].name)
+    shutil.copytree(folders[4], tmp_path / "copy")
     read = read_history(tmp_path)
-    assert sorted(rejected.file for rejected in read.rejected) == [folders[0].name, folders[1].name]
+    assert sorted(rejected.file for rejected in read.rejected) == [folders[0].name, folders[1].name, "copy"]
     assert {point.run_id for series in read.series for point in series.points} == {folders[3].name, folders[4].name}
 
 
@@ -64,10 +66,10 @@ def test_one_run_and_no_run_have_no_step(tmp_path: Path) -> None:
 
 def test_trainings_of_the_same_data_are_one_series_and_changed_settings_a_mark(tmp_path: Path) -> None:
     training_run.write_run(tmp_path / "1-train")
-    training_run.write_run(tmp_path / "2-train")
+    training_run.write_run(tmp_path / "2-train", dataclasses.replace(training_run.RECORD, run_id="2-train"))
     run = synthetic.RunRecord.read(tmp_path / "2-train" / RUN_FILE)
     planned = dataclasses.replace(run.planned[0], trial=dataclasses.replace(run.planned[0].trial, learning_rate=1e-3))
-    dataclasses.replace(run, planned=[planned]).write(tmp_path / "2-train")
+    dataclasses.replace(run, run_id="2-train", planned=[planned]).write(tmp_path / "2-train")
     (series,) = read_history(tmp_path).series
     assert (series.kind, series.detail, [point.value for point in series.points]) == ("loss", "d.jsonl", [1.5, 1.5])
     (change,) = series.points[1].changes
