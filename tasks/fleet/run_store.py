@@ -35,6 +35,8 @@ def find_run(results_folder: Path, run: str | None) -> Path:
     folder = results_folder / name
     if name != LATEST and (Path(name).name != name or len(os.fsencode(name)) > _MAX_NAME_BYTES):
         raise UsageError(f"run {name[:80]!r}: expected a run's id, not a path", remedy=_known_runs(results_folder))
+    if name == LATEST:
+        refuse_copied_latest(results_folder)
     if not (folder / RUN_FILE).is_file():
         # A folder that was copied without its links has runs, but no `latest`.
         is_gone = folder.is_symlink() or any(results_folder.glob(f"*/{RUN_FILE}"))
@@ -141,6 +143,13 @@ def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:
             continue
         return name, results_folder / name
     raise FileExistsError(f"{results_folder / run_id} exists a thousand times")
+
+
+def refuse_copied_latest(results_folder: Path) -> None:
+    """Raise UsageError if `latest` is a folder, which a copy that follows links (scp -r) leaves."""
+    latest = results_folder / LATEST
+    if latest.is_dir() and not latest.is_symlink():
+        raise UsageError(f"{latest}: it is a copy of a run, not a link", remedy="remove it; `inv runs` lists the runs")
 
 
 def point_latest_at(folder: Path) -> None:

@@ -39,7 +39,7 @@ from tasks.fleet.live_display import FleetView
 from tasks.fleet.notifications import notify
 from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import expected_sec
-from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, resume_command
+from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, refuse_copied_latest, resume_command
 from tasks.settings.load import Settings
 
 
@@ -115,7 +115,8 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
 
 
 def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
-    """Write the plan and an empty ledger to a new run folder. Returns the run with its final id."""
+    """Write the plan and an empty ledger to a new run folder. Returns the run with its final id. Raises UsageError."""
+    refuse_copied_latest(settings.results_folder)
     with results_write_errors(settings.results_folder):
         settings.results_folder.mkdir(parents=True, exist_ok=True)
         run_id, folder = make_folder(settings.results_folder, run.run_id)

@@ -33,3 +33,6 @@ def test_a_removed_newest_run_is_an_error_that_lists_the_others(tmp_path: Path) 
     (tmp_path / "latest").unlink()  # as in a copy of the folder without its links
     with pytest.raises(UsageError, match=r": old$"):
         find_run(tmp_path, None)
+    (tmp_path / "old").rename(tmp_path / "latest")  # as in a copy that follows links
+    with pytest.raises(UsageError, match="remove it"):
+        find_run(tmp_path, None)
