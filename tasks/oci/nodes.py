@@ -32,7 +32,7 @@ from tasks.errors import (
     results_write_errors,
 )
 from tasks.fleet.node_use import check_removable
-from tasks.fleet.pricing import price_of
+from tasks.fleet.pricing import price_of, price_table
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
 from tasks.oci.discovery import NodePoolInfo, choose_one, list_gpu_limits, list_node_pools, parse_node_pool
@@ -188,8 +188,14 @@ def describe_change(settings: Settings, pool: NodePoolInfo, size: int) -> list[s
 
 
 def usd_per_node_hour(settings: Settings, pool: NodePoolInfo) -> tuple[float, str] | None:
-    """Return (US dollars per node and hour with boot volume, description of the price), or None if unknown."""
-    price = price_of(settings, ["NVIDIA A10"] if ".A10." in pool.shape else [])
+    """Return (US dollars per node and hour with boot volume, description of the price), or None if unknown.
+
+    The price is the pool's own: `cost.shape` names the workers' shape, which another pool need not have.
+    """
+    table = price_table(settings)
+    shape = pool.shape if table is not None and pool.shape in table.shapes else None
+    cost = settings.cost.model_copy(update={"shape": shape})
+    price = price_of(settings.model_copy(update={"cost": cost}), ["NVIDIA A10"] if ".A10." in pool.shape else [])
     if price is None:
         return None
     boot_volume_usd = 0.0 if price.boot_volume is None else price.boot_volume.usd_per_hour

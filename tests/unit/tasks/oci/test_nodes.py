@@ -14,6 +14,7 @@ from invoke import Context
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.fleet import node_use
 from tasks.fleet.pending_results import PendingRun
+from tasks.fleet.pricing import price_table
 from tasks.oci import nodes
 from tasks.oci.discovery import parse_node_pool
 from tasks.oci.nodes import describe_unready, gpus_per_node, resize
@@ -227,6 +228,19 @@ def test_a_malformed_node_status_is_one_line(tenancy: FakeTenancy, status: dict[
     odd["status"] |= status
     with pytest.raises(RetryableError, match=r"^n1: "):
         describe_unready(pool, [odd])
+
+
+def test_the_price_is_that_of_the_pools_shape(
+    tenancy: FakeTenancy, context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INVOKE_COST_SHAPE", "VM.GPU.A10.1")
+    item, settings = tenancy.resources.collections["/nodePools"][0], load(context())
+    pools = [parse_node_pool({**item, "nodeShape": shape}) for shape in ("VM.GPU.A10.1", "BM.GPU.H100.8", "VM.GPU9.1")]
+    table = price_table(settings)
+    assert table is not None
+    hourly = [nodes.usd_per_node_hour(settings, pool) for pool in pools]
+    assert [price is None for price in hourly] == [False, False, True]
+    assert hourly[1][0] >= 8 * table.shapes["BM.GPU.H100.8"].on_demand.amount > hourly[0][0]
 
 
 @pytest.mark.parametrize(("shape", "gpus"), [("VM.GPU.A10.1", 1), ("VM.GPU.A10.2", 2), ("BM.GPU.H100.8", 8), ("X", 1)])
