@@ -137,9 +137,8 @@ def _push(
         folder = engine.log_in(agent.host, engine_client(settings), host, user, secret)
         job = vm_jobs.new_job(agent, "push", f"{request['path']}-{request['tag']}", request)
         try:
-            vm_jobs.start(job, {**request, "login": folder}, deadline_sec=settings.image.deadline_sec)
+            jobs.start(settings, job, request, folder)
         except HostBusy as busy:
-            engine.remove_login(agent.host, folder)
             raise RetryableError.from_error(busy, remedy=f"when that has ended, `{retry_command}`") from busy
         try:
             return jobs.follow(settings, job)
