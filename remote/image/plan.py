@@ -321,8 +321,8 @@ def check_filesystems(tmp: FolderInfo, root: FolderInfo, facts: EngineFacts) -> 
         raise InsufficientSpace(
             f"the engine's data-root {root.path} {cause}, where BuildKit cannot run a step",
             remedy="move it to a local disk "
-            f'("data-root" in /etc/docker/daemon.json), or run `inv vm.engine --tmpdir {tmp.path}`, which starts an '
-            "engine with its data in an ext4 file on the share",
+            f'("data-root" in /etc/docker/daemon.json), or run `inv vm.engine --tmpdir {shlex.quote(tmp.path)}`, '
+            "which starts an engine with its data in an ext4 file on the share",
         )
 
 

@@ -1,5 +1,6 @@
 """`inv image.archive` and `image.load`: save and load the image as a file, for air-gapped sites."""
 
+import shlex
 from typing import Any
 
 from invoke.context import Context
@@ -20,7 +21,7 @@ from tasks.settings.load import Settings, load
 def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Answer | None:
     if dry_run:
         return _plan(context, "archive", path)
-    outcome = _archive_job(context, "archive", path, f"inv image.archive {path}")
+    outcome = _archive_job(context, "archive", path)
     facts = outcome.facts
     compressor = facts["compressor"]
     result = "already there" if compressor is None else f"by {compressor}, {outcome.wall_time_sec:.1f} s"
@@ -32,7 +33,7 @@ def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Answe
 def load_archive(context: Context, path: str, *, dry_run: bool = False) -> Answer | None:
     if dry_run:
         return _plan(context, "load", path)
-    outcome = _archive_job(context, "load", path, f"inv image.load {path}")
+    outcome = _archive_job(context, "load", path)
     print(f"{outcome.facts['path']} is loaded: {', '.join(outcome.facts['names'])} {outcome.facts['image_id']}")
     return None
 
@@ -41,7 +42,7 @@ def _plan(context: Context, action: str, path: str) -> Answer:
     """Return the plan of a job with an archive: the image and its size, or the archive and its checksum."""
     settings = load(context)
     _check_path(action, path)
-    with build_vm(settings, f"inv image.{action} {path}") as host:
+    with build_vm(settings, _command(action, path)) as host:
         if action == "archive":
             image = image_record(settings, host)
             size = format_gb(image["Size"], 2)
@@ -54,12 +55,16 @@ def _plan(context: Context, action: str, path: str) -> Answer:
     return plan_answer([f"load  {path} into the engine of {host.name}"], files=files)
 
 
+def _command(action: str, path: str) -> str:
+    return f"inv image.{action} {shlex.quote(path)}"
+
+
 def _check_path(action: str, path: str) -> None:
     if not path.startswith("/"):
         raise UsageError(f"image.{action}: expected an absolute path on the VM, found {path!r}")
 
 
-def _archive_job(context: Context, action: str, path: str, retry_command: str) -> Outcome:
+def _archive_job(context: Context, action: str, path: str) -> Outcome:
     settings = load(context)
     _check_path(action, path)
     client = engine_client(settings)
@@ -70,6 +75,7 @@ def _archive_job(context: Context, action: str, path: str, retry_command: str) -
         "action": action,
         "path": path,
     }
+    retry_command = _command(action, path)
     with build_vm_job(settings, retry_command) as host:
         agent = vm_jobs.create_agent(host)
         if action == "archive":

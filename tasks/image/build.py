@@ -38,7 +38,7 @@ from tasks.settings.load import Settings, load
 def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool) -> Answer | None:
     refuse_several("build", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
-    retry_command = f"inv build --tmpdir {tmpdir}" if tmpdir is not None else "inv build"
+    retry_command = f"inv build --tmpdir {shlex.quote(tmpdir)}" if tmpdir is not None else "inv build"
     started_at = time.monotonic()
     with build_vm_job(settings, retry_command, ", --cancel stops it") as host:
         agent = vm_jobs.create_agent(host)
@@ -72,10 +72,8 @@ def _build_until_current(
             _upload_code(settings, agent, plan, tmp_folder)
             login = _login(settings, agent, retry_command)
             try:
-                vm_jobs.start(job, {**request, "login": login}, deadline_sec=settings.image.deadline_sec)
+                jobs.start(settings, job, request, login)
             except HostBusy:
-                if login is not None:
-                    engine.remove_login(agent.host, login)
                 continue
             force = False
             outcome = jobs.follow(settings, job)

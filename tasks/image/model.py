@@ -1,5 +1,6 @@
 """`inv model.*`: create the demo model, download models to the build VM."""
 
+import shlex
 import subprocess
 import sys
 import time
@@ -79,7 +80,7 @@ def fetch_models(context: Context, options: FetchOptions) -> Answer | None:
     if options.cache is None and options.cache_here is None:
         secrets.check_hub_endpoint(settings)
     flags = {name.replace("_", "-"): value for name, value in vars(options).items() if isinstance(value, str)}
-    retry_command = " ".join(["inv model.fetch", *(f"--{name} {value}" for name, value in flags.items())])
+    retry_command = " ".join(["inv model.fetch", *(f"--{name} {shlex.quote(value)}" for name, value in flags.items())])
     with build_vm_job(settings, retry_command) as host:
         tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
         vm_jobs.claim(host, tmp_folder, create=not options.dry_run)
