@@ -273,6 +273,8 @@ def _write_answer(
         "worker_sec": sum(result.wall_time_sec or 0.0 for run in runs for result in _results(settings, run)),
         "final_run": run_id,
     }
+    if not accepted:  # an answer without compared losses may be older
+        record.remove_answer()
     failures = [check.reason for check in losses.checks if check.reason is not None] if losses else []
     if not accepted and failures:
         raise SomeTrialsFailed(

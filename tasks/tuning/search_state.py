@@ -81,6 +81,11 @@ class TuneRecord:
         write_atomic(self._existing_folder / BEST_FILE, best.encode())
         _write_json(self._existing_folder / ANSWER_FILE, document)
 
+    def remove_answer(self) -> None:
+        """Remove the answer, and the best configuration that a training would take. Raises OSError."""
+        for name in (ANSWER_FILE, BEST_FILE):
+            (self._existing_folder / name).unlink(missing_ok=True)
+
     @property
     def _existing_folder(self) -> Path:
         if self.folder is None:

@@ -16,7 +16,7 @@ from bench.records.result import Steps, TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from bench.records.validation import ALL_LINEAR
-from tasks.errors import ConfirmationRequired, UsageError
+from tasks.errors import ConfirmationRequired, SomeTrialsFailed, UsageError
 from tasks.fleet.plan import plan_trials
 from tasks.fleet.run_store import SEARCH_FILE
 from tasks.settings.load import Settings
@@ -424,6 +424,14 @@ def test_a_search_with_old_names_of_recipes_and_products_is_read_and_keeps_its_r
     assert [candidate.trial.matmul for candidate in resumed.candidates] == [
         candidate.trial.matmul for candidate in candidates
     ]
+
+
+def test_a_search_whose_finalists_are_all_withheld_keeps_no_earlier_answer(tmp_path):
+    record = search_state.create(tmp_path, make_record())
+    record.write_answer({}, BY_KEY[STOCK.key].trial.to_text())
+    with pytest.raises(SomeTrialsFailed):
+        search_loop._write_answer(Settings(root=tmp_path), record, 1, "run-1", [], None)
+    assert [path.name for path in (record.folder or tmp_path).iterdir()] == [SEARCH_FILE]
 
 
 def write_wave(folder: Path, record: search_state.TuneRecord, run_id: str, *results: TrialResult) -> None:
