@@ -14,7 +14,8 @@ import posixpath
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from bench.records.status import Failure, join_remedy
@@ -200,10 +201,16 @@ def query_registry(agent: Agent, request: Mapping[str, Any], *, timeout_sec: flo
     command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_VM_AGENT}.__main__"), "ask"))
     completed = agent.host.run(command, stdin=json.dumps(request).encode(), timeout_sec=timeout_sec)
     output = check(agent.host, command, completed).stdout
-    answer: dict[str, Any] = parse_json(agent.host, output, "the output of the registry query")
-    if "kind" in answer:
-        raise JobFailed(answer["kind"], answer["message"], remedy=answer.get("remedy", ""))
-    return answer
+    label = "the output of the registry query"
+    return parse_json(agent.host, output, label, lambda answer: _to_facts({"ok": "kind" not in answer, **answer}))
+
+
+def _to_facts(document: Mapping[str, Any], log: str | None = None) -> Mapping[str, Any]:
+    """Return what a program on the VM reported. Raises JobFailed if it is a failure."""
+    if document["ok"] is not True:
+        kind, problem = str(document["kind"]), str(document["message"])
+        raise JobFailed(kind, problem, log, remedy=str(document.get("remedy") or ""))
+    return document
 
 
 def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable[[HostError], None]) -> Outcome:
@@ -217,13 +224,17 @@ def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable
         nonlocal line_count, last_status_at
         last_status_at = time.monotonic()
         progress = status.progress or {}
-        lines, count = progress.get("lines", []), progress.get("count", 0)
+        try:
+            stage, count = str(progress.get("stage")), int(progress.get("count", 0))
+            lines = [JobLine(text=str(text), stage=stage, elapsed_sec=float(at)) for at, text in progress["lines"]]
+        except (LookupError, TypeError, ValueError, OverflowError) as error:  # none yet, or not written by our job
+            _logger.debug("%s: no progress: %s", job.folder, error)
+            return
         skipped = count - line_count - len(lines)
-        if skipped > 0:
-            note = f"... {skipped} lines skipped; they are in the log"
-            on_line(JobLine(text=note, stage=progress["stage"], elapsed_sec=lines[0][0]))
-        for elapsed_sec, text in lines[max(0, len(lines) - (count - line_count)) :]:
-            on_line(JobLine(text=text, stage=progress["stage"], elapsed_sec=elapsed_sec))
+        if skipped > 0 and lines:
+            on_line(replace(lines[0], text=f"... {skipped} lines skipped; they are in the log"))
+        for line in lines[max(0, len(lines) - (count - line_count)) :]:
+            on_line(line)
         line_count = max(line_count, count)
 
     while True:
@@ -252,8 +263,6 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
         )
         last = " ".join(job.log_tail()[-2:])
         raise JobFailed("stopped", f"the job {end} and wrote no outcome: {last}", log)
-    outcome: dict[str, Any] = parse_json(job.agent.host, text, "the outcome of its job")
-    _logger.info("%s: job %s: %s", job.agent.host.name, job.folder, "ok" if outcome["ok"] else outcome["kind"])
-    if not outcome["ok"]:
-        raise JobFailed(outcome["kind"], outcome["message"], log, remedy=outcome.get("remedy", ""))
-    return Outcome(facts=outcome, wall_time_sec=status.wall_time_sec or 0.0)
+    facts = parse_json(job.agent.host, text, "the outcome of its job", partial(_to_facts, log=log))
+    _logger.info("%s: job %s: ok", job.agent.host.name, job.folder)
+    return Outcome(facts=facts, wall_time_sec=status.wall_time_sec or 0.0)

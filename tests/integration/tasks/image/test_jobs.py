@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from remote.hosts.base import HostUnreachable
+from remote.hosts.command import Command
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
 from remote.image.model_fetch import Fetch
-from remote.jobs.job import Agent, Job, JobState
+from remote.jobs.job import Agent, Job, JobSpec, JobState
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.image import jobs
 from tests.support.hosts.local_fleet import LocalFleet
@@ -58,6 +60,15 @@ def test_a_push_is_followed_only_by_the_same_push(agent: Agent) -> None:
         assert "; " in line
         assert "`inv push`" in line.partition("; ")[2]
         assert "`inv push --cancel`" in line
+
+
+@pytest.mark.parametrize("outcome", ["{}", "[]", '{"ok": 1}', '{"ok": false}', '{"ok": false, "kind": 3}'])
+def test_a_malformed_outcome_is_never_a_success(agent: Agent, outcome: str) -> None:
+    job = vm_jobs.new_job(agent, "push", "odd", {})
+    files = {"progress.json": '{"lines": [["x"]], "count": "y"}', "outcome.json": outcome}
+    job.start(JobSpec(command=Command(argv=("true",)), deadline_sec=60.0, files=files))
+    with pytest.raises(HostUnreachable):
+        vm_jobs.follow(job, lambda line: pytest.fail(line.text), lambda _: None)
 
 
 def test_fetches_of_one_model_with_different_options_are_different_jobs() -> None:
