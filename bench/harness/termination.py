@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.harness.record import Record, peak_rss_bytes
 from bench.records import Trial
+from bench.records.atomic_files import DISK_ERRNOS
 from bench.records.status import Outcome, ReasonCode
 from bench.records.units import format_gib, format_mib
 
@@ -143,6 +144,8 @@ def classify_error(error: BaseException, record: Record | None = None) -> Outcom
         default = ReasonCode.GPU_FAULT
     elif isinstance(error, RuntimeError) and is_connection_error(message):
         default = ReasonCode.CONNECTION_LOST
+    elif isinstance(error, OSError) and error.errno in DISK_ERRNOS:
+        default = ReasonCode.NOT_WRITTEN
     return Outcome.of(code or default, message[:300], remedy)
 
 

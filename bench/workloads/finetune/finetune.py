@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from bench.data import dataset
@@ -101,6 +102,12 @@ class TrainingLog:
     def step(self) -> int:
         """The number of completed steps."""
         return len(self._history.columns["step"])
+
+    @property
+    def newest_checkpoint(self) -> str:
+        """The newest checkpoint that was written, as the end of a sentence."""
+        step = self.record.extra_progress["checkpoint_step"]
+        return "without a checkpoint" if step is None else f"newest checkpoint: step {step}"
 
     def on_line(self, line: dict[str, Any]) -> None:
         """Process one of rank 0's lines."""
@@ -250,17 +257,14 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     except RankKilled as error:
         raise WorkerGone(str(error)) from error
     except Stopped:
-        if training_log.stop:
-            record.log(f"stopped after step {training_log.step}, with a checkpoint")
-        else:
-            record.log("stopped before the first step")
+        record.log(f"stopped after step {training_log.step}, {training_log.newest_checkpoint}")
         raise
     if training_log.stop == "max_hours":
         limit = training_set.training_of(trial).limited_by
         raise Stopped(LIMITS[limit], f"stopped by {limit} after step {training_log.step}")
     if training_log.stop == "stopped":
         raise Stopped(
-            ReasonCode.WORKER_STOPPED, f"one of its workers was told to stop; checkpoint of step {training_log.step}"
+            ReasonCode.WORKER_STOPPED, f"one of its workers was told to stop; {training_log.newest_checkpoint}"
         )
 
 
@@ -302,9 +306,11 @@ def _checkpoint_folder(request: Request) -> Path:
         raise InputError("--checkpoints: missing", remedy="pass a folder on persistent storage")
     try:
         request.checkpoints.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=request.checkpoints).close()
     except OSError as error:
         raise InputError(
-            f"{request.checkpoints}: cannot be created: {error.strerror}", remedy="use another folder"
+            f"{request.checkpoints}: cannot be written: {error.strerror}",
+            remedy="make it writable, or use another folder",
         ) from error
     return request.checkpoints
 

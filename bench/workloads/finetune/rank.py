@@ -17,6 +17,7 @@ from bench.data import trial_inputs
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
 from bench.harness.record import peak_rss_bytes
+from bench.harness.termination import WorkerGone
 from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_FOLDER
@@ -127,7 +128,7 @@ class FinetuneRank(RankProcess):
         path = Path(self.spec.resume)
         resume_point = resume.find_checkpoint(path.parent, self.identity, lambda message: self.report(log=message))
         if resume_point is None or resume_point.path != path:
-            raise InputError(f"{path}: changed since the parent verified it", remedy=f"check {path.parent}")
+            raise WorkerGone(f"{path}: changed since the parent verified it: another attempt may write there")
         self.report(log=f"resuming from {path.name}")
         return resume_point
 

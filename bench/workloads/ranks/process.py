@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import errno
 import faulthandler
 import itertools
 import json
@@ -133,8 +134,10 @@ class LineWriter:
         self._file = (folder / torchrun.LINES_FILE).open("ab", buffering=0) if rank == 0 else None
 
     def __call__(self, **line: Any) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(line).encode() + b"\n")
+        content = json.dumps(line).encode() + b"\n"
+        if self._file is not None and self._file.write(content) != len(content):
+            self._file = None  # a later line would continue this one
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), torchrun.LINES_FILE)
 
 
 class RankProcess:

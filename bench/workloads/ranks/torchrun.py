@@ -37,6 +37,9 @@ LAUNCHER_VARIABLE = "QLORA_FLEET_LAUNCHER_PID"
 STARTUP_TIMEOUT_SEC = 180.0  # torchrun and every rank import torch: 3 s each, tens of seconds from a cold disk
 EXIT_TIMEOUT_SEC = 10.0
 LOG_LINES = 8
+# Together, a rank's lines fit one message between machines, even as escapes of 12 bytes a character.
+MAX_LINE_CHARS, TAIL_BYTES = 500, 1 << 14
+PROBE_BYTES = 1 << 16
 
 
 class RankFailed(RuntimeError):
@@ -241,6 +244,12 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         for error in errors:
             if ReasonCode(error["reason_code"]).status is not TrialStatus.LOST:
                 return self._error_of(error)
+        try:  # ranks that cannot write here cannot report it either
+            (self.folder / "probe").write_bytes(bytes(PROBE_BYTES))
+        except OSError as error:
+            return RankFailed(
+                f"{self.folder.parent}: {error.strerror}", ReasonCode.NOT_WRITTEN, "free some space there"
+            )
         disconnected = {int(error["rank"]) for error in errors}
         for rank, code in failures.get("ranks", []):
             if rank in disconnected or (errors and code == -signal.SIGTERM):
@@ -271,7 +280,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         message = f"rank {report['rank']}: {report['reason']} (in {self._samples[report['rank']].position})"
         if code is ReasonCode.OUT_OF_MEMORY:
             return RankOutOfMemory(message, report.get("vram_bytes"), report.get("rss_bytes"))
-        if code.status is TrialStatus.LOST and not code.is_worker_faulty:
+        if code is ReasonCode.CONNECTION_LOST:
             return RanksDisconnected(message)
         return RankFailed(message, code, report.get("remedy"), int(report["rank"]))
 
@@ -388,10 +397,12 @@ def _state(pid: int | None) -> str | None:
 
 def _tail(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            text = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError:
         return []
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-LOG_LINES:]
+    return [line.rstrip()[:MAX_LINE_CHARS] for line in text.splitlines() if line.strip()][-LOG_LINES:]
 
 
 def main(argv: list[str]) -> int:

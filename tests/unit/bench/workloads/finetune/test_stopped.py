@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 
 from bench.data.inputs import InputError
 from bench.harness.record import Clock, Record, Request
-from bench.harness.termination import Stopped, StopSignals
+from bench.harness.termination import Stopped, StopSignals, classify_error
 from bench.records.paths import PROGRESS_FILE
-from bench.records.status import Outcome, ReasonCode
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.workloads.finetune import finetune, training_set
 from bench.workloads.finetune.rank import FinetuneRank
 from bench.workloads.ranks import launcher
@@ -91,6 +92,20 @@ def test_ranks_whose_torchrun_is_killed_count_as_killed_and_not_as_failed(tmp_pa
     assert isinstance(ranks.failure(), RankKilled)
     assert re.fullmatch("rank 0 .* SIGKILL in train step 7", str(ranks.failure()))
     assert ranks.local_failures() == {"ranks": [(0, -signal.SIGKILL), (1, -signal.SIGKILL)]}
+
+
+def test_ranks_on_a_full_disk_are_lost_and_the_disk_is_named(tmp_path, monkeypatch):
+    ranks = Torchrun.__new__(Torchrun)
+    ranks.folder, ranks._process, ranks._samples = tmp_path / "ranks", SimpleNamespace(poll=lambda: 1), []
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    outcome = classify_error(ranks.failure())
+    assert (outcome.status, outcome.reason_code) == (TrialStatus.LOST, ReasonCode.NOT_WRITTEN)
+    assert str(tmp_path) in str(outcome.reason)
+
+
+def test_a_checkpoint_folder_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"^/proc: "):
+        finetune._checkpoint_folder(Request(trial_file=tmp_path, out=tmp_path, checkpoints=Path("/proc")))
 
 
 def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeypatch):
