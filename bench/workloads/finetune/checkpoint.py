@@ -134,7 +134,11 @@ def checkpoint_folder(checkpoints: Path, step: int) -> Path:
 def list_checkpoints(checkpoints: Path) -> list[Path]:
     """Return all folders with a checkpoint's name, newest first."""
     paths = [path for path in checkpoints.iterdir() if _NAME.fullmatch(path.name)] if checkpoints.is_dir() else []
-    return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    return sorted(paths, key=_step_of, reverse=True)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def verify(checkpoint: Path) -> Manifest:
@@ -187,9 +191,12 @@ def write(checkpoints: Path, manifest: Manifest, contents: Mapping[str, bytes]) 
     return sum(each.bytes for each in sums.values())
 
 
-def prune(checkpoints: Path, keep: int, best: int | None) -> None:
-    """Remove all checkpoints except the newest `keep` and the one of step `best`. Ignores errors."""
-    for path in list_checkpoints(checkpoints)[keep:]:
+def prune(checkpoints: Path, step: int, keep: int, best: int | None) -> None:
+    """Remove checkpoints before `step`, except the newest `keep` up to it and that of step `best`. Ignores errors.
+
+    Later ones are broken or of other settings: counted, they could displace the only complete one.
+    """
+    for path in [path for path in list_checkpoints(checkpoints) if _step_of(path) <= step][keep:]:
         if best is None or path != checkpoint_folder(checkpoints, best):
             replaced = checkpoints / f".{path.name}.part-old"  # no partial checkpoint may have a checkpoint's name
             with contextlib.suppress(OSError):

@@ -28,6 +28,7 @@ from bench.workloads.finetune import checkpoint, resume
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, History, Manifest, State
 from bench.workloads.finetune.resume import Identity
 
+MAX_WAIT_SEC = 600.0
 HEADER = {"format": "pt"}  # required by peft and transformers
 CONSTANT_STATE = ("qmap1", "qmap2")  # bitsandbytes' tables, shared by all parameters
 
@@ -210,11 +211,13 @@ class CheckpointManager:
         world_size: int,
         keep_count: int,
         log: Callable[[str], None],
+        on_wait: Callable[[], None],
     ) -> None:
         self.folder, self.weights, self.written = folder, weights, list[CheckpointFacts]()
         self.best: tuple[int, dict[str, Any]] | None = None
         self.newest_step = -1  # the step of the last checkpoint, complete or being written
-        self._identity, self._world_size, self._keep_count, self._log = identity, world_size, keep_count, log
+        self._identity, self._world_size, self._keep_count = identity, world_size, keep_count
+        self._log, self._on_wait = log, on_wait
         self._snapshot = Snapshot(torch, weights)
         self._thread: threading.Thread | None = None
 
@@ -241,10 +244,13 @@ class CheckpointManager:
         return facts
 
     def wait(self) -> None:
-        """Wait until the current checkpoint is written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Wait until the current checkpoint is written. Calls `on_wait` for MAX_WAIT_SEC: a slow disk is not a hang."""
+        deadline = time.monotonic() + MAX_WAIT_SEC
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(1.0)
+            if time.monotonic() < deadline:
+                self._on_wait()
+        self._thread = None
 
     def set_best(self, step: int) -> None:
         """Store the current adapter as the best so far."""
@@ -277,9 +283,10 @@ class CheckpointManager:
         try:
             size = checkpoint.write(self.folder, manifest, contents)
         except OSError as error:
+            self.newest_step = -1
             self._log(f"the checkpoint of step {state.step} was not written: {error.strerror}: {self.folder}")
             return
-        checkpoint.prune(self.folder, self._keep_count, state.best_step)
+        checkpoint.prune(self.folder, state.step, self._keep_count, state.best_step)
         self.written.append(dataclasses.replace(facts, seconds=time.perf_counter() - start, bytes=size))
 
 

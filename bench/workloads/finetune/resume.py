@@ -162,6 +162,16 @@ def _format(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+@dataclass(frozen=True, kw_only=True)
+class JournalLine:
+    """A step with its seconds, or the end of an attempt."""
+
+    step: int = 0
+    sec: float = 0.0
+    end: str | None = None
+    reason_code: ReasonCode | None = None
+
+
 class Journal:
     """A log of steps and attempts' ends, from which the next attempt computes the lost work.
 
@@ -175,15 +185,15 @@ class Journal:
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def read_and_clear(self) -> list[dict[str, Any]]:
-        """Return the last attempt's lines and remove them."""
+    def read_and_clear(self) -> list[JournalLine]:
+        """Return the last attempt's lines, without damaged ones, and remove them."""
         lines = []
         with contextlib.suppress(OSError):
             for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
                 with contextlib.suppress(ValueError):
-                    lines.append(json.loads(line))
+                    lines.append(schema.from_json(JournalLine, schema.parse(line)))
             self._path.unlink()
-        return [line for line in lines if isinstance(line, dict)]
+        return lines
 
 
 def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Sequence[str] = ()) -> list[Restart]:
@@ -194,10 +204,10 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
     """
     path, before = checkpoints / RESTARTS_FILE, []
     with contextlib.suppress(OSError, ValueError, TypeError):
-        before = [schema.from_json(Restart, load) for load in json.loads(path.read_bytes())]
+        before = [schema.from_json(Restart, load) for load in schema.parse(path.read_bytes())]
     lines = Journal(checkpoints).read_and_clear()
-    lost = {line["step"]: float(line["sec"]) for line in lines if line.get("step", 0) > from_step}
-    ends = [(str(line["end"]), line.get("reason_code")) for line in lines if "end" in line]
+    lost = {line.step: line.sec for line in lines if line.step > from_step}
+    ends = [(line.end, line.reason_code) for line in lines if line.end is not None]
     reason, code = ends[-1] if ends else (NO_REASON if lines else NO_STEP, None)
     first = 1 + max((restart.attempt for restart in before), default=1)
     last = Restart(
@@ -212,7 +222,7 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
         added[0] = dataclasses.replace(
             added[0],
             reason=reason,
-            reason_code=None if code is None else ReasonCode(code),
+            reason_code=code,
             lost_steps=len(lost),
             lost_sec=sum(lost.values()),
         )

@@ -122,6 +122,7 @@ class Trainer:
             self.checkpoint_manager = CheckpointManager(
                 self.torch, context.checkpoints, context.identity, self.weights,
                 world_size=self.group.world_size, keep_count=training.keep_checkpoints, log=log,
+                on_wait=lambda: self._report_progress("checkpoint", self.state.step),
             )  # fmt: skip
             self.journal = Journal(context.checkpoints)
             check_free_space(context.checkpoints, (training.keep_checkpoints + 3) * (self.weights.bytes() + (1 << 20)))
@@ -291,11 +292,12 @@ class Trainer:
 
     def _checkpoint(self, *, wait: bool = False) -> bool:
         manager = self.checkpoint_manager
-        if manager is None or (manager.newest_step == self.state.step and not wait):
-            return manager is None
-        if manager.newest_step == self.state.step:
-            manager.wait()
+        if manager is None:
             return True
+        if wait:
+            manager.wait()
+        if manager.newest_step == self.state.step:
+            return wait
         state = dataclasses.replace(self.state, checkpoints=[*self.state.checkpoints, *manager.written])
         return manager.save(state, self.history, wait=wait) is not None
 

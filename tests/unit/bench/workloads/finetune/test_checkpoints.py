@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+import threading
 import time
 from pathlib import Path
 
@@ -164,13 +165,18 @@ def test_a_rewrite_replaces_a_failed_write_leaves_nothing_and_a_wrong_name_is_br
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
-    for step in range(1, 8):
+    for step in range(1, 9):
         write(tmp_path, step)
-    checkpoint.prune(tmp_path, 3, best=2)
-    assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["7", "6", "5", "2"]
+    (tmp_path / "step-00000008" / checkpoint.MANIFEST).unlink()
+    checkpoint.prune(tmp_path, 7, 3, best=2)
+    assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["8", "7", "6", "5", "2"]
+    checkpoint.prune(tmp_path, 7, 1, best=None)
+    resume_point, _ = find(tmp_path)
+    assert resume_point is not None
+    assert resume_point.state.step == 7, "a broken checkpoint displaces none that is complete"
     (tmp_path / ".step-00000009.part-x").mkdir()
     checkpoint.clear_parts(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_next_attempt_records_the_lost_work(tmp_path):
@@ -183,7 +189,7 @@ def test_the_next_attempt_records_the_lost_work(tmp_path):
     Journal(tmp_path).append(step=2, sec=0.5)
     Journal(tmp_path).append(end="PREEMPTED: stopped by SIGTERM")
     with (tmp_path / resume.JOURNAL).open("a") as file:
-        file.write('{"step": 3, "se')  # truncated by a power failure
+        file.write('{"step": "3", "sec": 1}\n{"step": 3, "se')  # damaged, truncated by a power failure
     same_first, second = record_restart(tmp_path, 3, 2)
     assert (same_first, second.reason, second.lost_steps) == (first, "PREEMPTED: stopped by SIGTERM", 0)
 
@@ -219,6 +225,20 @@ def test_a_disk_without_enough_space_is_rejected_before_the_first_step(tmp_path)
     resume.check_free_space(tmp_path, 1)
     with pytest.raises(InputError, match=rf"^{tmp_path}: [\d,]+ MiB free.* 1,099,511,627,776"):
         resume.check_free_space(tmp_path, 1 << 60)
+
+
+def test_a_last_checkpoint_that_failed_is_written_again_and_a_slow_one_shows_progress(lab, tmp_path, monkeypatch):
+    tries, waited, write_checkpoint = iter([full_disk]), threading.Event(), checkpoint.write
+
+    def write_late(*arguments):
+        assert waited.wait(60.0)
+        return next(tries, write_checkpoint)(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write", write_late)
+    trainer = lab(training={"max_steps": 1}).trainer(tmp_path)
+    monkeypatch.setattr(trainer.checkpoint_manager, "_on_wait", waited.set)
+    trainer.run()
+    assert [facts.step for facts in trainer.checkpoint_manager.written] == [1]
 
 
 def test_an_adapter_includes_all_tokenizer_files_of_the_model(tmp_path: Path):
