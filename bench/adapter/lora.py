@@ -174,8 +174,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _check_pair(
     path: Path, name: str, pair: Mapping[str, tuple[int, ...]], shape: tuple[int, ...] | None, rank: int
 ) -> None:
-    if set(pair) != {"A", "B"}:
-        raise InputError(f"{path}: {name}: has only one of its two matrices", remedy="copy the adapter again")
+    if set(pair) != {"A", "B"} or any(len(matrix) != 2 for matrix in pair.values()):
+        raise InputError(f"{path}: {name}: expected two matrices, A and B", remedy="copy the adapter again")
     if shape is None:
         raise InputError(f"{path}: {name}: the base has no such weight", remedy="set model.path to the adapter's base")
     (rank_a, in_features), (out_features, rank_b) = pair["A"], pair["B"]

@@ -322,15 +322,19 @@ def _verify_existing(out: Path, facts: MergeFacts, log: Callable[[str], None]) -
 
 
 def verify_sums(folder: Path) -> None:
-    """Check that every file that SHA256SUMS lists is unchanged. Raises InputError."""
+    """Check that SHA256SUMS lists every file, and each is unchanged. Raises InputError."""
     try:
         lines = (folder / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+        unlisted = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {SUMS_FILE}
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / SUMS_FILE}: cannot be read", remedy=f"remove {folder} and retry") from error
     for line in lines:
         digest, _, name = line.partition("  ")
         if Path(name).name != name or not (folder / name).is_file() or sha256_of(folder / name) != digest:
             raise InputError(f"{folder / name}: does not match {SUMS_FILE}", remedy=f"remove {folder} and retry")
+        unlisted.discard(name)
+    if unlisted:
+        raise InputError(f"{folder / min(unlisted)}: not in {SUMS_FILE}", remedy=f"remove it, or {folder}, and retry")
 
 
 class ShardMismatch(OSError):

@@ -99,6 +99,9 @@ def test_a_shard_that_was_damaged_meanwhile_is_written_again(monkeypatch, merge_
     (Path(merge_fields()["out"]) / first.name).write_bytes(b"x")
     with pytest.raises(InputError, match=rf"{first.name}: .*SHA256SUMS; remove"):
         merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
+    Path(merge_fields()["out"], "SHA256SUMS").write_text("")
+    with pytest.raises(InputError, match="not in SHA256SUMS"):
+        merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
 
 
 def test_a_shard_that_differs_when_read_back_is_an_error(monkeypatch, modules, tmp_path):
@@ -158,6 +161,7 @@ def test_an_adapter_that_is_not_plain_lora_of_this_base_is_rejected_by_name(inpu
             {q_proj.format("A").replace("layers.0", "layers.9"): tensors[q_proj.format("A")].clone()},
             "layers.9.self_attn.q_proj.weight: ",
         ),
+        ({q_proj.format("A"): tensors[q_proj.format("A")][0].clone()}, "q_proj.weight: expected two matrices"),
         ({"base_model.model.lm_head.weight": tensors[q_proj.format("A")].clone()}, "base_model.model.lm_head.weight: "),
         (
             {q_proj.format("A"): tensors[q_proj.format("A")] * float("nan")},
