@@ -176,6 +176,17 @@ def markdown(value: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+# All controls except line break and tab, line and paragraph separators, changes of direction, lone surrogates.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape_text(text: str) -> str:
+    """Replace what a terminal or browser executes, or XML forbids, by \\uXXXX, which in JSON is the same text."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
+
+
 def spreadsheet(value: object) -> object:
     """Escape a CSV cell that a spreadsheet could read as a formula: put an apostrophe in front of the text.
 

@@ -136,13 +136,10 @@ def _csv(history: History) -> bytes:
             numbers = (point.value, point.low, point.high, point.step_percent)
             cells = ("" if number is None else repr(number) for number in numbers)
             texts = (series.name, series.detail, series.kind, point.run_id, point.created_at)
-            writer.writerow((*map(_plain, texts), *cells, _plain("; ".join(point.changes))))
-    return buffer.getvalue().encode()
-
-
-def _plain(text: str) -> str:
-    """Return text that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text[:1] in tuple("=+-@\t\r") else text
+            writer.writerow(
+                (*map(formatting.spreadsheet, texts), *cells, formatting.spreadsheet("; ".join(point.changes)))
+            )
+    return formatting.escape_text(buffer.getvalue()).encode()
 
 
 def _html(history: History, wide: bytes, narrow: bytes) -> bytes:
@@ -165,4 +162,4 @@ def _html(history: History, wide: bytes, narrow: bytes) -> bytes:
         rejected=history.rejected,
         omitted=history.omitted,
     )
-    return page.encode()
+    return formatting.escape_text(page).encode()

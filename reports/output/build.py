@@ -20,6 +20,7 @@ from bench.records.atomic_files import write_atomic
 from bench.records.checksummed import ResultError
 from bench.records.paths import REPORT_FOLDER, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
 from bench.records.run import PlannedTrial, RunRecord
+from reports import formatting
 from reports.comparison.compare import CompareError, compare
 from reports.figures import CHARTS, run_comparison
 from reports.figures.drawing.layout import Chart, Picture
@@ -96,7 +97,9 @@ def build(
         "costs.csv": tables.to_csv(tables.costs(summary)),
         "measurements.csv": tables.to_csv(tables.with_run_id(run, run.measurements)),
         "report.md": markdown.render(summary, pictures, skipped).encode(),
-        INDEX_FILE: html.render(summary, run, pictures, skipped, refresh_sec=refresh_sec).encode(),
+        INDEX_FILE: formatting.escape_text(
+            html.render(summary, run, pictures, skipped, refresh_sec=refresh_sec)
+        ).encode(),
     }
     folder = make_report_folder(run_folder, FIGURES_FOLDER)
     files = _write_files(folder, contents)

@@ -247,7 +247,7 @@ def to_csv(frame: pd.DataFrame) -> bytes:
     header = _format_row([formatting.spreadsheet(name) for name in frame.columns])
     # Column by column: pandas' writer works cell by cell and takes three times as long.
     lines = map(",".join, zip(*(_format_column(frame[name]) for name in frame.columns), strict=True))
-    return "".join(f"{line}\n" for line in (header, *lines)).encode()
+    return formatting.escape_text("".join(f"{line}\n" for line in (header, *lines))).encode()
 
 
 def _format_column(column: "pd.Series[Any]") -> list[str]:

@@ -59,7 +59,9 @@ def build(run_folder: Path) -> Report:
         "report.md": _markdown(training).encode(),
         SETTINGS_FILE: repeat_settings(training),
         **({TRIAL_FILE: repeat_trial(training)} if repeats_trial_file else {}),
-        INDEX_FILE: _html(training, {name: images[1] for name, images in drawn.items() if images is not None}).encode(),
+        INDEX_FILE: formatting.escape_text(
+            _html(training, {name: images[1] for name, images in drawn.items() if images is not None})
+        ).encode(),
     }
     for name, images in drawn.items():
         if images is not None:
@@ -215,7 +217,7 @@ def _csv(training: TrainingReport, rows: Sequence[dict[str, object]]) -> bytes:
     writer = csv.DictWriter(out, fieldnames=[*origin, *(rows[0] if rows else [])], lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: formatting.spreadsheet(value) for name, value in {**origin, **row}.items()} for row in rows)
-    return out.getvalue().encode()
+    return formatting.escape_text(out.getvalue()).encode()
 
 
 SETTINGS_FILE, TRIAL_FILE = "settings.json", "trial.json"

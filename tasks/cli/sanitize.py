@@ -7,8 +7,8 @@ passes all printed text through `escape_text`, also the text inside rich's outpu
 
 import re
 
-# All controls except line break and tab, line and paragraph separators, changes of direction, lone surrogates.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+from reports.formatting import escape_text
+
 # Colours, links to files, and the sequences of a live table: cursor up and to the first column, erase line, hide and
 # show the cursor.
 _RICH_SEQUENCES = re.compile(
@@ -29,16 +29,7 @@ def glue_commands(text: str) -> str:
     return _COMMAND.sub(lambda match: match[0].replace(" ", GLUE), text)
 
 
-def escape_text(text: str) -> str:
-    """Replace everything that a terminal would execute by \\uXXXX, which in JSON is the same text."""
-    return text if text.isascii() and text.isprintable() else _CONTROLS.sub(_escape, text)
-
-
 def escape_rich_output(text: str) -> str:
     """Escape rich's output, but keep rich's own sequences."""
     pieces = _RICH_SEQUENCES.split(text)
     return "".join(piece if index % 2 else escape_text(piece) for index, piece in enumerate(pieces))
-
-
-def _escape(order: re.Match[str]) -> str:
-    return f"\\u{ord(order[0]):04x}"

@@ -9,7 +9,8 @@ from shutil import get_terminal_size
 from typing import Any
 
 from bench.records.status import ExitCode
-from tasks.cli.sanitize import ASCII_SYMBOLS, GLUE, escape_rich_output, escape_text, glue_commands
+from reports.formatting import escape_text
+from tasks.cli.sanitize import ASCII_SYMBOLS, GLUE, escape_rich_output, glue_commands
 from tasks.errors import RetryableError, TaskFailed
 
 

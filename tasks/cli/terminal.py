@@ -14,7 +14,8 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
-from tasks.cli.sanitize import escape_text, glue_commands
+from reports.formatting import escape_text
+from tasks.cli.sanitize import glue_commands
 from tasks.settings.sources import display_path
 
 

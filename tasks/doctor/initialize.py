@@ -10,9 +10,9 @@ from invoke.config import copy_dict, merge_dicts
 from invoke.context import Context
 from rich.text import Text
 
+from reports.formatting import escape_text
 from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import load_target
-from tasks.cli.sanitize import escape_text
 from tasks.cli.terminal import confirm, console
 from tasks.commands import InitOptions
 from tasks.doctor.check import Check, CheckContext, run_checks

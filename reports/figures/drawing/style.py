@@ -19,6 +19,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
+from reports import formatting
+
 FAMILY = "DejaVu Sans"
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 INK = "#1c2128"
@@ -98,7 +100,7 @@ def to_png(figure: Figure) -> bytes:
 def to_svg(figure: Figure) -> bytes:
     """Render a stand-alone SVG, without a date so that the same run gives the same file."""
     text = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
-    return text.replace(f"'{FAMILY}'", PAGE_FONT).encode()
+    return formatting.escape_text(text.replace(f"'{FAMILY}'", PAGE_FONT)).encode()
 
 
 @contextmanager
