@@ -104,7 +104,7 @@ def push_record_json(reference: Reference, facts: dict[str, object], pushed_at: 
         "reference": str(reference),
         "repository": reference.repository,
         **{key: facts[key] for key in ("digest", "size_bytes", "compressed_bytes", "labels")},
-        "requires": facts.get("requires"),
+        **{key: facts.get(key) for key in ("image_id", "requires")},
         "pushed_at": pushed_at,
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

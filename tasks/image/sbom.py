@@ -147,7 +147,8 @@ def _subject(settings: Settings, name: str, image_id: str, labels: Mapping[str, 
     """Identify the image by its pushed digest, or by the engine's own image id if it was not pushed from here."""
     try:
         pushed = read_push_record(settings)
-        if pushed["labels"] == labels:
+        # A rebuilt image has the same labels, and may have newer Debian packages.
+        if pushed["labels"] == labels and pushed.get("image_id") in (None, image_id):
             # Use the time of the push, so that the documents of an image are reproducible.
             timestamp = datetime.fromisoformat(pushed["pushed_at"]).astimezone(UTC).strftime(TIMESTAMP_FORMAT)
             return Subject(repository=pushed["repository"], digest=pushed["digest"], pushed_at=timestamp, labels=labels)

@@ -58,6 +58,7 @@ def push(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     variables = dict(variable.split("=", 1) for variable in image["Config"].get("Env") or () if "=" in variable)
     return {
         "digest": digest,
+        "image_id": image["Id"],
         "size_bytes": image["Size"],
         "compressed_bytes": sum(sizes),
         "labels": image["Config"].get("Labels") or {},
