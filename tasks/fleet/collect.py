@@ -313,14 +313,19 @@ def _write_end_record(run: RunRecord, planned: PlannedTrial, entry: Entry, targe
 
 
 def _write_checksums(folder: Path) -> None:
-    """Write SHA256SUMS over all files of the run, so that `sha256sum --check` verifies a copied folder."""
+    """Write SHA256SUMS over all files of the run, so that `sha256sum --check` verifies a copied folder.
+
+    The bench writes no file whose name is not printable; a line break in a name could add a line for another file.
+    """
 
     def lines() -> Iterable[str]:
         for path in sorted(
             [*folder.glob("*.json*"), *(path for name in CHECKSUMMED_FOLDERS for path in folder.glob(f"{name}/**/*"))]
         ):
-            if path.is_file() and path.name not in (CANCEL_FILE, NODES_FILE) and not path.name.endswith(".part"):
-                yield f"{sha256_of(path)}  {path.relative_to(folder)}\n"
+            name = str(path.relative_to(folder))
+            is_listed = path.name not in (CANCEL_FILE, NODES_FILE) and not name.endswith(".part") and name.isprintable()
+            if is_listed and path.is_file():
+                yield f"{sha256_of(path)}  {name}\n"
 
     write_atomic(folder / SUMS_FILE, "".join(lines()).encode())
 

@@ -1,6 +1,7 @@
 """Every run is collected, and what is still missing is counted."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,12 +44,14 @@ def test_a_run_that_fails_does_not_stop_the_others(
 
 @pytest.fixture
 def gone_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, Path]:
-    """A collected run whose workers are in no fleet any more."""
+    """A collected run whose workers are in no fleet any more, with foreign files."""
     run = synthetic.write_run(tmp_path / "r", synthetic.record(run_id="r", workers=2))
     ledger = Ledger.create(tmp_path / "r" / LEDGER_FILE, [planned.trial_id for planned in run.planned])
     for planned in run.planned:
         ledger.record_start(planned.trial_id, 1, str(planned.worker), f"/gone/{planned.trial_id}")
         ledger.record_end(planned.trial_id, Outcome(TrialStatus.SUCCEEDED), 1)
+    for name in (b"a\nb", b"\xff"):
+        (tmp_path / "r/trials/baseline.worker-1" / os.fsdecode(name)).touch()
     collect._write_checksums(tmp_path / "r")
     monkeypatch.setattr(collect, "is_k8s_training", lambda _: False)
     return run, tmp_path / "r"
