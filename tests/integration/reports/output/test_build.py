@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.status import TrialStatus
+from reports.formatting import escape_text
 from reports.output.build import build
 from reports.read.run import ReportError, ReportWriteError
 from reports.statistics import per_process
@@ -165,6 +166,8 @@ def test_a_hostile_name_is_text_everywhere(folder):
     run = synthetic.record((synthetic.quick()[0], hostile), created_at=HOSTILE, suite=HOSTILE)
     synthetic.write_run(folder, run)
     synthetic.rewrite(folder, run.planned[-1], status=TrialStatus.FAILED, reason=HOSTILE, log_tail=[HOSTILE])
+    device = "\x1b]0;\0\u202e"
+    synthetic.rewrite(folder, run.planned[0], fingerprint=synthetic.fingerprint(gpu_name=device))
     (folder / "trials" / "<img src=x>").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # characters without glyphs in the figures' font must not fail
@@ -173,6 +176,9 @@ def test_a_hostile_name_is_text_everywhere(folder):
     assert len(scripts(page)) == 1
     assert "alert" not in scripts(page)[0]
     assert "<img" not in page
+    assert escape_text(device) in page
+    texts = {path.name: path.read_text() for path in report.files if path.suffix in (".csv", ".html", ".md", ".svg")}
+    assert not [name for name, content in texts.items() if escape_text(content) != content]
     TagChecker().feed(page)
     assert any(cell.startswith("'=cmd") for cell in check_hostile_is_text(report, "summary.csv"))
     assert any(
