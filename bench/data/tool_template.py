@@ -46,6 +46,7 @@ class Shape(NamedTuple):
     """Shape of calls: arguments as JSON text, content of a turn without text, ids, and whether a text is written too.
 
     Without `writes_text` the template leaves the text of such a turn out, or its calls, so the text is left out.
+    Without `writes_several` it writes only the first of a turn's calls.
     """
 
     has_text_arguments: bool
@@ -53,6 +54,7 @@ class Shape(NamedTuple):
     has_short_ids: bool
     needs_ids: bool = True
     writes_text: bool = True
+    writes_several: bool = True
 
 
 class ToolTemplate:
@@ -79,6 +81,12 @@ class ToolTemplate:
             for index in conversation.additions:
                 calls = messages[index].get("tool_calls")
                 if calls is not None:
+                    if len(calls) > 1 and not shape.writes_several:
+                        raise InputError(
+                            f"{conversation.location}: tool_calls: the model's chat template writes only the first of "
+                            f"a turn's {len(calls)} calls",
+                            remedy="write each call as a turn of its own, followed by its result",
+                        )
                     is_text_lost |= bool(messages[index]["content"].strip()) and not shape.writes_text
                     messages[index] = _call_turn(messages[index], index, shape, identifiers)
                 else:
@@ -124,9 +132,15 @@ class ToolTemplate:
                 reason = "role tool: the model's chat template does not write results of tools"
                 continue
             with_text = self._render(_probe_turns(shape._replace(empty_content=TEXT), identifier), tools)
+            question, calling, result, *answer = _probe_turns(shape, identifier)
+            (call,), other = calling["tool_calls"], {"id": identifier[::-1]}
+            calling["tool_calls"] = [call, {**call, **other}]
+            results = [result, {**result, "tool_call_id": other["id"]}]
+            several = self._render([question, calling, *results, *answer], tools)
             return shape._replace(
                 needs_ids=not self._render(_probe_turns(shape, None), tools),
                 writes_text=all(part in with_text for part in (TEXT, FUNCTION, VALUE)),
+                writes_several=not several or several.count(VALUE) > text.count(VALUE),  # or it says itself why not
             )
         return reason
 

@@ -136,6 +136,23 @@ def targets_of_both(tokenizer: Any, source: Conversation) -> tuple[list[str], li
 GLM_ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")  # eos_token_id in config.json of GLM 4
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_all_calls_of_a_turn_are_trained_or_the_line_is_refused(name: str, tokenizer_of: Callable[..., Any]) -> None:
+    calls = [
+        {**CALL, "id": f"call_{city}", "function": {**CALL["function"], "arguments": {"city": city}}} for city in "XY"
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "21 C"} for call in calls]
+    source = conversation([TURNS[0], {**TURNS[1], "tool_calls": calls}, *results, TURNS[3]], tools=TOOLS)
+    tokenizer = tokenizer_with(name, tokenizer_of)
+    try:
+        examples, refusal = list(ExampleBuilder(tokenizer, max_seq_len=100_000).build([source])), ""
+    except InputError as error:
+        examples, refusal = [], str(error)
+    trained = "".join(text for example in examples for _, text in answers(tokenizer, example))
+    is_refused = re.search(r"writes only the first|single tool-calls", refusal)
+    assert is_refused or all(re.search(rf"\b{city}\b", trained) for city in "XY")
+
+
 @pytest.mark.parametrize("has_special_calls", [True, False])
 def test_a_turn_of_glm_ends_at_the_token_that_begins_the_next_one(
     has_special_calls: bool, tokenizer_of: Callable[..., Any]
