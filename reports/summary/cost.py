@@ -226,42 +226,53 @@ def assumed_scaling(gpus: int) -> ScalingCost:
 def worker_time(results: Iterable[TrialResult], starts: Starts | None = None) -> WorkerTime | None:
     """Compute how the workers' time was used; None if no trial recorded when it ran.
 
-    `starts` are the attempts' start times from the ledger. If one is missing, the workers' clocks are used for all, and
-    `unknown` says that these may have jumped.
+    `starts` are the attempts' start times from the ledger. If one is missing, or the operator's clock jumped by more
+    than a day, the workers' clocks are used for all, and `unknown` says that these may have jumped, too.
     """
     own = [result for result in results if result.reused_from is None]
     ran = [result for result in own if result.worker is not None and result.wall_time_sec is not None]
     ledger = starts or {}
-    is_in_ledger = all((result.trial_id, result.attempt) in ledger for result in ran)
-    spans: dict[str, list[tuple[float, float]]] = {}
+    by_ledger = [ledger.get((result.trial_id, result.attempt)) for result in ran]
+    by_workers = [attempts.timestamp(result.started_at) for result in ran]
+    held, held_by_workers = _held_sec(ran, by_ledger), _held_sec(ran, by_workers)
+    is_in_ledger = None not in by_ledger and held <= (held_by_workers or held) + attempts.MAX_DIFFERENCE_SEC
+    held, began = (held, by_ledger) if is_in_ledger else (held_by_workers, by_workers)
+    timed = [result for result, start in zip(ran, began, strict=True) if start is not None]
     by_phase: dict[str, float] = {}
     useful = 0.0
-    for trial in ran:
-        began = ledger[trial.trial_id, trial.attempt] if is_in_ledger else attempts.timestamp(trial.started_at)
-        if began is None or trial.worker is None or trial.wall_time_sec is None:
-            continue
-        spans.setdefault(trial.worker, []).append((began, began + trial.wall_time_sec))
+    for trial in timed:
         measured = sum(trial.steps.step_time_sec)
         useful += measured
         for phase, seconds in trial.phases.items():
             seconds -= measured if phase == MEASURED_PHASE else 0.0
             by_phase[phase] = by_phase.get(phase, 0.0) + max(0.0, seconds)
-    if not spans:
-        return None
-    held = sum(max(end for _, end in trials) - min(begin for begin, _ in trials) for trials in spans.values())
-    busy = sum(end - begin for trials in spans.values() for begin, end in trials)
     if not held > 0:
         return None
+    busy = sum(trial.wall_time_sec or 0.0 for trial in timed)
     by_phase["other"] = max(0.0, busy - useful - sum(by_phase.values()))
     others = ("the other workers of distributed trials",) if any(result.trial.world_size > 1 for result in ran) else ()
-    jumps = () if is_in_ledger else ("whether the workers' clocks jumped: the run's ledger is missing or incomplete",)
+    jumps = () if is_in_ledger else ("whether the workers' clocks jumped: the run's ledger cannot show it",)
     return WorkerTime(
-        workers=len(spans),
+        workers=len({trial.worker for trial in timed}),
         held_sec=held,
         useful_sec=useful,
         by_phase=by_phase,
         idle_sec=max(0.0, held - busy),
         unknown=(*_ALWAYS_UNKNOWN, *others, *jumps),
+    )
+
+
+def _held_sec(ran: Iterable[TrialResult], began: Iterable[float | None]) -> float:
+    """Sum the time from each worker's first start to its last end, at least that of its trials: clocks may jump."""
+    spans: dict[str | None, list[tuple[float, float]]] = {}
+    for result, start in zip(ran, began, strict=True):
+        if start is not None:
+            spans.setdefault(result.worker, []).append((start, start + (result.wall_time_sec or 0.0)))
+    return sum(
+        max(
+            max(end for _, end in trials) - min(start for start, _ in trials), sum(end - start for start, end in trials)
+        )
+        for trials in spans.values()
     )
 
 

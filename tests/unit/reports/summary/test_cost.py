@@ -150,6 +150,14 @@ def test_the_held_time_of_a_pod_that_moved_to_another_clock_is_from_the_ledger()
         assert "clocks" in by_clocks.unknown[-1]
 
 
+@pytest.mark.parametrize("start", [-1e9, 1000.0, 4e9], ids=["back", "back by the trial's time", "ahead"])
+def test_the_held_time_survives_a_jump_of_the_operators_clock(start):
+    first = result("worker-1", "00:00", 60.0, 30, measure=30.0)
+    second = replace(result("worker-1", "01:20", 40.0, 20, measure=20.0), trial_id="second")
+    held = cost.worker_time([first, second], {(first.trial_id, 1): 1000.0, ("second", 1): start})
+    assert 100.0 <= held.held_sec <= 120.0
+
+
 def test_without_start_times_there_is_no_worker_time():
     trial = synthetic.result(synthetic.planned((synthetic.trial(),), ["worker-1"])[0])
     assert cost.worker_time([replace(trial, started_at=None)]) is None
