@@ -27,6 +27,7 @@ from bench.records.trial import rename_old_fields
 from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Manifest, State
+from bench.workloads.finetune.score import Scoring
 
 # Settings that may change between attempts: they affect neither a step's result nor the choice of the final adapter.
 MUTABLE_SETTINGS = {
@@ -56,8 +57,11 @@ class Identity:
 
     @classmethod
     def from_trial(cls, trial: Trial, model: str, data: str) -> "Identity":
-        may_differ = () if trial.training is None else trial.training.may_differ
-        return cls(model=model, data=data, code=code_digest(), settings=settings_of(trial), may_differ=may_differ)
+        training, settings = trial.training, settings_of(trial)
+        if "training.score" in settings and training is not None and (scoring := Scoring.load(training)) is not None:
+            settings["training.score"] = [scoring.method, scoring.sha256]
+        may_differ = () if training is None else training.may_differ
+        return cls(model=model, data=data, code=code_digest(), settings=settings, may_differ=may_differ)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +153,9 @@ def differences(manifest: Manifest, current: Identity) -> dict[str, str]:
     for name, before, after in (("model", manifest.model, current.model), ("data", manifest.data, current.data)):
         if before != after:
             changes[name] = f"another {name} (sha256 {before[:12]}, now {after[:12]})"
-    settings = rename_old_fields(manifest.settings, "settings")
+    settings, score = rename_old_fields(manifest.settings, "settings"), current.settings.get("training.score")
+    if isinstance(score, list) and settings.get("training.score") == score[0]:  # written without the file's digest
+        settings = {**settings, "training.score": score}
     missing = RECOMPUTATION_SETTINGS - settings.keys()  # earlier versions did not compare these
     for key in sorted((settings.keys() | current.settings.keys()) - missing):
         old, new = settings.get(key), current.settings.get(key)

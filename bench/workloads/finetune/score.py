@@ -31,7 +31,7 @@ from typing import Any
 
 from bench.data.inputs import InputError
 from bench.records import schema
-from bench.records.atomic_files import read_regular
+from bench.records.atomic_files import read_regular, sha256_of
 from bench.records.bootstrap import mean_interval
 from bench.records.score import SCORE_SUFFIX, ScoredRow, ScoreFault, ScoreMeasure
 from bench.records.scratch_folders import scratch_folder
@@ -209,8 +209,8 @@ class ScoreProcess:
 
     def _score_row(self, row: AnsweredRow, folder: Path) -> RowScore:
         deadline = time.monotonic() + (self._start_sec if self._process is None else self._row_sec)
-        process = self._process = self._process or self._start(folder)
         try:
+            process = self._process = self._process or self._start(folder)
             self._send(process, json.dumps(vars(row)), deadline)
             reply = self._receive(process, deadline)
         except _RowFailed as error:
@@ -230,6 +230,8 @@ class ScoreProcess:
         environment = {name: os.environ[name] for name in VISIBLE_VARIABLES if name in os.environ}
         is_file = self._scoring.sha256 is not None
         target = str(Path(self._scoring.method).resolve()) if is_file else self._scoring.method
+        if is_file and sha256_of(Path(target)) != self._scoring.sha256:
+            raise _RowFailed(ScoreFault.CRASHED, "the file was changed during the training")
         process = subprocess.Popen(
             (sys.executable, "-I", score_program.__file__, target),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -315,7 +317,8 @@ def compare(before: Sequence[RowScore], after: Sequence[RowScore]) -> list[Score
 
 def _measure(name: str, before: Sequence[float], after: Sequence[float]) -> ScoreMeasure:
     first, last = mean_interval(before, 1.0), mean_interval(after, 1.0)
-    change = mean_interval([then - now for now, then in zip(before, after, strict=True)], 1.0)
+    changes = [then - now for now, then in zip(before, after, strict=True)]
+    change = mean_interval(changes, 1.0 + max(map(abs, changes)))  # from 1 the other end, -1, is 2 away
     return ScoreMeasure(
         name=name,
         rows=len(before),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.atomic_files import sha256_of
 from bench.records.score import ScoreFault
 from bench.workloads.finetune import score
 from bench.workloads.finetune.score import AnsweredRow, ScoreProcess, Scoring
@@ -22,7 +23,7 @@ def score(prompt, answer, expected):
 def scores(tmp_path, *answers: str, text: str = FILE, row_sec: float = 20.0) -> list[tuple[object, str]]:
     path = tmp_path / "my.py"
     path.write_text(text)
-    scoring = Scoring(method=str(path), pattern=None, sha256="0" * 64)
+    scoring = Scoring(method=str(path), pattern=None, sha256=sha256_of(path))
     rows = [AnsweredRow(prompt="p\n\u2028", answer=answer, expected="\ud800\N{SNOWMAN}") for answer in answers]
     with ScoreProcess(scoring, row_sec=row_sec, start_sec=20.0) as process:
         results = list(process.score(rows))

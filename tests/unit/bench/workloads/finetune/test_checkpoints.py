@@ -142,6 +142,20 @@ def test_a_checkpoint_with_an_old_name_of_a_setting_is_continued(tmp_path, old, 
     assert [*resume.differences(dataclasses.replace(manifest, settings=before), now)] == ["matmul"]
 
 
+def test_the_score_file_that_chooses_the_adapter_must_not_change(tmp_path):
+    path, trial = tmp_path / "my.py", tiny_training.plan(Path("m"), Path("d"))
+    path.write_text("def score(prompt, answer, expected): return 1")
+    training = dataclasses.replace(trial.training, score=str(path), best_by="score")
+    trial = dataclasses.replace(trial, training=training)
+    now = Identity.from_trial(trial, NOW.model, NOW.data)
+    manifest = checkpoint.verify(write(tmp_path, 3, now))
+    path.write_text("def score(prompt, answer, expected): return 0")
+    changed = Identity.from_trial(trial, NOW.model, NOW.data)
+    assert [*resume.differences(manifest, changed)] == ["training.score"]
+    without_digest = {**manifest.settings, "training.score": str(path)}
+    assert resume.differences(dataclasses.replace(manifest, settings=without_digest), changed) == {}
+
+
 def test_recomputation_settings_are_compared_for_fast():
     fast = dataclasses.replace(tiny_training.plan(Path("m"), Path("d")), recipe="fast", gradient_checkpointing=True)
     every_fourth = resume.settings_of(dataclasses.replace(fast, checkpoint_every=4))

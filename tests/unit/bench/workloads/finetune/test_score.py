@@ -46,6 +46,8 @@ def test_equal_scores_have_an_interval_that_shrinks_with_their_number(count, low
     (measure,) = score.compare(scored(*[1.0] * count), scored(*[1.0] * count))
     assert (measure.after_low, measure.after_high) == (pytest.approx(low, abs=1e-3), 1.0)
     assert measure.change_low == pytest.approx(-measure.change_high)
+    (measure,) = score.compare(scored(*[0.0] * count), scored(*[1.0] * count))
+    assert measure.change_low == pytest.approx(max(-1.0, 2.0 * low - 1.0), abs=2e-3)
 
 
 def test_rows_are_chosen_at_equal_distances():
@@ -94,4 +96,5 @@ def test_an_unusable_file_or_pattern_is_refused_before_the_training(tmp_path):
     path.write_text("def score(prompt, answer, expected):\n    return 1\n")
     first = load(score=str(path))
     path.write_text("def score(prompt, answer, expected):\n    return 0\n")
-    assert first.digest != load(score=str(path)).digest
+    (result,) = first.score([AnsweredRow(prompt="", answer="a", expected="a")])
+    assert (result.score, result.fault) == (None, ScoreFault.CRASHED), "another file's score is not this one's"
