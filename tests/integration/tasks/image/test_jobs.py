@@ -1,20 +1,22 @@
 """Jobs of several users on one VM: the same request follows the running job; only its owner cancels it unasked."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from invoke import Context
 
 from remote.hosts.base import HostUnreachable
-from remote.hosts.command import Command
+from remote.hosts.command import Command, Secret
 from remote.hosts.local import current_user
-from remote.image import vm_jobs
+from remote.image import engine, vm_jobs
 from remote.image.model_fetch import Fetch
-from remote.jobs.job import Agent, Job, JobSpec, JobState
+from remote.jobs.job import Agent, HostRefused, Job, JobSpec, JobState
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.image import jobs
+from tasks.settings.load import load
 from tests.support.hosts.local_fleet import LocalFleet
 
 # A client of an engine that answers nothing, so that the job stays.
@@ -69,6 +71,21 @@ def test_a_malformed_outcome_is_never_a_success(agent: Agent, outcome: str) -> N
     job.start(JobSpec(command=Command(argv=("true",)), deadline_sec=60.0, files=files))
     with pytest.raises(HostUnreachable):
         vm_jobs.follow(job, lambda line: pytest.fail(line.text), lambda _: None)
+
+
+def test_a_login_is_removed_if_the_vm_refuses_the_job(
+    agent: Agent, context: Callable[..., Context], tmp_path: Path
+) -> None:
+    client = tmp_path / "docker"
+    client.write_text('#!/bin/sh\ncat > "$2/config.json"\n')
+    client.chmod(0o755)
+    Path(agent.host.workdir).mkdir(parents=True, exist_ok=True)
+    Path(agent.host.workdir, "jobs").touch()  # no folder can be made there
+    login = engine.log_in(agent.host, engine.Client(program=str(client)), "r.example", "me", Secret("hidden"))
+    assert Path(login, "config.json").read_text() == "hidden"
+    with pytest.raises(HostRefused):
+        jobs.start(load(context()), vm_jobs.new_job(agent, "push", "image", {}), {}, login)
+    assert not Path(login).exists()
 
 
 def test_fetches_of_one_model_with_different_options_are_different_jobs() -> None:
