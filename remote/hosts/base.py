@@ -174,11 +174,10 @@ def read_json(
     label: str,
     convert: Callable[[Any], T] = lambda document: document,
     *,
-    stdin: bytes | None = None,
     timeout_sec: float,
 ) -> T:
     """Run a command that prints one JSON document, and parse it. Raises CommandFailed, and like `parse_json`."""
-    completed = check(host, command, host.run(command, stdin=stdin, timeout_sec=timeout_sec))
+    completed = check(host, command, host.run(command, timeout_sec=timeout_sec))
     return parse_json(host, completed.stdout, label, convert)
 
 

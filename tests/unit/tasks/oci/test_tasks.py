@@ -66,13 +66,6 @@ def test_a_failed_request_is_a_line_and_the_rest_is_shown(tenancy: FakeTenancy, 
     assert "VM.GPU.A10.1" in output
 
 
-def test_rejected_credentials_are_one_line_and_one_request(tenancy: FakeTenancy, context: Make) -> None:
-    tenancy.key_id = "another"
-    with pytest.raises(UsageError, match=r"401 NotAuthenticated: profile DEFAULT .* eu-frankfurt-1"):
-        show_tenancy(context(), write=True)
-    assert len(tenancy.requests) == 1
-
-
 def test_an_empty_tenancy_is_shown_with_remedies(tenancy: FakeTenancy, context: Make, capsys: Capture) -> None:
     for items in tenancy.resources.collections.values():
         items.clear()
@@ -115,12 +108,6 @@ def test_a_repository_in_another_compartment_is_named_and_not_created_again(
     create_repository(context(), "mine", immutable=False)
     assert "fra.ocir.io/axns/mine exists in compartment team-3, private" in capsys.readouterr().out
     assert not tenancy.bodies
-
-
-def test_a_missing_permission_for_the_repository_names_the_policy(tenancy: FakeTenancy, context: Make) -> None:
-    tenancy.fail("POST .*/container/repositories", 403, "NotAuthorized")
-    with pytest.raises(UsageError, match="Allow group GROUP to manage repos in tenancy"):
-        create_repository(context(), "new", immutable=False)
 
 
 @pytest.mark.parametrize(
