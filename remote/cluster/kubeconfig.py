@@ -13,33 +13,29 @@ import functools
 import logging
 import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import yaml
 
 from bench.records.atomic_files import read_regular
 from bench.records.scratch_folders import scratch_folder
-from remote.hosts.base import collapse_whitespace, is_loopback
+from remote.hosts.base import CommandTimedOut, TooMuchOutput, collapse_whitespace, is_loopback
 from remote.hosts.local import expand_user
 from remote.hosts.pods.kubectl import Misconfigured, Unreachable
+from remote.hosts.process import BoundedOutput, ProcessLimits, pump
 from remote.providers import GENERIC, Provider
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
-
-import signal
-import subprocess
-from types import ModuleType, SimpleNamespace
-from typing import cast
-
-from remote.hosts.base import CommandTimedOut, TooMuchOutput
-from remote.hosts.process import BoundedOutput, ProcessLimits, pump
 
 _MAX_KUBECONFIG_BYTES = 16 << 20
 _PRODUCTION = re.compile(r"(?<![a-z])(prod|production|prd|live)(?![a-z])", re.IGNORECASE)
