@@ -30,6 +30,7 @@ _ENCODING_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _MAX_RESTART_COST = 1e12  # limit of step, lost_sec and usd
+_MAX_WORKERS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ def worker_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
 def held_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
     """Sum the time for which the workers were held, times their number: `worker_sec` and the waits for a restart."""
     ends = [*(following.began for following in attempts[1:]), now]
-    spans = zip(attempts, ends, strict=True)
+    spans = zip(attempts, ends, strict=False)  # of no attempt there is one end
     return worker_sec([replace(span, ended=end) if span.is_retried else span for span, end in spans], now)
 
 
@@ -161,10 +162,9 @@ def _apply_event(spans: dict[int, AttemptSpan], event: dict[str, object], timest
     if not isinstance(number, int):
         return
     if event["event"] == "started":
-        worker, workers = str(event["worker"]), event.get("workers")
-        spans[number] = AttemptSpan(
-            number=number, worker=worker, began=timestamp, workers=workers if isinstance(workers, int) else 1
-        )
+        workers = event.get("workers")
+        workers = workers if isinstance(workers, int) and 0 < workers <= _MAX_WORKERS else 1
+        spans[number] = AttemptSpan(number=number, worker=str(event["worker"]), began=timestamp, workers=workers)
     elif event["event"] in ("retried", "ended") and number in spans and spans[number].ended is None:
         reason, code = event.get("reason"), event.get("reason_code")
         known = ReasonCode(code) if isinstance(code, str) else None

@@ -31,7 +31,7 @@ def uses(training: TrainingReport, now: float | None = None) -> list[Use]:
     """Divide the held time by use, the steps first; [] without a ledger. Uses of no time are left out."""
     spans = training.attempts
     now = time.time() if now is None else now
-    total = attempts.held_sec(spans, now) if spans else 0.0
+    total = attempts.held_sec(spans, now)
     if total <= 0.0:
         return []
     record = training.record

@@ -49,3 +49,4 @@ def test_workers_are_held_while_they_wait_for_a_restart(tmp_path: Path) -> None:
     spans = [first, attempts.replace(second, began=second.began + 600.0)]  # a replacement took ten minutes
     assert attempts.worker_sec(spans, began + 3600.0) == 2 * (3600.0 - 600.0)
     assert attempts.held_sec(spans, began + 3600.0) == 2 * 3600.0
+    assert attempts.held_sec([], began) == 0.0, "it waits for its workers"
