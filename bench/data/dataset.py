@@ -99,13 +99,13 @@ def split(
 
     They are chosen by their digests, so that added lines move no others.
     """
-    unread_keys, removed = _UnreadKeys(findings), set[bytes]()
-    for conversation in unread_keys.count(held_out or ()):
+    unread_keys, removed = set[str](), set[bytes]()
+    for conversation in _count_unread(held_out or (), unread_keys, findings):
         removed.add(conversation.digest[:DIGEST_KEY_BYTES])
         yield conversation, None
     seen: set[bytes] = set()
     for file, weight in zip(files, spec.weights, strict=True):
-        for conversation in unread_keys.count(file):
+        for conversation in _count_unread(file, unread_keys, findings):
             key = conversation.digest[:DIGEST_KEY_BYTES]
             if key in removed:
                 findings.add(IN_VALIDATION, conversation)
@@ -239,22 +239,14 @@ def _merge_bad_lines(spec: TrainingData, files: Sequence[DataFile]) -> BadLines:
     return merged
 
 
-class _UnreadKeys:
-    """Counter of the keys of lines that are not read."""
-
-    def __init__(self, findings: DataFindings) -> None:
-        self._findings, self._keys = findings, set[str]()
-
-    def count(self, file: Iterable[Conversation]) -> Iterator[Conversation]:
-        """Pass a file's conversations on and count the keys of their lines."""
-        for conversation in file:
-            for key in conversation.unread_keys:
-                if key in self._keys or len(self._keys) < MAX_UNREAD_KEYS:
-                    self._keys.add(key)
-                    self._findings.add(UNREAD_KEY.format(shorten(key)), conversation)
-                else:
-                    self._findings.add(OTHER_UNREAD_KEYS, conversation)
-            yield conversation
+def _count_unread(file: Iterable[Conversation], keys: set[str], findings: DataFindings) -> Iterator[Conversation]:
+    """Pass a file's conversations on and count the keys of their lines that are not read."""
+    for conversation in file:
+        for key in conversation.unread_keys:
+            is_named = key in keys or len(keys) < MAX_UNREAD_KEYS
+            keys |= {key} if is_named else set()
+            findings.add(UNREAD_KEY.format(shorten(key)) if is_named else OTHER_UNREAD_KEYS, conversation)
+        yield conversation
 
 
 def _facts(file: DataFile, weight: float, tokens: Counter[str]) -> FileFacts:

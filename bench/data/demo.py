@@ -45,20 +45,10 @@ from bench.records.paths import SUMS_FILE
 
 Definition: TypeAlias = "ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef"
 # Folders of the standard library with test data, generated text or third-party packages.
-SKIPPED_FOLDERS = frozenset(
-    [
-        "__pycache__",
-        "dist-packages",
-        "ensurepip",
-        "idlelib",
-        "lib2to3",
-        "pydoc_data",
-        "site-packages",
-        "test",
-        "tests",
-        "turtledemo",
-    ]
-)
+SKIPPED_FOLDERS = {
+    *("__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"),
+    *("test", "tests", "turtledemo"),
+}
 MIN_RESPONSE_CHARS = 40
 MAX_ARGUMENTS = 6
 VOCABULARY = 4096

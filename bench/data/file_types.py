@@ -97,18 +97,13 @@ class DataRows:
                         unpacked.add(row_limits.PACKED_ROW_BYTES)
                     yield number, row
             self.names.check_used(str(self.path))
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the decoders' have no number
+                raise _unreadable(self.path, error) from error
             raise InputError(
-                f"{self.path}: after {self.unit} {number}: the gzip data ends early or is damaged: {error}",
+                f"{self.path}: after {self.unit} {number}: the compressed data ends early or is damaged: {error}",
                 remedy="copy the file again, or compress it again",
             ) from error
-        except OSError as error:
-            if error.errno is None:  # from zstd's decoder
-                raise InputError(
-                    f"{self.path}: after {self.unit} {number}: the zstd data ends early or is damaged: {error}",
-                    remedy="copy the file again, or compress it again",
-                ) from error
-            raise _unreadable(self.path, error) from error
 
     def rename(self, location: str, document: dict[str, Any]) -> dict[str, Any]:
         """Return a row's object with our names of its columns. Raises InputError."""

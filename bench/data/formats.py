@@ -16,6 +16,7 @@ left out of the prompt, is another training than the file describes. Other unkno
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from bench.data.inputs import InputError
@@ -87,6 +88,10 @@ def _from_text(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
     yield RawTurn(f"{location}: text", "text", "assistant", document["text"])
 
 
+def _from_key(key: str, location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
+    return _from_turn_list(location, key, document[key])
+
+
 def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
     if not isinstance(turns, list) or not turns:
         actual = "an empty list" if turns == [] else schema.type_name(turns)
@@ -137,14 +142,8 @@ def index_formats(formats: Iterable[Format]) -> dict[str, Format]:
 
 FORMATS = index_formats(
     [
-        Format(
-            "messages", ("messages",), lambda location, line: _from_turn_list(location, "messages", line["messages"])
-        ),
-        Format(
-            "ShareGPT",
-            ("conversations",),
-            lambda location, line: _from_turn_list(location, "conversations", line["conversations"]),
-        ),
+        Format("messages", ("messages",), partial(_from_key, "messages")),
+        Format("ShareGPT", ("conversations",), partial(_from_key, "conversations")),
         Format("Alpaca", ("instruction", "output"), _from_alpaca, ("input", "system", "tools")),
         Format("prompt and completion", ("prompt", "completion"), _from_completion),
         Format("prompt and completions", ("prompt", "completions"), _from_completions),

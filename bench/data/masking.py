@@ -194,10 +194,7 @@ class ExampleBuilder:
                 self.findings.add(findings.NO_TARGET, rendered.source)
                 continue
             self._check_special_tokens(rendered, ids, targets)
-            source = rendered.source
-            yield Example(
-                file=source.file, line=source.line, unit=source.unit, ids=array("I", ids), targets=bytes(targets)
-            )
+            yield _example(rendered.source, ids, targets)
 
     def _encode(self, texts: Sequence[Rendered]) -> Iterator[tuple[list[int], Any]]:
         """Tokenize texts; return token ids and encoding of each."""
@@ -240,21 +237,13 @@ class ExampleBuilder:
         """Divide a plain text into pieces of so many tokens; the last one may be shorter."""
         self.findings.add(findings.TEXT_DIVIDED, source)
         for start in range(0, len(ids) - 1, length):  # without a last piece of one token, which has no target
-            piece = array("I", ids[start : start + length])
-            yield Example(
-                file=source.file,
-                line=source.line,
-                unit=source.unit,
-                ids=piece,
-                targets=b"\0" + b"\1" * (len(piece) - 1),
-            )
+            piece = ids[start : start + length]
+            yield _example(source, piece, b"\0" + b"\1" * (len(piece) - 1))
 
     def _cut(self, rendered: Rendered) -> Iterator[Example]:
         """Cut a conversation after the last whole answer that fits, if it may be cut."""
-        source, dropped = (
-            rendered.source,
-            findings.TOO_LONG_DROPPED if self._too_long == "drop" else findings.FIRST_ANSWER_TOO_LONG,
-        )
+        source = rendered.source
+        dropped = findings.TOO_LONG_DROPPED if self._too_long == "drop" else findings.FIRST_ANSWER_TOO_LONG
         earlier = [turn for turn in source.answers if turn < rendered.turns - 1]
         if rendered.is_split:  # earlier answers have examples of their own, unless the first is already too long
             if not earlier:
@@ -284,6 +273,10 @@ class ExampleBuilder:
         last = targets.rindex(1)
         if self._labels == "assistant" and ids[last] != self._eos:
             self.findings.add(findings.OTHER_EOS, rendered.source)
+
+
+def _example(source: Conversation, ids: list[int], targets: bytes | bytearray) -> Example:
+    return Example(file=source.file, line=source.line, unit=source.unit, ids=array("I", ids), targets=bytes(targets))
 
 
 def encode_prompt(
