@@ -32,17 +32,20 @@ MAX_LINE_BYTES = 1 << 16
 PROGRESS_INTERVAL_SEC = 2.0
 STALL_LOG_SEC = 60.0
 STALL_TIMEOUT_SEC = 900.0  # a registry may take minutes after a layer's last byte: it verifies and moves gigabytes
-DISK_FULL = re.compile(r"no space left on device|disk quota exceeded|\b507\b|insufficient storage", re.IGNORECASE)
+_STATUS = r"(?:status|code|http(?!s?:))[^\n]{0,40}\b"  # before a number that is neither a size nor a time
+DISK_FULL = re.compile(
+    rf"no space left on device|disk quota exceeded|{_STATUS}507\b|insufficient storage", re.IGNORECASE
+)
 # Failures that were observed to be transient: a connection cut or refused, a registry restarting or overloaded, and an
 # upload session that the registry lost (often after a commit that succeeded).
 TRANSIENT = re.compile(
     r"connection reset|broken pipe|unexpected eof|\beof\b|i/o timeout|tls handshake timeout|connection refused"
     r"|no route to host|network is unreachable|context deadline exceeded|blob upload unknown|blob_upload_unknown"
-    r"|use of closed network connection|(?:status|code|http)[^\n]{0,40}\b(?:429|500|502|503|504)\b"
+    rf"|use of closed network connection|{_STATUS}(?:429|500|502|503|504)\b"
     r"|bad gateway|service unavailable|too many requests|gateway time-?out|internal server error",
     re.IGNORECASE,
 )
-FORBIDDEN = re.compile(r"\b403\b|forbidden", re.IGNORECASE)
+FORBIDDEN = re.compile(rf"{_STATUS}403\b|forbidden", re.IGNORECASE)
 UNAUTHORIZED = re.compile(r"unauthorized|authentication required|no basic auth credentials|denied:", re.IGNORECASE)
 STAGE = re.compile(r"#\d+ \[([^\]]+)\]")
 LAYER = re.compile(r"([0-9a-f]{12}): (\S.*)")
