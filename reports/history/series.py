@@ -33,6 +33,7 @@ RATE = STEP_METRICS[-1]
 MAX_RUNS = 100  # the newest; each is read in full
 MIN_RUNS = 4  # two on either side of a step
 MARKED = {"gpu": "GPU", "driver": "driver", "lock": "image"}  # conditions whose change is a mark
+RESULTS_LOCK = "image (by its results)"  # instead of lock for a run that was not collected
 Kind = Literal["speed", "loss"]
 Step = tuple[float | None, str]  # in percent or None, with the reason for None
 
@@ -135,8 +136,11 @@ def _read_run(folder: Path, record: RunRecord) -> Iterator[tuple[tuple[str, str,
 
 
 def _read_speeds(run: Run) -> Iterator[tuple[tuple[str, str, Kind], _Measured]]:
-    values = comparability.read_conditions(run).values
-    conditions = {name: ", ".join(values[name]) for name in MARKED}
+    read = comparability.read_conditions(run)
+    # Without environment.json a run states its software in another form, which differs although nothing changed.
+    conditions = {name: ", ".join(read.values[name]) for name in MARKED}
+    if not read.is_complete:
+        conditions[RESULTS_LOCK] = conditions.pop("lock")
     own = {run.label_of[result.trial_id] for result in run.results if result.reused_from is None}
     for row in summarize(run).rows:
         if row.measured is None or row.label not in own:  # a reused result is a point of the run that measured it
@@ -223,13 +227,15 @@ def _loss_step(before: _Measured, after: _Measured) -> Step:
 def _with_changes(points: Sequence[_Measured], compared: _Comparisons) -> Iterator[Point]:
     """Yield the points with their changes and steps against the point before."""
     yield points[0].point
+    known = dict(points[0].conditions)
     for before, after in pairwise(points):
         percent, why = compared.step(before, after)
         changes = tuple(
-            f"{MARKED.get(name, name)}: {before.conditions.get(name)} to {value}"
+            f"{MARKED.get(name, name)}: {known[name]} to {value}"
             for name, value in after.conditions.items()
-            if before.conditions.get(name) != value
+            if known.get(name, value) != value
         )
+        known |= after.conditions
         yield replace(after.point, changes=changes, step_percent=percent, why=why)
 
 

@@ -1,12 +1,13 @@
 """History of a results folder: series, changed conditions, steps, and runs that cannot be read."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 
-from bench.records.paths import RESULT_FILE, RUN_FILE, TRIALS_FOLDER
+from bench.records.paths import ENVIRONMENT_FILE, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
 from reports.history.page import headline
 from reports.history.series import find_steps, read_history
 from tests.support.reports import history, synthetic, training_run
@@ -26,7 +27,10 @@ def test_a_step_is_found_at_the_run_whose_driver_changed(tmp_path: Path) -> None
 
 
 def test_equal_runs_have_no_step(tmp_path: Path) -> None:
-    history.write_benchmarks(tmp_path, changed=history.RUNS)
+    collected = history.write_benchmarks(tmp_path, changed=history.RUNS)[2]
+    environment = json.dumps({"kind": "environment", "packages": {"a": "1"}})
+    for trial in (collected / TRIALS_FOLDER).iterdir():
+        (trial / ENVIRONMENT_FILE).write_text(environment)
     read = read_history(tmp_path)
     assert not [step for series in read.series for step in series.steps]
     assert not [change for series in read.series for point in series.points for change in point.changes]
