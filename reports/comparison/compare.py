@@ -27,6 +27,7 @@ from bench.records.workloads import WORKLOADS
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
 from reports.comparison.tests import (
+    MAX_USEFUL_PERCENT,
     SPEED,
     STEP_METRICS,
     Hypothesis,
@@ -139,7 +140,7 @@ class Comparison:
     def power_note(self) -> str | None:
         """The changes that half of such comparisons find, and the assumed effect of the day; None without tests."""
         missed = [
-            f"{percent:.2g} % of {subject}"
+            f"{f'{percent:.2g}' if percent <= MAX_USEFUL_PERCENT else 'more than 100'} % of {subject}"
             for rows, subject in ((self.rows, "one configuration"), (self.over_all, "all together"))
             if (percent := _median_shown(rows)) is not None
         ]

@@ -25,7 +25,7 @@ VerdictLabel = Literal["faster", "same", "slower", "unknown"]
 ALPHA = 0.05
 SPEED, STEP_PARTS, ENERGY_USE = "speed", "parts of a step", "energy"
 SPEED_ALPHA_SHARE = 0.6  # applies when other families are tested too
-_MAX_USEFUL_PERCENT = 100.0  # a test that detects only larger differences is useless
+MAX_USEFUL_PERCENT = 100.0  # a test that detects only larger differences is useless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def _verdict(mean: Mean, p: float, corrected: float, level: float, tests: int, t
         label, why = "unknown", f"the interval excludes 1, but so may one of {tests} comparisons by chance"
     elif low > 1.0 - tolerance and high < 1.0 + tolerance:
         label, why = "same", f"the interval is within {100 * tolerance:g} % of 1"
-    elif shows > _MAX_USEFUL_PERCENT:
+    elif shows > MAX_USEFUL_PERCENT:
         label, why = "unknown", "too noisy to show any difference"
     else:
         label, why = "unknown", f"too noisy to show a difference below {shows:.2g} %"
