@@ -1,15 +1,12 @@
 """`python -m bench data`: the report and every error are one line."""
 
-import gzip
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from bench.commands import cli
 from bench.data import tokenizer
@@ -42,23 +39,6 @@ def test_the_report_is_one_line(
         report = json.loads(line)
         assert report["examples"] + report["validation_examples"] == 30
         assert report["was_cached"] is was_cached
-
-
-def test_other_types_of_files_are_read_and_refused_likewise(
-    run_data_command: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    rows = [{"prompt": f"{number}?", "completion": "yes"} for number in range(30)]
-    array, table = tmp_path / "d.json", tmp_path / "d.parquet"
-    array.write_text(json.dumps(rows))
-    parquet.write_table(pyarrow.Table.from_pylist(rows), table)
-    for path in (array, table):
-        assert run_data_command(files=[str(path)]) == 0
-        report = json.loads(capsys.readouterr().out)
-        assert (report["examples"], report["shown"][0]["place"]) == (30, f"{path}: row 1")
-    packed = tmp_path / "d.jsonl.gz"
-    packed.write_bytes(gzip.compress(array.read_bytes())[:-9])
-    assert run_data_command(files=[str(packed)]) == 2
-    assert json.loads(capsys.readouterr().out)["reason_code"] == "bad_input"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ The order of a training depends only on the data, the seed and the epoch, not on
 
 import hashlib
 from collections import Counter
-from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -117,12 +116,6 @@ def test_orders_differ_by_epoch_and_seed_are_reproducible_and_an_added_line_move
     assert plan(lengths).order(1) == plan(lengths).order(1)
     before, after = plan([10] * 50).order(0), plan([10] * 51).order(0)
     assert [index for index in after if index != 50] == before
-
-
-def test_resuming_needs_only_the_number_of_the_step() -> None:
-    lengths = [length % 90 + 5 for length in range(300)]
-    whole = list(plan(lengths).batches(3))
-    assert list(islice(plan(lengths).batches(3), 17, None)) == whole[17:]
 
 
 def test_rows_are_nearly_full_and_an_example_longer_than_a_row_is_an_error() -> None:
