@@ -46,7 +46,9 @@ TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 FORBIDDEN = re.compile(rf"{_STATUS}403\b|forbidden", re.IGNORECASE)
-UNAUTHORIZED = re.compile(r"unauthorized|authentication required|no basic auth credentials|denied:", re.IGNORECASE)
+UNAUTHORIZED = re.compile(
+    r"unauthorized|authentication required|no basic auth credentials|(?<!permission )denied:", re.IGNORECASE
+)
 STAGE = re.compile(r"#\d+ \[([^\]]+)\]")
 LAYER = re.compile(r"([0-9a-f]{12}): (\S.*)")
 BYTES = re.compile(r"([\d.]+)([kMGT]?)B(?:/([\d.]+)([kMGT]?)B)?$")
