@@ -328,24 +328,29 @@ def write_adapter(
 ) -> dict[str, int]:
     """Write `out`/adapter atomically, for plain peft, with the tokenizer and the training's chat template.
 
-    Returns sizes by name. Raises OSError.
+    Returns sizes by name. Raises OSError, and then leaves nothing.
     """
     part, folder = out / f".{ADAPTER_FOLDER}.part", out / ADAPTER_FOLDER
     for old in (part, folder):
         shutil.rmtree(old, ignore_errors=True)
-    part.mkdir(parents=True)
-    # save_file is not used because it does not raise OSError if the disk is full.
-    (part / checkpoint.ADAPTER).write_bytes(save(adapter, HEADER))
-    (part / checkpoint.ADAPTER_CONFIG).write_text(config, encoding="utf-8")
-    for name in TOKENIZER_FILES:
-        if (model / name).is_file():
-            shutil.copyfile(model / name, part / name)
-    if chat_template is not None:
-        (part / TEMPLATE_FILE).write_text(chat_template, encoding="utf-8")
-    for path in part.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(part)
-    os.rename(part, folder)
+    try:
+        part.mkdir(parents=True)
+        # save_file is not used because it does not raise OSError if the disk is full.
+        (part / checkpoint.ADAPTER).write_bytes(save(adapter, HEADER))
+        (part / checkpoint.ADAPTER_CONFIG).write_text(config, encoding="utf-8")
+        for name in TOKENIZER_FILES:
+            if (model / name).is_file():
+                shutil.copyfile(model / name, part / name)
+        if chat_template is not None:
+            (part / TEMPLATE_FILE).write_text(chat_template, encoding="utf-8")
+        for path in part.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(part)
+        os.rename(part, folder)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)  # on a full disk its space is needed for the result
+        error.filename = error.filename or str(folder)
+        raise
     sync_folder(out)
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}

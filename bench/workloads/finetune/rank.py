@@ -159,15 +159,10 @@ class FinetuneRank(RankProcess):
             self.heartbeat.update("answer")
             out = Path(self.spec.out)
             template = training_set.training_of(self.trial).data.chat_template
-            try:
-                files = self.trainer_module.write_adapter(
-                    out, adapter, trainer.weights.config, Path(self.trial.model), template
-                )
-                digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
-            except OSError as error:  # an input error, so that a retry resumes from the last checkpoint
-                raise InputError(
-                    f"{out}: the adapter was not written: {error.strerror}", remedy="free some space"
-                ) from error
+            files = self.trainer_module.write_adapter(
+                out, adapter, trainer.weights.config, Path(self.trial.model), template
+            )
+            digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
             answers = schema.to_json(trainer.sample_answers())
             self.report(adapter={"step": step, "sha256": digest, "files": files}, answers=answers)
         try:

@@ -275,8 +275,9 @@ def test_a_write_that_fails_raises_os_error(tmp_path: Path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}"):
             checkpoint_manager.write_adapter(tmp_path, {"a": torch.zeros(1000)}, "{}", tmp_path)
+        assert list(tmp_path.iterdir()) == []
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

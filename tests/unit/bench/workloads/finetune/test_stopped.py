@@ -16,11 +16,9 @@ from bench.harness.termination import Stopped, StopSignals, classify_error
 from bench.records.paths import PROGRESS_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.workloads.finetune import finetune, training_set
-from bench.workloads.finetune.rank import FinetuneRank
 from bench.workloads.ranks import launcher
 from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.process import RankGroup
 from bench.workloads.ranks.torchrun import RankKilled, RankLimits, RankSample, RankStopped, Torchrun
 from tests.support import tiny_training
 from tests.support.faults import full_disk
@@ -124,20 +122,6 @@ def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeyp
     with pytest.raises(Stopped) as stopped:
         stoppable.lead(record, lambda _: None)
     assert stopped.value.outcome == Outcome.of(ReasonCode.WORKER_STOPPED, reason)
-
-
-def test_a_full_disk_at_the_end_is_an_input_error_and_not_a_failed_training(tmp_path):
-    rank = FinetuneRank.__new__(FinetuneRank)
-    rank.rank, rank.spec, rank.trial = 0, SimpleNamespace(out=tmp_path), tiny_training.plan(tmp_path, tmp_path)
-    rank.group, rank.trainer_module = RankGroup(None), SimpleNamespace(write_adapter=full_disk)
-    rank.report, rank.heartbeat = lambda **_: None, SimpleNamespace(update=lambda _: None)
-    trainer = SimpleNamespace(
-        communication_percent=lambda: None, new_checkpoint_facts=list, adapter=lambda: (7, {}),
-        set_adapter=lambda _: None, sample_answers=list, weights=SimpleNamespace(config=""),
-        step=SimpleNamespace(capture_status=None),
-    )  # fmt: skip
-    with pytest.raises(InputError, match=f"^{tmp_path}: .*: No space left on device; "):
-        rank._finish(trainer, "finished")
 
 
 def test_a_training_shows_no_planned_steps_while_its_data_is_read(tmp_path):
