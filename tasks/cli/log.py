@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.records.version import VERSION
 from remote.hosts.command import mask_known
-from tasks.cli.sanitize import escape_text
+from reports.formatting import escape_text
 
 DISTRIBUTION = "qlora-fleet"
 LOG_FILE = "operator.log"
