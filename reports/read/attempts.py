@@ -129,7 +129,7 @@ def worker_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
 def held_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
     """Sum the time for which the workers were held, times their number: `worker_sec` and the waits for a restart."""
     ends = [*(following.began for following in attempts[1:]), now]
-    spans = zip(attempts, ends, strict=False)  # of no attempt there is one end
+    spans = zip(attempts, ends, strict=False)  # `now` is left over without attempts
     return worker_sec([replace(span, ended=end) if span.is_retried else span for span, end in spans], now)
 
 
