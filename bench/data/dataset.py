@@ -78,9 +78,9 @@ class Dataset:
 
 def read(spec: TrainingData) -> tuple[list[DataFile], DataFile | None]:
     """Check the lines of the data files, and of the validation file if there is one. Raises InputError."""
-    for path, count in Counter(str(file) for name in spec.files for file in expand(name)).items():
+    for file, count in Counter(file for path in spec.files for file in expand(path)).items():
         if count > 1:
-            raise InputError(f"{path}: is in several entries of train.data", remedy="name each file once")
+            raise InputError(f"{file}: is in several entries of train.data", remedy="name each file once")
     files = [readers.read(path, spec.bad_lines, spec.columns) for path in spec.files]
     path = spec.validation_file
     return files, None if path is None else readers.read(path, spec.bad_lines, spec.columns)
