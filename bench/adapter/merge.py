@@ -85,7 +85,7 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     model, adapter, out = Path(request.model), Path(request.adapter), Path(request.out)
     lora.check_base(model, adapter, request.model_sha256)
     adapter_weights = lora.read(adapter, model)
-    layout = _choose_layout(request)
+    layout = SafetensorsLayout(request) if request.format == SAFETENSORS else GgufLayout(request)
     facts = layout.describe(
         MergeFacts(
             base=request.base,
@@ -248,10 +248,6 @@ class GgufLayout:
     def write_other_files(self, part: Path) -> None:
         text = render_modelfile(self._modelfile_tokenizer, self._name, self.end_ids, self._request.system)
         write_atomic(part / MODELFILE, text.encode())
-
-
-def _choose_layout(request: MergeRequest) -> SafetensorsLayout | GgufLayout:
-    return SafetensorsLayout(request) if request.format == SAFETENSORS else GgufLayout(request)
 
 
 def copy_tokenizer(into: Path, adapter: Path, model: Path) -> None:

@@ -86,13 +86,8 @@ class Weights:
 
     def load(self, adapter: Mapping[str, Any], state: Mapping[str, Any], counters: Mapping[str, int]) -> None:
         """Copy saved tensors into these weights. Raises KeyError or RuntimeError if names or shapes differ."""
-        for current, saved in ((self.adapter, adapter), (self.state, state)):
-            if current.keys() != saved.keys():
-                raise KeyError(f"names differ from this model's: {min(current.keys() ^ saved.keys())}")
-            for name, tensor in current.items():
-                if tensor.shape != saved[name].shape:
-                    raise KeyError(f"{name}: {tuple(saved[name].shape)}, this model has {tuple(tensor.shape)}")
-                tensor.copy_(saved[name])
+        _copy_tensors(adapter, self.adapter)
+        _copy_tensors(state, self.state)
         self.set_counters(counters)
         if self._torch.cuda.is_available():
             self._torch.cuda.synchronize()
@@ -306,20 +301,21 @@ def load_init_adapter(folder: str, sha256: str | None, weights: Weights) -> None
     """Copy an adapter's weights into these. Raises InputError if names or shapes differ."""
     path = resume.verify_init_adapter(folder, sha256)
     try:
-        saved = load_file(path)
+        _copy_tensors(load_file(path), weights.adapter)
+    except KeyError as error:
+        remedy = "set train.lora_targets and train.lora_rank to the adapter's, or name another adapter"
+        raise InputError(f"{path}: {error.args[0]}", remedy=remedy) from error
     except (SafetensorError, ValueError) as error:
         raise InputError(f"{path}: not safetensors: {error}", remedy="name another adapter") from error
-    if differing := weights.adapter.keys() ^ saved.keys():
-        raise InputError(
-            f"{path}: {min(differing)}: only in {'it' if min(differing) in saved else 'the training'}",
-            remedy="set train.lora_targets to the adapter's layers, or name another adapter",
-        )
-    for name, tensor in weights.adapter.items():
+
+
+def _copy_tensors(saved: Mapping[str, Any], into: Mapping[str, Any]) -> None:
+    """Copy tensors by name. Raises KeyError for a name or shape that differs."""
+    if differing := into.keys() ^ saved.keys():
+        raise KeyError(f"{min(differing)}: only in {'it' if min(differing) in saved else 'the training'}")
+    for name, tensor in into.items():
         if tensor.shape != saved[name].shape:
-            raise InputError(
-                f"{path}: {name}: {tuple(saved[name].shape)}, the training has {tuple(tensor.shape)}",
-                remedy="set train.lora_rank to the adapter's rank, or name another adapter",
-            )
+            raise KeyError(f"{name}: {tuple(saved[name].shape)}, the training has {tuple(tensor.shape)}")
         tensor.copy_(saved[name])
 
 

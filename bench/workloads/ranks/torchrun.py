@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,20 +169,15 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         """Return torchrun's exit code; None while it runs."""
         return self._process.poll()
 
-    def new_lines(self) -> Iterator[dict[str, Any]]:
-        """Yield rank 0's lines since the last call."""
+    def dispatch_lines(self, on_line: Callable[[dict[str, Any]], None]) -> None:
+        """Call `on_line` with each of rank 0's lines since the last call."""
         with (self.folder / LINES_FILE).open("rb") as file:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # still being written
                 self._offset += len(line)
-                yield json.loads(line)
-
-    def dispatch_lines(self, on_line: Callable[[dict[str, Any]], None]) -> None:
-        """Call `on_line` with each of rank 0's lines since the last call."""
-        for line in self.new_lines():
-            on_line(line)
+                on_line(json.loads(line))
 
     def check_progress(self) -> None:
         """Read the ranks' heartbeats.

@@ -288,9 +288,11 @@ def test_heartbeats_continue_after_the_disk_was_full(tmp_path, monkeypatch):
 
 
 def test_a_partial_line_is_not_read_until_it_is_complete(ranks):
-    path = ranks.folder / torchrun.LINES_FILE
+    path, lines = ranks.folder / torchrun.LINES_FILE, list[dict[str, str]]()
     path.write_text('{"phase": "load"}\n{"pha')
-    assert list(ranks.new_lines()) == [{"phase": "load"}]
+    ranks.dispatch_lines(lines.append)
+    assert lines == [{"phase": "load"}]
     with path.open("a") as file:
         file.write('se": "warmup"}\n')
-    assert list(ranks.new_lines()) == [{"phase": "warmup"}]
+    ranks.dispatch_lines(lines.append)
+    assert lines == [{"phase": "load"}, {"phase": "warmup"}]
