@@ -73,7 +73,9 @@ def apply_file(settings: Settings, file: str, flag: str) -> tuple[Settings, Tria
 
 
 def apply_trial(settings: Settings, trial: Trial, source: str) -> tuple[Settings, Trial]:
-    """Return the settings with the lengths of `trial`, and it. Raises UsageError for another model."""
+    """Return the settings with the lengths of `trial`, and it. Raises UsageError for another model or no training."""
+    if not (trial.workload.has_steps or trial.workload.has_training):
+        raise UsageError(f"{source}: is of kind {trial.kind}, which trains nothing", remedy="name another trial")
     if trial.model != settings.model.path:
         raise UsageError(
             f"{source}: is for the model {trial.model}, but model.path is {settings.model.path}",

@@ -61,6 +61,9 @@ def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
     train = configured.train
     rows = {"max_seq_len": train.max_seq_len, "micro_batch_size": train.micro_batch_size}
     assert recommended.apply_recommended(configured, "s1")[1] == dataclasses.replace(best, **rows)
+    (folder / "best.json").write_text(dataclasses.replace(best, kind="hardware").to_text())
+    with pytest.raises(UsageError, match="is of kind hardware"):
+        recommended.apply_recommended(configured, "s1")
 
 
 @pytest.mark.parametrize(
