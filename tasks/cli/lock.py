@@ -3,7 +3,7 @@
 The file's first line names the holder, its second the run that the holder follows. A follower stops its run when
 `inv cancel` requests it by a file in the run's folder.
 
-Commands that only read a run share a lock on its plan, which a deletion needs for itself. File systems without locks
+Commands that only read a run share a lock on its ledger, which a deletion needs for itself. File systems without locks
 have neither.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.records.atomic_files import write_atomic
-from bench.records.paths import CANCEL_FILE, RUN_FILE
+from bench.records.paths import CANCEL_FILE, LEDGER_FILE, RUN_FILE
 from remote.hosts.local import current_user
 from tasks.errors import ConfirmationRequired, RetryableError, results_write_errors
 
@@ -74,7 +74,7 @@ def share_run(folder: Path) -> bool:
     except (BlockingIOError, FileNotFoundError):
         return False
     except OSError as error:  # it cannot be read, which its reader reports
-        _logger.info("%s: not locked: %s", folder / RUN_FILE, error.strerror)
+        _logger.info("%s: not locked: %s", folder, error.strerror)
         return True
     if os.fstat(handle).st_nlink == 0:  # deleted between opening and locking
         os.close(handle)
@@ -104,15 +104,19 @@ def own_run(folder: Path) -> Iterator[bool]:
 
 
 def _lock_run(folder: Path, mode: int, operation: int) -> int:
-    """Open and lock the run's plan; only open it if the file system has no locks. Raises OSError."""
-    handle = os.open(folder / RUN_FILE, mode | os.O_NONBLOCK)
+    """Open and lock the run's ledger; only open it if the file system has no locks. Raises OSError.
+
+    The plan serves without a ledger only: a training that resumes with other settings replaces it, and its locks.
+    """
+    path = folder / (LEDGER_FILE if (folder / LEDGER_FILE).exists() else RUN_FILE)
+    handle = os.open(path, mode | os.O_NONBLOCK)
     try:
         fcntl.flock(handle, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise
     except OSError as error:
-        _logger.info("%s: not locked: %s", folder / RUN_FILE, error.strerror)
+        _logger.info("%s: not locked: %s", path, error.strerror)
     return handle
 
 

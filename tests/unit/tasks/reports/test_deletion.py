@@ -13,6 +13,7 @@ from invoke.context import Context
 from bench.records.atomic_files import sha256_of
 from bench.records.nodes import NodesRecord, NodesState
 from bench.records.paths import LEDGER_FILE, SUMS_FILE
+from bench.records.run import RunRecord
 from bench.records.status import ExitCode, Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.cli import lock
@@ -178,6 +179,7 @@ def test_a_dry_run_and_a_command_in_progress_delete_nothing(results):
 def test_a_run_that_another_command_reads_stays(results):
     run = make_run(results, 1)
     reader = lock._lock_run(results / run, os.O_RDONLY, fcntl.LOCK_SH)  # like another process
+    RunRecord.read(results / run / "run.json").write(results / run)  # as a training that resumes with other settings
     with pytest.raises(TaskFailed) as raised:
         runs(Context(), delete=[run], yes=True)
     assert (raised.value.code, names_in(results)) == (ExitCode.REFUSED, [run])
