@@ -38,14 +38,6 @@ def test_a_folder_without_run_json_is_an_error_that_names_the_expected_folder(tm
         load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": "trial_result"}', b"\xff\xfe"])
-def test_an_unreadable_run_json_is_an_error_that_names_it(folder, content):
-    synthetic.write_run(folder)
-    (folder / RUN_FILE).write_bytes(content)
-    with pytest.raises(ReportError, match=r"run\.json"):
-        load(folder)
-
-
 def test_a_changed_plan_is_refused(folder):
     synthetic.write_run(folder)
     text = (folder / RUN_FILE).read_text()
@@ -78,19 +70,6 @@ def test_a_run_with_no_trials_folder_misses_everything(folder):
     assert len(run.missing) == 8
     assert run.trials.empty
     assert run.steps.empty
-
-
-def test_a_truncated_result_is_rejected_by_name_and_its_trial_is_missing(folder):
-    synthetic.write_run(folder)
-    path = folder / "trials" / FIRST / RESULT_FILE
-    path.write_bytes(path.read_bytes()[:-200])
-    run = load(folder)
-    (rejected,) = run.rejected
-    assert rejected.file == f"trials/{FIRST}/result.json"
-    assert "JSON" in rejected.reason
-    (missing,) = run.missing
-    assert missing.trial_id == FIRST
-    assert "rejected" in missing.reason
 
 
 @pytest.mark.parametrize(
@@ -234,10 +213,3 @@ def test_the_share_of_peak_is_not_shown_where_workers_share_too_few_cores(folder
     fingerprint = synthetic.fingerprint(torch_threads=threads)
     synthetic.write_result(folder, with_share_of_peak(synthetic.result(plan_of(run, FIRST), fingerprint=fingerprint)))
     assert (load(folder).results[0].measurements[0].value == 31.0) is is_shown
-
-
-def test_a_run_of_one_trial_one_step_and_one_node_is_loaded(folder):
-    trial = synthetic.trial(measured_steps=1, warmup_steps=0)
-    synthetic.write_run(folder, synthetic.record((trial,), workers=1))
-    run = load(folder)
-    assert (len(run.trials), len(run.steps), run.missing, run.rejected) == (1, 1, (), ())
