@@ -9,6 +9,7 @@ import struct
 import sys
 import tracemalloc
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import pyarrow
 import pytest
 from pyarrow import ipc, parquet
 
-from bench.data import arrow_files, file_types, readers, row_limits
+from bench.data import arrow_files, dataset, file_types, readers, row_limits
+from bench.data.collate import make_rows
 from bench.data.inputs import InputError
+from bench.records import Trial
+from bench.records.training import DataOptions, TrainingData
 
 SAVED = Path(__file__).parent / "saved_by_datasets"
 ROWS: list[dict[str, Any]] = [
@@ -133,6 +137,31 @@ def test_the_same_rows_give_the_same_conversations(
     assert path.is_dir() or data.sha256 == hashlib.sha256(stored).hexdigest()
 
 
+@pytest.mark.parametrize("name", [*WRITERS, "d-*.jsonl"])
+def test_a_benchmark_and_a_training_have_the_same_examples_of_any_file(
+    name: str, tmp_path: Path, tokenizer_of: Callable[..., Any], make_trial: Callable[..., Trial]
+) -> None:
+    rows = [{"question": chat["messages"][0]["content"], "answer": chat["messages"][1]["content"]} for chat in CHATS]
+    options = {"columns": {"prompt": "question", "completion": "answer"}}
+    if name in WRITERS:
+        write(tmp_path / name, WRITERS[name](rows))
+    else:
+        write(tmp_path / "d-1.jsonl", as_jsonl(rows[:1]))
+        write(tmp_path / "d-2.jsonl", as_jsonl(rows[1:]))
+
+    def ids(path: Path) -> list[list[int]]:
+        spec = TrainingData(files=[str(path)], weights=[1.0], max_seq_len=64, **options)
+        examples = [
+            example.ids.tolist() for example in dataset.build(spec, *dataset.read(spec), tokenizer_of()).training
+        ]
+        trial = make_trial(data=str(path), data_options=DataOptions(**options), max_seq_len=64, measured_steps=3)
+        rows = make_rows(trial, readers.read_data(path, trial.reading)[1], tokenizer_of())
+        assert sorted(row.ids for row in rows) == sorted(examples)
+        return examples
+
+    assert ids(tmp_path / name) == ids(write(tmp_path / "plain", as_jsonl(rows)))
+
+
 def test_numbers_of_lines_and_rows_lead_to_the_row(tmp_path: Path) -> None:
     table = readers.read(write(tmp_path / "d.csv", b'prompt,completion\n"a\nb",c\n\nd,e\n'))
     assert [chat.location for chat in table] == [f"{tmp_path}/d.csv: line {number}" for number in (2, 5)]
@@ -147,6 +176,7 @@ BROKEN = {
     "cut gzip": ("d.jsonl", gzip.compress(LINES)[:-20], "after line [0-9]+: "),
     "cut header of gzip": ("d.jsonl", gzip.compress(LINES)[:5], "after line 0: "),
     "damaged gzip": ("d.jsonl", gzip.compress(LINES)[:-8] + b"\0" * 8, "after line [0-9]+: "),
+    "damaged stream": ("d.jsonl", gzip.compress(LINES)[:40] + b"\xff" * 99, "after line [0-9]+: "),
     "bytes after gzip": ("d.jsonl", gzip.compress(LINES) + b"more", "after line [0-9]+: "),
     "gzip of bytes": ("d.gz", gzip.compress(b"\x80\x81\n" * 9), r"9 lines .*line 1, 2, 3, 4, 5 and 4 more: not UTF-8"),
     "gzip of gzip": ("d.gz", gzip.compress(gzip.compress(LINES)), "gzip of gzip"),
@@ -154,6 +184,7 @@ BROKEN = {
     "cut header of zstd": ("d.jsonl", as_zstd(LINES)[:6], "after line 0: "),
     "damaged zstd": ("d.jsonl", as_zstd(LINES)[:40] + b"\xff" * 99, "after line [0-9]+: "),
     "bytes after zstd": ("d.csv", as_zstd(as_csv(ROWS)) + b"more", "after line [0-9]+: "),
+    "zstd of gzip": ("d.zst", as_zstd(gzip.compress(LINES)), "zstd of gzip"),
     "Parquet in zstd": ("d.zst", as_zstd(as_parquet(ROWS)), "zstd of Parquet"),
     "nothing in zstd": ("d.zst", as_zstd(b""), "empty"),
     "zip": ("d.csv", b"PK\x03\x04123", "zip"),
@@ -177,12 +208,14 @@ BROKEN = {
     "a label of no": ("d.csv", b"prompt,completion,label\na,b,False\n", "line 2: label: "),
     "a line not to train": ("d.csv", b"prompt,completion,train\na,b,0.0\n", "line 2: train: "),
     "a number in an array": ("d.json", as_array([ROWS[0], 12]), "row 2: .*a whole number"),
+    "a text in an array": ("d.json", as_array(["x"]), "row 1: .*text"),
     "a key twice": ("d.json", b'[{"prompt": "a", "prompt": "b", "completion": "c"}]', "row 1: .*'prompt'"),
     "an open array": ("d.json", as_array(ROWS)[:-2], "row 300: "),
     "a cut array": ("d.json", as_array(ROWS)[:-40], "row 300: not JSON"),
     "no comma": ("d.json", as_array(ROWS[:1])[:-1] + as_array(ROWS[:1])[1:], "row 1: .*comma"),
     "a last comma": ("d.json", as_array(ROWS[:2])[:-1] + b",]", "row 3: not JSON"),
     "two arrays": ("d.json", as_array(ROWS[:1]) * 2, "row 1: .*nothing after"),
+    "Parquet in gzip": ("d.gz", gzip.compress(as_parquet(ROWS)), "gzip of Parquet"),
     "not Parquet": ("d.parquet", LINES, "is not Parquet"),
     "nothing for Parquet": ("d.parquet", b"", "empty"),
     "cut Parquet": ("d.parquet", as_parquet(ROWS)[:-9], "after row 0: not Parquet"),
@@ -203,7 +236,24 @@ BROKEN = {
         as_parquet_of(prompt=pyarrow.array([], "string"), completion=pyarrow.array([], "string")),
         "empty",
     ),
+    "a list of texts": ("d.parquet", as_parquet([{"messages": ["x"]}]), r"row 1: messages\[0\]: .*text"),
+    "turns in an object": (
+        "d.parquet",
+        as_parquet([{"messages": CHATS[0]["messages"][0]}]),
+        "row 1: messages: .*an object",
+    ),
+    "turns in text": ("d.parquet", as_parquet([{"messages": "x"}]), "row 1: messages: .*text"),
+    "other fields of turns": (
+        "d.parquet",
+        as_parquet([{"messages": [{"who": "user", "text": "x"}]}]),
+        r"row 1: messages\[0\]: ",
+    ),
     "numbers for text": ("d.parquet", as_parquet([{"prompt": 1, "completion": 2}]), "row 1: prompt: .*a whole number"),
+    "bytes for text": (
+        "d.parquet",
+        as_parquet([{"prompt": b"1", "completion": b"2"}]),
+        "row 1: prompt: a value is not JSON",
+    ),
     "not UTF-8 in Parquet": (
         "d.parquet",
         as_parquet(
@@ -212,6 +262,7 @@ BROKEN = {
         "row 1: prompt: a value is not JSON",
     ),
     "a label of no in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "label": 0.0}]), "row 1: label: "),
+    "a date in Parquet": ("d.parquet", as_parquet([{**ROWS[0], "prompt": datetime.now(UTC)}]), "row 1: prompt: "),
     "a file of a saved folder": ("d.arrow", as_stream(ROWS), "name the folder"),
     "a folder": ("saved", {"a.txt": b""}, "is a folder without state.json"),
     "several splits": (

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from bench.data import findings
+from bench.data.collate import make_rows
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
+from bench.records import Trial
 from tests.support.published import AXOLOTL, TRL, template_text
 
 FAMILIES: dict[str, Sequence[str]] = {
@@ -64,6 +66,21 @@ def test_each_answer_is_trained_after_its_prompt_at_inference(
         assert turns[index][1] in text
         assert not any(content in text for content in ("a?", "b?", "be good"))
         assert text.count("</think>") == text.count("<think>") + prompts[0].rstrip().endswith("<think>")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "turns", [TWO, WITH_SYSTEM, THOUGHTFUL, WITH_SYSTEM[:4]], ids=["two", "both", "thought", "ask"]
+)
+def test_a_benchmark_reads_a_conversation_as_a_training_does(
+    name: str, turns: Sequence[tuple[str, str]], tokenizer_of: Callable[..., Any], make_trial: Callable[..., Trial]
+) -> None:
+    template = template_text(name)
+    tokenizer = tokenizer_of(template, special=control_tokens(template))
+    conversation = Conversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b"")
+    rows = make_rows(make_trial(max_seq_len=4096), [conversation], tokenizer)
+    examples = ExampleBuilder(tokenizer, max_seq_len=4096, special_tokens="text").build([conversation])
+    assert [row.ids for row in rows] == [example.ids.tolist() for example in examples]
 
 
 def test_a_template_that_does_not_write_text_is_rejected(tokenizer_of: Callable[..., Any]) -> None:
