@@ -246,8 +246,8 @@ def test_a_training_leaves_a_node_whose_gpu_shows_an_xid(
     sick = running_pod(trainer, 1)
     node = next(pod for pod in trainer.objects("pods") if pod["metadata"]["name"] == sick)["spec"]["nodeName"]
     (workspace / "sick" / node).write_text(json.dumps({"xids": [79]}))
-    hold.unlink()
     trainer.cluster.wait_until(lambda: conditions(trainer).get("Failed") == "True", "the Job to give up the node")
+    hold.unlink()  # not earlier: the training could end before the fault is seen
 
     output = trainer.inv("collect", f"--run={run_id}")
     (end,) = events(trainer, "ended")
