@@ -1,0 +1,106 @@
+"""Data files of every type, written from rows."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import ipc, parquet
+
+ROWS: list[dict[str, Any]] = [
+    {"prompt": f"{n} + {n}?\n\"really\", é", "completion": f"{2 * n},\r\nyes", "id": str(n)} for n in range(300)
+]  # fmt: skip
+CHATS = [{"messages": [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": f"{n}"}]} for n in "123"]
+HEADER = b"prompt,completion\n"
+
+
+def as_jsonl(rows: list[Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def as_array(rows: list[Any]) -> bytes:
+    return json.dumps(rows, indent=2, ensure_ascii=False).encode()
+
+
+def as_csv(rows: list[Any]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0])
+    writer.writeheader()
+    writer.writerows(
+        {key: value if type(value) is str else json.dumps(value) for key, value in row.items()} for row in rows
+    )
+    return text.getvalue().encode("utf-8-sig")
+
+
+def as_parquet(rows: list[Any], **options: Any) -> bytes:
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), content, **options)
+    return content.getvalue()
+
+
+def as_parquet_of(**columns: Any) -> bytes:
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), content)
+    return content.getvalue()
+
+
+def as_zstd(content: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+def as_stream(rows: list[Any], **options: Any) -> bytes:
+    table, content = pyarrow.Table.from_pylist(rows), io.BytesIO()
+    with ipc.new_stream(content, table.schema, options=ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=10)
+    return content.getvalue()
+
+
+def ipc_of(**columns: Any) -> bytes:
+    content, table = io.BytesIO(), pyarrow.table(columns)
+    with ipc.new_stream(content, table.schema) as writer:
+        writer.write_table(table)
+    return content.getvalue()
+
+
+def as_folder(*streams: bytes, **state: Any) -> dict[str, bytes]:
+    """The files that `datasets` saves, by name."""
+    files = {f"data-{number:05}-of-{len(streams):05}.arrow": stream for number, stream in enumerate(streams)}
+    listed = {"_data_files": [{"filename": name} for name in files], "_split": None} | state
+    return {"state.json": json.dumps(listed).encode(), "dataset_info.json": b"{}", **files}
+
+
+SKIPPED_FRAME = b"\x50\x2a\x4d\x18\4\0\0\0meta"
+WRITERS: dict[str, Callable[[list[Any]], bytes | dict[str, bytes]]] = {
+    "d.json": as_array,
+    "no suffix": as_array,
+    "d.csv": as_csv,
+    "d.jsonl.gz": lambda rows: gzip.compress(as_jsonl(rows)),
+    "misnamed.jsonl": lambda rows: gzip.compress(as_jsonl(rows[:1])) + gzip.compress(as_jsonl(rows[1:])),
+    "d.json.gz": lambda rows: gzip.compress(as_array(rows)),
+    "d.parquet": as_parquet,
+    "misnamed.csv": lambda rows: as_parquet(rows, row_group_size=2, compression="zstd"),
+    "D.CSV.GZ": lambda rows: gzip.compress(as_csv(rows)),
+    "d.jsonl.zst": lambda rows: as_zstd(as_jsonl(rows)),
+    "two.zst": lambda rows: SKIPPED_FRAME + as_zstd(as_jsonl(rows[:1])) + as_zstd(as_jsonl(rows[1:])),
+    "d.json.zst": lambda rows: as_zstd(as_array(rows)),
+    "d.csv.zst": lambda rows: as_zstd(as_csv(rows)),
+    "saved": lambda rows: as_folder(as_stream(rows[:1]), as_stream(rows[1:])),
+}
+
+
+def write(path: Path, content: bytes | dict[str, bytes]) -> Path:
+    """Write a file, or a folder of files."""
+    if isinstance(content, dict):
+        path.mkdir()
+        for name, part in content.items():
+            (path / name).write_bytes(part)
+    else:
+        path.write_bytes(content)
+    return path
