@@ -9,7 +9,8 @@ and two trainings of one rank run at once: they exchange nothing, so that no lin
 
 With a model folder (`python -m tests.model_shapes DIR`) each rank has a GPU of this host, and NCCL exchanges by sockets
 only; `direct` is the same without namespaces, by NVLink or PCIe. A case is a link, the gradients' type and the rows of
-a step. Rows have 4,096 tokens, adapters rank 16. One GPU trains half of the first case's rows, for comparison.
+a step. Rows have 4,096 tokens, adapters rank 16. One GPU trains half of the first case's rows, for comparison. With
+`--suite`, a `distributed` trial of the same rows follows each case of float32 gradients over a link.
 
 Not covered: latency of a real network; more than two ranks.
 """
@@ -31,6 +32,7 @@ from bench import torch_stack
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
+from bench.records.result import TrialResult
 from bench.records.training import Training, TrainingData, TrainingRecord
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from tests.benchmarks import Figure, a_trial, print_figures, spread
@@ -56,6 +58,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--model", type=Path, help="measure on two GPUs with this model folder")
     parser.add_argument("--targets", default="attention,all-linear", help="with --model: what has adapters")
     parser.add_argument("--cases", default=GPU_CASES, help="with --model: LINK:GRADIENTS:ROWS")
+    parser.add_argument("--suite", action="store_true", help="with --model: distributed trials too")
     parser.add_argument("--json", type=Path, help="with --model: every step time")
     arguments = parser.parse_args(argv)
     if arguments.model is not None:
@@ -129,6 +132,8 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
                         goal=">= 0.97" if rate == "direct" else ">= 0.95 at 10 Gb/s",
                     )
                 )
+                if arguments.suite and gradients == "fp32" and rate != "direct":
+                    figures.append(runs.distributed(int(rows), rate))
     return figures
 
 
@@ -221,10 +226,12 @@ class Runs:
         folder = self.here / str(self.number)
         folder.mkdir()
         (folder / "trial.json").write_text(trial.to_text())
-        arguments = ("--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
+        arguments: tuple[str, ...] = ("--trial", str(folder / "trial.json"), "--out", str(folder / "out"))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **meeting}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        argv = ("-m", "bench", "run", *arguments, "--checkpoints", str(folder / "checkpoints"))
+        if trial.training is not None:
+            arguments += ("--checkpoints", str(folder / "checkpoints"))
+        argv = ("-m", "bench", "run", *arguments)
         return self.run_program(node, *argv, env=environment, **pipes), folder / "out"
 
     def run_program(self, node: int, *argv: str, env: dict[str, str], **pipes: Any) -> subprocess.Popen[str]:
@@ -232,11 +239,14 @@ class Runs:
 
     def ended(self, started: Sequence[tuple[subprocess.Popen[str], Path]]) -> list[TrainingRecord]:
         """Wait for the trainings; return their records. Raises AssertionError with a failed rank's output."""
+        self.wait(started)
+        written = [out / "training.json" for _, out in started]
+        return [TrainingRecord.read(path) for path in written if path.exists()]
+
+    def wait(self, started: Sequence[tuple[subprocess.Popen[str], Path]]) -> None:
         for process, _ in started:
             output, _ = process.communicate(timeout=LIMIT_SEC)
             assert process.returncode == 0, output
-        written = [out / "training.json" for _, out in started]
-        return [TrainingRecord.read(path) for path in written if path.exists()]
 
     def meeting(self, node: int) -> dict[str, str]:
         assert self.link is not None
@@ -273,16 +283,39 @@ class GpuRuns(Runs):
         return self.ended([self.start(-1, self.trial(rows, gradients, 2), {})])[0]
 
     def trial(self, rows: int, gradients: str, ranks: int) -> Trial:
-        model, data = map(str, self.inputs)
+        data = str(self.inputs[1])
         files = TrainingData(files=[data], weights=[1.0], max_seq_len=GPU_ROW_TOKENS, validation_share=0.0)
         training = Training(
             data=files, rows_per_step=rows, gradients=gradients, max_steps=self.steps, epochs=1000.0, evaluate_every=0,
             checkpoint_sec=3600.0,
         )  # fmt: skip
+        return self.gpu_trial(kind="finetune", world_size=ranks, training=training)
+
+    def distributed(self, rows: int, rate: str) -> Figure:
+        """Run a `distributed` trial of two ranks over the link."""
+        self.shape(rate)
+        trial = self.gpu_trial(
+            kind="distributed", world_size=2, gradient_accumulation_steps=rows // 2, layout="pack",
+            warmup_steps=WARM_STEPS, measured_steps=self.steps,
+        )  # fmt: skip
+        (_, out), _ = started = [self.start(node, trial, self.meeting(node)) for node in (0, 1)]
+        self.wait(started)
+        measurements = {each.name: each for each in TrialResult.read(out / "result.json").measurements}
+        share, efficiency = (
+            measurements[name] for name in ("communication_share_no_sync_percent", "efficiency_percent")
+        )
+        return Figure(
+            name=f"distributed trial, {rate}, {self.targets}, fp32, {rows} rows",
+            value=f"communication {spread(share.interval, '%')}",
+            ratio=f"{spread(efficiency.interval, '%')} of the same ranks without communication",
+        )
+
+    def gpu_trial(self, **fields: Any) -> Trial:
+        model, data = map(str, self.inputs)
         return a_trial(
-            "link", model, data=data, kind="finetune", recipe="fast", world_size=ranks, max_seq_len=GPU_ROW_TOKENS,
-            micro_batch_size=1, lora_dropout=0.0, lora_targets=TARGETS[self.targets], optimizer="adamw_torch",
-            held_layers=GPU_HELD_LAYERS, gradient_checkpointing=False, training=training,
+            "link", model, data=data, recipe="fast", max_seq_len=GPU_ROW_TOKENS, micro_batch_size=1, lora_dropout=0.0,
+            lora_targets=TARGETS[self.targets], optimizer="adamw_torch", held_layers=GPU_HELD_LAYERS,
+            gradient_checkpointing=False, **fields,
         )  # fmt: skip
 
     def run_program(self, node: int, *argv: str, env: dict[str, str], **pipes: Any) -> subprocess.Popen[str]:
