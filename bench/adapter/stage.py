@@ -68,6 +68,7 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
                 remedy="inv adapter.merge, then inv serve --merged",
             )
         _wait_for_file(adapter / SUMS_FILE, request.wait_sec, log)
+        verify_sums(adapter)
         if sha256_of(adapter / ADAPTER) != request.adapter_sha256:
             raise InputRejected(
                 f"{adapter / ADAPTER}: sha256 differs from that of the training", remedy="remove the folder"

@@ -19,6 +19,12 @@ from tests.support.small_inputs import write_model
 WEIGHTS = b"weights"
 
 
+def write_sums(folder: Path) -> None:
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    (folder / "SHA256SUMS").write_text("".join(lines))
+
+
 @pytest.fixture
 def stage_request(tmp_path: Path) -> Callable[..., StageRequest]:
     """Requests for a model and an adapter that has arrived, with some fields changed."""
@@ -26,8 +32,9 @@ def stage_request(tmp_path: Path) -> Callable[..., StageRequest]:
     adapter = tmp_path / "volume" / "adapters" / "a"
     adapter.mkdir(parents=True)
     (adapter / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    (adapter / "adapter_config.json").write_text("{}")
     (adapter / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
-    (adapter / "SHA256SUMS").write_text("...\n")
+    write_sums(adapter)
 
     def make(**changes: object) -> StageRequest:
         fields = {
@@ -60,7 +67,13 @@ def test_another_base_template_or_adapter_is_refused(stage_request: Callable[...
         stage_adapter(stage_request(model_sha256="0" * 64), print)
     with pytest.raises(InputRejected, match=r"adapter_model\.safetensors: .*; remove the folder"):
         stage_adapter(stage_request(adapter_sha256="0" * 64), print)
-    (Path(stage_request().adapter) / "tokenizer.json").write_text("another")
+    adapter = Path(stage_request().adapter)
+    (adapter / "adapter_config.json").write_text('{"r": 1}')
+    with pytest.raises(InputError, match=r"adapter_config\.json: .*; remove "):
+        stage_adapter(stage_request(), print)
+    (adapter / "tokenizer.json").write_text("another")
+    (adapter / "SHA256SUMS").unlink()
+    write_sums(adapter)
     with pytest.raises(InputRejected, match=r"tokenizer\.json: .*; restore it from"):
         stage_adapter(stage_request(), print)
 
@@ -79,9 +92,10 @@ def test_staging_waits_for_the_adapters_last_file(
     stage_request: Callable[..., StageRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = Path(stage_request().adapter) / "SHA256SUMS"
+    sums = last.read_text()
     last.unlink()
     # Replace the module's reference only: other threads call time.sleep too.
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: last.write_text("...\n"))
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: last.write_text(sums))
     monkeypatch.setattr(stage, "time", clock)
     logged: list[str] = []
     stage_adapter(stage_request(), logged.append)
@@ -96,9 +110,7 @@ def merged_request(tmp_path: Path) -> StageRequest:
     """Request for a merged model on the volume."""
     folder = write_model(tmp_path / "volume" / "merged")
     (folder / "merge.json").write_text(json.dumps({"adapter_sha256": "a" * 64, "model_sha256": "b" * 64}))
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
-    (folder / "SHA256SUMS").write_text("".join(lines))
+    write_sums(folder)
     return StageRequest(
         model=str(folder), model_sha256="b" * 64, adapter=None, adapter_sha256="a" * 64,
         into=str(tmp_path / "into"), volumes=[str(tmp_path / "volume")], wait_sec=0.0,
