@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+from collections.abc import Callable
 
 from bench.notify.events import time_text
 from bench.records import schema
@@ -49,12 +50,15 @@ def plan_job(
     return None, ["not by the Job itself: its pods cannot run train.then_command, `inv collect` does"]
 
 
-def shrink(settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder) -> None:
+def shrink(
+    settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder, check_current: Callable[[], None]
+) -> None:
     """Run the command with the record as JSON on its standard input; see `NodeProvider`."""
     argv = tuple(settings.train.then_command)
     if not argv:
         raise UsageError("train.then_command: not set any more", remedy="set it as it was when the run started")
     if record.state is NodesState.PLANNED or any(map(has_gpus, cluster.nodes())):  # else they are gone already
+        check_current()
         check_removable(settings, cluster, has_gpus, "of the GPU nodes")
     record = dataclasses.replace(record, state=NodesState.REQUESTED, requested_at=time_text())
     folder.save(record)

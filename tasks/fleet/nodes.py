@@ -9,6 +9,8 @@ record is on the shared volume, and is taken over when the run is collected.
 import dataclasses
 import importlib
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -71,10 +73,18 @@ class NodeProvider(Protocol):
         None, with the reason in the lines, if it cannot or if it is not sure that the Job will hold the nodes whole.
         """
 
-    def shrink(self, settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder) -> None:
+    def shrink(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        record: NodesRecord,
+        folder: RunFolder,
+        check_current: Callable[[], None],
+    ) -> None:
         """Remove the nodes, or go on with it. Idempotent: the record says which steps were made.
 
-        Saves the states REQUESTED, before any change, and DONE. Raises a task's error: ConfirmationRequired in doubt.
+        Calls `check_current` before each change, and saves the states REQUESTED, before it, and DONE. Raises a task's
+        error: ConfirmationRequired in doubt.
         """
 
 
@@ -166,9 +176,8 @@ def give_back(settings: Settings, run: RunRecord, folder: Path) -> None:
             if record.ended_at is None:
                 record = dataclasses.replace(record, ended_at=end_of(run, folder))
                 run_folder.save(record)
-            if record.state is NodesState.PLANNED:
-                _check_current(settings, run, record)
-            _module(cluster.provider).shrink(settings, cluster, record, run_folder)
+            check_current = partial(_check_current, settings, run, record)
+            _module(cluster.provider).shrink(settings, cluster, record, run_folder, check_current)
     except TaskFailed as error:
         problem = "it succeeded, but its nodes may still cost money"
         notify_once(settings, run, EventKind.NODES, f"{problem}: {error}")

@@ -7,6 +7,7 @@ reads the pool first: what an earlier call has requested is not requested again.
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable
 
 from bench.notify.events import time_text
 from bench.records.nodes import JobIdentity, JobPool, NodesRecord, NodesState
@@ -127,7 +128,9 @@ def _gpus(node: nodes.Node) -> int:
         raise RetryableError(f"the cluster returned a malformed node: {str(node)[:80]!r}") from error
 
 
-def shrink(settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder) -> None:
+def shrink(
+    settings: Settings, cluster: Cluster, record: NodesRecord, folder: RunFolder, check_current: Callable[[], None]
+) -> None:
     """Shrink the pool, or go on with it; see `NodeProvider`."""
     pool_id, size = record.pool_id, record.to_size
     if pool_id is None or size is None or record.from_size is None:
@@ -138,6 +141,7 @@ def shrink(settings: Settings, cluster: Cluster, record: NodesRecord, folder: Ru
     compartment, _ = resolve_compartment(settings, api)
     pool, etag = nodes.read_pool(api, pool_id)
     if pool.size == record.from_size:
+        check_current()
         check_removable(settings, cluster, lambda node: nodes.is_in_pool(pool, node), pool.name)
         record = dataclasses.replace(record, state=NodesState.REQUESTED, requested_at=time_text(), work_request_id=None)
         folder.save(record)

@@ -147,6 +147,23 @@ def test_nodes_are_kept_in_doubt(
         assert (puts(tenancy), cluster.deleted) == (0, [])
 
 
+@pytest.mark.parametrize("name", ["a later run", "an old plan"])
+def test_a_request_that_was_not_accepted_is_repeated_only_if_the_plan_is_current(
+    name: str, shrink: Callable[[], None], folder: Path, cluster: FakeCluster, tenancy: FakeTenancy, monkeypatch
+) -> None:
+    tenancy.fail("^PUT", 503, "ServiceUnavailable")
+    with pytest.raises(RetryableError):
+        shrink()
+    tenancy.faults.clear()
+    doubts()[name](cluster, monkeypatch, tenancy, folder)
+    with pytest.raises(ConfirmationRequired):
+        shrink()
+    assert (record(folder).state, tenancy.bodies) == (NodesState.REQUESTED, [])
+    tenancy.resources.objects[POOL].update(nodeConfigDetails={"size": 0}, nodes=[])  # it was accepted after all
+    shrink()
+    assert record(folder).state is NodesState.DONE
+
+
 def test_a_cpu_pod_and_one_on_another_node_are_no_doubt(
     shrink: Callable[[], None], folder: Path, cluster: FakeCluster
 ) -> None:
