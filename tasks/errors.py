@@ -14,11 +14,7 @@ from invoke.exceptions import Exit
 
 from bench.records.atomic_files import DISK_ERRNOS
 from bench.records.status import ExitCode, Failure
-
-
-def escape_controls(text: str) -> str:
-    """Escape line breaks, control characters and lone surrogates: the result is one line, safe on any terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+from bench.records.status import escape_controls as escape_controls
 
 
 class TaskFailed(Failure, Exit):
@@ -29,9 +25,6 @@ class TaskFailed(Failure, Exit):
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
     is_in_answer = False  # a JSON object on standard output already reports it
-
-    def __init__(self, problem: str, *, remedy: str = "") -> None:
-        super().__init__(escape_controls(problem), remedy=escape_controls(remedy))
 
     @property
     def code(self) -> ExitCode:

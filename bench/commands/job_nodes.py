@@ -26,9 +26,8 @@ from bench.records.checksummed import ResultError
 from bench.records.nodes import NodesRecord, NodesState
 from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
-from bench.records.status import TrialStatus
+from bench.records.status import TrialStatus, escape_controls
 from bench.records.training import TrainingRecord
-from bench.records.validation import printable
 
 POLL_SEC = 2.0
 HOLD_SEC = 1800.0  # for which the pods keep their GPUs after the training, at most
@@ -273,10 +272,10 @@ class JobNodes:
         """Log a line and notify it."""
         self._log(text)
         if self._watch is not None:
-            self._watch.on_nodes(printable(text))
+            self._watch.on_nodes(escape_controls(text))
 
     def _log(self, text: str) -> None:
-        print(f"{self._order.run_id}: {printable(text)}", flush=True)
+        print(f"{self._order.run_id}: {escape_controls(text)}", flush=True)
 
 
 def verified_outputs(order: TrainingJobSpec, folder: Path, end: TrainingJobEnd) -> Iterator[tuple[str, str]]:

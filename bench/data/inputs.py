@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from bench.records.status import Failure
-from bench.records.validation import printable
 
 
 class InputError(Failure, ValueError):
     """Unusable input of a trial."""
-
-    def __init__(self, problem: str, *, remedy: str = "") -> None:
-        super().__init__(printable(problem), remedy=printable(remedy))
 
 
 class InputRejected(InputError):

@@ -24,7 +24,7 @@ from typing import IO, Any
 from bench.harness.record import Record
 from bench.machine import gpu_specs, nvml, sampler
 from bench.records.paths import METRICS_VARIABLE
-from bench.records.validation import printable
+from bench.records.status import escape_controls
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _STATE_BYTES = 4096
@@ -242,7 +242,7 @@ def _family(
 
 
 def _escaped(text: str) -> str:
-    return printable(text).replace("\\", "\\\\").replace('"', '\\"')
+    return escape_controls(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def main() -> int:

@@ -226,11 +226,14 @@ class Outcome:
 
 
 class Failure(Exception):
-    """Error that says what failed as `problem`, and as `remedy` what to type next. Its text joins them by "; "."""
+    """Error that says what failed as `problem`, and as `remedy` what to type next.
+
+    Its text is one printable line, which joins them by "; ".
+    """
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
-        super().__init__(join_remedy(problem, remedy))
-        self.problem, self.remedy = problem, remedy
+        self.problem, self.remedy = escape_controls(problem), escape_controls(remedy)
+        super().__init__(join_remedy(self.problem, self.remedy))
 
     @classmethod
     def from_error(cls, error: BaseException, *, prefix: str = "", remedy: str = "") -> Self:
@@ -258,6 +261,11 @@ def read_failure(output: bytes) -> tuple[ReasonCode, Failure] | None:
     if not isinstance(code, str) or not isinstance(reason, str) or not isinstance(remedy, str):
         return None
     return ReasonCode(code), Failure(reason, remedy=remedy)
+
+
+def escape_controls(text: str) -> str:
+    """Escape line breaks, control characters and lone surrogates: the result is one line, safe on any terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def join_remedy(problem: str | None, remedy: str | None) -> str:

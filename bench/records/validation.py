@@ -15,9 +15,6 @@ ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
 class TrialError(Failure, ValueError):
     """Invalid trial, trial file or selection of trials; the message names the key and the reason."""
 
-    def __init__(self, problem: str, *, remedy: str = "") -> None:
-        super().__init__(printable(problem), remedy=printable(remedy))
-
 
 class FieldError(TrialError):
     """Invalid value of one field, `key`; `detail` says what was expected."""
@@ -25,11 +22,6 @@ class FieldError(TrialError):
     def __init__(self, key: str, detail: str, *, remedy: str = "") -> None:
         super().__init__(f"{key}: {detail}", remedy=remedy)
         self.key, self.detail = key, detail
-
-
-def printable(text: str) -> str:
-    """Escape line breaks, terminal escapes and lone surrogates, so that `text` is one printable line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def _check_types(record: Any) -> None:

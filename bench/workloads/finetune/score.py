@@ -35,8 +35,8 @@ from bench.records.atomic_files import read_regular, sha256_of
 from bench.records.bootstrap import mean_interval
 from bench.records.score import SCORE_SUFFIX, ScoredRow, ScoreFault, ScoreMeasure
 from bench.records.scratch_folders import scratch_folder
+from bench.records.status import escape_controls
 from bench.records.training import Training
-from bench.records.validation import printable
 from bench.workloads.finetune import score_program
 
 MAX_FILE_BYTES = 1 << 20
@@ -218,7 +218,7 @@ class ScoreProcess:
         try:
             content = schema.parse_object(reply)
             if "fault" in content:
-                fault, detail = ScoreFault(content["fault"]), printable(str(content.get("detail", "")))
+                fault, detail = ScoreFault(content["fault"]), escape_controls(str(content.get("detail", "")))
                 return RowScore(values={}, fault=fault, detail=detail[: score_program.MAX_DETAIL_CHARS])
             if type(content.get("score")) is float and 0.0 <= content["score"] <= 1.0:
                 return RowScore(values={SCORE: content["score"]})

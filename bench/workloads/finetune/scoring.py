@@ -20,7 +20,7 @@ from bench.data.inputs import InputError
 from bench.data.masking import encode_prompt
 from bench.records.checksummed import Checksummed, ResultError
 from bench.records.score import TrainingScore
-from bench.records.validation import printable
+from bench.records.status import escape_controls
 from bench.workloads.finetune import score
 from bench.workloads.finetune.answers import AnswerGenerator, PromptCase, prompt_cases
 from bench.workloads.finetune.resume import verify_init_adapter
@@ -229,7 +229,7 @@ class TrainingScorer:
             try:
                 first = load_file(verify_init_adapter(self._training.init_adapter, self._training.init_sha256))
             except (InputError, SafetensorError) as error:
-                first = printable(str(error))
+                first = escape_controls(str(error))
         return self._group.broadcast_object(first)  # type: ignore[no-any-return]
 
     def _failed(self, failure: str) -> ScoredAnswers:
@@ -276,7 +276,7 @@ class TrainingScorer:
         except StopRequested:
             is_stopped = True
         except Exception as error:  # noqa: BLE001 - the result names it, and the training keeps its own result
-            failure = printable(f"rank {group.rank}: {type(error).__name__}: {error}")[:MAX_FAILURE_CHARS]
+            failure = escape_controls(f"rank {group.rank}: {type(error).__name__}: {error}")[:MAX_FAILURE_CHARS]
         gathered = group.gather_objects((texts, failure, is_stopped))
         if any(stopped for _, _, stopped in gathered):
             raise StopRequested
@@ -297,7 +297,7 @@ class TrainingScorer:
             except StopRequested:
                 outcome = None
             except OSError as error:
-                outcome = printable(f"the score's process cannot be started: {error}")[:MAX_FAILURE_CHARS]
+                outcome = escape_controls(f"the score's process cannot be started: {error}")[:MAX_FAILURE_CHARS]
         outcome = self._group.broadcast_object(outcome)
         if outcome is None:
             raise StopRequested

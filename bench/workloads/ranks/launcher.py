@@ -19,8 +19,7 @@ from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
 from bench.records.result import FAULTY_RANK
-from bench.records.status import ExitCode, ReasonCode
-from bench.records.validation import printable
+from bench.records.status import ExitCode, ReasonCode, escape_controls
 from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList, input_error_code
 from bench.workloads.ranks.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, RankStopped, Torchrun
 
@@ -237,7 +236,7 @@ def check_interfaces(variables: Mapping[str, str], interfaces: Sequence[str]) ->
         value = variables.get(variable, "").strip()
         if value and not any(_selects(variable, value, name) for name in interfaces):
             raise InputError(
-                f"{variable}: {printable(value)} selects no network interface of this machine, which has "
+                f"{variable}: {escape_controls(value)} selects no network interface of this machine, which has "
                 f"{', '.join(interfaces)}",
                 remedy="set it to the interface between the machines; for pods in manifests/base/environment.env",
             )
