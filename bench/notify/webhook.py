@@ -12,13 +12,16 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import time
 from dataclasses import dataclass
+from typing import Any, cast
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from bench.records.run import NotifyTarget
 
 TIMESTAMP_HEADER, SIGNATURE_HEADER = "X-Qlora-Fleet-Timestamp", "X-Qlora-Fleet-Signature"
-TIMEOUT_SEC = 10.0
+TIMEOUT_SEC = 10.0  # of each operation of a request
+REQUEST_TIMEOUT_SEC = 30.0  # of one request; a response may have no end, byte by byte
 MAX_URL_CHARS = 2000
 MAX_REDIRECTS = 3
 _RETRIED_STATUSES = {408, 429}  # and those from 500
@@ -110,11 +113,30 @@ def _request(
         connection.close()
 
 
+class _LimitedSocket(ssl.SSLSocket):
+    """Socket of one request. Reading raises TimeoutError after `deadline`, in monotonic time."""
+
+    deadline = float("inf")
+
+    def recv_into(self, *arguments: Any, **options: Any) -> int:
+        self.settimeout(_time_left(self.deadline))
+        return super().recv_into(*arguments, **options)
+
+
+def _time_left(deadline: float) -> float:
+    """Return the timeout of the next operation. Raises TimeoutError."""
+    if (left_sec := deadline - time.monotonic()) <= 0:
+        raise TimeoutError(f"no complete response within {REQUEST_TIMEOUT_SEC:g} s")
+    return min(left_sec, TIMEOUT_SEC)
+
+
 class _CheckedConnection(http.client.HTTPSConnection):
     """Connection to an address that was checked after the name was resolved."""
 
     def __init__(self, endpoint: _Endpoint, *, allow_private: bool) -> None:
         self._tls = ssl.create_default_context()
+        self._tls.sslsocket_class = _LimitedSocket
+        self._deadline = time.monotonic() + REQUEST_TIMEOUT_SEC
         super().__init__(endpoint.host, endpoint.port, timeout=TIMEOUT_SEC, context=self._tls)
         self._allow_private = allow_private
 
@@ -127,12 +149,13 @@ class _CheckedConnection(http.client.HTTPSConnection):
         error: OSError | None = None
         for address in addresses:
             try:
-                plain = socket.create_connection((address, self.port), TIMEOUT_SEC)
+                plain = socket.create_connection((address, self.port), _time_left(self._deadline))
             except OSError as failure:
                 error = failure
                 continue
             try:
-                self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+                self.sock = limited = cast(_LimitedSocket, self._tls.wrap_socket(plain, server_hostname=self.host))
+                limited.deadline = self._deadline
             except BaseException:
                 plain.close()
                 raise

@@ -148,6 +148,16 @@ def test_a_delivery_is_retried_and_a_failure_is_one_line(
     assert lines == ["notification not sent: ended: notify.command: two lines"]
 
 
+def test_a_response_without_an_end_is_given_up(
+    hook: Webhook, target: Callable[..., NotifyTarget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "REQUEST_TIMEOUT_SEC", 0.5)
+    hook.statuses = [100]
+    with pytest.raises(WebhookError) as caught:
+        post(target(), BODY)
+    assert (caught.value.is_transient, len(hook.requests)) == (True, 1)
+
+
 def test_a_receiver_that_never_answers_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "CLOSE_TIMEOUT_SEC", 0.05)
     lines, held = list[str](), threading.Event()
