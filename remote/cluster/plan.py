@@ -158,12 +158,16 @@ def end_state(job: Object) -> str | None:
 
 @object_errors()
 def is_training(workload: Object) -> bool:
-    """Return True if a Job or JobSet runs a training; a worker only waits for commands."""
+    """Return True if a Job or JobSet runs a training, or waits for a queue or the replacement of a pod.
+
+    A worker only waits for commands. A training of which no pod could be created has nothing to lose.
+    """
     if workload["kind"] == "JobSet":
         return not has_ended(workload)
-    labels = workload.get("spec", {}).get("template", {}).get("metadata", {}).get("labels") or {}
-    is_active = bool(workload.get("status", {}).get("active"))
-    return labels.get(COMPONENT_LABEL) == "train" and not has_ended(workload) and is_active
+    spec, status = workload.get("spec", {}), workload.get("status", {})
+    labels = spec.get("template", {}).get("metadata", {}).get("labels") or {}
+    has_work = spec.get("suspend") or any(map(status.get, ("active", "terminating", "failed")))
+    return labels.get(COMPONENT_LABEL) == "train" and not has_ended(workload) and bool(has_work)
 
 
 @object_errors()

@@ -86,11 +86,14 @@ def make_job(component: str, **status: Any) -> dict[str, Any]:
     return {"kind": "Job", "metadata": {"name": "x"}, "spec": {"template": template}, "status": status}
 
 
-def test_only_a_running_job_is_a_training() -> None:
+def test_only_a_job_with_work_to_do_is_a_training() -> None:
     done = [{"type": "Complete", "status": "True"}]
-    assert is_training(make_job("train", active=1))
+    # A pod that runs, one that is drained, and the back-off before the replacement of one that failed.
+    assert all(is_training(make_job("train", **{count: 1})) for count in ("active", "terminating", "failed"))
+    queued = make_job("train", conditions=[{"type": "Suspended", "status": "True"}])
+    assert is_training({**queued, "spec": {**queued["spec"], "suspend": True}})
     assert not is_training(make_job("train", active=1, conditions=done))
-    assert not is_training(make_job("train"))
+    assert not is_training(make_job("train")), "no pod of it could be created"
     assert not is_training(make_job("worker", active=4)), "a worker only waits; the ledger of a run has its trials"
     assert is_training({"kind": "JobSet", "metadata": {"name": "x"}, "spec": {}, "status": {}})
     assert not is_training({"kind": "JobSet", "metadata": {}, "spec": {}, "status": {"terminalState": "Completed"}})
