@@ -21,7 +21,6 @@ from remote.image.plan import ModelDamaged
 from remote.image.vm_jobs import JobFailed, JobLine, WorkdirError, WorkdirUnsafe
 from tasks.errors import (
     ConfirmationRequired,
-    Interrupted,
     RetryableError,
     TaskFailed,
     UsageError,
@@ -44,21 +43,6 @@ def build_vm(settings: Settings, retry_command: str) -> Iterator[Host]:
             yield stack.enter_context(_host(settings))
         except HostError as error:
             raise to_task_error(error, retry_command) from error
-
-
-@contextlib.contextmanager
-def build_vm_job(settings: Settings, retry_command: str, stop_hint: str = "") -> Iterator[Host]:
-    """Connect like `build_vm`, for a task that follows a job: Ctrl-C leaves the job running.
-
-    `stop_hint` ends the message after Ctrl-C.
-    """
-    try:
-        with build_vm(settings, retry_command) as host:
-            yield host
-    except KeyboardInterrupt as error:
-        raise Interrupted(
-            "detached", remedy=f"the job on the VM continues; `{retry_command}` resumes{stop_hint}"
-        ) from error
 
 
 @contextlib.contextmanager

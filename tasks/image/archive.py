@@ -11,7 +11,7 @@ from remote.image import engine, vm_jobs
 from remote.image.vm_jobs import Outcome
 from remote.jobs.job import Agent, HostBusy
 from tasks.cli.answer import Answer, plan_answer
-from tasks.clients.build_vm import build_vm, build_vm_job
+from tasks.clients.build_vm import build_vm
 from tasks.errors import RetryableError, UsageError, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.image.build import engine_client, image_record
@@ -76,7 +76,7 @@ def _archive_job(context: Context, action: str, path: str) -> Outcome:
         "path": path,
     }
     retry_command = _command(action, path)
-    with build_vm_job(settings, retry_command) as host:
+    with build_vm(settings, retry_command) as host:
         agent = vm_jobs.create_agent(host)
         if action == "archive":
             request["image_id"] = image_record(settings, host)["Id"]
@@ -87,7 +87,7 @@ def _archive_job(context: Context, action: str, path: str) -> Outcome:
             job = vm_jobs.new_job(agent, "archive", f"{action}-{path}", request)
             with translate_errors(RetryableError, HostBusy, remedy=f"when that has ended, `{retry_command}`"):
                 vm_jobs.start(job, request, deadline_sec=settings.image.deadline_sec)
-        return jobs.follow(settings, job)
+        return jobs.follow(settings, job, retry_command)
 
 
 def _check_free_space(settings: Settings, agent: Agent, path: str) -> None:

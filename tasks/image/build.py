@@ -27,7 +27,7 @@ from remote.jobs.job import Agent, HostBusy, Job
 from reports import formatting
 from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import refuse_several
-from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
+from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.clients.registry import configured_image
 from tasks.clients.secrets import checked_index_url, registry_password
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
@@ -38,9 +38,11 @@ from tasks.settings.load import Settings, load
 def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool) -> Answer | None:
     refuse_several("build", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
-    retry_command = f"inv build --tmpdir {shlex.quote(tmpdir)}" if tmpdir is not None else "inv build"
+    resume_command = f"inv build --tmpdir {shlex.quote(tmpdir)}" if tmpdir is not None else "inv build"
+    flags = {"cancel": cancel, "dry-run": dry_run, "force": force}
+    retry_command = " ".join((resume_command, *(f"--{name}" for name, is_set in flags.items() if is_set)))
     started_at = time.monotonic()
-    with build_vm_job(settings, retry_command, ", --cancel stops it") as host:
+    with build_vm(settings, retry_command) as host:
         agent = vm_jobs.create_agent(host)
         if cancel:
             jobs.cancel(agent, "build")
@@ -50,16 +52,20 @@ def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: 
             plan = plan_build(settings, host, tmp_folder, force=force)
             lines = [f"{host.name}: the image is up to date"] if plan is None else render(plan).splitlines()
             return plan_answer(lines, host=host.name, build=None if plan is None else _document(plan))
-        _build_until_current(settings, agent, tmp_folder, retry_command, started_at, force=force)
+        _build_until_current(settings, agent, tmp_folder, resume_command, started_at, force=force)
     return None
 
 
 def _build_until_current(
-    settings: Settings, agent: Agent, tmp_folder: str, retry_command: str, started_at: float, *, force: bool
+    settings: Settings, agent: Agent, tmp_folder: str, resume_command: str, started_at: float, *, force: bool
 ) -> None:
-    """Follow a running build or start one, until the image is up to date."""
+    """Follow a running build or start one, until the image is up to date.
+
+    `resume_command` has no --force: it follows a running build and does not repeat one that has ended.
+    """
     result = "is up to date: nothing was sent, nothing was built"
     for _ in range(3):  # a build of older sources, or another user's, may run first
+        retry_command = f"{resume_command} --force" if force else resume_command
         job = vm_jobs.running_job(agent)
         if job is None:
             plan = plan_build(settings, agent.host, tmp_folder, force=force)
@@ -76,32 +82,29 @@ def _build_until_current(
             except HostBusy:
                 continue
             force = False
-            outcome = jobs.follow(settings, job)
+            outcome = jobs.follow(settings, job, resume_command)
         elif vm_jobs.verb_of(job) != "build":
             raise jobs.busy_error(job, retry_command)
         else:
             print(f"{agent.host.name}: a build is already running ({job.folder}); following it", flush=True)
-            followed = _follow_running(settings, job, tmp_folder, force=force)
-            if followed is None:
+            try:
+                outcome = jobs.follow(settings, job, retry_command)
+            except vm_jobs.JobFailed as failure:
+                if _is_same_build(settings, job, tmp_folder, force=force):
+                    raise
+                print(f"that build, of different sources, failed: {failure}", flush=True)
                 continue
-            outcome = followed
+            force = force and not _is_same_build(settings, job, tmp_folder, force=force)
         result = f"is built; log: {jobs.log_path(settings, job)}"
         _suggest_pin(settings, outcome)
     if plan_build(settings, agent.host, tmp_folder, force=force) is not None:
-        raise RetryableError(f"{agent.host.name}: three other builds ran first", remedy=f"`{retry_command}`")
+        raise RetryableError(f"{agent.host.name}: three other builds ran first", remedy=f"`{resume_command}`")
     _print_image(settings, agent.host, result, started_at)
 
 
-def _follow_running(settings: Settings, job: Job, tmp_folder: str, *, force: bool) -> Outcome | None:
-    """Follow a running build; None if it failed and was a different request from ours."""
-    try:
-        return jobs.follow(settings, job)
-    except vm_jobs.JobFailed as failure:
-        plan = plan_build(settings, job.agent.host, tmp_folder, force=force)
-        if plan is not None and vm_jobs.matches_request(job, "build", plan.to_job(force=force)):
-            raise
-        print(f"that build, of different sources, failed: {failure}", flush=True)
-        return None
+def _is_same_build(settings: Settings, job: Job, tmp_folder: str, *, force: bool) -> bool:
+    plan = plan_build(settings, job.agent.host, tmp_folder, force=force)
+    return plan is not None and vm_jobs.matches_request(job, "build", plan.to_job(force=force))
 
 
 def plan_build(settings: Settings, host: Host, tmp_folder: str, *, force: bool = False) -> BuildPlan | None:

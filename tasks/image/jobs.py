@@ -13,8 +13,8 @@ from remote.image.vm_jobs import JobFailed, Outcome
 from remote.jobs import transfer
 from remote.jobs.job import LOG_FILE, Agent, Job, JobState
 from tasks.cli.terminal import confirm
-from tasks.clients.build_vm import print_job_line, print_reconnect
-from tasks.errors import ConfirmationRequired, RetryableError, UsageError
+from tasks.clients.build_vm import print_job_line, print_reconnect, to_task_error
+from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
 from tasks.settings.load import Settings
 
 CANCELLABLE_VERBS = ("build", "push")
@@ -34,10 +34,19 @@ def start(settings: Settings, job: Job, request: Mapping[str, Any], login: str |
         raise
 
 
-def follow(settings: Settings, job: Job) -> Outcome:
-    """Follow a job to its end and save its log locally, even if it fails. Raises like `vm_jobs.follow`."""
+def follow(settings: Settings, job: Job, resume_command: str) -> Outcome:
+    """Follow a job to its end and save its log locally, even if it fails.
+
+    Ctrl-C and a lost connection leave the job running: Interrupted and RetryableError name `resume_command`, which
+    follows it again. Raises JobFailed.
+    """
     try:
         outcome = vm_jobs.follow(job, print_job_line, print_reconnect)
+    except KeyboardInterrupt as error:
+        remedy = ", ".join((f"the job on the VM continues; `{resume_command}` resumes", *_stop_hints(job)))
+        raise Interrupted("detached", remedy=remedy) from error
+    except (HostUnreachable, CommandTimedOut) as error:
+        raise to_task_error(error, resume_command) from error
     except JobFailed as failure:
         log = save_log(settings, job)
         if log is None:
@@ -66,11 +75,14 @@ def log_path(settings: Settings, job: Job) -> Path:
 
 def busy_error(job: Job, retry_command: str) -> RetryableError:
     """Build the error for a VM occupied by another job, with its owner and the command to retry."""
-    verb = vm_jobs.verb_of(job)
-    stop_hint = f", or stop it: `inv {verb} --cancel`" if verb in CANCELLABLE_VERBS else ""
     owner = f" of {user}" if (user := vm_jobs.started_by(job)) else ""
     problem = f"{job.agent.host.name}: busy with {job.folder}{owner}, a different job"
-    return RetryableError(problem, remedy=f"when that has ended, `{retry_command}`{stop_hint}")
+    return RetryableError(problem, remedy=", ".join((f"when that has ended, `{retry_command}`", *_stop_hints(job))))
+
+
+def _stop_hints(job: Job) -> list[str]:
+    verb = vm_jobs.verb_of(job)
+    return [f"`inv {verb} --cancel` stops it"] if verb in CANCELLABLE_VERBS else []
 
 
 def matching_job(agent: Agent, verb: str, request: Mapping[str, Any], retry_command: str) -> Job | None:
@@ -87,10 +99,9 @@ def cancel(agent: Agent, verb: str) -> None:
     if job is None:
         print("nothing runs on the VM")
         return
-    running_verb = vm_jobs.verb_of(job)
-    if running_verb != verb:
-        stop_hint = f"; `inv {running_verb} --cancel` stops it" if running_verb in CANCELLABLE_VERBS else ""
-        raise UsageError(f"{agent.host.name}: no {verb} is running, but {job.folder} is{stop_hint}")
+    if vm_jobs.verb_of(job) != verb:
+        problem = f"{agent.host.name}: no {verb} is running, but {job.folder} is"
+        raise UsageError(problem, remedy="".join(_stop_hints(job)))
     starter = vm_jobs.started_by(job)
     if starter != current_user() and not confirm(
         f"{job.folder} was started by {starter or 'an unknown user'}. Stop it?"

@@ -17,7 +17,7 @@ from remote.image.model_fetch import Fetch
 from remote.jobs.job import Agent
 from tasks.cli.answer import Answer, plan_answer
 from tasks.clients import secrets
-from tasks.clients.build_vm import build_vm_job, resolve_tmpdir
+from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import RetryableError, TaskFailed, UsageError, error_class, escape_controls
 from tasks.image import build_profiles, jobs
 from tasks.image.commands import FetchOptions
@@ -81,7 +81,7 @@ def fetch_models(context: Context, options: FetchOptions) -> Answer | None:
         secrets.check_hub_endpoint(settings)
     flags = {name.replace("_", "-"): value for name, value in vars(options).items() if isinstance(value, str)}
     retry_command = " ".join(["inv model.fetch", *(f"--{name} {shlex.quote(value)}" for name, value in flags.items())])
-    with build_vm_job(settings, retry_command) as host:
+    with build_vm(settings, retry_command) as host:
         tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
         vm_jobs.claim(host, tmp_folder, create=not options.dry_run)
         home, planned = f"{vm_jobs.workdir_path(tmp_folder)}/models", list[dict[str, str | None]]()
@@ -123,7 +123,7 @@ def _fetch(settings: Settings, agent: Agent, fetch: Fetch, retry_command: str) -
             client_lock=build_profiles.hub_client_lock(settings.root),
             on_progress=_UploadLines(),
         )
-    facts = jobs.follow(settings, job).facts
+    facts = jobs.follow(settings, job, retry_command).facts
     fetched = facts["fetched_bytes"]
     transfer = f"{format_gb(fetched, 2)} of it downloaded now" if fetched else "already there; nothing was downloaded"
     size = f"{facts['files']} files, {format_gb(facts['bytes'], 2)}"

@@ -29,7 +29,7 @@ from remote.providers import registry_provider
 from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import confirm
-from tasks.clients.build_vm import build_vm, build_vm_job
+from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import configured_image
 from tasks.clients.secrets import registry_password
 from tasks.errors import RetryableError, UsageError, results_write_errors, translate_errors
@@ -39,7 +39,6 @@ from tasks.image.sbom import sign, signing_key
 from tasks.settings.load import Settings, load
 
 PUSH_COMMAND = "inv push"
-STOP_HINT = ", `inv push --cancel` stops it"
 MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 
@@ -58,7 +57,7 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
     key = signing_key(settings)
     # Cached: a prompt appears only once.
     password = functools.cache(lambda: registry_password(settings, user, reference.host, retry_command))
-    with build_vm_job(settings, retry_command, STOP_HINT) as host:
+    with build_vm(settings, retry_command) as host:
         image_id = _image_id(settings, host, image, force=force)
         request = _request(settings, reference, user, image, image_id)
         try:
@@ -130,7 +129,7 @@ def _push(
     job = jobs.matching_job(agent, "push", request, retry_command)
     if job is not None:
         print(f"{agent.host.name}: a push is already running ({job.folder}); following it", flush=True)
-        return jobs.follow(settings, job)
+        return jobs.follow(settings, job, retry_command)
     host, user = request["host"], request["user"]
     secret = password()
     for login in range(1, MAX_LOGINS + 1):
@@ -141,7 +140,7 @@ def _push(
         except HostBusy as busy:
             raise RetryableError.from_error(busy, remedy=f"when that has ended, `{retry_command}`") from busy
         try:
-            return jobs.follow(settings, job)
+            return jobs.follow(settings, job, retry_command)
         except vm_jobs.JobFailed as failure:
             with contextlib.suppress(HostError):  # a job that was killed has not logged out
                 engine.remove_login(agent.host, folder)

@@ -118,9 +118,7 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
     for module in (deploy, nodes, serve):
         monkeypatch.setattr(module, "open_cluster", fake_cluster)
     for module in (archive, build, model, sbom, vm):
-        for name in ("build_vm", "build_vm_job"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, fake_vm)
+        monkeypatch.setattr(module, "build_vm", fake_vm)
     for module in (archive, sbom):
         monkeypatch.setattr(module, "image_record", lambda *_: {"Id": DIGEST, "Size": 1, "Config": {"Labels": {}}})
     monkeypatch.setattr(build, "plan_build", lambda *_, **__: None)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from remote.hosts.local import current_user
 from remote.image import engine, vm_jobs
 from remote.image.model_fetch import Fetch
 from remote.jobs.job import Agent, HostRefused, Job, JobSpec, JobState
-from tasks.errors import ConfirmationRequired, RetryableError, UsageError
-from tasks.image import jobs
+from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
+from tasks.image import build, jobs
 from tasks.settings.load import load
 from tests.support.hosts.local_fleet import LocalFleet
 
@@ -37,6 +38,46 @@ def running(agent: Agent, request: dict[str, Any], verb: str = "push") -> Iterat
         yield job
     finally:
         job.cancel()
+
+
+@pytest.mark.parametrize("flags", [[], ["dry_run"], ["force"], ["cancel"]])
+def test_a_build_that_is_cut_before_its_job_names_the_command_that_was_typed(
+    context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    def cut(*_: object, **__: object) -> None:
+        raise HostUnreachable("cut")
+
+    monkeypatch.setattr(build, "resolve_tmpdir", cut)
+    monkeypatch.setattr(jobs, "cancel", cut)
+    switches = {name: name in flags for name in ("dry_run", "cancel", "force")}
+    with pytest.raises(RetryableError) as failed:
+        build.build_image(context(), "/a b", **switches)
+    command = " ".join(["inv build --tmpdir '/a b'", *(f"--{flag.replace('_', '-')}" for flag in flags)])
+    assert failed.value.remedy == f"`{command}` retries"
+
+
+@pytest.mark.parametrize(("cause", "end"), [(KeyboardInterrupt, Interrupted), (HostUnreachable, RetryableError)])
+def test_a_forced_build_is_followed_by_the_same_command_and_not_repeated(
+    agent: Agent, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, cause: type[Exception],
+    end: type[TaskFailed],
+) -> None:  # fmt: skip
+    built = []
+    plan = SimpleNamespace(to_job=lambda *, force: {**REQUEST, "anew": force})
+    monkeypatch.setattr(build, "plan_build", lambda *_, force: plan if force or not built else None)
+    monkeypatch.setattr(build, "_print_image", lambda *_: None)
+    monkeypatch.setattr(build, "_suggest_pin", lambda *_: None)
+
+    def follow(*_: object) -> None:
+        if not built:
+            built.append(True)
+            raise cause("cut")
+
+    monkeypatch.setattr(vm_jobs, "follow", follow)
+    with running(agent, plan.to_job(force=True), "build") as job:
+        with pytest.raises(end, match="`inv build --force` "):
+            build._build_until_current(load(context()), agent, "/tmp", "inv build", 0.0, force=True)
+        monkeypatch.setattr(vm_jobs, "running_job", lambda _, answers=[job]: answers.pop() if answers else None)
+        build._build_until_current(load(context()), agent, "/tmp", "inv build", 0.0, force=True)
 
 
 OTHERS = {
