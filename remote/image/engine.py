@@ -31,6 +31,7 @@ from remote.providers import registry_provider
 
 LOGIN_FOLDER_PREFIX = "qlora-fleet-login-"
 _TIMEOUT_SEC, _LOGIN_TIMEOUT_SEC = 60.0, 120.0
+_START_TIMEOUT_SEC = 600.0  # from a login to the end of its job's start, and the job's grace at its deadline
 _MIN_BUILDKIT_VERSION = (18, 9)
 _EXIT_NOT_STARTED = 125  # `docker run` could not start the container
 _CHECK_FLAGS = (
@@ -231,13 +232,15 @@ def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts if part.isdigit())
 
 
-def log_in(host: Host, client: Client, registry: str, user: str, password: Secret) -> str:
+def log_in(host: Host, client: Client, registry: str, user: str, password: Secret, *, deadline_sec: float) -> str:
     """Log the engine's client in, with a separate configuration folder. Returns that folder on the host.
 
-    The caller removes the folder. Folders left by killed logins are removed first. The password goes over standard
-    input. Raises LoginRefused, HostUnreachable if the registry did not respond, EngineError, and like `Host.run`.
+    A job that ends within `deadline_sec` of its start uses the folder, and the caller removes it. Older folders,
+    which killed logins left, are removed first. The password goes over standard input. Raises LoginRefused,
+    HostUnreachable if the registry did not respond, EngineError, and like `Host.run`.
     """
-    make = inline_command(host, "remote.agent.scripts.login", LOGIN_FOLDER_PREFIX)
+    max_age_sec = deadline_sec + _START_TIMEOUT_SEC
+    make = inline_command(host, "remote.agent.scripts.login", LOGIN_FOLDER_PREFIX, str(max_age_sec))
     folder = check(host, make, host.run(make, timeout_sec=_LOGIN_TIMEOUT_SEC)).stdout.decode().strip()
     login = Command(
         argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),

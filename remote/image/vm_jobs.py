@@ -12,6 +12,7 @@ import json
 import logging
 import posixpath
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -162,7 +163,7 @@ def new_job(agent: Agent, verb: str, name: str, request: Mapping[str, Any]) -> J
     """Create a job for `request`, not started. `name` makes its folder readable."""
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     plain = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]
-    job_id = f"{plain}-{request_digest(request)}-{moment}-{time.time_ns() % 10**6:06d}"
+    job_id = f"{plain}-{request_digest(request)}-{moment}-{secrets.token_hex(3)}"
     return Job(agent, f"{agent.host.workdir}/jobs/{verb}-{job_id}", slot=slot_path(agent))
 
 

@@ -225,7 +225,9 @@ def _login(settings: Settings, agent: Agent, retry_command: str) -> str | None:
     if not any(name.startswith(f"{reference.host}/") for name in names):
         return None
     secret = registry_password(settings, user, reference.host, retry_command)
-    return engine.log_in(agent.host, engine_client(settings), reference.host, user, secret)
+    return engine.log_in(
+        agent.host, engine_client(settings), reference.host, user, secret, deadline_sec=image.deadline_sec
+    )
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:

@@ -133,7 +133,8 @@ def _push(
     host, user = request["host"], request["user"]
     secret = password()
     for login in range(1, MAX_LOGINS + 1):
-        folder = engine.log_in(agent.host, engine_client(settings), host, user, secret)
+        deadline_sec = settings.image.deadline_sec
+        folder = engine.log_in(agent.host, engine_client(settings), host, user, secret, deadline_sec=deadline_sec)
         job = vm_jobs.new_job(agent, "push", f"{request['path']}-{request['tag']}", request)
         try:
             jobs.start(settings, job, request, folder)

@@ -1,8 +1,9 @@
 """Program that creates a configuration folder for one login of the engine's client and prints its path.
 
-    python -c THIS PREFIX     first removes this user's folders with that prefix, which killed logins left behind
+    python -c THIS PREFIX MAX_AGE_SEC     first removes this user's folders with that prefix that no login uses any more
 
-The folder is in memory if possible. Its empty entry keeps the client from storing the password in a keyring.
+A folder older than MAX_AGE_SEC is of a killed login; a younger one may be in use. The folder is in memory if possible.
+Its empty entry keeps the client from storing the password in a keyring.
 """
 
 import json
@@ -11,16 +12,18 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 
-def is_own_folder(path: Path) -> bool:
-    """Return True for a folder of this user that is not a link: any user may create such a name."""
+def is_abandoned(path: Path, max_age_sec: float) -> bool:
+    """Return True for an old folder of this user that is not a link: any user may create such a name."""
     try:
         status = path.lstat()
     except OSError:  # deleted meanwhile
         return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_own and time.time() - status.st_mtime > max_age_sec
 
 
 def parent_folders() -> list[str]:
@@ -29,9 +32,9 @@ def parent_folders() -> list[str]:
     return [path for path in named if path]
 
 
-def create_login(parent: str, prefix: str) -> str:
+def create_login(parent: str, prefix: str, max_age_sec: float) -> str:
     for path in Path(parent).iterdir():
-        if path.name.startswith(prefix) and is_own_folder(path):
+        if path.name.startswith(prefix) and is_abandoned(path, max_age_sec):
             shutil.rmtree(path, ignore_errors=True)
     folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
     try:
@@ -46,7 +49,7 @@ def main() -> int:
     failures = []
     for parent in parent_folders():
         try:
-            folder = create_login(parent, sys.argv[1])
+            folder = create_login(parent, sys.argv[1], float(sys.argv[2]))
         except OSError as error:  # full, read-only, missing, or not ours to write to
             failures.append(f"{parent}: {error.strerror}")
             continue

@@ -122,7 +122,13 @@ def test_a_login_is_removed_if_the_vm_refuses_the_job(
     client.chmod(0o755)
     Path(agent.host.workdir).mkdir(parents=True, exist_ok=True)
     Path(agent.host.workdir, "jobs").touch()  # no folder can be made there
-    login = engine.log_in(agent.host, engine.Client(program=str(client)), "r.example", "me", Secret("hidden"))
+    logins = [
+        engine.log_in(agent.host, engine.Client(program=str(client)), "r.example", "me", Secret(text), deadline_sec=1.0)
+        for text in ("other", "hidden")
+    ]
+    assert Path(logins[0], "config.json").read_text() == "other"  # another command's login at the same time
+    engine.remove_login(agent.host, logins[0])
+    login = logins[1]
     assert Path(login, "config.json").read_text() == "hidden"
     with pytest.raises(HostRefused):
         jobs.start(load(context()), vm_jobs.new_job(agent, "push", "image", {}), {}, login)

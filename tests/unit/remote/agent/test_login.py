@@ -45,7 +45,7 @@ def test_each_cause_of_a_failed_login_has_its_error_and_remedy(
 ) -> None:
     vm = Vm(complaint)
     with pytest.raises(error_class, match=token):
-        engine.log_in(vm, Client(), "fra.ocir.io", "ns/me", Secret("token"))
+        engine.log_in(vm, Client(), "fra.ocir.io", "ns/me", Secret("token"), deadline_sec=1.0)
     assert vm.commands[-1] == ("rm", "-rf", "--", "/dev/shm/qlora-fleet-login-x")
 
 
@@ -72,7 +72,7 @@ def test_a_full_disk_does_not_prevent_a_login_while_another_folder_has_space(
     folders = [tmp_path / "memory", tmp_path / "disk"]
     for folder in folders:
         folder.mkdir()
-    monkeypatch.setattr(sys, "argv", ["login", "login-"])
+    monkeypatch.setattr(sys, "argv", ["login", "login-", "60"])
     monkeypatch.setattr(login.tempfile, "gettempdir", full)
     missing = [str(tmp_path / "missing")] if fault == "the first folder is full" else []
     monkeypatch.setattr(login, "parent_folders", lambda: [*missing, *map(str, folders)])
@@ -80,8 +80,12 @@ def test_a_full_disk_does_not_prevent_a_login_while_another_folder_has_space(
     created = Path(capsys.readouterr().out.strip())
     assert created.parent == folders[0]
     assert created.stat().st_mode & 0o777 == 0o700
+    assert login.main() == 0  # the folder of another login stays
+    assert len(list(folders[0].iterdir())) == 2
+    os.utime(created, (0, 0))
     assert login.main() == 0  # removes the folder of the killed login
-    assert len(list(folders[0].iterdir())) == 1
+    assert len(list(folders[0].iterdir())) == 2
+    assert not created.exists()
 
 
 def test_a_login_without_any_folder_is_one_line_with_each_cause(
@@ -90,7 +94,7 @@ def test_a_login_without_any_folder_is_one_line_with_each_cause(
     def full(*_: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(sys, "argv", ["login", "login-"])
+    monkeypatch.setattr(sys, "argv", ["login", "login-", "60"])
     monkeypatch.setattr(login, "parent_folders", lambda: [str(tmp_path), str(tmp_path / "missing")])
     monkeypatch.setattr(Path, "write_text", full)
     assert login.main() == 3
