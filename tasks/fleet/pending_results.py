@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.records.atomic_files import sha256_of
+from bench.records.atomic_files import read_regular, sha256_of
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE, SUMS_FILE
 from bench.records.run import RunRecord
@@ -25,6 +25,7 @@ from tasks.fleet.k8s_training import is_k8s_training
 from tasks.fleet.run_store import resume_command
 from tasks.settings.load import Settings
 
+_MAX_SUMS_BYTES = 100_000_000
 DISCARDED_FILE = "discarded"  # marks a run's folder: the operator gave up its results in the pods
 
 
@@ -144,12 +145,18 @@ def missing_reason(folder: Path, run: RunRecord) -> str | None:
     if running:
         advice = f"`{resume_command(run_id)}` resumes it, `inv cancel --run={run_id}` stops it"
         return f"{len(running)} of {len(trial_ids)} trials have not ended; {advice}"
-    fetch_hint = f"`inv collect --run={run_id}` fetches it"
+    return uncollected_reason(folder, run)
+
+
+def uncollected_reason(folder: Path, run: RunRecord) -> str | None:
+    """Return what is missing from the folder of a run whose trials have ended; None if all of it was collected."""
+    fetch_hint, trial_ids = f"`inv collect --run={run.run_id}` fetches it", [each.trial_id for each in run.planned]
     try:
-        checksums = (folder / SUMS_FILE).read_text(encoding="utf-8")
+        checksums = read_regular(folder / SUMS_FILE, max_bytes=_MAX_SUMS_BYTES).decode(errors="replace")
+        ledger_sha256 = sha256_of(folder / LEDGER_FILE)
     except OSError:
         return f"it was never collected; {fetch_hint}"
-    if f"{sha256_of(folder / LEDGER_FILE)}  {LEDGER_FILE}\n" not in checksums:
+    if f"{ledger_sha256}  {LEDGER_FILE}\n" not in checksums:
         return f"it continued after it was collected; {fetch_hint}"
     absent = [trial_id for trial_id in trial_ids if f"  trials/{trial_id}/" not in checksums]
     return f"{len(absent)} of {len(trial_ids)} trials were not collected; {fetch_hint}" if absent else None

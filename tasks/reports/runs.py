@@ -23,6 +23,7 @@ from tasks.cli.answer import Answer
 from tasks.cli.flags import load_target, refuse_several
 from tasks.commands import RunsOptions
 from tasks.errors import UsageError, escape_controls
+from tasks.fleet.pending_results import uncollected_reason
 from tasks.fleet.run_store import LATEST, count_statuses, format_statuses
 from tasks.settings.load import load
 
@@ -36,12 +37,14 @@ class RunInfo:
 
     Fields that could not be read are None.
 
-    `state` is "complete", "cancelled", "unfinished" or "damaged: REASON"; `headline` is the recommendation of a
-    report that is up to date, and `nodes` what became of the nodes of a run that gives them back.
+    `state` is "complete" (all trials have ended), "cancelled", "unfinished" or "damaged: REASON"; `collected`, whether
+    all files of an ended run are in its folder. `headline` is the recommendation of a report that is up to date, and
+    `nodes` what became of the nodes of a run that gives them back.
     """
 
     run_id: str
     state: str
+    collected: bool | None = None
     byte_count: int = 0
     created_at: str | None = None
     suite: str | None = None
@@ -89,7 +92,10 @@ def _print_runs(results_folder: Path, runs: Sequence[RunInfo]) -> None:
 
 def _format_row(run: RunInfo) -> tuple[str, ...]:
     workers = "-" if run.workers is None else str(run.workers)
-    return run.run_id, workers, _format_trials(run), format_size(run.byte_count), run.state
+    state = run.state
+    if run.collected is False:
+        state = "not collected" if state == "complete" else f"{state}, not collected"
+    return run.run_id, workers, _format_trials(run), format_size(run.byte_count), state
 
 
 def find_runs(results_folder: Path) -> list[RunInfo]:
@@ -116,7 +122,7 @@ def _read_run(folder: Path) -> RunInfo:
         reason = str(error).removeprefix(f"{folder}/")
         return RunInfo(run_id=folder.name, state=f"damaged: {reason}", byte_count=size)
     planned = len(record.planned)
-    state, ends = "unfinished", None
+    state, ends, is_collected = "unfinished", None, None
     try:
         regular_file_size(folder / LEDGER_FILE, follow=False)  # reading a pipe would block
         ends = count_statuses(Ledger(folder / LEDGER_FILE).entries.values())
@@ -125,9 +131,11 @@ def _read_run(folder: Path) -> RunInfo:
         state = f"damaged: {LEDGER_FILE}: {reason}"
     if ends is not None and sum(ends.values()) >= planned:
         state = "cancelled" if TrialStatus.CANCELLED.value in ends else "complete"
+        is_collected = uncollected_reason(folder, record) is None
     return RunInfo(
         run_id=folder.name,
         state=state,
+        collected=is_collected,
         byte_count=size,
         created_at=record.created_at,
         suite=record.suite,

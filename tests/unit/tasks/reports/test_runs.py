@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from invoke.context import Context
 
-from bench.records.paths import LEDGER_FILE
+from bench.records.atomic_files import sha256_of
+from bench.records.paths import LEDGER_FILE, SUMS_FILE
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.commands import runs
@@ -75,6 +76,21 @@ def test_programs_get_one_object(results, capsys):
     document = json.loads(capsys.readouterr().out)
     (run,) = document["runs"]
     assert (run["run_id"], run["state"], run["ends"], run["headline"]) == ("one", "complete", {"SUCCEEDED": 2}, None)
+    assert run["collected"] is False
+
+
+def test_a_run_that_has_ended_is_shown_as_complete_once_it_is_collected(results, capsys):
+    folders = {name: planned(results, name, *[TrialStatus.SUCCEEDED] * 2) for name in ("here", "part", "none")}
+    for name in ("here", "part"):
+        lines = [f"{sha256_of(folders[name] / LEDGER_FILE)}  {LEDGER_FILE}\n"]
+        trials = [plan.trial_id for plan in synthetic.record(run_id=name, workers=1).planned]
+        lines += [f"{'0' * 64}  trials/{trial}/result.json\n" for trial in trials[: 2 if name == "here" else 1]]
+        (folders[name] / SUMS_FILE).write_bytes("".join(lines).encode() + b"\xff")
+    planned(results, "open", TrialStatus.SUCCEEDED)
+    runs(Context())
+    states = {line.split()[0]: line.split("kB")[-1].strip() for line in capsys.readouterr().out.splitlines()[1:]}
+    not_collected = "not collected"
+    assert states == {"here": "complete", "part": not_collected, "none": not_collected, "open": "unfinished"}
 
 
 def test_unreadable_files_are_reported_without_blocking(results):
