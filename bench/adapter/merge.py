@@ -17,6 +17,7 @@ import json
 import math
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,18 +33,19 @@ from bench.adapter.gguf_tokenizer import read_gguf_tokenizer
 from bench.adapter.modelfile import render_modelfile
 from bench.architectures import find
 from bench.architectures.unregistered import FOUND_LAYERS
-from bench.data.inputs import InputError
+from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import INDEX, check_model, read_config, read_shapes, weight_files
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import page_cache
 from bench.records import schema
 from bench.records.adapter import GgufFacts, MergeFacts
-from bench.records.atomic_files import sha256_of, write_atomic
+from bench.records.atomic_files import DISK_ERRNOS, sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
+from bench.records.sums_file import folder_fault
 from bench.records.units import format_gb, format_mb
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 
-MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", "lock", "README.md"
+MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", ".lock", "README.md"
 GENERATION_FILE = "generation_config.json"
 BASES = ("bf16", "nf4")
 SAFETENSORS = "safetensors"
@@ -96,10 +98,10 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
             bytes=sum(layout.sizes.values()),
         )
     )
-    if out.exists():
+    if os.path.lexists(out):
         return _verify_existing(out, facts, log)
     part = out.with_name(f".{out.name}.part")
-    part.mkdir(parents=True, exist_ok=True)
+    _claim_folder(part)
     with _exclusive_lock(part):
         done = _resume(part, facts)
         _check_disk_space(part, sum(size for name, size in layout.sizes.items() if name not in done))
@@ -108,8 +110,8 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
         write_atomic(part / CARD_FILE, request.card.encode())
         _write_checksums(part)
         (part / SHARDS_FILE).unlink()
-        (part / LOCK_FILE).unlink()
         os.rename(part, out)
+        (out / LOCK_FILE).unlink()
     log(f"{out}: {format_gb(facts.bytes, 2)} in {facts.shards} shards, read back and verified")
     return facts
 
@@ -135,29 +137,51 @@ def _read_generation_config(model: Path) -> dict[str, Any]:
     return {}
 
 
+def _claim_folder(part: Path) -> None:
+    """Make the folder that the merge writes to; one that exists must be a folder of this user. Raises InputError."""
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+        status = part.lstat()
+    except OSError as error:
+        if error.errno in DISK_ERRNOS:
+            raise
+        raise InputError(f"{part}: {error.strerror}", remedy="name another folder") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        kind = "a link" if stat.S_ISLNK(status.st_mode) else f"user {status.st_uid}'s"
+        raise InputRejected(f"{part}: it is {kind}, so another user may change it", remedy="name another folder")
+
+
 @contextlib.contextmanager
 def _exclusive_lock(part: Path) -> Iterator[None]:
     with (part / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            (part / LOCK_FILE).stat()  # absent if the merge that held the lock has just ended
+        except (BlockingIOError, FileNotFoundError) as error:
             raise InputError(f"{part}: another merge is writing to it", remedy="wait until it ends") from error
         yield
 
 
 def _resume(part: Path, facts: MergeFacts) -> dict[str, str]:
-    """Return the verified shards of an earlier merge of the same inputs: name to sha256. Else clear the folder."""
+    """Return the verified shards of an earlier merge of the same inputs: name to sha256. Remove all other files."""
     plan, expected = part / MERGE_FILE, schema.to_json(facts)
     try:
         is_same = json.loads(plan.read_bytes()) == expected
     except (OSError, ValueError):
         is_same = False
+    done = _read_done(part) if is_same else {}
+    kept = {LOCK_FILE, *((MERGE_FILE, SHARDS_FILE, *done) if is_same else ())}
+    for path in part.iterdir():
+        if path.name not in kept:
+            if path.is_dir() and not path.is_symlink():
+                raise InputError(f"{path}: not the file of a merge", remedy="remove it, or name another folder")
+            path.unlink()
     if not is_same:
-        for path in part.iterdir():
-            if path.name != LOCK_FILE:
-                path.unlink()
         write_atomic(plan, json.dumps(expected, indent=1).encode() + b"\n")
-        return {}
+    return done
+
+
+def _read_done(part: Path) -> dict[str, str]:
     done = {}
     with contextlib.suppress(OSError):
         for line in (part / SHARDS_FILE).read_text(encoding="utf-8").splitlines():
@@ -319,18 +343,8 @@ def _verify_existing(out: Path, facts: MergeFacts, log: Callable[[str], None]) -
 
 def verify_sums(folder: Path) -> None:
     """Check that SHA256SUMS lists every file, and each is unchanged. Raises InputError."""
-    try:
-        lines = (folder / SUMS_FILE).read_text(encoding="utf-8").splitlines()
-        unlisted = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {SUMS_FILE}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder / SUMS_FILE}: cannot be read", remedy=f"remove {folder} and retry") from error
-    for line in lines:
-        digest, _, name = line.partition("  ")
-        if Path(name).name != name or not (folder / name).is_file() or sha256_of(folder / name) != digest:
-            raise InputError(f"{folder / name}: does not match {SUMS_FILE}", remedy=f"remove {folder} and retry")
-        unlisted.discard(name)
-    if unlisted:
-        raise InputError(f"{folder / min(unlisted)}: not in {SUMS_FILE}", remedy=f"remove it, or {folder}, and retry")
+    if (fault := folder_fault(folder)) is not None:
+        raise InputError(fault, remedy=f"remove {folder} and retry")
 
 
 class ShardMismatch(OSError):

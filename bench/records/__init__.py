@@ -15,6 +15,7 @@ scratch_folders: temporary folders that are removed even after a killed process
 score: answers of a training and their score
 student: Student's t, and the tail of the F distribution
 status: statuses of trials, their causes, exit codes
+sums_file: SHA256SUMS of a folder
 training: data, settings and result of a fine-tuning (training.json)
 trial: one configuration to measure, trial files, suites at the scale of a profile
 units: bytes and shares as text

@@ -88,11 +88,13 @@ def test_a_shard_that_was_damaged_meanwhile_is_written_again(monkeypatch, merge_
     with pytest.raises(OSError, match="cut"):
         merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
     monkeypatch.undo()
+    (tmp_path / ".merged.part" / ".model.safetensors.part").write_bytes(b"of a killed merge")
     first = min((tmp_path / ".merged.part").glob("*.safetensors"))
     first.write_bytes(first.read_bytes()[:-1] + b"\x7f")
     logged = []
     merge.merge(merge.MergeRequest(**merge_fields()), logged.append)
     assert [line for line in logged if first.name in line and line.endswith("read back")]
+    assert not list(Path(merge_fields()["out"]).glob(".*"))
     merge.merge(merge.MergeRequest(**merge_fields()), logged.append)
     assert logged[-1].startswith(merge_fields()["out"])
     assert logged[-1].endswith("verified")
@@ -190,3 +192,24 @@ def test_too_little_space_is_reported_before_anything_is_written_and_another_fol
     (tmp_path / "merged").mkdir()
     with pytest.raises(InputError, match=r"merged: .*; name another folder"):
         merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
+
+
+def test_a_folder_that_another_user_may_change_is_not_written_to(monkeypatch, merge_fields, tmp_path):
+    part, victim = tmp_path / ".merged.part", tmp_path / "victim"
+    victim.mkdir()
+    (victim / "a file").touch()
+    part.symlink_to(victim)
+    with pytest.raises(InputRejected, match=r"\.merged\.part: "):
+        merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
+    assert [path.name for path in victim.iterdir()] == ["a file"]
+    part.unlink()
+    part.mkdir()
+    (part / "folder").mkdir()
+    with pytest.raises(InputError, match=r"\.merged\.part/folder: "):
+        merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
+    monkeypatch.setattr(merge.os, "geteuid", lambda: part.stat().st_uid + 1)
+    with pytest.raises(InputRejected, match=r"\.merged\.part: "):
+        merge.merge(merge.MergeRequest(**merge_fields()), lambda _: None)
+    (tmp_path / "card").touch()
+    with pytest.raises(InputError, match=r"card/\.merged\.part: "):
+        merge.merge(merge.MergeRequest(**merge_fields(out=str(tmp_path / "card" / "merged"))), lambda _: None)

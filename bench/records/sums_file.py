@@ -1,0 +1,39 @@
+"""SHA256SUMS: the sha256 of each file of a folder, in the format of `sha256sum --check`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.records.atomic_files import read_regular, sha256_of
+from bench.records.paths import SUMS_FILE
+
+MAX_SUMS_BYTES = 64 << 20
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return the digests by name. Raises OSError, and ValueError for a file that is not text."""
+    lines = read_regular(folder / SUMS_FILE, max_bytes=MAX_SUMS_BYTES).decode().splitlines()
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def find_changed(folder: Path, digests: Mapping[str, str]) -> str | None:
+    """Return the first name whose file is missing or has another digest; None if all are unchanged. Raises OSError."""
+    return next((name for name, digest in digests.items() if not _has_digest(folder / name, digest)), None)
+
+
+def _has_digest(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256_of(path) == digest
+
+
+def folder_fault(folder: Path) -> str | None:
+    """Return why the folder does not have exactly the files of its SHA256SUMS; None if it has."""
+    try:
+        digests = read_sums(folder)
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {SUMS_FILE}
+        outside = next((name for name in digests if Path(name).name != name), None)
+        changed = outside if outside is not None else find_changed(folder, digests)
+    except (OSError, ValueError):
+        return f"{folder / SUMS_FILE}: cannot be read"
+    if changed is not None:
+        return f"{folder / changed}: does not match {SUMS_FILE}"
+    unlisted = min(names - digests.keys(), default=None)
+    return None if unlisted is None else f"{folder / unlisted}: not in {SUMS_FILE}"
