@@ -1,5 +1,6 @@
 """Collected adapter of a training, and commands on it that the first worker runs."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,10 +9,11 @@ from typing import Any
 
 from bench.records import Trial, schema
 from bench.records.adapter import AdapterCheck
-from bench.records.atomic_files import sha256_of, write_atomic
+from bench.records.atomic_files import write_atomic
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_CHECK_FILE, ADAPTER_FOLDER, TRAINING_FILE
 from bench.records.run import RunRecord
+from bench.records.sums_file import find_changed, read_sums
 from bench.records.training import TrainingRecord
 from remote.jobs.job import Agent
 from remote.jobs.transfer import push
@@ -98,11 +100,19 @@ def open_training(settings: Settings, name: str | None) -> TrainedAdapter:
         raise UsageError(
             f"run {run.run_id} has no adapter here", remedy=f"{collect} after a successful end of the training"
         )
-    if sha256_of(weights) != record.adapter_sha256:
+    if (changed := _find_changed_file(folder, record.adapter_sha256)) is not None:
         raise ConfirmationRequired(
-            f"{weights}: sha256 differs from the one in {TRAINING_FILE}", remedy=f"remove it, then {collect} again"
+            f"{folder / changed}: missing, or changed since the training was collected", remedy=f"{collect} again"
         )
     return TrainedAdapter(run=run, folder=folder, record=record)
+
+
+def _find_changed_file(folder: Path, sha256: str) -> str | None:
+    """Return the first of the adapter's files that is not as collected; weights without SHA256SUMS by `sha256`."""
+    prefix, digests = f"{ADAPTER_FOLDER}/", dict[str, str]()
+    with contextlib.suppress(OSError, ValueError):  # runs that were not collected have no sums
+        digests = {name: digest for name, digest in read_sums(folder).items() if name.startswith(prefix)}
+    return find_changed(folder, {**digests, f"{prefix}{WEIGHTS_FILE}": sha256})
 
 
 def print_line(text: str) -> None:

@@ -12,6 +12,7 @@ from invoke.context import Context
 
 from bench.records.atomic_files import DISK_ERRNOS, sha256_of, write_atomic
 from bench.records.scratch_folders import scratch_folder
+from bench.records.sums_file import folder_fault
 from bench.records.units import format_size
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.registry_api import Registry
@@ -79,7 +80,7 @@ def push_adapter(
 
 
 def collect_files(trained: TrainedAdapter, scratch: Path, *, merged: bool) -> dict[str, Path]:
-    """Return the files to push by their names at the target. Raises UsageError."""
+    """Return the files to push by their names at the target. Raises UsageError and ConfirmationRequired."""
     source = trained.adapter
     if merged:
         merged_record = trained.read_merged()
@@ -89,6 +90,9 @@ def collect_files(trained: TrainedAdapter, scratch: Path, *, merged: bool) -> di
                 f"run {trained.run.run_id}: no merged model here{location}", remedy="`inv adapter.merge` creates it"
             )
         source = Path(merged_record["path"])
+        if (fault := folder_fault(source)) is not None:
+            remedy = f"remove {source}, then type: inv adapter.merge --run={trained.run.run_id}"
+            raise ConfirmationRequired(fault, remedy=f"{remedy} --base={merged_record.get('base', 'bf16')}")
     files = {path.name: path for path in sorted(source.iterdir()) if path.is_file() and not path.is_symlink()}
     if CARD_FILE not in files:
         (scratch / CARD_FILE).write_text(render_card(trained, trained.read_check()), encoding="utf-8")

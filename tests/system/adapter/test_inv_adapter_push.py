@@ -124,4 +124,4 @@ def test_a_failed_push_is_one_line_with_a_remedy(bare_project, pushing: Path, re
         assert token in bare_project.inv_error("adapter.push", *argv, code=code, **environment)
     (pushing / "adapter_model.safetensors").write_bytes(b"other weights")
     refused = bare_project.inv_error("adapter.push", "--oci", where, code=4)
-    assert "training.json" in refused
+    assert "adapter_model.safetensors" in refused

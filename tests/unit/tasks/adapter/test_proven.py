@@ -4,13 +4,16 @@ import dataclasses
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bench.records.adapter import AdapterCheck
+from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_CHECK_FILE
 from tasks.adapter import push
-from tasks.adapter.artifact import TrainedAdapter
+from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.adapter.check import (
     check_table,
     find_failure,
@@ -166,6 +169,32 @@ def test_a_folder_gets_the_adapter_whole_and_a_card(trained: TrainedAdapter, tmp
     on_pods = dataclasses.replace(trained, run=dataclasses.replace(trained.run, fleet_kind="pods"))
     with pytest.raises(UsageError, match="/nowhere"):
         push.collect_files(on_pods, tmp_path, merged=True)
+
+
+def write_sums(folder: Path, *names: str) -> None:
+    lines = [f"{sha256_of(folder / name)}  {name}\n" for name in names]
+    (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
+
+
+def test_a_file_that_was_changed_is_not_published(trained: TrainedAdapter, tmp_path: Path) -> None:
+    settings: Any = SimpleNamespace(results_folder=tmp_path)
+    config = trained.adapter / "adapter_config.json"
+    write_sums(trained.folder, "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "run.json")
+    assert open_training(settings, "r").adapter == trained.adapter
+    for change in (lambda: config.write_text('{"lora_alpha": 64}'), config.unlink):
+        change()
+        with pytest.raises(ConfirmationRequired, match=r"adapter_config\.json: .*; .inv collect --run=r"):
+            open_training(settings, "r")
+
+    folder = tmp_path / "merged"
+    folder.mkdir()
+    trained.write_merged(str(folder), {"adapter_sha256": SHA256, "base": "nf4"})
+    (folder / "model.safetensors").write_bytes(b"weights")
+    write_sums(folder, "model.safetensors")
+    assert "model.safetensors" in push.collect_files(trained, tmp_path, merged=True)
+    (folder / "model.safetensors").write_bytes(b"weigh")
+    with pytest.raises(ConfirmationRequired, match=r"model\.safetensors: .*inv adapter\.merge --run=.* --base=nf4"):
+        push.collect_files(trained, tmp_path, merged=True)
 
 
 def test_a_full_disk_may_pass_and_another_error_of_the_folder_may_not(
