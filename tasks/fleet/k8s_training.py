@@ -32,6 +32,8 @@ from bench.records.run import RunRecord, TrainingJobEnd
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.training import Restart
 from remote.cluster.client import Cluster
+from remote.cluster.diagnosis.finding import Diagnosis
+from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.labels import RUN_ANNOTATION, Object
 from remote.cluster.manifests import READER, make_reader_job, render
 from remote.cluster.plan import has_ended, identity, is_training
@@ -61,6 +63,7 @@ from tasks.fleet.nodes import import_job_record
 from tasks.settings.load import Settings
 
 TRAIN_COMPONENT = "train"
+_READER_NEEDS = ("ConfigMap", "NetworkPolicy", "PersistentVolume", "PersistentVolumeClaim", "ServiceAccount")
 _PROBE_TIMEOUT_SEC, _POLL_SEC, _DELETE_TIMEOUT_SEC = 30.0, 1.0, 60.0
 
 
@@ -101,13 +104,19 @@ def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) 
         deadline = time.monotonic() + settings.cluster.ready_timeout_sec
         while (error := _probe_error(host)) is not None:
             if time.monotonic() > deadline:
-                raise RetryableError(
-                    f"{error} (for {settings.cluster.ready_timeout_sec:g} s)", remedy="see `inv status`"
-                )
+                problem = next(iter(_reader_findings(cluster)), None) or error
+                raise RetryableError(f"{problem} (for {settings.cluster.ready_timeout_sec:g} s)")
             time.sleep(_POLL_SEC)
         yield host
     finally:
         cluster.delete(reader_objects, wait_sec=_DELETE_TIMEOUT_SEC)
+
+
+def _reader_findings(cluster: Cluster) -> Sequence[Diagnosis]:
+    """Return why the reader's pod does not run, as far as the cluster says so. Raises ClusterError."""
+    jobs = [job for job in cluster.list_fleet_objects("Job") if job["metadata"]["name"] == READER]
+    claims = cluster.list_fleet_objects("PersistentVolumeClaim")
+    return build_fleet(jobs, cluster.pods(), claims, cluster.events(), cluster.provider).all_findings
 
 
 def _reader_objects(jobs: Sequence[Object]) -> Sequence[Object]:
@@ -116,9 +125,9 @@ def _reader_objects(jobs: Sequence[Object]) -> Sequence[Object]:
 
 
 def _rendered_reader_objects(settings: Settings, cluster_client: Cluster, run: RunRecord) -> Sequence[Object]:
-    """Return a reader made from the run's Job as rendered with the current settings, and ConfigMaps that it lacks.
+    """Return a reader made from the run's Job as rendered with the current settings, and the objects that it lacks.
 
-    Raises UsageError without an image.
+    After `inv teardown` it lacks all of them. Raises UsageError without an image.
     """
     cluster = settings.cluster.model_copy(update={"overlay": run.provenance["inputs"]["job"]["overlay"]})
     settings = resolve_provider(settings.model_copy(update={"cluster": cluster}), cluster_client)
@@ -129,9 +138,10 @@ def _rendered_reader_objects(settings: Settings, cluster_client: Cluster, run: R
         desired = render(values, settings.root / MANIFESTS)
     reader = _reader_objects([resource for resource in desired if resource["kind"] in ("Job", "JobSet")])
     existing = {identity(resource) for resource in cluster_client.live_objects()}
-    # A ConfigMap's name has the hash of its content, which depends on the settings.
-    maps = [resource for resource in desired if resource["kind"] == "ConfigMap" and identity(resource) not in existing]
-    return [*maps, *reader] if reader else []
+    absent = [item for item in desired if item["kind"] in _READER_NEEDS and identity(item) not in existing]
+    if all(item["kind"] != "PersistentVolumeClaim" for item in absent):  # its volume may be hidden from this account
+        absent = [item for item in absent if item["kind"] != "PersistentVolume"]
+    return [*absent, *reader] if reader else []
 
 
 def _probe_error(host: Host) -> str | None:

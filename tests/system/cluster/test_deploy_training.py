@@ -200,6 +200,8 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     ]
     trainer.inv("teardown", "--yes")
     assert trainer.objects("networkpolicies") == []
+    assert "verified" in trainer.inv("collect", f"--run={run_id}"), "the volume outlives the deployment"
+    assert trainer.objects("persistentvolumeclaims") == []
 
 
 def notifications(hook: Webhook, key: bytes) -> list[dict[str, Any]]:
