@@ -88,7 +88,7 @@ class JobNodes:
         self._deadline = time.monotonic() + HOLD_SEC
         try:
             if self._rank == 0:
-                self._give_back(end)
+                self._lead(end)
             else:
                 self._hold()
         except _Stopped:
@@ -104,6 +104,34 @@ class JobNodes:
             self._log(f"after success, pool {self._plan.pool} is shrunk from {size} to {self._plan.to_size} nodes")
 
     # The first pod
+
+    def _lead(self, end: TrainingJobEnd) -> None:
+        """Give the nodes back. If that fails, record it before the error is raised: the other pods hold their GPUs."""
+        try:
+            self._give_back(end)
+        except _Stopped:
+            raise
+        except Exception as error:
+            self._record_failure(error)
+            raise
+
+    def _record_failure(self, error: Exception) -> None:
+        """Record that the nodes are kept, unless their removal was requested. Raises OSError and _Stopped."""
+        deadline = time.monotonic() + RETRY_SEC
+        while True:
+            try:
+                for path in (self._hold_file, self._held_file(self._rank)):
+                    path.unlink(missing_ok=True)  # space for the record on a full disk
+                self._record = self._read()
+                if self._record.state is NodesState.PLANNED:
+                    self._save(state=NodesState.KEPT, reason=f"{type(error).__name__}: {error}")
+            except OSError as failure:
+                if time.monotonic() > deadline:
+                    raise
+                self._log(f"the other pods hold their GPUs: {failure}")
+            else:
+                return
+            self._sleep(RETRY_PAUSE_SEC)
 
     def _give_back(self, end: TrainingJobEnd) -> None:
         self._record = self._read()

@@ -6,6 +6,7 @@ The pods are threads over one folder. Not covered: Oracle's own services, and wh
 import base64
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import threading
@@ -331,6 +332,37 @@ def test_a_kill_at_any_step_is_made_good_by_the_next_pod(
     assert pods.record.state is NodesState.DONE
     assert tenancy.resources.objects[POOL]["nodeConfigDetails"] == {"size": 0}
     assert len(tenancy.bodies) == 1
+
+
+@pytest.mark.parametrize(("step", "failures", "state"), [
+    ("save PLANNED", 1, NodesState.KEPT), ("ask", 1, NodesState.KEPT), ("save REQUESTED", 3, NodesState.KEPT),
+    ("save id", 1, NodesState.REQUESTED),
+])  # fmt: skip
+@pytest.mark.usefixtures("tenancy")
+def test_no_pod_holds_its_gpu_after_the_first_one_has_failed(
+    step: str, failures: int, state: NodesState, pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remaining, save = [OSError(errno.ENOSPC, "No space left on device")] * failures, JobNodes._save
+
+    def full(*_: object, **__: object) -> None:
+        raise remaining.pop()
+
+    def save_or_fail(pod: JobNodes, **changes: Any) -> None:
+        name = "id" if "work_request_id" in changes else changes.get("state", pod._record.state).name
+        if remaining and (step == f"save {name}" or len(remaining) < failures):
+            full()
+        save(pod, **changes)
+
+    monkeypatch.setattr(JobNodes, "_ask_pods" if step == "ask" else "_save", full if step == "ask" else save_or_fail)
+    other = threading.Thread(target=lambda: pods.pod(1).finish(END))
+    other.start()
+    with pytest.raises(OSError, match="No space"):
+        pods.pod(0).finish(END)
+    if state is NodesState.REQUESTED:  # it is stopped with its node
+        pods.stopped.set()
+    other.join(60.0)
+    assert not other.is_alive()
+    assert pods.record.state is state
 
 
 def test_a_stopped_pod_is_replaced_before_the_request_and_not_after(pods: Pods, tenancy: FakeTenancy) -> None:
