@@ -29,6 +29,7 @@ import yaml
 from bench.records.atomic_files import read_regular
 from bench.records.scratch_folders import scratch_folder
 from remote.hosts.base import CommandTimedOut, TooMuchOutput, collapse_whitespace, is_loopback
+from remote.hosts.command import mask_opaque
 from remote.hosts.local import expand_user
 from remote.hosts.pods.kubectl import Misconfigured, Unreachable
 from remote.hosts.process import BoundedOutput, ProcessLimits, pump
@@ -224,7 +225,7 @@ class _LimitedCredentialProgram(subprocess.Popen[str]):
         except TooMuchOutput as error:
             self._kill_tree()
             raise OSError(str(error)) from error
-        return out.content.decode(errors="replace"), err.content.decode(errors="replace")
+        return out.content.decode(errors="replace"), mask_opaque(err.content.decode(errors="replace"))
 
     def _kill_tree(self) -> None:
         descendants = _open_descendants(self.pid)

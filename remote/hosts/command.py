@@ -5,6 +5,7 @@ cannot be constructed.
 """
 
 import json
+import re
 import shlex
 import urllib.parse
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 MASK = "***"
 _known_values: set[str] = set()  # every secret of this process, masked in logs
+_LONG_WORD, _HEX_DIGITS = re.compile(r"[\w+/=.~$%-]{20,}", re.ASCII), re.compile(r"[0-9A-Fa-f]{32}")
 _MAX_ARGUMENT_CHARS, _SHORTENED_CHARS = 200, 40
 
 
@@ -50,6 +52,16 @@ def mask(text: str, secrets: Iterable[Secret]) -> str:
 def mask_known(text: str) -> str:
     """Replace every secret that this process has read, like `mask`."""
     return _mask_values(text, list(_known_values))
+
+
+def mask_opaque(text: str) -> str:
+    """Replace words that look like a token or a key, in output of a program that handles unknown secrets."""
+    return _LONG_WORD.sub(lambda match: MASK if _is_opaque(match[0]) else match[0], text)
+
+
+def _is_opaque(word: str) -> bool:
+    is_mixed = all(any(map(is_kind, word)) for is_kind in (str.islower, str.isupper, str.isdigit))
+    return is_mixed or _HEX_DIGITS.search(word) is not None
 
 
 def _mask_values(text: str, values: Iterable[str]) -> str:

@@ -100,7 +100,7 @@ def run_program(
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
     elapsed_sec = time.monotonic() - started_at
-    _logger.debug("%s: exit code %d after %.2f s%s", _brief(label), code, elapsed_sec, _stderr_tail(code, stderr))
+    _logger.debug("%s: exit code %d after %.2f s", _brief(label), code, elapsed_sec)  # its output may hold a token
     return Completed(
         exit_code=code if code >= 0 else 128 - code, stdout=bytes(stdout.content), stderr=bytes(stderr.content)
     )
@@ -108,11 +108,6 @@ def run_program(
 
 def _brief(label: str) -> str:
     return label if len(label) <= _MAX_LOGGED_CHARS else f"{label[:_MAX_LOGGED_CHARS]} [...]"
-
-
-def _stderr_tail(code: int, stderr: "BoundedOutput") -> str:
-    text = bytes(stderr.content[-_MAX_LOGGED_CHARS:]).decode(errors="replace").strip() if code else ""
-    return f": {text}" if text else ""
 
 
 class BoundedOutput:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from remote.hosts.base import HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from remote.hosts.command import mask_opaque
 
 
 class ClusterError(HostError):
@@ -139,6 +140,8 @@ _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")
 def to_cluster_error(action: str, stderr: str, default: type[ClusterError] = ClusterError) -> ClusterError:
     """Convert kubectl's standard error to an exception with a remedy; its class is `default` if no rule matches."""
     lines = [line.strip() for line in stderr.splitlines() if not any(noise in line for noise in _NOISE)]
+    if any(_NO_CREDENTIALS in line for line in lines):  # the others are that program's own
+        lines = [line if _NO_CREDENTIALS in line else mask_opaque(line) for line in lines]
     lines.sort(key=lambda line: _NO_CREDENTIALS not in line)
     text = " ".join(dict.fromkeys(filter(None, lines))) or "no message"  # kubectl repeats its message with each attempt
     for substring, kind, remedy in _RULES:

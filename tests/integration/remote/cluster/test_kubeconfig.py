@@ -120,9 +120,11 @@ def test_a_name_that_suggests_production_is_recognised(name: str, namespace: str
 
 
 def test_a_credential_program_that_fails_is_reported_before_any_request(tmp_path: Path) -> None:
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", "exit(3)"]}
+    token = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJtZSJ9.c2ln"
+    script = f"import sys; sys.stderr.write('token {token} is not valid'); exit(3)"
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", script]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    with pytest.raises(Misconfigured, match="exec: process returned 3") as caught:
+    with pytest.raises(Misconfigured, match=r"exec: process returned 3\. token \*\*\* is not valid") as caught:
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
     assert "log in again" in str(caught.value)
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from remote.hosts.base import CommandFailed, Completed
-from remote.hosts.command import MASK, Command, Secret, mask
+from remote.hosts.command import MASK, Command, Secret, mask, mask_opaque
 from remote.jobs.job import JobSpec
 
 
@@ -81,6 +81,16 @@ def test_a_secret_is_masked_in_its_plain_and_in_its_quoted_form(secret: str) -> 
     assume(not set(secret) <= set("*'"))
     masked = mask(f"plain {secret} and quoted {shlex.quote(secret)} end", [Secret(secret)])
     assert masked.replace(MASK, "") == "plain  and quoted  end" or secret in "plain  and quoted  end"
+
+
+@pytest.mark.parametrize(("word", "is_masked"), [
+    ("eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJtZSJ9.c2ln", True), ("k8s-aws-v1.aHR0cHM6Ly9zdHMuYW1hem9uYXdzLmNvbS8", True),
+    ("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", True), ("a" * 16 + "0123456789abcdef", True),
+    ("iaas.eu-frankfurt-1.oraclecloud.com", False), ("/home/me/.oci/sessions/default/token", False),
+    ("ocid1.cluster.oc1.eu-frankfurt-1.zzzzzzzzz3tgnjyw", False), ("ServiceError", False),
+])  # fmt: skip
+def test_what_looks_like_a_token_is_masked(word: str, is_masked: bool) -> None:
+    assert mask_opaque(f"token={word}; expired") == (f"{MASK}; expired" if is_masked else f"token={word}; expired")
 
 
 def test_masking_takes_the_quoted_form_whole_and_the_longest_secret_first() -> None:
