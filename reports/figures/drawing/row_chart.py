@@ -249,6 +249,8 @@ def padded_limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
     values_shown = [*values, *([] if panel.reference is None else [panel.reference])]
     if panel.kind == "bars":
         return 0.0, max(values_shown, default=0.0) * 1.06 or 1.0
+    if panel.log:  # which has no place for 0
+        values_shown = [value for value in values_shown if value > 0]
     if not values_shown:
         return (0.5, 2.0) if panel.log else (0.0, 1.0)
     low, high = min(values_shown), max(values_shown)

@@ -114,3 +114,10 @@ def test_text_too_wide_for_a_phone_is_drawn_smaller_before_it_is_cut():
     written = [drawn for drawn in axes.texts if drawn.get_text() != "rank"]
     assert (written[0].get_text(), written[0].get_fontsize()) == (label, row_chart.MIN_TEXT_SIZE)
     assert written[1].get_text().endswith(ELLIPSIS)
+
+
+def test_a_logarithmic_axis_leaves_out_zeros():
+    panel = row_chart.Panel(title="rate", marks=(), kind="dots", log=True)
+    low, high = row_chart.padded_limits(panel, [0.0, 2.0])
+    assert 0.0 < low < 2.0 < high
+    assert row_chart.padded_limits(panel, [0.0]) == row_chart.padded_limits(panel, [])
