@@ -165,6 +165,8 @@ def combine(
 def ratio(measured: MeasuredRate, reference: MeasuredRate, rate: str, *, comparisons: int = 1) -> Ratio:
     """Compute `measured` over `reference` in one of RATES. The verdict is "faster", "slower" or None (not shown).
 
+    There is no interval if they ran on different kinds of device, unless the same workers compare them.
+
     `comparisons` is the number of such ratios read together: all their intervals hold at once in 95 % of runs.
     """
     mean = difference(
@@ -173,6 +175,8 @@ def ratio(measured: MeasuredRate, reference: MeasuredRate, rate: str, *, compari
         noises=(measured.spreads.get(rate), reference.spreads.get(rate)),
         level=(level := (1.0 - CONFIDENCE) / max(1, comparisons)),
     )
+    if not is_comparable(measured.processes, reference.processes):
+        mean = replace(mean, half=None, over=None)
     if mean.half is not None:
         error = _texts_error(measured.processes, reference.processes, rate.removesuffix("_per_sec"))
         mean = replace(mean, half=math.hypot(mean.half, error * _normal(level)))
@@ -180,6 +184,13 @@ def ratio(measured: MeasuredRate, reference: MeasuredRate, rate: str, *, compari
     verdict = None if low is None or high is None else "faster" if low > 1.0 else "slower" if high < 1.0 else None
     n_steps = min(measured.n_steps, reference.n_steps)
     return Ratio(value=value, low=low, high=high, n=n_steps, verdict=verdict, over=mean.over)
+
+
+def is_comparable(measured: Sequence[Process], reference: Sequence[Process]) -> bool:
+    """Return whether a ratio is of configurations, not of devices: paired by worker, or on the same kinds of device."""
+    workers, others = ({process.worker for process in side} for side in (measured, reference))
+    is_paired = len(workers & others) > 1 or len(workers | others) == 1
+    return is_paired or {process.device for process in measured} == {process.device for process in reference}
 
 
 def _texts_error(measured: Sequence[Process], reference: Sequence[Process], amount: str) -> float:

@@ -46,11 +46,13 @@ _SE_OF_MEDIAN = math.sqrt(math.pi / 2.0)  # a normal sample's standard error of 
 class ProcessSteps:
     """One process's measured steps of one configuration: four arrays of shape (n_steps,), n_steps >= 1.
 
-    `process` identifies it (a trial's id); `worker` is where it ran. Two processes may share a worker.
+    `process` identifies it (a trial's id); `worker` is where it ran, `device` the name of its GPU. Two processes may
+    share a worker.
     """
 
     process: str
     worker: str
+    device: str = ""
     step_time_sec: Floats
     samples: Floats
     tokens: Floats
@@ -60,7 +62,8 @@ class ProcessSteps:
     def from_result(cls, result: TrialResult) -> Self:
         """Return the measured steps of an accepted result."""
         arrays = {name: np.array(getattr(result.steps, name), dtype=np.float64) for name in ("step_time_sec", *AMOUNTS)}
-        return cls(process=result.trial_id, worker=result.worker or "unknown", **arrays)
+        device = str(result.fingerprint.get("gpu_name") or "")
+        return cls(process=result.trial_id, worker=result.worker or "unknown", device=device, **arrays)
 
     def __post_init__(self) -> None:
         shapes = {self.step_time_sec.shape, *(getattr(self, amount).shape for amount in AMOUNTS)}
@@ -93,6 +96,7 @@ def describe(processes: Sequence[ProcessSteps]) -> list[Process]:
             described[index] = Process(
                 process=process.process,
                 worker=process.worker,
+                device=process.device,
                 steps=process.step_time_sec,
                 amounts={amount: getattr(process, amount) for amount in AMOUNTS},
                 step_time_sec=float(medians[row]),

@@ -27,6 +27,7 @@ class Process:
 
     process: str
     worker: str
+    device: str
     steps: NDArray[np.float64]
     amounts: Mapping[str, NDArray[np.float64]] = field(repr=False)
     step_time_sec: float

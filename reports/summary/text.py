@@ -133,7 +133,7 @@ def finding(
         f"as many samples per second {where}, and the interval includes 1."
         if ratio is not None and ratio.low is not None
         else f"{best.label} processed {formatting.ratio(ratio)} as many samples per second as {baseline} {where}; "
-        "a single step has no interval, so no difference is shown."
+        "without an interval no difference is shown."
     )
 
 
@@ -201,8 +201,8 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
 
 
 def _label_with_count(row: ConfigurationRow) -> str:
-    """Return the label, with the number of successful trials if the configuration is not reliable."""
-    return row.label if row.is_reliable else f"{row.label} ({row.succeeded} of {row.planned} trials)"
+    """Return the label, with the number of successful trials if some are lost, failed or missing."""
+    return row.label if row.succeeded == row.planned else f"{row.label} ({row.succeeded} of {row.planned} trials)"
 
 
 def _passed_over(chosen: Choice) -> str:

@@ -153,7 +153,16 @@ def _machine_warnings(hosts: Hosts, price: Price | None) -> Iterable[RunWarning]
 def _other_worker_warnings(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterable[RunWarning]:
     """Warn of configurations that share no worker with the baseline, as when trials run on any idle worker."""
     workers = {label: {process.worker for process in processes} for label, processes in measured.items()}
-    disjoint = [label for label, names in workers.items() if names.isdisjoint(workers.get(baseline, names))]
+    base = measured.get(baseline, ())
+    other = [label for label, processes in measured.items() if base and not per_config.is_comparable(processes, base)]
+    if other:
+        text = f"{formatting.first_n(other, 3)} ran on other devices than {baseline} and cannot be compared with it"
+        yield RunWarning(text=f"{text}; `--spread replicate` runs every configuration on every worker.", weight=1.4)
+    disjoint = [
+        label
+        for label, names in workers.items()
+        if label not in other and names.isdisjoint(workers.get(baseline, names))
+    ]
     if disjoint:
         assumed = f"that workers are within about {format_percent(per_config.ASSUMED_NOISE)} of each other"
         text = f"{formatting.first_n(disjoint, 3)} ran on other workers than {baseline}; their ratios assume {assumed}"

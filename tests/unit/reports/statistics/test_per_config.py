@@ -261,6 +261,15 @@ def test_configurations_on_one_worker_each_include_the_difference_between_worker
     assert verdicts <= MAX_FALSE_VERDICTS * RUNS
 
 
+def test_configurations_on_different_devices_are_compared_by_the_workers_that_both_ran_on_or_not_at_all():
+    first, second = (
+        [replace(noisy(name, 0.2, 1), device=name) for name in names] for names in (("a", "b"), ("c", "d"))
+    )
+    apart = ratio(measure(first), measure(second), "tokens_per_sec")
+    assert (apart.low, apart.high, apart.over, apart.verdict) == (None, None, None, None)
+    assert ratio(measure(first), measure([*first, *second]), "tokens_per_sec").over == "workers"
+
+
 def test_drifting_processes_and_many_outliers_are_flagged():
     calm = measure([noisy("a", 0.2, 1), noisy("b", 0.2, 2)])
     assert (calm.flags, calm.outliers) == ((), 0)
