@@ -33,6 +33,7 @@ PHRASES = {
     "house metaphor": r"\bhouse\b(?!-)|\bimport circles?\b|\bcircles? of imports\b|\bfloors of\b",
 }
 HEADLESS_COMMENT = re.compile(r"#\s+(?:of|as of|whose|where)\s")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LOCALS = frozenset({"one", "found", "place", "words", "there", "what", "said", "given"})
 # fmt: off
 VAGUE_FUNCTIONS = frozenset(
@@ -72,7 +73,7 @@ RULES = ("docstring", *PHRASES, "headless comment", "vague local", "vague functi
 def check_file(path: str, text: str) -> list[Violation]:
     """Check one file's name and text; Python files are parsed too."""
     lines = text.splitlines()
-    hits = [*_phrases(lines), *(_python(path, text) if path.endswith(".py") else ())]
+    hits = [*_phrases(text, lines), *(_python(path, text) if path.endswith(".py") else ())]
     return sorted(
         Violation(path=path, line=line, rule=rule, text=match)
         for line, rule, match in hits
@@ -80,11 +81,12 @@ def check_file(path: str, text: str) -> list[Violation]:
     )
 
 
-def _phrases(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
-    for number, line in enumerate(lines, 1):
-        for rule, pattern in _PHRASES.items():
-            for match in pattern.finditer(line):
-                yield number, rule, match[0]
+def _phrases(text: str, lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
+    for rule, pattern in _PHRASES.items():
+        if pattern.search(text):
+            for number, line in enumerate(lines, 1):
+                for match in pattern.finditer(line):
+                    yield number, rule, match[0]
 
 
 def _python(path: str, text: str) -> Iterator[tuple[int, str, str]]:
@@ -93,23 +95,27 @@ def _python(path: str, text: str) -> Iterator[tuple[int, str, str]]:
     if stem in VAGUE_MODULES:
         yield 0, "vague module", stem
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node, clean=True)
+        if isinstance(node, ast.Name):
+            if node.id in LOCALS and isinstance(node.ctx, ast.Store):
+                yield node.lineno, "vague local", node.id
+        elif isinstance(node, ast.arg):
+            if node.arg in LOCALS:
+                yield node.lineno, "vague local", node.arg
+        elif isinstance(node, DOCUMENTED):
+            docstring = ast.get_docstring(node)
             if docstring and DOCSTRING.match(docstring):
                 yield node.body[0].lineno, "docstring", docstring.partition("\n")[0][:60]
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in VAGUE_FUNCTIONS:
-            yield node.lineno, "vague function", node.name
-        name = node.arg if isinstance(node, ast.arg) else node.id if _is_bound(node) else None
-        if name in LOCALS:
-            yield node.lineno, "vague local", name
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in VAGUE_FUNCTIONS:
+                yield node.lineno, "vague function", node.name
+    if HEADLESS_COMMENT.search(text):
+        yield from _comments(text)
+
+
+def _comments(text: str) -> Iterator[tuple[int, str, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         is_trailing = token.type == tokenize.COMMENT and token.line[: token.start[1]].strip()
         if is_trailing and (match := HEADLESS_COMMENT.match(token.string)):
             yield token.start[0], "headless comment", match[0]
-
-
-def _is_bound(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def check_subject(subject: str) -> str | None:
