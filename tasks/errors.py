@@ -85,7 +85,12 @@ class RetryableError(TaskFailed):
 
 def disk_error(prefix: str, error: OSError) -> RetryableError:
     """Return the task error for an error in DISK_ERRNOS, with its remedy."""
-    remedy = "make the disk writable" if error.errno == errno.EROFS else "free space there"
+    remedies = {
+        errno.EROFS: "make the disk writable",
+        errno.EIO: "check the disk (`dmesg`)",
+        errno.ESTALE: "check the network file system's server",
+    }
+    remedy = remedies.get(error.errno or 0, "free space there")
     return RetryableError(f"{prefix}{error.strerror}", remedy=f"{remedy}, then rerun the command")
 
 

@@ -102,7 +102,11 @@ class JobRunner:
                 continue
             # The first pod numbers its attempts by their folders; the other pods write no folder.
             number = 1 + max(attempt_numbers(self.folder, self.order.planned.trial_id), default=0)
-            code, last_line = self._run_attempt(number)
+            try:
+                code, last_line = self._run_attempt(number)
+            except FileExistsError:  # by another copy of this pod, whose node was lost and has come back
+                time.sleep(RETRY_DELAY_SEC)
+                continue
             if self.rank == 0:
                 self._handle_exit(number, code, last_line)
             elif code == ExitCode.WORKER_FAULTY:

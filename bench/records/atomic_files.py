@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 16
-DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # transient; any write may fail with them
+# Faults of the storage: transient, or another machine may not have them. ESTALE is a network file system's.
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
 def write_atomic(path: Path, content: bytes) -> None:

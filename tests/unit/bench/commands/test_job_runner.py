@@ -1,5 +1,6 @@
 """Runner of a training's attempts in a pod: restarts and the training's end. No attempt runs here."""
 
+import errno
 import json
 import os
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.commands import job_faults, job_runner
+from bench.commands import cli, job_faults, job_runner
 from bench.commands.job_notifications import held_sec
 from bench.commands.job_runner import JobRunner, attempt_numbers, read_order
 from bench.data.inputs import InputError
@@ -93,6 +94,30 @@ def test_restarts_for_pods_that_were_drained_or_had_not_started_are_not_counted(
     assert code == 1
     assert end.reason_code is ReasonCode.RESTARTS_USED_UP
     assert "train.max_restarts: 2 " in end.reason
+
+
+def test_a_number_that_another_copy_of_the_first_pod_has_taken_is_left_to_it(
+    run_script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r1" / "train.1").mkdir(parents=True)
+    listings = [[], *[[1]] * 9]  # a network file system may list a folder late
+    monkeypatch.setattr(job_runner, "attempt_numbers", lambda *_: listings.pop(0))
+    assert run_script([(0, TrialStatus.SUCCEEDED, None)])[1].attempt == 2
+
+
+def test_a_failure_of_the_volume_may_pass_in_another_pod(
+    make_trial: Callable[..., Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = TrainingJobSpec(
+        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared=str(tmp_path), turn=1, after=0,
+        max_restarts=9, port=1, token="t",
+    )  # fmt: skip
+    monkeypatch.setenv(ORDER_VARIABLE, json.dumps(schema.to_json(order)))
+    monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
+    for number, code in ((errno.ESTALE, ExitCode.RETRYABLE), (errno.EACCES, ExitCode.FAILED)):
+        failure = OSError(number, os.strerror(number), "/workspace/results/r1")
+        monkeypatch.setattr(JobRunner, "_run_attempts", lambda *_, failure=failure: (_ for _ in ()).throw(failure))
+        assert cli.main(["train", "--rank", "0", "--service", "train"]) == code
 
 
 def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_turn_begins_with_all_restarts(

@@ -52,7 +52,13 @@ def executor_of(error: Exception) -> Executor:
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.ENOSPC, "free space"), (errno.EDQUOT, "free space"), (errno.EROFS, "make the disk writable")],
+    [
+        (errno.ENOSPC, "free space"),
+        (errno.EDQUOT, "free space"),
+        (errno.EROFS, "make the disk writable"),
+        (errno.EIO, "check the disk"),
+        (errno.ESTALE, "check the network file system"),
+    ],
 )
 def test_a_disk_that_takes_no_more_ends_a_task_in_one_line(number: int, remedy: str) -> None:
     with pytest.raises(errors.RetryableError, match=rf"^/results/x: .*; {remedy}"):
