@@ -1,9 +1,9 @@
 """Notifications of a training's Job: the first pod reads the attempt's progress from the volume and sends them."""
 
 import contextlib
-import datetime
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,7 +96,8 @@ def _read_progress(attempt_folder: Path) -> Progress | None:
 def held_sec(order: TrainingJobSpec, folder: Path) -> float:
     """Return the seconds for which the pods were held: earlier turns by their attempts, this turn from its first one.
 
-    Times are those of the files, as in the operator's ledger.
+    Times are those of the files, as in the operator's ledger, and so is the current one, that of a new file: the clocks
+    of the volume's server and of this node may differ. Raises OSError.
     """
     total_sec, began_at = 0.0, None
     for number in attempt_numbers(folder, order.planned.trial_id):
@@ -106,5 +107,7 @@ def held_sec(order: TrainingJobSpec, folder: Path) -> float:
                 began_at = min(times) if began_at is None else began_at
             elif times:
                 total_sec += max(times) - min(times)
-    now = datetime.datetime.now(datetime.timezone.utc).timestamp()  # by the clock of the files
-    return total_sec + (0.0 if began_at is None else max(0.0, now - began_at))
+    if began_at is None:
+        return total_sec
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return total_sec + max(0.0, os.fstat(file.fileno()).st_mtime - began_at)

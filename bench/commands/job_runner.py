@@ -135,7 +135,7 @@ class JobRunner:
 
     def _run_attempt(self, number: int) -> tuple[int, str]:
         """Run one attempt and return its exit code and the last line of its stderr."""
-        planned, held = self.order.planned, held_sec(self.order, self.folder)
+        planned, held = self.order.planned, held_sec(self.order, self.folder) if self.rank == 0 else 0.0
         out = self.folder / f"{planned.trial_id}.{number}"
         if self.rank == 0:
             out.mkdir()

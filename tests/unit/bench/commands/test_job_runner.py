@@ -199,7 +199,7 @@ def test_the_first_pod_stays_if_the_fault_is_on_another_node_or_its_own_is_not_k
 
 
 def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_turns(
-    tmp_path: Path, make_trial: Callable[..., Trial]
+    tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = TrainingJobSpec(
         run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared="/s", turn=2, after=1,
@@ -214,6 +214,9 @@ def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_t
             os.utime(folder / str(age), (now - age, now - age))
     assert held_sec(order, tmp_path) == pytest.approx(100.0 + 300.0, abs=60.0)
     assert held_sec(order, tmp_path / "train.1") == 0.0
+    fstat = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*fstat(file)[:8], int(now) + 7200, 0)))
+    assert held_sec(order, tmp_path) == pytest.approx(100.0 + 7500.0, abs=1.0), "the clock of the volume's server"
 
 
 def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable[..., Trial]) -> None:
