@@ -1,5 +1,6 @@
 """Cost settings, and the price of a worker's hour."""
 
+import dataclasses
 import datetime
 from collections.abc import Sequence
 
@@ -49,3 +50,12 @@ def price_of(settings: Settings, devices: Sequence[str]) -> Price | None:
     today = datetime.datetime.now(datetime.timezone.utc).date()
     with translate_errors(UsageError, PriceError):
         return next(iter(prices.select_prices(pricing(settings), devices, today=today)), None)
+
+
+def worker_price(settings: Settings, devices: Sequence[str]) -> Price | None:
+    """Return the price of a rank of a training: of all GPUs that its worker holds. Raises UsageError."""
+    price, gpus = price_of(settings, devices), settings.cluster.gpus_per_pod if settings.connector.is_cluster else 1
+    if price is None or gpus == 1:
+        return price
+    source = f"{price.source}; each pod holds {gpus} GPUs, and a training uses one"
+    return dataclasses.replace(price, usd_per_gpu_hour=price.usd_per_gpu_hour * gpus, source=source)

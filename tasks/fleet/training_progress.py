@@ -24,7 +24,7 @@ from reports.read.attempts import AttemptSpan
 from reports.summary.cost import Price
 from tasks.errors import escape_controls
 from tasks.fleet.live_display import PLAIN_INTERVAL_SEC, View, number
-from tasks.fleet.pricing import price_of
+from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
@@ -102,7 +102,7 @@ class TrainingLines:
         pace = self._paces.setdefault(job, StepPace())
         pace.update(1, progress)
         device = run.provenance.get("inputs", {}).get("device")
-        price = price_of(self._settings, [device] if device else [])
+        price = worker_price(self._settings, [device] if device else [])
         spans = attempts.read(folder, run.planned[0].trial_id) if attempt_spans is None else attempt_spans
         phrases = progress_parts(progress, spans, price, pace.remaining_sec)
         return escape_controls(f"{run_id}: {', '.join(phrases)}")

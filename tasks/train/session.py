@@ -29,7 +29,7 @@ from tasks.errors import Interrupted, SomeTrialsFailed, error_class
 from tasks.fleet import nodes, runner
 from tasks.fleet.collect import collect_run
 from tasks.fleet.notifications import RunNotifications, notify
-from tasks.fleet.pricing import price_of
+from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import resume_command
 from tasks.fleet.training_progress import TrainingView
 from tasks.fleet.trial_spec import TRIAL_ID
@@ -56,7 +56,7 @@ class TrainingSession:
     ) -> "TrainingSession":
         """Create the session with the price of the run's device. Raises UsageError for invalid prices."""
         device = run.provenance.get("inputs", {}).get("device")
-        price = price_of(settings, [device] if device else [])
+        price = worker_price(settings, [device] if device else [])
         return cls(settings=settings, run=run, folder=folder, ledger=ledger, hosts=hosts, price=price)
 
     @property

@@ -26,7 +26,7 @@ from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError
 from tasks.fleet import runner
-from tasks.fleet.pricing import price_of
+from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
@@ -148,7 +148,7 @@ def _nodes_component(nodes: NodesRecord | None) -> list[str]:
 def _notify_target(settings: Settings, run: RunRecord) -> NotifyTarget | None:
     """Return the webhook of the Job with the price of its pods; None if it is not set. Raises UsageError."""
     device = run.provenance["inputs"].get("device")
-    price = price_of(settings, [device] if device else [])
+    price = worker_price(settings, [device] if device else [])
     usd_per_sec = None if price is None else len(run.workers) * price.usd_per_gpu_hour / 3600.0
     return webhook_target(settings, usd_per_sec=usd_per_sec, budget_usd=settings.train.budget_usd)
 

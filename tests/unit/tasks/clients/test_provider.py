@@ -10,7 +10,7 @@ from invoke import Context
 from remote.providers import GENERIC, PROVIDERS, Provider
 from tasks.clients.cluster import known_provider, resolve_provider
 from tasks.errors import UsageError
-from tasks.fleet.pricing import price_of, pricing
+from tasks.fleet.pricing import price_of, pricing, worker_price
 from tasks.settings.load import load
 
 Make = Callable[..., Context]
@@ -72,3 +72,12 @@ def test_list_prices_are_those_of_the_provider(context: Make) -> None:
     price = price_of(load(context(text=own)), devices)
     assert price is not None
     assert price.usd_per_gpu_hour == 1.5
+
+
+def test_a_training_costs_all_gpus_that_its_pods_hold(context: Make) -> None:
+    def rate(kind: str, gpus: int) -> float | None:
+        text = f"fleet: {{kind: {kind}}}\ncluster: {{gpus_per_pod: {gpus}}}\ncost: {{shape: VM.GPU.A10.1}}"
+        price = worker_price(load(context(text=text)), ())
+        return None if price is None else price.usd_per_gpu_hour
+
+    assert [rate("pods", 1), rate("pods", 4), rate("local", 4)] == [2.0, 8.0, 2.0]
