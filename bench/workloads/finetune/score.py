@@ -196,27 +196,31 @@ class ScoreProcess:
     def score(self, rows: Sequence[AnsweredRow]) -> Iterator[RowScore]:
         """Yield the score of each row."""
         with scratch_folder("qlora-fleet-score-") as folder:
-            for row in rows:
+            for number, row in enumerate(rows):
                 if self._failures >= MAX_FAILURES:
                     yield RowScore(values={}, fault=ScoreFault.GAVE_UP)
                     continue
-                result = self._score_row(row, folder)
+                result = self._score_row(number, row, folder)
                 if result.fault in (ScoreFault.CRASHED, ScoreFault.TIMED_OUT, ScoreFault.OUTPUT):
                     self._failures += 1
                     self._end()
                 yield result
         self._end()
 
-    def _score_row(self, row: AnsweredRow, folder: Path) -> RowScore:
+    def _score_row(self, number: int, row: AnsweredRow, folder: Path) -> RowScore:
         deadline = time.monotonic() + (self._start_sec if self._process is None else self._row_sec)
         try:
             process = self._process = self._process or self._start(folder)
-            self._send(process, json.dumps(vars(row)), deadline)
+            self._send(process, json.dumps({"row": number, **vars(row)}), deadline)
             reply = self._receive(process, deadline)
         except _RowFailed as error:
             return RowScore(values={}, fault=error.fault, detail=str(error))
+        except OSError as error:  # such as a deleted score file
+            return RowScore(values={}, fault=ScoreFault.CRASHED, detail=f"it cannot be started: {error.strerror}")
         try:
             content = schema.parse_object(reply)
+            if content.get("row") != number:  # of a process that the score file has forked
+                return RowScore(values={}, fault=ScoreFault.OUTPUT, detail="a second reply to an earlier row")
             if "fault" in content:
                 fault, detail = ScoreFault(content["fault"]), escape_controls(str(content.get("detail", "")))
                 return RowScore(values={}, fault=fault, detail=detail[: score_program.MAX_DETAIL_CHARS])

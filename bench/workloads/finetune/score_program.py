@@ -1,8 +1,9 @@
 """The process that scores answers by a user's Python file or a pattern: `python -I score_program.py FILE|regex`.
 
-Reads a JSON line per row, `{"prompt": ..., "answer": ..., "expected": ...}`, and writes one: `{"score": ...}`, or
-`{"fault": ..., "detail": ...}` with a value of ScoreFault. With `regex` the first line is the pattern. What the user's
-code prints goes nowhere. Imports nothing of ours, so that it runs apart from our environment.
+Reads a JSON line per row, `{"row": ..., "prompt": ..., "answer": ..., "expected": ...}`, and writes one:
+`{"row": ..., "score": ...}`, or `{"row": ..., "fault": ..., "detail": ...}` with a value of ScoreFault. With `regex` the
+first line is the pattern. What the user's code prints goes nowhere. Imports nothing of ours, so that it runs apart from
+our environment.
 """
 
 import contextlib
@@ -75,7 +76,8 @@ def main(method: str) -> None:
         scorer = by_pattern(re.compile(json.loads(sys.stdin.readline()))) if method == "regex" else by_file(method)
         for line in sys.stdin:
             row = json.loads(line)
-            replies.write(json.dumps(scorer(row["prompt"], row["answer"], row["expected"])) + "\n")
+            reply = scorer(row["prompt"], row["answer"], row["expected"])
+            replies.write(json.dumps({"row": row["row"], **reply}) + "\n")
 
 
 if __name__ == "__main__":

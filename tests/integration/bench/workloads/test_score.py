@@ -94,6 +94,34 @@ def score(prompt, answer, expected):
     assert results[::2] == [ScoreFault.OUTPUT] * 2
 
 
+def test_a_forked_process_gives_no_score_to_another_row(tmp_path):
+    text = """
+import os, time
+def score(prompt, answer, expected):
+    if answer == "0.25" and os.fork() == 0:
+        time.sleep(0.2)
+    time.sleep(0.1)
+    return float(answer)
+"""
+    answers = [str(number / 8) for number in range(8)]
+    results = [result for result, _ in scores(tmp_path, *answers, text=text)]
+    assert ScoreFault.OUTPUT in results
+    assert all(result in (float(answer), ScoreFault.OUTPUT) for result, answer in zip(results, answers, strict=True))
+
+
+def test_a_file_that_is_deleted_meanwhile_keeps_the_scores_so_far(tmp_path):
+    text = f"""
+import os
+def score(prompt, answer, expected):
+    if answer:
+        os.unlink({str(tmp_path / "my.py")!r})
+        os.abort()
+    return 1
+"""
+    results = [result for result, _ in scores(tmp_path, "", "delete", "", text=text)]
+    assert results == [1.0, ScoreFault.CRASHED, ScoreFault.CRASHED]
+
+
 @pytest.mark.parametrize("text", ["raise RuntimeError('no')", "x = 1"])
 def test_a_file_that_cannot_be_used_scores_no_row(tmp_path, text):
     assert [result for result, _ in scores(tmp_path, "a", "b", text=text)] == [ScoreFault.RAISED] * 2
