@@ -3,13 +3,15 @@
 Wait for pods, with a live view of each. A pod that cannot start ends the wait with reason and remedy.
 """
 
+import contextlib
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
@@ -290,20 +292,36 @@ def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
 
 
 def _run_piped(argv: tuple[str, ...], on_line: Callable[[str], object]) -> int:
-    """Run kubectl, print its untrusted output through our sanitized stream, and return its exit code."""
+    """Run kubectl, print its untrusted output through our sanitized streams, and return its exit code."""
+    pipe = subprocess.PIPE
     try:
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, errors="replace") as process:
-            assert process.stdout is not None  # noqa: S101 - for the type checker
+        with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
+            errors = threading.Thread(target=_print_errors, args=(process.stderr,))
+            errors.start()
             try:
-                while line := process.stdout.readline(_MAX_LINE_CHARS):
+                for line in _lines_of(process.stdout):
                     print(line, end="", flush=True)
                     on_line(line.rstrip("\n"))
             except BaseException:  # Ctrl-C, or a closed pipe
                 process.terminate()
                 raise
+            finally:
+                errors.join()
         return process.returncode
     except OSError as error:
         raise not_installed_error(error) from error
+
+
+def _print_errors(stream: IO[str] | None) -> None:
+    with contextlib.suppress(OSError):  # a closed pipe
+        for line in _lines_of(stream):
+            print(line, end="", file=sys.stderr, flush=True)
+
+
+def _lines_of(stream: IO[str] | None) -> Iterator[str]:
+    """Yield the lines of a program's output; a very long one in parts."""
+    while stream is not None and (line := stream.readline(_MAX_LINE_CHARS)):
+        yield line
 
 
 def _run_interactive(argv: tuple[str, ...]) -> int:

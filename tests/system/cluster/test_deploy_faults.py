@@ -102,6 +102,11 @@ def test_a_shell_without_a_permission_for_exec_names_it(deployed: Operator) -> N
         deployed.cluster.faults.clear()
 
 
+def test_what_the_server_says_of_a_log_is_escaped(deployed: Operator) -> None:
+    deployed.cluster.faults.fail_requests(status=400, message="a\x1b]0;b", path="*/log", times=50)
+    assert "a\\u001b]0;b" in deployed.inv("logs", "--pod", "1", code=1)
+
+
 def test_status_works_without_permission_for_an_absent_controller(deployed: Operator) -> None:
     # The role `qlora-fleet-operator` has no permission for JobSets, and RBAC refuses before the API reports an unknown
     # kind.
