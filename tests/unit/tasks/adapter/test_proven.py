@@ -4,8 +4,6 @@ import dataclasses
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -24,6 +22,7 @@ from tasks.adapter.check import (
 )
 from tasks.adapter.merge import render_card, require_same_loss
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
+from tasks.settings.load import Settings
 from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, adapter_check, form, save_check
 
 
@@ -177,7 +176,7 @@ def write_sums(folder: Path, *names: str) -> None:
 
 
 def test_a_file_that_was_changed_is_not_published(trained: TrainedAdapter, tmp_path: Path) -> None:
-    settings: Any = SimpleNamespace(results_folder=tmp_path)
+    settings = Settings(root=tmp_path, results={"folder": "."})  # type: ignore[arg-type]
     config = trained.adapter / "adapter_config.json"
     write_sums(trained.folder, "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "run.json")
     assert open_training(settings, "r").adapter == trained.adapter
