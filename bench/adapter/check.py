@@ -92,8 +92,7 @@ class Checker:
         self.progress = ProgressLog(log)
         self.progress.log(f"checking the files of {request.trial.model}")
         model, adapter = Path(request.trial.model), Path(request.adapter)
-        lora.check_base(model, adapter, request.model_sha256)
-        self.model_sha256 = check_model(model).sha256
+        self.model_sha256 = lora.check_base(model, adapter, request.model_sha256).sha256
         self.lora = lora.read(adapter, model)
         if request.merged is not None:
             check_model(Path(request.merged))
@@ -284,7 +283,7 @@ class ChatAnswer:
 def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> ChatAnswer:
     """Answer every turn in order and log each answer at once. Raises InputError and InputRejected."""
     model, adapter = Path(request.trial.model), Path(request.adapter)
-    lora.check_base(model, adapter, request.model_sha256)
+    positions = lora.check_base(model, adapter, request.model_sha256).max_position_embeddings
     modules, tokenizer = torch_stack.load(), training_set.tokenizer_loader(request.trial)()
     step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
     generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer)
@@ -298,9 +297,15 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> Ch
             prompt = encode_prompt(
                 tokenizer, "chat", messages, data.special_tokens, lambda message: log(f"[{message}]")
             )
-            ((text, has_ended),) = generator.generate([prompt], [request.most])
+            most = min(request.most, positions - len(prompt))
+            if most < 1:
+                raise InputError(
+                    f"chat: a conversation of {len(prompt):,} tokens: the model takes {positions:,}",
+                    remedy="ask less, or begin a new conversation with an empty line",
+                )
+            ((text, has_ended),) = generator.generate([prompt], [most])
             messages.append({"role": "assistant", "content": text})
             unended += not has_ended
-            log(text if has_ended else f"{text} [not ended after {request.most} tokens]")
+            log(text if has_ended else f"{text} [not ended after {most} tokens]")
         answers.append([message["content"] for message in messages if message["role"] == "assistant"])
     return ChatAnswer(answers=answers, unended=unended)

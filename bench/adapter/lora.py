@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from bench import torch_stack
 from bench.architectures import find
 from bench.architectures.architecture import Architecture
-from bench.data.inputs import InputError, InputRejected
+from bench.data.inputs import InputError, InputRejected, ModelFacts
 from bench.data.model_folder import TEMPLATE_FILE, check_model, read_config, read_shapes, weight_files
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep, load_base
@@ -59,8 +59,8 @@ class Lora:
         return weight.addmm(b, a, alpha=self.scale)
 
 
-def check_base(model: Path, adapter: Path, model_sha256: str | None) -> None:
-    """Raise InputRejected if `model` is not the base of the training, InputError if it cannot be used.
+def check_base(model: Path, adapter: Path, model_sha256: str | None) -> ModelFacts:
+    """Return the base's facts. Raises InputRejected if it is not that of the training, InputError if it is unusable.
 
     The adapter's folder holds copies of the training's tokenizer and chat template, so a change of these is reported as
     such. The template of an unchanged model differs if the training had another one (train.chat_template).
@@ -81,6 +81,7 @@ def check_base(model: Path, adapter: Path, model_sha256: str | None) -> None:
             f"{model_sha256[:12]}",
             remedy="set model.path to that model",
         )
+    return facts
 
 
 def load_trained(modules: Any, trial: Trial, placement: Placement, folder: Path) -> tuple[TrainingStep, Any]:

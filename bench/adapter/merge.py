@@ -34,7 +34,7 @@ from bench.adapter.modelfile import render_modelfile
 from bench.architectures import find
 from bench.architectures.unregistered import FOUND_LAYERS
 from bench.data.inputs import InputError, InputRejected
-from bench.data.model_folder import INDEX, check_model, read_config, read_shapes, weight_files
+from bench.data.model_folder import INDEX, read_config, read_shapes, weight_files
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import page_cache
 from bench.records import schema
@@ -85,13 +85,13 @@ class MergeRequest:
 def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     """Create, resume or verify the merged folder. Raises InputError, InputRejected and OSError."""
     model, adapter, out = Path(request.model), Path(request.adapter), Path(request.out)
-    lora.check_base(model, adapter, request.model_sha256)
+    base = lora.check_base(model, adapter, request.model_sha256)
     adapter_weights = lora.read(adapter, model)
     layout = SafetensorsLayout(request) if request.format == SAFETENSORS else GgufLayout(request)
     facts = layout.describe(
         MergeFacts(
             base=request.base,
-            model_sha256=check_model(model).sha256,
+            model_sha256=base.sha256,
             adapter_sha256=adapter_weights.sha256,
             end_ids=layout.end_ids,
             shards=len(layout.sizes),

@@ -190,11 +190,18 @@ def split_conversations(lines: Iterable[str]) -> list[list[str]]:
     """Return the turns of each conversation; an empty line ends a conversation."""
     conversations: list[list[str]] = [[]]
     for line in lines:
-        if line.strip():
-            conversations[-1].append(line.strip())
+        if turn := _read_turn(line):
+            conversations[-1].append(turn)
         elif conversations[-1]:
             conversations.append([])
     return [turns for turns in conversations if turns]
+
+
+def _read_turn(line: str) -> str:
+    """Return the line without white space around it. Raises UsageError if its bytes were not UTF-8."""
+    if line != line.encode(errors="replace").decode():
+        raise UsageError(f"chat: standard input is not UTF-8: {escape_controls(line.strip())[:60]}")
+    return line.strip()
 
 
 def _chat_with_server(server: ServerClient, model: str) -> None:
@@ -206,10 +213,10 @@ def _chat_with_server(server: ServerClient, model: str) -> None:
         line = sys.stdin.readline()
         if not line:
             return
-        if not line.strip():
+        if not (turn := _read_turn(line)):
             turns = []
             continue
-        turns.append({"role": "user", "content": line.strip()})
+        turns.append({"role": "user", "content": turn})
         reply = server.chat(model, turns, MAX_TOKENS)
         turns.append({"role": "assistant", "content": reply.text})
         _print_answer(reply.text if reply.has_ended else f"{reply.text} [not ended after {MAX_TOKENS} tokens]")

@@ -1,9 +1,9 @@
 """The process that scores answers by a user's Python file or a pattern: `python -I score_program.py FILE|regex`.
 
 Reads a JSON line per row, `{"row": ..., "prompt": ..., "answer": ..., "expected": ...}`, and writes one:
-`{"row": ..., "score": ...}`, or `{"row": ..., "fault": ..., "detail": ...}` with a value of ScoreFault. With `regex` the
-first line is the pattern. What the user's code prints goes nowhere. Imports nothing of ours, so that it runs apart from
-our environment.
+`{"row": ..., "score": ...}`, or `{"row": ..., "fault": ..., "detail": ...}` with a value of ScoreFault. With `regex`
+the first line is the pattern. What the user's code prints goes nowhere. Imports nothing of ours, so that it runs apart
+from our environment.
 """
 
 import contextlib

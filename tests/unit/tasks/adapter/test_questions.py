@@ -142,6 +142,8 @@ def test_the_adapter_itself_gets_all_questions_at_once_on_a_worker(
     set_stdin("\n \n", monkeypatch, tmp_path)
     with pytest.raises(UsageError, match="inv chat adapter"):
         questions.chat(Context(), "adapter", None, model=None, key_file=None)
+    with pytest.raises(UsageError, match=r"not UTF-8: caf"):
+        questions.split_conversations(["tea", "caf\udce9"])
 
 
 def test_flags_that_mean_nothing_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
