@@ -27,7 +27,7 @@ from bench.records.result import TrialResult
 from bench.records.run import Progress
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 from bench.workloads import load
-from bench.workloads.ranks.multi_node import NodeList
+from bench.workloads.ranks.multi_node import NodeList, dismiss_nodes
 
 TRACEBACK_LINES = 12
 # As large as any result, so that a full disk is reported before the work.
@@ -39,6 +39,7 @@ def run(request: Request) -> int:
     stops, clock = StopSignals(), Clock()
     stops.install()
     record: Record | None = None
+    nodes: NodeList | None = None
     where = "before the trial began"
     try:
         trial = request.trial or Trial.read(request.trial_file)
@@ -75,7 +76,10 @@ def run(request: Request) -> int:
         if request.strict and record.flags and outcome.status is TrialStatus.SUCCEEDED:
             outcome = Outcome.of(ReasonCode.STRICT, f"refused by --strict: {record.flags[0]}")
     except (TrialError, InputError) as error:
-        print(error, file=sys.stderr)
+        print(error, file=sys.stderr, flush=True)
+        if nodes is not None and nodes.rank == 0:
+            stops.close()
+            dismiss_nodes(nodes, trial.world_size)
         return ExitCode.REFUSED if isinstance(error, InputRejected) else ExitCode.BAD_INPUT
     except Stopped as stopped:
         if record is None:

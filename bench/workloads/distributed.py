@@ -51,11 +51,8 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
 
 def follow(_request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) -> int:
     """Run this machine's share of the ranks, with inputs that it checks on its own."""
-
-    def prepare() -> None:
-        check_trial(trial)
-
-    return RankLauncher(trial, stops, nodes, module=MODULE, limits=make_limits(trial)).follow(prepare)
+    launcher = RankLauncher(trial, stops, nodes, module=MODULE, limits=make_limits(trial))
+    return launcher.follow(lambda: check_trial(trial))
 
 
 class RankReport:

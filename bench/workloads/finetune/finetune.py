@@ -271,13 +271,12 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
 def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) -> int:
     """Run this machine's share of the ranks, with inputs and examples that it checks on its own."""
 
-    def prepare() -> Mapping[str, str]:
-        model, _, _ = check_inputs(trial)
+    def prepare(inputs: Inputs) -> Mapping[str, str]:
         folder = _checkpoint_folder(request)
         data, _ = training_set.load(trial, training_set.tokenizer_loader(trial), folder / EXAMPLES_FOLDER)
-        return {SPEC_FILE: _rank_spec(request, folder, model.sha256, data.sha256).to_text()}
+        return {SPEC_FILE: _rank_spec(request, folder, inputs[0].sha256, data.sha256).to_text()}
 
-    return _make_launcher(trial, stops, nodes).follow(prepare)
+    return _make_launcher(trial, stops, nodes).follow(lambda: check_inputs(trial), prepare)
 
 
 def _make_launcher(trial: Trial, stops: StopSignals, nodes: NodeList | None) -> RankLauncher:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.data.inputs import InputError
 from bench.harness.record import Record
@@ -20,7 +20,14 @@ from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
 from bench.records.result import FAULTY_RANK
 from bench.records.status import ExitCode, ReasonCode, escape_controls
-from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList, input_error_code
+from bench.workloads.ranks.multi_node import (
+    JOIN_TIMEOUT_SEC,
+    LeaderGone,
+    LeaderLink,
+    NodeHub,
+    NodeList,
+    input_error_code,
+)
 from bench.workloads.ranks.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, RankStopped, Torchrun
 
 PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
@@ -32,6 +39,7 @@ POLL_SEC = 0.1
 GPU_COUNT_TIMEOUT_SEC = 120.0
 
 OnLine = Callable[[dict[str, Any]], None]
+T = TypeVar("T")
 
 
 class RankLauncher:
@@ -126,25 +134,40 @@ class RankLauncher:
             ranks.dispatch_lines(on_line)
         return code
 
-    def follow(self, prepare: Callable[[], Mapping[str, str] | None]) -> int:
+    def follow(
+        self, check_inputs: Callable[[], T], prepare: Callable[[T], Mapping[str, str] | None] = lambda _: None
+    ) -> int:
         """Run this machine's share of the ranks; return the exit code. Only the first machine measures and writes.
 
-        `prepare` checks the inputs and returns the ranks' files. Raises InputError and Stopped.
+        `check_inputs` is called before this machine waits for the first one; `prepare` gets its result after that, and
+        returns the ranks' files. Raises InputError and Stopped.
         """
         nodes = self._nodes
         if nodes is None:
             raise ValueError("a single machine follows no other")
         mine = nodes.local_ranks(self._trial.world_size)
         try:
+            inputs = check_inputs()
+            self.check()
+        except (InputError, Stopped) as error:
+            is_refusal = isinstance(error, InputError)
+            if is_refusal:  # printed at once: the first machine may have refused its inputs, too
+                print(error, file=sys.stderr, flush=True)
+            timeout_sec = JOIN_TIMEOUT_SEC if is_refusal else 0.0
+            with (
+                contextlib.suppress(LeaderGone, Stopped),
+                LeaderLink(nodes, self._limits.silence_sec, join_timeout_sec=timeout_sec) as link,
+            ):
+                _send_refusal(link, mine, error)
+            if isinstance(error, InputError):
+                return input_error_code(error).exit_code
+            raise
+        try:
             with LeaderLink(nodes, self._limits.silence_sec) as link:
                 try:
-                    files = prepare()
-                    self.check()
-                except InputError as error:
-                    link.report_error(mine[0], input_error_code(error), str(error))
-                    raise
-                except Stopped as stopped:  # reported as below: otherwise this machine would count as lost
-                    _send_stop(link, mine, stopped)
+                    files = prepare(inputs)
+                except (InputError, Stopped) as error:
+                    _send_refusal(link, mine, error)
                     raise
                 with self._torchrun(files) as ranks:
                     return self._follow_leader(ranks, link, mine)
@@ -176,6 +199,14 @@ class RankLauncher:
         poll()
         link.send_end({"ranks": [], **ranks.local_failures()} if code else {})
         return 0 if code == 0 else ExitCode.WORKER_FAULTY if ranks.has_faulty_gpu(mine) else 1
+
+
+def _send_refusal(link: LeaderLink, ranks: range, error: InputError | Stopped) -> None:
+    """Tell the first machine why this one starts no ranks: otherwise it would count as lost."""
+    if isinstance(error, InputError):
+        link.report_error(ranks[0], input_error_code(error), str(error))
+    else:
+        _send_stop(link, ranks, error)
 
 
 def _send_stop(link: LeaderLink, ranks: range, stopped: Stopped, *, has_ended_step: bool = False) -> None:

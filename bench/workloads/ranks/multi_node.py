@@ -17,6 +17,7 @@ import os
 import re
 import select
 import socket
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -181,13 +182,23 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
         os.replace(part, path)
 
 
+def dismiss_nodes(nodes: NodeList, world_size: int) -> None:
+    """End the wait of the other machines after this first one has refused its inputs."""
+    with (
+        contextlib.suppress(InputError, OSError),
+        tempfile.TemporaryDirectory() as folder,
+        NodeHub(nodes, world_size, Path(folder)) as hub,
+    ):
+        hub.wait_for_nodes()
+
+
 class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
     """Another machine's side of a link: sends its ranks' files, and detects the loss of the first machine."""
 
-    def __init__(self, nodes: NodeList, silence_sec: float) -> None:
+    def __init__(self, nodes: NodeList, silence_sec: float, *, join_timeout_sec: float = JOIN_TIMEOUT_SEC) -> None:
         self._nodes, self._silence_sec = nodes, silence_sec
         self._sent: dict[str, str] = {}
-        self._socket = self._connect()
+        self._socket = self._connect(join_timeout_sec)
         self._last_heartbeat = time.monotonic()
         self._send({"token": nodes.token, "node": nodes.rank})
 
@@ -249,15 +260,15 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
         except OSError as error:
             raise LeaderGone(f"the first machine is gone: {error.strerror}") from error
 
-    def _connect(self) -> socket.socket:
-        address, deadline = (self._nodes.address, self._nodes.port + 1), time.monotonic() + JOIN_TIMEOUT_SEC
+    def _connect(self, timeout_sec: float) -> socket.socket:
+        address, deadline = (self._nodes.address, self._nodes.port + 1), time.monotonic() + timeout_sec
         while True:
             try:
                 link = socket.create_connection(address, timeout=self._silence_sec)
             except OSError as error:
                 if time.monotonic() > deadline:
                     name = f"{address[0]}:{address[1]}"
-                    reason = f"did not answer for {JOIN_TIMEOUT_SEC:g} s: {error.strerror or error}"
+                    reason = f"did not answer for {timeout_sec:g} s: {error.strerror or error}"
                     raise LeaderGone(f"the first machine at {name} {reason}") from error
                 time.sleep(0.3)
             else:

@@ -35,8 +35,10 @@ def start_nodes(start_ranks, tiny_data: Path, tmp_path: Path) -> Callable[..., l
         "GLOO_SOCKET_IFNAME": "lo",
     }
 
-    def run(*, broken_on: int | None = None, interface: str = "lo", **changes: object) -> list[subprocess.Popen[str]]:
-        data = ["/no/data" if node == broken_on else str(tiny_data) for node in range(2)]
+    def run(
+        *, broken_on: tuple[int, ...] = (), interface: str = "lo", **changes: object
+    ) -> list[subprocess.Popen[str]]:
+        data = ["/no/data" if node in broken_on else str(tiny_data) for node in range(2)]
         variables = [shared | {NODE_RANK: str(node)} for node in range(2)]
         variables[1]["GLOO_SOCKET_IFNAME"] = interface
         return [
@@ -133,8 +135,9 @@ def test_an_interface_missing_on_one_machine_is_reported_by_the_first(start_node
     assert "GLOO_SOCKET_IFNAME: nosuch0 " in errors[0]
 
 
-def test_input_missing_on_one_machine_is_reported_by_the_first(start_nodes, tmp_path):
-    nodes = start_nodes(broken_on=1)
+@pytest.mark.parametrize("broken_on", [(1,), (0, 1)])
+def test_missing_input_is_reported_by_both_machines(start_nodes, tmp_path, broken_on):
+    nodes = start_nodes(broken_on=broken_on)
     errors = [node.communicate(timeout=WAIT_SEC)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2]
     assert all("/no/data" in error for error in errors)

@@ -6,7 +6,7 @@ Not covered: ranks that still run when the first machine is lost (tests/faults/b
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +34,7 @@ def last_messages(monkeypatch) -> list[Any]:
         send_end=messages.append,
         report_error=lambda *error: messages.append(error),
     )
-    monkeypatch.setattr(launcher, "LeaderLink", lambda *_: contextlib.nullcontext(link))
+    monkeypatch.setattr(launcher, "LeaderLink", lambda *_, **__: contextlib.nullcontext(link))
     monkeypatch.setattr(launcher, "choose_backend", lambda *_: "gloo")
     monkeypatch.setattr(launcher, "rendezvous_endpoint", lambda: "")
     monkeypatch.setattr(launcher, "visible_gpus", lambda: 0)
@@ -45,9 +45,9 @@ def make_launcher(trial: Trial | None, stops: Any, nodes: Any = None) -> RankLau
     return RankLauncher(trial, stops, nodes, module="ranks", limits=SimpleNamespace(silence_sec=1.0))
 
 
-def run_local_ranks(trial: Trial, prepare: Callable[[], Mapping[str, str]]) -> int:
+def run_local_ranks(trial: Trial, check_inputs: Callable[[], Any]) -> int:
     nodes = SimpleNamespace(local_ranks=lambda _: range(1, 2))
-    return make_launcher(trial, SimpleNamespace(check=lambda: None), nodes).follow(prepare)
+    return make_launcher(trial, SimpleNamespace(check=lambda: None), nodes).follow(check_inputs)
 
 
 @pytest.mark.parametrize(("code", "message"), [(0, {}), (1, {"ranks": [], "rank": 1})])
