@@ -6,7 +6,7 @@ In doubt nodes are kept: a pod that does not answer or pods that may not be list
 from collections.abc import Callable, Iterator
 
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import GPU_RESOURCE, gpu_count
+from remote.cluster.diagnosis.nodes import GPU_RESOURCE, may_use_gpus
 from remote.cluster.labels import COMPONENT_LABEL, OWNER, PART_OF_LABEL, RUN_ANNOTATION, WORKER, Object, is_owned, label
 from remote.cluster.manifests import ARCH, ARCH_LABEL
 from remote.cluster.plan import is_training
@@ -94,7 +94,7 @@ def _workloads(cluster: Cluster) -> list[Object]:
 
 
 def _other_pods(cluster: Cluster, nodes: set[str]) -> Iterator[str]:
-    """Yield a line for each pod on these nodes that uses GPUs and is not one of our workers. Raises Forbidden."""
+    """Yield a line for each pod on these nodes that may use a GPU and is not one of our workers. Raises Forbidden."""
     for pod in cluster.pods_everywhere():
         metadata, node = pod["metadata"], pod.get("spec", {}).get("nodeName")
         is_worker = (
@@ -102,7 +102,7 @@ def _other_pods(cluster: Cluster, nodes: set[str]) -> Iterator[str]:
             and label(pod, PART_OF_LABEL) == OWNER
             and label(pod, COMPONENT_LABEL) == WORKER
         )
-        if node in nodes and gpu_count(pod) and not is_worker:
+        if node in nodes and may_use_gpus(pod) and not is_worker:
             yield f"pod {metadata.get('namespace', '?')}/{metadata['name']} uses a GPU of node {node}"
 
 

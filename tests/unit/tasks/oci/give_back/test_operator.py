@@ -88,6 +88,12 @@ def test_the_pool_shrinks_once_after_the_pods_are_deleted(
     assert done.idle_usd(0.0) is not None
 
 
+def pod_with(**spec: Any) -> Any:
+    """Return another team's pod on a node of the pool, whose containers use no whole GPU."""
+    other = pod("x", "n2", namespace="team-b", gpus="0")
+    return {**other, "spec": other["spec"] | spec}
+
+
 def later_run(folder: Path) -> None:
     """Write a later run over the same cluster."""
     run = RunRecord.read(folder / "run.json")
@@ -112,6 +118,13 @@ def doubts() -> dict[str, Callable[[FakeCluster, pytest.MonkeyPatch, FakeTenancy
             node_use, "foreign_active_jobs", lambda *_, **__: ["worker-1 runs t of run r3"]
         ),
         "a pod of another team": lambda cluster, *_: cluster.others.append(pod("x", "n2", namespace="team-b")),
+        "a slice of a GPU": lambda cluster, *_: cluster.others.append(
+            pod_with(containers=[{"resources": {"requests": {"nvidia.com/mig-1g.10gb": "1"}}}])
+        ),
+        "a GPU before the pod's start": lambda cluster, *_: cluster.others.append(
+            pod_with(initContainers=[{"resources": {"limits": {"nvidia.com/gpu": 1}}}])
+        ),
+        "a claim on a device": lambda cluster, *_: cluster.others.append(pod_with(resourceClaims=[{"name": "gpu"}])),
         "a server of ours": lambda cluster, *_: cluster.fleet_pods.append(pod("serve-0", component="serve")),
         "a training's Job": lambda cluster, *_: cluster.objects["Job"].append(job("train")),
         "pods that may not be listed": lambda cluster, *_: setattr(cluster, "others", None),
