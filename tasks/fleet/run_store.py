@@ -33,7 +33,7 @@ def find_run(results_folder: Path, run: str | None) -> Path:
     """
     name = run or LATEST
     folder = results_folder / name
-    if name != LATEST and (Path(name).name != name or len(os.fsencode(name)) > _MAX_NAME_BYTES):
+    if name == ".." or Path(name).name != name or len(os.fsencode(name)) > _MAX_NAME_BYTES:
         raise UsageError(f"run {name[:80]!r}: expected a run's id, not a path", remedy=_known_runs(results_folder))
     if name == LATEST:
         refuse_copied_latest(results_folder)

@@ -21,6 +21,13 @@ def test_a_run_whose_plan_cannot_be_read_is_found(tmp_path: Path, monkeypatch: p
     assert find_run(tmp_path, "r") == tmp_path / "r", "its reader names the reason"
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/b", "/a", "../r", "r/", "a" * 256])
+def test_a_path_is_not_a_runs_id(tmp_path: Path, name: str) -> None:
+    (tmp_path / RUN_FILE).touch()
+    with pytest.raises(UsageError, match="not a path"):
+        find_run(tmp_path / "results", name)
+
+
 def test_a_removed_newest_run_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
