@@ -13,37 +13,26 @@ of host neither ends a process in its own session (setsid); work that should out
 `remote.jobs.job`.
 
 Not covered: hosts that are not Linux, login shells of the csh family.
-
-One command on an open SSH connection: the shell script that starts it, its streams, its end.
 """
-
-import os
-import secrets
-import shlex
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
-
-from remote.hosts.base import ByteReader, Completed, check
-from remote.hosts.command import Command
-from remote.hosts.process import ProcessLimits
-from remote.hosts.ssh.config import Destination, Hop, resolve_route
-
-if TYPE_CHECKING:
-    import paramiko
-
-    from remote.hosts.ssh.connection import Connection
 
 import contextlib
 import math
+import os
 import re
+import secrets
 import selectors
+import shlex
+import threading
 import time
+from collections.abc import Callable
+from typing import Self
 
 import paramiko
 
-from remote.hosts.base import HostError, HostUnreachable
-from remote.hosts.process import BoundedOutput
+from remote.hosts.base import ByteReader, Completed, HostError, HostUnreachable, check
+from remote.hosts.command import Command
+from remote.hosts.process import BoundedOutput, ProcessLimits
+from remote.hosts.ssh.config import Destination, Hop, resolve_route
 from remote.hosts.ssh.connection import Connection
 
 MARGIN_SEC = 15.0
@@ -269,10 +258,8 @@ class SshHost:
             self._hops = resolve_route(self.destination)
         return self._hops
 
-    def connect(self) -> "Connection":
+    def connect(self) -> Connection:
         """Return the connection; open it if necessary. Raises the errors of `Connection`."""
-        from remote.hosts.ssh.connection import Connection
-
         with self._lock:
             if self._connection is not None and not self._connection.is_open():
                 self._connection.close()
@@ -291,8 +278,6 @@ class SshHost:
         idle_timeout_sec: float | None = None,
     ) -> Completed:
         """Run a command as in `Host.run`. Raises the errors of `connect` too."""
-        from remote.hosts.ssh.host import SshSession, build_script
-
         mark = secrets.token_hex(8)
         script = build_script(command, mark, timeout_sec)
         connection = self.connect()
