@@ -31,6 +31,7 @@ NOISE_DEVIATION = 0.02  # one short trial; docs/measurements.md has 0.7 % betwee
 BATCH_LENGTH_SCALE = 2.0  # in doublings of the batch: the width of the Gaussian kernel
 MIN_IMPROVEMENT = 0.003  # minimum expected improvement of another trial, as a fraction of the best rate
 CLOSE_FACTOR = 1.02  # short trials of one configuration differ by less between processes (docs/measurements.md: 0.7 %)
+_MAX_LOG = 700.0  # larger logarithms have no exponential
 FAILURE_FACTOR = 0.1  # a failed trial counts as this fraction of its expected rate, so that the search avoids it
 # Candidate key -> useful tokens per second; 0.0 if its trial failed. None if it ran out of memory, which says nothing
 # about its speed.
@@ -76,7 +77,8 @@ class Surrogate:
             / max(1, measured_count)
         )
         deviation = np.sqrt(remaining_variance * max(1.0, variance_scale))
-        return Prediction(mean=(self._prior + errors @ weights).tolist(), deviation=deviation.tolist())
+        mean = np.clip(self._prior + errors @ weights, -_MAX_LOG, _MAX_LOG)
+        return Prediction(mean=mean.tolist(), deviation=deviation.tolist())
 
     def expected_improvements(self, rates: Mapping[str, float], assumed: Mapping[str, float]) -> list[float]:
         """Return each candidate's expected improvement, as a fraction of the best rate. Needs at least one rate.
@@ -121,7 +123,9 @@ def expected_improvement(mean: float, deviation: float) -> float:
     if deviation <= 0.0:
         return max(0.0, math.expm1(mean))
     standardized = mean / deviation
-    return math.exp(mean + deviation**2 / 2) * _normal_cdf(standardized + deviation) - _normal_cdf(standardized)
+    return math.exp(min(mean + deviation**2 / 2, _MAX_LOG)) * _normal_cdf(standardized + deviation) - _normal_cdf(
+        standardized
+    )
 
 
 def _normal_cdf(x: float) -> float:

@@ -109,7 +109,14 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         seed=bench.seed,
         samples=observed["data"]["samples"],
     )
-    predicted = survey(settings, hosts[0], [candidate.trial for candidate in candidates])["trials"]
+    surveyed = survey(settings, hosts[0], [candidate.trial for candidate in candidates])
+    try:  # a worker of an older version names no chips
+        chips = [schema.from_json(ChipRates, chip) for chip in observed.get("chips", [])]
+        predicted = space.with_predictions(candidates, surveyed["trials"])
+        candidates = [schema.from_json(Candidate, schema.to_json(candidate)) for candidate in predicted]
+    except (KeyError, ValueError, TypeError) as error:
+        remedy = "check that its image has this version of bench"
+        raise RetryableError(f"the worker's survey cannot be read: {error}", remedy=remedy) from error
     gpu = observed["gpu"] if bench.profile == "gpu" else None
     record = TuneRecord(
         tune_id=f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-tune",
@@ -120,21 +127,12 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         depth=observed["model"]["depth"],
         limit_bytes=_limit_bytes(limit, gpu),
         settings=settings.public(),
-        candidates=space.with_predictions(candidates, predicted),
+        candidates=candidates,
         inputs={name: {"sha256": observed[name]["sha256"]} for name in ("model", "data")},
-        chips=_parse_chips(observed.get("chips", [])),
+        chips=chips,
     )
     _check_limit(record)
     return record
-
-
-def _parse_chips(chips: Sequence[object]) -> list[ChipRates]:
-    """Parse the chips of a survey; a worker of an older version names none. Raises RetryableError."""
-    try:
-        return [schema.from_json(ChipRates, chip) for chip in chips]
-    except schema.SchemaError as error:
-        remedy = "check that its image has this version of bench"
-        raise RetryableError(f"the worker's survey cannot be read: {error}", remedy=remedy) from error
 
 
 def check_same_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
