@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.records import schema
+from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import Outcome, TrialStatus
@@ -129,6 +131,19 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
             ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         point_latest_at(folder)
     return run, folder, ledger
+
+
+def write_plan_once(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
+    """Return an equal plan of which a killed command started no trial, else write one. Raises like `write_plan`."""
+    for path in sorted(settings.results_folder.glob(f"*{run.suite}*/{LEDGER_FILE}")):
+        with contextlib.suppress(ResultError, LedgerError):
+            is_unused = not any(entry.attempts or entry.status for entry in Ledger(path).entries.values())
+            earlier = RunRecord.read(path.with_name(RUN_FILE)) if is_unused else run
+            same = dataclasses.replace(earlier, run_id=run.run_id, created_at=run.created_at)
+            if is_unused and schema.to_json(same) == schema.to_json(run):
+                open_run_log(path.parent)
+                return earlier, path.parent, Ledger.create(path, [planned.trial_id for planned in earlier.planned])
+    return write_plan(settings, run)
 
 
 def clear_discarded(folder: Path) -> None:

@@ -13,7 +13,7 @@ from bench.records.status import TrialStatus
 from reports.statistics import per_config
 from reports.statistics.per_config import estimate, measure, samples
 from reports.statistics.per_process import ProcessSteps, describe
-from reports.statistics.types import Estimate
+from reports.statistics.types import Estimate, Process
 
 RATE = "useful_tokens_per_sec"
 
@@ -23,7 +23,8 @@ class MeasuredCandidate:
     """One candidate measured in full. Rates are per GPU; `useful_tokens_per_sec` excludes padding.
 
     `interval` is the 95 % interval of the rate, Student's t over workers or processes. It is None for a single process,
-    which does not show the variation between processes.
+    which does not show the variation between processes. `failures` is the number of trials that failed, timed out or
+    ran out of memory.
     """
 
     trial: Trial
@@ -33,6 +34,7 @@ class MeasuredCandidate:
     predicted_bytes: int | None
     usd_per_million_useful_tokens: float | None
     processes: int
+    failures: int = 0
 
 
 def adjusted_rates(results: Iterable[TrialResult]) -> dict[str, Estimate]:
@@ -40,15 +42,28 @@ def adjusted_rates(results: Iterable[TrialResult]) -> dict[str, Estimate]:
 
     The worker's own speed is removed: finalists run on different workers.
     """
-    processes: dict[str, list[ProcessSteps]] = {}
-    for result in filter(_is_measured, results):
-        processes.setdefault(result.trial.trial_id, []).append(ProcessSteps.from_result(result))
-    described = {trial_id: describe(steps) for trial_id, steps in processes.items()}
+    described = _describe(results)
     means = per_config.adjusted_means({trial_id: samples(each, RATE) for trial_id, each in described.items()})
     return {
         trial_id: estimate(mean, sum(process.n_steps for process in described[trial_id]))
         for trial_id, mean in means.items()
     }
+
+
+def not_shown_slower(candidates: Sequence[MeasuredCandidate], results: Iterable[TrialResult]) -> list[str]:
+    """Return the trial ids of the candidates that these results do not show to be slower than the first."""
+    rates = per_config.combine_all(_describe(results))
+    best, *others = (candidate.trial.trial_id for candidate in candidates)
+    known = [trial_id for trial_id in others if best in rates and trial_id in rates]
+    ratios = {name: per_config.ratio(rates[best], rates[name], RATE, comparisons=len(known)) for name in known}
+    return [trial_id for trial_id, ratio in ratios.items() if ratio.verdict != "faster"]
+
+
+def _describe(results: Iterable[TrialResult]) -> dict[str, list[Process]]:
+    processes: dict[str, list[ProcessSteps]] = {}
+    for result in filter(_is_measured, results):
+        processes.setdefault(result.trial.trial_id, []).append(ProcessSteps.from_result(result))
+    return {trial_id: describe(steps) for trial_id, steps in processes.items()}
 
 
 def summarize(
@@ -74,6 +89,7 @@ def summarize(
         predicted_bytes=predicted_bytes,
         usd_per_million_useful_tokens=usd,
         processes=len(succeeded),
+        failures=sum(result.status.is_failure for result in results),
     )
 
 

@@ -317,7 +317,7 @@ def _plan_stage(
     names = [host.name for host in hosts]
     planned = plan_trials(trials, names, "shard")
     run = runner.new_record(settings, QUALITY.name, planned, names, inputs={"quality_of": folder.name})
-    run, _, _ = runner.write_plan(settings, run)
+    run, _, _ = runner.write_plan_once(settings, run)
     if check is None:
         trial, reference = comparison.trial, comparison.reference
         check = LossCheck(label=comparison.label, trial=trial, reference=reference, run_id=run.run_id)

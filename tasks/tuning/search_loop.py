@@ -4,7 +4,7 @@ Each wave is an ordinary run, and so are the finalists: it has a results folder,
 can be resumed. What the search knows is in the results of these runs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from remote.hosts.base import Host
 from reports import formatting
+from reports.read import validation
 from reports.statistics.paired_losses import NOT_SHOWN, verdict_of
 from reports.summary import quality as quality_text
 from reports.summary.quality import difference_text
@@ -60,13 +61,13 @@ def search(settings: Settings, record: TuneRecord, hosts: list[Host], *, plain: 
         raise TaskFailed(
             f"search {record.tune_id}: no trial succeeded", remedy=f"see `inv collect report --run={record.waves[-1]}`"
         )
-    held_variant = with_held_layers(chosen[0], limit, record.depth)
-    held_variants = [] if held_variant is None else [held_variant]
+    if record.final is None:  # later a retried trial of a wave may change what would be chosen
+        held_variant = with_held_layers(chosen[0], limit, record.depth)
+        record.held_variants = [] if held_variant is None else [held_variant]
+    chosen += record.held_variants
     repeats = settings.tune.repeats
-    run_id = _run_candidates(
-        settings, record, "tune-final", [*chosen, *held_variants], record.final, hosts, repeats=repeats, plain=plain
-    )
-    measured, results = _measure_finalists(settings, record, limit, run_id, held_variants)
+    run_id = _run_candidates(settings, record, "tune-final", chosen, record.final, hosts, repeats=repeats, plain=plain)
+    measured, results = _measure_finalists(settings, record, limit, run_id)
     losses = _compare_losses(settings, hosts, run_id, measured, results, plain=plain) if settings.tune.quality else None
     accepted = [candidate for candidate in measured if verdict_of(losses, candidate.trial) not in NOT_SHOWN]
     _print_withheld([candidate.trial for candidate in measured if candidate not in accepted], losses)
@@ -119,7 +120,7 @@ def _run_candidates(
         if is_final:
             planned = assign_finalists(planned, names, repeats)
         run = runner.new_record(settings, name, planned, names, inputs=record.inputs)
-        run, folder, ledger = runner.write_plan(settings, run)
+        run, folder, ledger = runner.write_plan_once(settings, run)
         record.add_run(run.run_id, is_final=is_final)  # write it before the start, so that a resume finds it
         runner.run_trials(settings, run, folder, ledger, hosts, plain=plain, notifies=False)
         return run.run_id
@@ -146,29 +147,34 @@ def assign_finalists(planned: Sequence[PlannedTrial], workers: Sequence[str], re
     return assigned
 
 
-def _results(settings: Settings, run_id: str) -> Iterator[TrialResult]:
-    for path in sorted((settings.results_folder / run_id / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}")):
-        with translate_errors(
-            ConfirmationRequired, ResultError, remedy="remove that run's folder, then rerun `inv tune --resume`"
-        ):
-            yield TrialResult.read(path)
+def _results(settings: Settings, record: TuneRecord, run_ids: Iterable[str]) -> Iterator[TrialResult]:
+    """Yield the results of runs. Raises ConfirmationRequired for a damaged or impossible one, or one of another GPU."""
+    folders = (settings.results_folder / run_id / TRIALS_FOLDER for run_id in run_ids)
+    for path in (path for folder in folders for path in sorted(folder.glob(f"*/{RESULT_FILE}"))):
+        remedy = f"remove {path}, then rerun `inv tune --resume={record.tune_id}`"
+        with translate_errors(ConfirmationRequired, ResultError, remedy=remedy):
+            result = TrialResult.read(path)
+            if (fault := validation.result_fault(result)) is not None:
+                raise ResultError(f"{path}: {fault}")
+        gpu = result.fingerprint.get("gpu_name")
+        if record.gpu is not None and gpu is not None and gpu != record.gpu:
+            raise ConfirmationRequired(
+                f"{result.worker} has another GPU ({gpu}) than the others ({record.gpu})",
+                remedy=f"take it out of the fleet, {remedy}",
+            )
+        yield result
 
 
 def measured_outcomes(settings: Settings, record: TuneRecord) -> tuple[dict[str, float | None], MemoryLimit]:
     """Return the outcomes of all waves so far, and the memory limit as their peaks correct it.
 
-    Raises ConfirmationRequired for a result of another GPU or a damaged one.
+    Raises like `_results`.
     """
     by_key = {candidate.key: candidate for candidate in record.candidates}
     outcomes: dict[str, float | None] = {}
     observed = []
-    for result in (result for run_id in record.waves for result in _results(settings, run_id)):
-        candidate, gpu = by_key.get(result.trial.trial_id), result.fingerprint.get("gpu_name")
-        if record.gpu is not None and gpu is not None and gpu != record.gpu:
-            raise ConfirmationRequired(
-                f"{result.worker} has another GPU ({gpu}) than the others ({record.gpu})",
-                remedy="remove it from the fleet",
-            )
+    for result in _results(settings, record, record.waves):
+        candidate = by_key.get(result.trial.trial_id)
         if candidate is None:
             continue
         is_too_large = result.status is TrialStatus.OUT_OF_MEMORY
@@ -184,13 +190,16 @@ def measured_outcomes(settings: Settings, record: TuneRecord) -> tuple[dict[str,
 
 
 def _measure_finalists(
-    settings: Settings, record: TuneRecord, limit: MemoryLimit, run_id: str, held_variants: Sequence[Candidate]
+    settings: Settings, record: TuneRecord, limit: MemoryLimit, run_id: str
 ) -> tuple[list[pareto.MeasuredCandidate], list[TrialResult]]:
-    """Return the finalists that succeeded, fastest first, and all their results. Raises TaskFailed without any."""
-    results = list(_results(settings, run_id))
+    """Return the finalists of which no trial failed, fastest first, and the results of all runs.
+
+    If a trial of each finalist failed, all that were measured are returned. Raises TaskFailed without any.
+    """
+    results = list(_results(settings, record, [run_id]))
     measured: list[pareto.MeasuredCandidate] = []
     rates = pareto.adjusted_rates(results)
-    for candidate in (*record.candidates, *held_variants):
+    for candidate in (*record.candidates, *record.held_variants):
         own_results = [result for result in results if result.trial.trial_id == candidate.key]
         predicted = limit.corrected_peak(candidate) if record.limit_bytes is not None else None
         summary = pareto.summarize(
@@ -206,9 +215,12 @@ def _measure_finalists(
         raise TaskFailed(
             f"search {record.tune_id}: no finalist succeeded", remedy=f"see `inv collect report --run={run_id}`"
         )
-    runs = filter(None, (*record.waves, record.final))
-    everything = [result for run in runs for result in _results(settings, run)]
-    return sorted(measured, key=lambda candidate: -candidate.useful_tokens_per_sec), everything
+    reliable = [each for each in measured if not each.failures] or measured
+    for failing in (each for each in measured if each not in reliable):
+        count = formatting.count(failing.failures, "trial")
+        print(escape_controls(f"withheld {failing.trial.trial_id}: {count} did not succeed"))
+    everything = list(_results(settings, record, record.runs))
+    return sorted(reliable, key=lambda each: -each.useful_tokens_per_sec), everything
 
 
 def _compare_losses(
@@ -265,12 +277,14 @@ def _write_answer(
     losses: QualityRecord | None,
 ) -> None:
     """Write and print the answer. Raises SomeTrialsFailed if no candidate is at the reference's loss."""
-    runs = filter(None, (*record.waves, record.final))
+    loss_runs = [run for check in losses.checks for run in check.run_ids] if losses else []
     facts = {
         "tune_id": record.tune_id,
         "gpu": record.gpu,
         "tried": tried,
-        "worker_sec": sum(result.wall_time_sec or 0.0 for run in runs for result in _results(settings, run)),
+        "worker_sec": sum(
+            result.wall_time_sec or 0.0 for result in _results(settings, record, [*record.runs, *loss_runs])
+        ),
         "final_run": run_id,
     }
     if not accepted:  # an answer without compared losses may be older
@@ -289,9 +303,12 @@ def _write_answer(
         )
     front = pareto.front(accepted)
     claim = quality_text.claim(losses, front[0].trial)
-    document = pareto.document(front, facts) | {"loss": claim or None}
+    tied = pareto.not_shown_slower(accepted, _results(settings, record, [run_id]))
+    document = pareto.document(front, facts) | {"loss": claim or None, "not_shown_slower": tied}
     record.write_answer(document, front[0].trial.to_text())
     show_answer(settings, record, front, facts)
+    if tied:
+        print(f"not shown to be slower: {', '.join(tied)}; raise tune.repeats to tell them apart")
     if claim:
         print(escape_controls(f"{front[0].trial.trial_id} is {claim}, compared with the reference"))
 

@@ -39,7 +39,8 @@ class ChipRates:
 class TuneRecord:
     """One search. `gpu` is None on CPUs; `limit_bytes` is None without a limit; `longest` is the rows' length.
 
-    `depth` is the model's number of layers. `waves` and `final` are run ids.
+    `depth` is the model's number of layers. `waves` and `final` are run ids. `held_variants` are finalists that are no
+    candidates: the fastest with as many layers held as fit.
     """
 
     tune_id: str
@@ -55,9 +56,15 @@ class TuneRecord:
     chips: list[ChipRates] = field(default_factory=list)  # empty in a search of an older version
     waves: list[str] = field(default_factory=list)
     final: str | None = None
+    held_variants: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder: Path | None = None  # not a field, so that it is not written
+
+    @property
+    def runs(self) -> list[str]:
+        """The ids of all runs so far."""
+        return [*self.waves, *([] if self.final is None else [self.final])]
 
     def memory_limit(self, observed: Sequence[TrialObservation] = ()) -> MemoryLimit:
         """Return the memory limit, with predictions corrected by these observations."""

@@ -16,9 +16,11 @@ from bench.records.result import Steps, TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import TrialStatus
 from bench.records.validation import ALL_LINEAR
+from remote.fleet.ledger import Ledger
 from tasks.errors import ConfirmationRequired, SomeTrialsFailed, UsageError
+from tasks.fleet import runner
 from tasks.fleet.plan import plan_trials
-from tasks.fleet.run_store import SEARCH_FILE
+from tasks.fleet.run_store import BEST_FILE, SEARCH_FILE
 from tasks.settings.load import Settings
 from tasks.tuning import pareto, search, search_loop, search_state, space, tune
 from tasks.tuning.search_loop import assign_finalists
@@ -381,6 +383,9 @@ def test_a_finalist_is_not_fastest_because_of_its_workers():
     own = [each for each in measured if each.trial == trials[1]]
     summary = pareto.summarize(trials[1], own, None, None, rates[trials[1].trial_id])
     assert (summary.processes, summary.interval) == (3, rates[trials[1].trial_id])
+    both = [summary, dataclasses.replace(summary, trial=trials[0])]
+    assert pareto.not_shown_slower(both, measured) == [trials[0].trial_id]
+    assert pareto.not_shown_slower(both, [result(trials[0], 10.0, None), *own]) == []
 
 
 def test_a_failed_candidate_has_no_figures():
@@ -460,9 +465,60 @@ def test_a_resumed_search_knows_every_outcome_from_the_results_of_its_waves(tmp_
     assert limit.factors.keys() == {"reference"}
 
     other = dataclasses.replace(result(fast, 1, None), fingerprint={"gpu_name": "NVIDIA H200"})
-    write_wave(folder, record, "wave-3", other)
-    with pytest.raises(ConfirmationRequired, match=r"H200.*A10"):
-        search_loop.measured_outcomes(Settings(root=tmp_path), record)
+    impossible = result(fast, 1, None)
+    impossible = dataclasses.replace(
+        impossible, metrics=dataclasses.replace(impossible.metrics, useful_tokens_per_sec=-1.0)
+    )
+    for number, (bad, message) in enumerate(((other, r"H200.*A10"), (impossible, "useful_tokens_per_sec is -1"))):
+        write_wave(folder, record, f"wave-{number}-bad", bad)
+        with pytest.raises(ConfirmationRequired, match=message):
+            search_loop.measured_outcomes(Settings(root=tmp_path), record)
+        record.waves.pop()
+
+
+def test_a_finalist_of_which_a_trial_failed_is_passed_over_for_a_slower_one(tmp_path):
+    settings = Settings(root=tmp_path)
+    record = search_state.create(settings.results_folder, make_record())
+    fast, slow, _ = (candidate.trial for candidate in record.candidates)
+    full = (result(fast, 900, None), result(fast, 1, None, TrialStatus.OUT_OF_MEMORY), result(slow, 800, None))
+    write_wave(settings.results_folder, record, "final", *full)
+    measured, _ = search_loop._measure_finalists(settings, record, MemoryLimit(None), "final")
+    assert [candidate.trial.trial_id for candidate in measured] == [slow.trial_id]
+    write_wave(settings.results_folder, record, "only", *full[:2])
+    measured, _ = search_loop._measure_finalists(settings, record, MemoryLimit(None), "only")
+    assert [candidate.trial.trial_id for candidate in measured] == [fast.trial_id]
+
+
+def test_a_resumed_search_measures_the_held_variant_that_its_final_run_planned(tmp_path, monkeypatch):
+    settings = Settings(root=tmp_path)
+    settings = settings.model_copy(update={"tune": settings.tune.model_copy(update={"quality": False})})
+    planned = space.with_held_layers(EIGHT, LIMIT, 2)
+    record = dataclasses.replace(make_record(), candidates=predicted_candidates(), held_variants=[planned])
+    record = search_state.create(settings.results_folder, record)
+    write_wave(settings.results_folder, record, "wave", result(STOCK.trial, 700, GIB))
+    record.add_run("final", is_final=True)
+    for number, each in enumerate((result(STOCK.trial, 700, GIB), result(planned.trial, 900, GIB))):
+        folder = settings.results_folder / "final" / "trials" / str(number)
+        folder.mkdir(parents=True)
+        each.write(folder)
+    monkeypatch.setattr(search_loop, "_run_candidates", lambda *_args, **_more: "final")
+    search_loop.search(settings, search_state.find(settings.results_folder, None), [], plain=True)
+    assert Trial.read(record.folder / BEST_FILE).held_layers == 2
+
+
+def test_a_plan_of_which_a_killed_search_started_no_trial_is_taken_again(tmp_path):
+    settings = Settings(root=tmp_path)
+    planned = plan_trials([STOCK.trial], ["w0"], "shard", 1)
+
+    def write() -> tuple[str, Ledger]:
+        run = runner.new_record(settings, "tune-wave-1", planned, ["w0"], inputs={"data": {"sha256": "d"}})
+        run, _, ledger = runner.write_plan_once(settings, run)
+        return run.run_id, ledger
+
+    first, _ = write()
+    again, ledger = write()
+    ledger.record_start(planned[0].trial_id, 1, "w0", "job")
+    assert first == again != write()[0]
 
 
 @pytest.mark.parametrize(
