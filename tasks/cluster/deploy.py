@@ -255,8 +255,11 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
             return plan_answer([], **_document(cluster_plan), refused=refused)
         with acquire_lock(settings.results_folder, "teardown"):
             lost = check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
-            if not yes and not confirm(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
-                raise ConfirmationRequired("nothing was deleted", remedy="pass --yes to confirm")
+            if not yes:
+                if not confirm(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
+                    raise ConfirmationRequired("nothing was deleted", remedy="pass --yes to confirm")
+                # The question may have waited for long.
+                lost = check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
             workloads = [item for item in own if item["kind"] in ("Job", "JobSet")]
             for group in (workloads, [item for item in own if item not in workloads]):
                 if group:

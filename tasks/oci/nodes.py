@@ -73,22 +73,29 @@ def resize(
         return Answer(data=data, show=lambda: print(f"pool {pool.name} already has {size} nodes; nothing to do"))
     for line in describe_change(settings, pool, size):
         print(line, flush=True)
-    if size > pool.size:
+    grows = size > pool.size
+    if grows:
         _check_gpu_limit(api, pool, size)
     else:
-        with open_cluster(settings) as cluster:
-            check_removable(settings, cluster, lambda node: is_in_pool(pool, node), pool.name, is_confirmed=True)
+        _check_use(settings, pool)
     if dry_run:
         return plan_answer([], **data)
-    verb = "Grow" if size > pool.size else "Shrink"
-    if not yes and not confirm(f"{verb} pool {pool.name} from {pool.size} to {size} nodes?"):
-        raise ConfirmationRequired("nothing changed", remedy="pass --yes to confirm")
+    if not yes:
+        if not confirm(f"{'Grow' if grows else 'Shrink'} pool {pool.name} from {pool.size} to {size} nodes?"):
+            raise ConfirmationRequired("nothing changed", remedy="pass --yes to confirm")
+        if not grows:  # the question may have waited for long
+            _check_use(settings, pool)
     record_size(settings, pool, size)
     wait_for_work_request(settings, api, request_size(api, pool, size, etag), compartment, pool.name)
     print(f"pool {pool.name} has {size} nodes", flush=True)
-    if size > pool.size:
+    if grows:
         wait_until_ready(settings, read_pool(api, pool.id)[0])
     return Answer(data=data)
+
+
+def _check_use(settings: Settings, pool: NodePoolInfo) -> None:
+    with open_cluster(settings) as cluster:
+        check_removable(settings, cluster, lambda node: is_in_pool(pool, node), pool.name, is_confirmed=True)
 
 
 def read_pool(api: TenancyApi, pool_id: str) -> tuple[NodePoolInfo, str | None]:

@@ -102,6 +102,19 @@ def test_a_pool_with_results_in_its_pods_is_not_shrunk(
     assert tenancy.count_requests("^PUT") == 0
 
 
+def test_work_that_begins_while_the_question_waits_keeps_the_nodes(
+    tenancy: FakeTenancy, context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(_: str) -> bool:
+        monkeypatch.setattr(node_use, "foreign_active_jobs", lambda *_, **__: ["worker-1 runs t of run r3"])
+        return True
+
+    monkeypatch.setattr(nodes, "confirm", confirm)
+    with pytest.raises(ConfirmationRequired, match="run r3"):
+        resize(context(), **flags(remove=True, yes=False))
+    assert tenancy.count_requests("^PUT") == 0
+
+
 def test_the_size_before_nodes_were_added_is_recorded_until_they_are_removed(
     tenancy: FakeTenancy, context: Make
 ) -> None:
