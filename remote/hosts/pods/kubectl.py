@@ -133,6 +133,12 @@ _RULES = (
     _KubectlErrorRule("i/o timeout", Unreachable, CHECK_NETWORK),
     _KubectlErrorRule("deadline exceeded", Unreachable, CHECK_NETWORK),
     _KubectlErrorRule("EOF", Unreachable, "retry"),
+    _KubectlErrorRule("connection reset by peer", Unreachable, CHECK_NETWORK),
+    _KubectlErrorRule("handshake timeout", Unreachable, CHECK_NETWORK),
+    *(
+        _KubectlErrorRule(substring, Unreachable, "the API server is busy or restarts: retry")
+        for substring in ("(TooManyRequests)", "(ServiceUnavailable)", "(ServerTimeout)", "(Timeout)", "etcdserver: ")
+    ),
 )
 _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")
 
