@@ -117,20 +117,24 @@ def unlisted_fault(starts: Starts, ran: Iterable[tuple[str, int]]) -> str | None
 
 
 def total_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
-    """Sum the durations of all attempts; a running one counts until `now`."""
-    return sum(_duration_sec(attempt, now) for attempt in attempts)
+    """Sum the durations of all attempts and the waits for a restart; a running attempt counts until `now`."""
+    return sum(_duration_sec(attempt, now) for attempt in _with_waits(attempts, now))
 
 
 def worker_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
-    """Sum the durations of all attempts times their workers: the time that is billed."""
+    """Sum the durations of all attempts times their workers."""
     return sum(attempt.workers * _duration_sec(attempt, now) for attempt in attempts)
 
 
 def held_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
-    """Sum the time for which the workers were held, times their number: `worker_sec` and the waits for a restart."""
+    """Sum the time for which the workers were held and billed, times their number: with the waits for a restart."""
+    return worker_sec(_with_waits(attempts, now), now)
+
+
+def _with_waits(attempts: Sequence[AttemptSpan], now: float) -> list[AttemptSpan]:
     ends = [*(following.began for following in attempts[1:]), now]
     spans = zip(attempts, ends, strict=False)  # `now` is left over without attempts
-    return worker_sec([replace(span, ended=end) if span.is_retried else span for span, end in spans], now)
+    return [replace(span, ended=end) if span.is_retried else span for span, end in spans]
 
 
 def _duration_sec(attempt: AttemptSpan, now: float) -> float:

@@ -50,8 +50,8 @@ class TrainingReport:
 
     @property
     def worker_hours(self) -> float:
-        """The hours that all workers were held, from the ledger."""
-        return attempts.worker_sec(self.attempts, time.time()) / 3600.0
+        """The hours that all workers were held, waits for a restart included, from the ledger."""
+        return attempts.held_sec(self.attempts, time.time()) / 3600.0
 
     @property
     def tokens(self) -> list[int]:
@@ -235,7 +235,7 @@ def lines(training: TrainingReport) -> list[SummaryRow]:
         ),
         ("tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"),
         ("time of the steps", _hours(sum(record.steps.step_time_sec))),
-        ("worker time", f"{formatting.number(training.worker_hours)} hours over all workers and attempts"),
+        ("worker time", f"{formatting.number(training.worker_hours)} hours over all workers, waits for a restart included"),
         ("cost", _cost(training)),
         *([] if training.nodes is None else [("nodes after the end", training.nodes)]),
         ("restarts", _restarts(restarts)),

@@ -50,7 +50,7 @@ def progress_parts(
     if remaining_sec is not None:
         phrases.append(f"about {formatting.clock(remaining_sec)} left")
     if price is not None:
-        hours = attempts.worker_sec(attempt_spans, time.time()) / 3600.0
+        hours = attempts.held_sec(attempt_spans, time.time()) / 3600.0
         phrases.append(f"{formatting.dollars(hours * price.usd_per_gpu_hour)} so far")
     phrases.append(formatting.count(max(0, len(attempt_spans) - 1), "restart"))
     return phrases

@@ -83,3 +83,13 @@ def test_steps_count_for_the_workers_that_did_them(tmp_path: Path) -> None:
     elastic = dataclasses.replace(training, attempts=[first, dataclasses.replace(second, workers=1)])
     assert goodput.uses(elastic)[0].seconds == 1800.0 * 2 + 1800.0
     assert goodput.uses(dataclasses.replace(training, attempts=[])) == []
+
+
+def test_the_cost_is_that_of_the_paid_time_with_its_waits(tmp_path: Path) -> None:
+    training = summary.read(write_run(tmp_path / "r"))
+    first, second = training.attempts
+    waiting = dataclasses.replace(training, attempts=[dataclasses.replace(first, ended=first.began + 900.0), second])
+    uses = {use.name: use.seconds for use in goodput.uses(waiting)}
+    assert uses["waiting for a restart"] == 2 * 900.0
+    assert waiting.worker_hours == training.worker_hours == 2.0
+    assert summary.loss_and_cost(waiting) == summary.loss_and_cost(training)
