@@ -60,7 +60,10 @@ def draw(training: TrainingReport, *, narrow: bool = False) -> tuple[bytes, byte
 def _panel(panel: Any, training: TrainingReport, title: str, values: Sequence[float]) -> None:
     steps = training.record.steps
     stride = -(-len(values) // MAX_POINTS)
-    panel.plot(values[::stride], steps.loss[::stride], color=OTHER_TONE, linewidth=1.2, label="training")
+    marker = "o" if len(values) == 1 else None  # a line of one point is invisible
+    panel.plot(
+        *(values[::stride], steps.loss[::stride]), color=OTHER_TONE, linewidth=1.2, marker=marker, label="training"
+    )
     position = dict(zip(steps.step, values, strict=True)) | {0: 0.0}
     evaluations = [evaluation for evaluation in training.record.evaluations if evaluation.step in position]
     if evaluations:
