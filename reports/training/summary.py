@@ -235,7 +235,7 @@ def lines(training: TrainingReport) -> list[SummaryRow]:
         ),
         ("tokens trained on", f"{sum(record.steps.tokens):,}, {sum(record.steps.targets):,} of them targets"),
         ("time of the steps", _hours(sum(record.steps.step_time_sec))),
-        ("worker time", f"{formatting.number(training.worker_hours)} hours over all workers, waits for a restart included"),
+        ("worker time", f"{formatting.number(training.worker_hours)} hours over all workers, with waits for a restart"),
         ("cost", _cost(training)),
         *([] if training.nodes is None else [("nodes after the end", training.nodes)]),
         ("restarts", _restarts(restarts)),
