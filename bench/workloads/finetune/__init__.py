@@ -14,5 +14,6 @@ rehearsal: the heaviest row and the exchange of its gradients, before the first 
 steps: one optimizer step over a global batch, divided among any number of ranks and micro-batches
 checkpoint: checkpoint folders with a manifest of checksums
 checkpoint_manager: checkpoints written by a thread during the training; the final adapter
+folder_lock: one attempt at a time in a checkpoints' folder
 resume: the checkpoint that a training resumes from, and the lost work
 """

@@ -27,6 +27,7 @@ from bench.records.status import Outcome, ReasonCode
 from bench.records.training import LIMITS, CheckpointFacts, DataReport, Evaluation, TrainingRecord
 from bench.workloads.finetune import checkpoint, resume, training_set
 from bench.workloads.finetune.checkpoint import History, State
+from bench.workloads.finetune.folder_lock import FolderLock
 from bench.workloads.finetune.resume import Journal, ResumePoint, record_first_step, record_restart
 from bench.workloads.finetune.training_set import check_inputs  # looked up in workload modules with special inputs
 from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
@@ -231,9 +232,21 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     """Train from the newest checkpoint to the end, or until stopped.
 
     Raises Stopped after writing a checkpoint; WorkerGone if a rank was killed, hangs, or its machine is lost;
-    RankFailed and RankOutOfMemory with the rank's number; InputError; InputRejected if all checkpoints are broken.
+    RankFailed and RankOutOfMemory with the rank's number; InputError; InputRejected if all checkpoints are broken or
+    another attempt writes to their folder.
     """
-    trial, folder = record.trial, _checkpoint_folder(record.request)
+    folder = _checkpoint_folder(record.request)
+    lock = FolderLock(folder, record.request.attempt, record.log)
+    record.on_finish = lambda _outcome: lock.release()
+    try:
+        _train(record, inputs, stops, folder, lock)
+    except InputError:  # without a result, so nothing calls on_finish
+        lock.release()
+        raise
+
+
+def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, lock: FolderLock) -> None:
+    trial = record.trial
     launcher = _make_launcher(trial, stops, NodeList.from_environment())
     launcher.check()
     with record.timed("data"):
@@ -250,7 +263,14 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     newest = None if resume_point is None else str(resume_point.path.resolve())
     spec = _rank_spec(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
     training_log = TrainingLog(record, folder, resume_point, report, planned=data.steps(), row_tokens=data.row_tokens)
-    record.on_finish = training_log.write
+
+    def finish(outcome: Outcome) -> None:
+        try:
+            training_log.write(outcome)
+        finally:
+            lock.release()
+
+    record.on_finish = finish
     try:
         files = {SPEC_FILE: spec.to_text()}
         launcher.lead(record, training_log.on_line, files=files, has_stopped=lambda: bool(training_log.stop))

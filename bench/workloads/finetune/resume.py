@@ -170,12 +170,13 @@ def _format(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalLine:
-    """A step with its seconds, or the end of an attempt."""
+    """A step with its seconds, or the end of an attempt. The first line has the `restarts` recorded before it."""
 
     step: int = 0
     sec: float = 0.0
     end: str | None = None
     reason_code: ReasonCode | None = None
+    restarts: int | None = None
 
 
 class Journal:
@@ -191,15 +192,21 @@ class Journal:
         with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def read_and_clear(self) -> list[JournalLine]:
-        """Return the last attempt's lines, without damaged ones, and remove them."""
+    def read(self, restarts: int) -> list[JournalLine]:
+        """Return the last attempt's lines, without damaged ones; none if they are already among the `restarts`."""
         lines = []
         with contextlib.suppress(OSError):
             for line in self._path.read_text(encoding="utf-8", errors="replace").splitlines():
                 with contextlib.suppress(ValueError):
                     lines.append(schema.from_json(JournalLine, schema.parse(line)))
-            self._path.unlink()
-        return lines
+        if any(line.restarts is not None and line.restarts < restarts for line in lines):
+            return []
+        return [line for line in lines if line.restarts is None]
+
+    def begin(self, restarts: int) -> None:
+        """Replace the last attempt's lines, which these restarts have."""
+        with contextlib.suppress(OSError):
+            write_atomic(self._path, json.dumps({"restarts": restarts}).encode() + b"\n")
 
 
 def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Sequence[str] = ()) -> list[Restart]:
@@ -211,7 +218,8 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
     path, before = checkpoints / RESTARTS_FILE, []
     with contextlib.suppress(OSError, ValueError, TypeError):
         before = [schema.from_json(Restart, load) for load in schema.parse(path.read_bytes())]
-    lines = Journal(checkpoints).read_and_clear()
+    journal = Journal(checkpoints)
+    lines = journal.read(len(before))
     lost = {line.step: line.sec for line in lines if line.step > from_step}
     ends = [(line.end, line.reason_code) for line in lines if line.end is not None]
     reason, code = ends[-1] if ends else (NO_REASON if lines else NO_STEP, None)
@@ -233,7 +241,8 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
             lost_sec=sum(lost.values()),
         )
         before += added
-        _write_restarts(checkpoints, before)
+    if not added or _write_restarts(checkpoints, before):  # on a full disk the next attempt reads the lines again
+        journal.begin(len(before))
     return before
 
 
@@ -249,9 +258,13 @@ def record_first_step(checkpoints: Path, restarts: Sequence[Restart], written: f
     return updated
 
 
-def _write_restarts(checkpoints: Path, restarts: Sequence[Restart]) -> None:
-    with contextlib.suppress(OSError):
+def _write_restarts(checkpoints: Path, restarts: Sequence[Restart]) -> bool:
+    """Write the restarts; return False if the disk has no room for them."""
+    try:
         write_atomic(checkpoints / RESTARTS_FILE, json.dumps(schema.to_json(restarts)).encode())
+    except OSError:
+        return False
+    return True
 
 
 def check_free_space(checkpoints: Path, needed: int) -> None:

@@ -17,10 +17,10 @@ import pytest
 
 from bench import torch_stack
 from bench.records.result import TrialResult
-from bench.records.status import TrialStatus
+from bench.records.status import ExitCode, TrialStatus
 from bench.records.training import TrainingRecord
 from bench.workloads.finetune.finetune import STOP_FILE
-from bench.workloads.finetune.resume import NO_REASON
+from bench.workloads.finetune.resume import JOURNAL, NO_REASON
 from bench.workloads.ranks.torchrun import descendant_pids
 from reports.exports import log_model as partial_steps
 from tests.support import tiny_training
@@ -154,6 +154,23 @@ def attempts(bench_environment, bench_server, tmp_path_factory) -> Iterator[Call
 def undisturbed(attempts) -> TrainingRecord:
     """Return the record of an undisturbed training of two ranks."""
     return attempts("quiet").finish()
+
+
+def test_a_second_attempt_on_the_same_checkpoints_is_refused_and_harms_nothing(attempts):
+    training = attempts("twice")
+    process = training.start(ranks=1, held_after=2)
+    training.wait_for_step(process, 2)
+    out, gate, journal = training.out, training.gate, training.home / "checkpoints" / JOURNAL
+    before = journal.read_text()
+    output, _ = (second := training.start(ranks=1)).communicate(timeout=WAIT_SEC)
+    assert second.returncode == ExitCode.REFUSED
+    assert f"checkpoints: in use by attempt 1, process {process.pid} on " in output.splitlines()[-1]
+    assert journal.read_text().startswith(before)
+    assert not (training.out / "result.json").exists()
+    gate.touch()
+    assert process.wait(timeout=WAIT_SEC) == 0
+    record = TrainingRecord.read(out / "training.json")
+    assert (record.steps_done, record.restarts) == (STEPS, [])
 
 
 def test_two_ranks_killed_stopped_and_resumed_end_with_the_undisturbed_adapter(attempts, undisturbed):

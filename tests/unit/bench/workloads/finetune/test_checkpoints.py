@@ -235,6 +235,20 @@ def test_attempts_started_by_hand_count_if_they_wrote_to_the_journal(tmp_path):
     assert [(restart.attempt, restart.lost_steps) for restart in restarts] == [(1, 1), (1, 1)]
 
 
+def test_an_attempts_history_is_neither_lost_nor_counted_twice(tmp_path, monkeypatch):
+    assert record_restart(tmp_path, 1, 0) == []
+    Journal(tmp_path).append(step=1, sec=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        record_restart(tmp_path, 2, 0)
+    assert [restart.lost_steps for restart in record_restart(tmp_path, 2, 0)] == [1]
+    Journal(tmp_path).append(step=2, sec=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "begin", lambda *_: None)  # killed before
+        record_restart(tmp_path, 3, 0)
+    assert [restart.lost_steps for restart in record_restart(tmp_path, 4, 0)] == [1, 1, 0]
+
+
 def test_a_disk_without_enough_space_is_rejected_before_the_first_step(tmp_path):
     resume.check_free_space(tmp_path, 1)
     with pytest.raises(InputError, match=rf"^{tmp_path}: [\d,]+ MiB free.* 1,099,511,627,776"):
