@@ -11,3 +11,9 @@ __all__ = ["data_file", "make_record", "model_folder", "sharded_folder"]
 @pytest.fixture(scope="session")
 def modules() -> torch_stack.Stack:
     return torch_stack.load()
+
+
+@pytest.fixture
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit each generated answer to 8 tokens: the answers of a model of random weights rarely end."""
+    monkeypatch.setattr("bench.workloads.finetune.answers.PromptCase.max_tokens", 8)

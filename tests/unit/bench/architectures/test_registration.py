@@ -35,7 +35,11 @@ from tests.support.small_inputs import edit_json
 from tests.support.thorough import only_thorough
 from tests.support.tiny_training import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("short_answers"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
+]
 JOINED = (
     LinearLayer("self_attn.qkv_proj", "qkv", ("query", "key", "key")),
     LinearLayer("self_attn.o_proj", "out", ("hidden",)),

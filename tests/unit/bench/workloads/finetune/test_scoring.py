@@ -10,7 +10,11 @@ from bench.records.score import TrainingScore
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume, score, scoring
 from bench.workloads.finetune.scoring import BASE_SCORE_FILE, StopRequested
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("short_answers"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
+]
 SETTINGS = {"score": "contains", "max_steps": 2, "evaluate_every": 0, "checkpoint_sec": 900.0}
 
 
