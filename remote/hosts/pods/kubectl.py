@@ -98,6 +98,7 @@ class _KubectlErrorRule(NamedTuple):
 
 # The message of a failed credential program. Its own output comes first, and may hold any text of the rules below.
 _NO_CREDENTIALS = "getting credentials"
+_BUSY = ("(TooManyRequests)", "(ServiceUnavailable)", "(ServerTimeout)", "(Timeout)", "etcdserver: ", "(Conflict)")
 _RULES = (
     _KubectlErrorRule(_NO_CREDENTIALS, Misconfigured, f"the kubeconfig's credential program failed: {LOG_IN}"),
     _KubectlErrorRule(
@@ -135,10 +136,7 @@ _RULES = (
     _KubectlErrorRule("EOF", Unreachable, "retry"),
     _KubectlErrorRule("connection reset by peer", Unreachable, CHECK_NETWORK),
     _KubectlErrorRule("handshake timeout", Unreachable, CHECK_NETWORK),
-    *(
-        _KubectlErrorRule(substring, Unreachable, "the API server is busy or restarts: retry")
-        for substring in ("(TooManyRequests)", "(ServiceUnavailable)", "(ServerTimeout)", "(Timeout)", "etcdserver: ")
-    ),
+    *(_KubectlErrorRule(substring, Unreachable, "the API server is busy or restarts: retry") for substring in _BUSY),
 )
 _NOISE = ("memcache.go", "Unknown stream id", "Defaulted container")
 
