@@ -28,6 +28,7 @@ HOST_AGENT = "remote.agent.jobs"
 HOST_AGENT_MODULES = (HOST_AGENT, *(f"remote.agent.shared.{name}" for name in ("files", "wire")))
 CLAIM_SEC = 10.0  # a job that has just ended holds its slot for some milliseconds
 _CALL_SEC = 60.0
+_MAX_INTEGER_BITS = 63
 _EXIT_FILE_MISSING = 2  # Python's exit code for a missing program file
 
 
@@ -59,7 +60,10 @@ class Agent:
 
     def holder(self, slot: str) -> str | None:
         """Return the folder of the job that holds `slot`, a lock file on the host; None if it is free."""
-        holder: str | None = self.field(self.call_line("holder", {"slot": slot}), "holder", str | None)
+        answer = self.call_line("holder", {"slot": slot})
+        holder: str | None = self.field(answer, "holder", str | None)
+        if holder is not None and not holder.isprintable():
+            raise HostUnreachable(f"{self.host.name}: an answer has no valid holder: {repr(answer)[:200]}")
         return holder
 
     def tail(self, root: str, path: str, size: int) -> str:
@@ -171,14 +175,15 @@ class Agent:
         """Parse a line of the host's answer. Raises HostUnreachable if its checksum is wrong."""
         try:
             return decode_line(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HostUnreachable(f"{self.host.name}: an answer is corrupt: {line[:80]!r}") from error
 
     def field(self, line: Mapping[str, Any], name: str, kind: type | UnionType) -> Any:
         """Return a field of an answer. Raises HostUnreachable if it is not of this kind: a host may send anything."""
-        if not isinstance(line.get(name, ...), kind):
+        value = line.get(name, ...)
+        if not isinstance(value, kind) or (isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS):
             raise HostUnreachable(f"{self.host.name}: an answer has no valid {name}: {repr(line)[:200]}")
-        return line[name]
+        return value
 
     def path(self, module: str) -> str:
         """Return the path of the program's `module` on the host. Raises KeyError for another module."""

@@ -149,7 +149,8 @@ def push(
             manifest = [vars(entry) for entry in entries]
             states = agent.call_lines("missing", {"root": root}, payload=manifest, timeout_sec=retry_policy.left_sec())
             present_bytes = {agent.field(line, "path", str): agent.field(line, "have", int) for line in states}
-            if list(present_bytes) != [entry.path for entry in entries]:
+            names = [entry.path for entry in entries]
+            if list(present_bytes) != names or min(present_bytes.values(), default=0) < 0:
                 raise HostUnreachable(f"{agent.host.name}: the list of its files in {root} is truncated")
             present = sum(present_bytes.values())
             made_progress, max_present = present > max_present, max(max_present, present)

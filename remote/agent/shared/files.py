@@ -24,6 +24,10 @@ def join_inside(root: str, name: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise RequestRefused(f"{name!r} is not a path inside the folder")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise RequestRefused(f"{name!r} is not a path of this system") from error
     return os.path.join(root, *parts)
 
 

@@ -68,6 +68,7 @@ def test_no_byte_of_an_answer_needs_the_transports_checksum() -> None:
         {"state": "finished"},
         {"state": "ended", "exit_code": "0"},
         {"state": "ended", "wall_time_sec": {}},
+        {"state": "ended", "wall_time_sec": 10**400},
         {"state": "busy", "holder": 7},
     ],
 )
@@ -79,7 +80,9 @@ def test_a_made_up_state_of_a_job_is_a_broken_stream(document: dict[str, object]
             call()
 
 
-@pytest.mark.parametrize("answer", [b"[]", b"null", b'{"holder": 1}', b'{"text": null}', b"{}"])
+@pytest.mark.parametrize(
+    "answer", [b"[]", b"null", b'{"holder": 1, "text": null}', b"{}", b"[" * 200_000, b'{"holder": "a\\u0000"}']
+)
 def test_a_made_up_field_is_a_broken_stream(answer: bytes) -> None:
     line = b"%08x %s\n" % (zlib.crc32(answer), answer)
     agent = Agent(AnsweringHost(answer=line))
@@ -89,7 +92,14 @@ def test_a_made_up_field_is_a_broken_stream(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [{}, {"path": "b", "have": 0, "whole": True}, {"path": "a", "have": None}, {"path": ["a"], "have": 1}]
+    "line",
+    [
+        {},
+        {"path": "b", "have": 0, "whole": True},
+        {"path": "a", "have": None},
+        {"path": "a", "have": -1},
+        {"path": ["a"], "have": 1},
+    ],
 )
 def test_a_made_up_list_of_files_is_a_broken_stream(
     line: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -146,7 +146,10 @@ def test_a_file_that_is_deleted_between_two_streams_is_named(tmp_path: Path) -> 
         pull(agent, str(tmp_path / "source"), tmp_path / "target")
 
 
-@pytest.mark.parametrize("case", load_cases(__file__, "wrong_answers.yaml"))
+SURROGATE = {"input": [{"files": ["good", "\ud800"]}], "expected": "not a path"}  # which YAML cannot have
+
+
+@pytest.mark.parametrize("case", [*load_cases(__file__, "wrong_answers.yaml"), SURROGATE])
 def test_a_wrong_answer_is_refused_and_nothing_is_stored(tmp_path: Path, case: Case) -> None:
     answer = b"".join(part.encode() if isinstance(part, str) else encode_line(part) for part in case["input"])
     only = None if "good" in str(case["input"]) else ("a", "unwanted")
