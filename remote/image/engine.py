@@ -241,7 +241,10 @@ def log_in(host: Host, client: Client, registry: str, user: str, password: Secre
     """
     max_age_sec = deadline_sec + _START_TIMEOUT_SEC
     make = inline_command(host, "remote.agent.scripts.login", LOGIN_FOLDER_PREFIX, str(max_age_sec))
-    folder = check(host, make, host.run(make, timeout_sec=_LOGIN_TIMEOUT_SEC)).stdout.decode().strip()
+    output = check(host, make, host.run(make, timeout_sec=_LOGIN_TIMEOUT_SEC)).stdout
+    folder = output.decode(errors="replace").strip()
+    if LOGIN_FOLDER_PREFIX not in folder:  # without one, the client would store the password in its own configuration
+        raise HostUnreachable(f"{host.name}: no folder for a login: {folder[:80]!r}")
     login = Command(
         argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),
         environment=client.environment,
@@ -266,7 +269,5 @@ def log_in(host: Host, client: Client, registry: str, user: str, password: Secre
 
 def remove_login(host: Host, folder: str) -> None:
     """Remove the folder of a login. Raises like `Host.run`."""
-    if LOGIN_FOLDER_PREFIX not in folder:
-        raise HostError(f"{folder} is not a login folder")
     command = Command(argv=("rm", "-rf", "--", folder))
     check(host, command, host.run(command, timeout_sec=_LOGIN_TIMEOUT_SEC))

@@ -111,6 +111,7 @@ STARTED_BY_FILE = "who"  # in a job's folder
 _VM_AGENT = "remote.agent.build_vm"
 _PROGRESS_INTERVAL_SEC = 1.0
 _MAX_SILENCE_SEC = 60.0
+_MAX_START_SEC = 30.0
 _RECONNECT_AFTER_SEC = 10.0  # without a report; the job reports every second
 
 
@@ -219,7 +220,7 @@ def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable
 
     Raises JobFailed and, after a minute of silence, the last HostUnreachable; the job continues.
     """
-    line_count, last_status_at = 0, time.monotonic()
+    line_count, last_status_at, started_at = 0, time.monotonic(), time.monotonic()
 
     def on_status(status: JobStatus) -> None:
         nonlocal line_count, last_status_at
@@ -248,9 +249,10 @@ def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable
             on_disconnect(error)
             time.sleep(2.0)
             continue
-        if status.state is JobState.RUNNING:
-            continue
-        return _outcome(job, status)
+        if status.state is JobState.WAITING and time.monotonic() - started_at < _MAX_START_SEC:
+            time.sleep(0.2)  # another command has just made its folder, and starts it
+        elif status.state is not JobState.RUNNING:
+            return _outcome(job, status)
 
 
 def _outcome(job: Job, status: JobStatus) -> Outcome:

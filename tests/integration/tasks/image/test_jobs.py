@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from invoke import Context
 
+from remote.agent.jobs.jobs import claim_folder
 from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command, Secret
 from remote.hosts.local import current_user
 from remote.image import engine, vm_jobs
 from remote.image.model_fetch import Fetch
-from remote.jobs.job import Agent, HostRefused, Job, JobSpec, JobState
+from remote.jobs.job import Agent, HostRefused, Job, JobSpec, JobState, JobStatus
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.image import build, jobs
 from tasks.settings.load import load
@@ -112,6 +113,29 @@ def test_a_malformed_outcome_is_never_a_success(agent: Agent, outcome: str) -> N
     job.start(JobSpec(command=Command(argv=("true",)), deadline_sec=60.0, files=files))
     with pytest.raises(HostUnreachable):
         vm_jobs.follow(job, lambda line: pytest.fail(line.text), lambda _: None)
+
+
+def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> None:
+    job = vm_jobs.new_job(agent, "push", "odd", {})
+    watch, files = job.watch, {"outcome.json": '{"ok": true}'}
+
+    def watch_or_start(*arguments: Any, **limits: Any) -> JobStatus:
+        if not Path(job.folder).exists():
+            job.start(JobSpec(command=Command(argv=("true",)), deadline_sec=60.0, files=files))
+            return JobStatus(state=JobState.WAITING)
+        return watch(*arguments, **limits)
+
+    job.watch = watch_or_start  # type: ignore[method-assign]
+    assert vm_jobs.follow(job, lambda _: None, lambda _: None).facts == {"ok": True}
+
+
+def test_a_job_that_nobody_starts_is_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = vm_jobs.new_job(agent, "push", "odd", {})
+    claim_folder(job.folder, {})
+    monkeypatch.setattr(vm_jobs, "_MAX_START_SEC", 0.0)
+    with pytest.raises(vm_jobs.JobFailed) as failed:
+        vm_jobs.follow(job, lambda _: None, lambda _: None)
+    assert failed.value.kind == "lost"
 
 
 def test_a_login_is_removed_if_the_vm_refuses_the_job(
