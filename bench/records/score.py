@@ -78,7 +78,7 @@ class ScoredRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreMeasure:
-    """The mean of a score before and after the training, 0 to 1, with bootstrap 95 % intervals over rows.
+    """The mean of a score before and after the training, 0 to 1, with 95 % intervals over rows.
 
     `change` is the mean of the paired differences over the same rows. Rows without a score are left out of all three.
     """

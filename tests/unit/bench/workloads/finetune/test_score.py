@@ -36,7 +36,8 @@ def test_only_rows_with_both_scores_are_compared():
     (measure,) = score.compare(scored(0.0, None, 0.5, 0.0, 0.0), scored(1.0, 1.0, None, 1.0, 0.0))
     assert (measure.rows, measure.before, measure.after) == (3, 0.0, pytest.approx(2 / 3))
     assert measure.change == pytest.approx(2 / 3)
-    assert 0.0 <= measure.change_low < measure.change < measure.change_high <= 1.0
+    # Student's t of two degrees of freedom, 4.303, times the standard error, 1/3.
+    assert (measure.change_low, measure.change_high) == (pytest.approx(2 / 3 - 4.303 / 3, abs=1e-3), 1.0)
     assert score.compare(scored(None, 1.0), scored(1.0, None)) == []
     assert score.mean_score(scored(None, None)) is None
 
