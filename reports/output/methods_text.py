@@ -11,9 +11,10 @@ from reports.summary.summary import Summary
 
 _MEASUREMENTS = (
     "A measurement is repeated several times after a warm-up: its value is the median, and the range under it the 95 % "
-    "interval of that median. If several workers measured the same quantity, the value is the median of theirs and the "
-    "range goes from the smallest to the largest. A share is of the chip's published peak, if that is known. A trial "
-    "that did not succeed shows its measurements until then, marked with its status."
+    "interval of that median; with fewer than six repeats it goes from the smallest to the largest. If several workers "
+    "measured the same quantity, the value is the median of theirs and the range is from the smallest to the largest. "
+    "A share is of the chip's published peak, if that is known. A trial that did not succeed shows its measurements "
+    "until then, marked with its status."
 )
 
 
