@@ -135,14 +135,16 @@ def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Led
 
 def write_plan_once(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
     """Return an equal plan of which a killed command started no trial, else write one. Raises like `write_plan`."""
-    for path in sorted(settings.results_folder.glob(f"*{run.suite}*/{LEDGER_FILE}")):
+    for path in sorted(settings.results_folder.glob(f"*{run.suite}*/{RUN_FILE}")):
+        ledger_path = path.with_name(LEDGER_FILE)
         with contextlib.suppress(ResultError, LedgerError):
-            is_unused = not any(entry.attempts or entry.status for entry in Ledger(path).entries.values())
-            earlier = RunRecord.read(path.with_name(RUN_FILE)) if is_unused else run
+            is_unused = not any(entry.attempts or entry.status for entry in Ledger(ledger_path).entries.values())
+            earlier = RunRecord.read(path) if is_unused else run
             same = dataclasses.replace(earlier, run_id=run.run_id, created_at=run.created_at)
             if is_unused and schema.to_json(same) == schema.to_json(run):
                 open_run_log(path.parent)
-                return earlier, path.parent, Ledger.create(path, [planned.trial_id for planned in earlier.planned])
+                ledger = Ledger.create(ledger_path, [planned.trial_id for planned in earlier.planned])
+                return earlier, path.parent, ledger
     return write_plan(settings, run)
 
 

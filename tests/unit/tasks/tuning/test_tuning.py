@@ -515,7 +515,8 @@ def test_a_plan_of_which_a_killed_search_started_no_trial_is_taken_again(tmp_pat
         run, _, ledger = runner.write_plan_once(settings, run)
         return run.run_id, ledger
 
-    first, _ = write()
+    first, ledger = write()
+    ledger.path.unlink()
     again, ledger = write()
     ledger.record_start(planned[0].trial_id, 1, "w0", "job")
     assert first == again != write()[0]
