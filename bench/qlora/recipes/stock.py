@@ -3,6 +3,9 @@
 Differences from the reference: norms, embeddings and head stay in the dtype of the model's files, which keeps the
 residual stream in bf16; on a GPU, Liger's fused kernels are used if installed, and decoder layers are compiled. Nothing
 is compiled on a CPU: compiling a small model takes longer than training it. The trained parameters are the same.
+
+Liger's loss never has all logits in memory. Without Liger, or for a model type that it has no patch for, they are: the
+step's notes say so, and the predicted peak (`bench.predict.memory`) is too low.
 """
 
 import importlib
@@ -13,15 +16,14 @@ from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer
 from bench.records import Trial
 from bench.torch_stack import Stack
 
+# Model types without a patch of their own: norms, MLP and head are those of another type.
+PATCHED_AS = {"ministral3": "mistral"}
+
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
     features = []
-    if placement.is_cuda and importlib.util.find_spec("liger_kernel"):
-        liger = importlib.import_module("liger_kernel.transformers")
-        patch = getattr(liger, f"apply_liger_kernel_to_{base.config.model_type}", None)
-        if patch is not None:
-            patch(model=base)
-            features.append("liger-kernel")
+    if placement.is_cuda:
+        features.append("liger-kernel" if _patch_by_liger(base) else "no liger-kernel: all logits in memory")
     if trial.gradient_checkpointing:
         base.enable_input_require_grads()
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -37,6 +39,18 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     step = TrainingStep(stack, model, optimizer, placement, name)
     step.notes = tuple(features)
     return step
+
+
+def _patch_by_liger(base: Any) -> bool:
+    """Patch the model; return False if Liger is not installed or does not know its type."""
+    if importlib.util.find_spec("liger_kernel") is None:
+        return False
+    model_type = base.config.model_type
+    name = f"apply_liger_kernel_to_{PATCHED_AS.get(model_type, model_type)}"
+    patch = getattr(importlib.import_module("liger_kernel.transformers"), name, None)
+    if patch is not None:
+        patch(model=base)
+    return patch is not None
 
 
 def _blocks(stack: Stack, base: Any) -> Any:

@@ -4,7 +4,9 @@ Not covered: the Triton kernels (tests/gpu/test_kernels.py), and bf16 at full si
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from bench.data.model_folder import read_config
 from bench.data.packing import Row, pack_whole_samples
 from bench.kernels.int8.row_quant import QuantizedBlocks
 from bench.qlora import recipes
-from bench.qlora.recipes import fast
+from bench.qlora.recipes import fast, stock
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
 from bench.records.trial import RECIPES
@@ -436,3 +438,15 @@ def test_a_device_that_fast_does_not_support_is_named(monkeypatch, capability, t
     fake: Any = SimpleNamespace(torch=SimpleNamespace(cuda=cuda, __version__=torch_version))
     monkeypatch.setattr(fast, "HAS_TRITON", has_triton)
     assert fast._unsupported_device(fake, Placement(device=torch.device("cuda"), compute_dtype=None)) == reason
+
+
+@pytest.mark.parametrize(("model_type", "patched"), [("mistral", True), ("ministral3", True), ("bloom", False)])
+def test_stock_takes_ligers_patch_for_the_same_modules(monkeypatch, model_type, patched):
+    models = []
+    liger = SimpleNamespace(__spec__=ModuleSpec("liger_kernel", None))
+    patches = SimpleNamespace(apply_liger_kernel_to_mistral=lambda model: models.append(model))
+    monkeypatch.setitem(sys.modules, "liger_kernel", liger)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", patches)
+    base = SimpleNamespace(config=SimpleNamespace(model_type=model_type))
+    assert stock._patch_by_liger(base) == patched
+    assert models == [base] * patched
