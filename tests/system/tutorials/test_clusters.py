@@ -1,12 +1,11 @@
-"""Every command of docs/tutorials/oke.md and kubernetes.md, typed where it can run: tenancy and cluster, or build VM.
+"""Every command of docs/tutorials/oke.md and kubernetes.md, typed where it can run: tenancy and cluster.
 
-Real kubectl, SDK, OpenSSH, Docker and registry; `inv` is forked. The tenancy and the cluster are the tests' own; the
-kubeconfig of `inv tenancy.kubeconfig` leads from one to the other (with THOROUGH=1 in every command). Trials and
-trainings compute nothing. Not covered: blocks `by-hand`, `inv model.fetch` (tests/system/image/test_model_fetch.py).
+Real kubectl and SDK; `inv` is forked. The tenancy and the cluster are the tests' own; the kubeconfig of `inv
+tenancy.kubeconfig` leads from one to the other (with THOROUGH=1 in every command). Trials and trainings compute
+nothing. Not covered: blocks `by-hand`, and the part about the image (tests/system/image/test_tutorials.py).
 """
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.inv_pods import make_workspace
 from tests.support.kubernetes import Cluster
-from tests.support.machines.build_vm import MODEL, PLAIN_REGISTRY, PLAIN_USER, BuildVm
+from tests.support.machines.build_vm import PLAIN_REGISTRY
 from tests.support.paths import ROOT
 from tests.support.thorough import THOROUGH
 from tests.system.conftest import Project
@@ -135,19 +134,3 @@ def test_every_command_on_any_kubernetes_succeeds(
         output = type_page(GENERIC, bare_project, small | {"KUBECONFIG": str(kubeconfig)})
     assert f"{PODS} of {PODS} pods are up" in output
     assert (bare_project.run_folder() / "adapter").is_dir()
-
-
-@pytest.mark.parametrize("page", [OKE, GENERIC], ids=lambda page: page.stem)
-def test_every_command_of_the_image_succeeds(build_vm: BuildVm, page: Path) -> None:
-    build_vm.put_model()
-    plain = {"REGISTRY_IMAGE": f"{PLAIN_REGISTRY}/team/qlora-fleet:1", "REGISTRY_USER": PLAIN_USER}
-    lines = [
-        line for block in blocks(page) if block.section == IMAGE_SECTION for line in block.lines() if block.is_typed
-    ]
-    assert lines[1] == "inv model.fetch"
-    for line in lines[:1] + lines[2:]:
-        program, *arguments = shlex.split(line)
-        assert program == "inv"
-        code = 1 if arguments == ["image.verify"] else 0  # the image of the tests has no torch for the trial in it
-        build_vm.inv(*build_vm.model_flags(MODEL), *arguments, code=code, **(plain if page == GENERIC else {}))
-    assert (build_vm.project / "results" / "image.json").exists()

@@ -1,0 +1,35 @@
+"""The commands about the image in docs/tutorials/oke.md and kubernetes.md, typed on the build VM.
+
+Real OpenSSH, Docker and registry; `inv` is forked. Not covered: `inv model.fetch` (test_model_fetch.py), and the other
+parts of the pages (tests/system/tutorials/test_clusters.py).
+"""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.documents import TUTORIALS, blocks
+from tests.support.machines.build_vm import MODEL, PLAIN_REGISTRY, PLAIN_USER, BuildVm
+
+IMAGE_SECTION = "3. The image"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [TUTORIALS / "oke.md", TUTORIALS / "kubernetes.md"], ids=lambda page: page.stem)
+def test_every_command_of_the_image_succeeds(build_vm: BuildVm, page: Path) -> None:
+    build_vm.put_model()
+    plain = {"REGISTRY_IMAGE": f"{PLAIN_REGISTRY}/team/qlora-fleet:1", "REGISTRY_USER": PLAIN_USER}
+    settings = plain if page.stem == "kubernetes" else {}
+    record = build_vm.project / "results" / "image.json"
+    record.unlink(missing_ok=True)
+    lines = [
+        line for block in blocks(page) if block.section == IMAGE_SECTION for line in block.lines() if block.is_typed
+    ]
+    assert lines[1] == "inv model.fetch"
+    for line in lines[:1] + lines[2:]:
+        program, *arguments = shlex.split(line)
+        assert program == "inv"
+        code = 1 if arguments == ["image.verify"] else 0  # the image of the tests has no torch for the trial in it
+        build_vm.inv(*build_vm.model_flags(MODEL), *arguments, code=code, **settings)
+    assert record.exists()
