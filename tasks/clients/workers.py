@@ -73,10 +73,14 @@ def resume_hosts(settings: Settings, running: Collection[str]) -> list[Host]:
 
 def _named_hosts(settings: Settings, names: Collection[str]) -> list[Host]:
     """Return the hosts of these names, also beyond fleet.size. Names of no worker are ignored."""
+    return [host for host in fleet_hosts(_with_workers(settings, names)) if host.name in names]
+
+
+def _with_workers(settings: Settings, names: Collection[str]) -> Settings:
+    """Return the settings with a fleet.size that includes the workers of these names."""
     indices = [int(name.removeprefix("worker-")) for name in names if _WORKER_NAME.fullmatch(name)]
     fleet = settings.fleet.model_copy(update={"size": max(settings.fleet.size, *(index + 1 for index in indices), 1)})
-    hosts = fleet_hosts(settings.model_copy(update={"fleet": fleet}))
-    return [host for host in hosts if host.name in names]
+    return settings.model_copy(update={"fleet": fleet})
 
 
 def _worker_names(settings: Settings) -> list[str]:
@@ -90,6 +94,11 @@ def pod_hosts(settings: Settings, target: Target, *, include_starting: bool = Fa
     """
     request = _fleet_request(settings, PodConnector.name, target)
     return PodConnector().make_hosts(request, include_starting=include_starting)
+
+
+def worker_pod_hosts(settings: Settings, target: Target, names: Collection[str]) -> list[PodHost]:
+    """Return the pods of the fleet as `pod_hosts`, and those of these workers beyond the present fleet.size."""
+    return pod_hosts(_with_workers(settings, names), target)
 
 
 def _fleet_request(settings: Settings, connector: str, target: Target | None) -> FleetRequest:

@@ -165,7 +165,7 @@ def check_pending_results(
             f"{'; '.join(run.description for run in lost[:3])}{more}",
             remedy="or pass --discard-results; nothing was changed",
         )
-    busy = [] if discard_results else foreign_active_jobs(settings, cluster.target)
+    busy = [] if discard_results else foreign_active_jobs(settings, cluster)
     if busy:
         raise ConfirmationRequired(
             f"{cluster_plan.pod_ending_actions[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}",

@@ -11,7 +11,6 @@ from remote.cluster.labels import COMPONENT_LABEL, OWNER, PART_OF_LABEL, RUN_ANN
 from remote.cluster.manifests import ARCH, ARCH_LABEL
 from remote.cluster.plan import is_training
 from remote.hosts.pods.kubectl import Forbidden
-from remote.hosts.pods.pod_index import INDEX_LABEL
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.fleet.pending_results import foreign_active_jobs, pending_runs, record_change
 from tasks.settings.load import Settings
@@ -35,7 +34,7 @@ def check_removable(
             remedy="set cluster.context to the pool's cluster (`inv tenancy.kubeconfig`)",
         )
     losses = [run.description for run in pending_runs(settings.results_folder, cluster.target)]
-    losses += foreign_active_jobs(settings, cluster.target, running=_running_workers(cluster))
+    losses += foreign_active_jobs(settings, cluster, must_answer=True)
     losses += [f"{_title(job)} still trains" for job in _workloads(cluster) if is_training(job)]
     try:
         losses += _other_pods(cluster, nodes)
@@ -81,12 +80,6 @@ def _can_read(node: Object) -> bool:
 def fleet_nodes(cluster: Cluster) -> set[str]:
     """Return the names of the nodes on which pods of this fleet are."""
     return {str(node) for pod in cluster.pods() if (node := pod.get("spec", {}).get("nodeName"))}
-
-
-def _running_workers(cluster: Cluster) -> set[str]:
-    """Return the names of the workers whose pods run."""
-    running = [pod for pod in cluster.pods() if pod.get("status", {}).get("phase") == "Running"]
-    return {f"worker-{label(pod, INDEX_LABEL)}" for pod in running if label(pod, COMPONENT_LABEL) == WORKER}
 
 
 def _workloads(cluster: Cluster) -> list[Object]:

@@ -4,7 +4,6 @@ A run is pending until all its files are on this machine, or until the operator 
 clocks of this machine and of the cluster can differ by hours, and a run could seem older than its pods.
 """
 
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,16 @@ from bench.records.atomic_files import read_regular, sha256_of
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE, SUMS_FILE
 from bench.records.run import RunRecord
+from remote.cluster.client import Cluster
 from remote.cluster.kubeconfig import Target
+from remote.cluster.labels import COMPONENT_LABEL, WORKER, Object, label
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.base import Host, HostError
 from remote.hosts.connectors import CONNECTORS
+from remote.hosts.pods.pod_index import INDEX_LABEL
 from remote.jobs.job import Agent, slot_path
 from tasks.clients.cluster import record_last_cluster
-from tasks.clients.workers import pod_hosts
+from tasks.clients.workers import worker_pod_hosts
 from tasks.errors import results_write_errors
 from tasks.fleet.k8s_training import is_k8s_training
 from tasks.fleet.run_store import resume_command
@@ -84,11 +86,14 @@ def incomplete_runs(results_folder: Path) -> list[str]:
     return names
 
 
-def foreign_active_jobs(settings: Settings, target: Target, *, running: Collection[str] = ()) -> list[str]:
+def foreign_active_jobs(settings: Settings, cluster: Cluster, *, must_answer: bool = False) -> list[str]:
     """Return a line for each pod that runs another operator's trial, that is, of a run unknown to this machine.
 
-    A pod that does not answer has no line: it may be deleted because of that. A worker in `running` has one.
+    Pods beyond the present fleet.size are queried, too: their operator's setting may be another one. A pod that does
+    not answer has no line: it may be deleted because of that. With `must_answer`, one whose container runs has a line.
     """
+    workers = [pod for pod in cluster.pods() if label(pod, COMPONENT_LABEL) == WORKER]
+    running = {_worker_name(pod) for pod in workers if must_answer and pod.get("status", {}).get("phase") == "Running"}
 
     def describe_foreign_job(host: Host) -> str | None:
         try:
@@ -100,9 +105,13 @@ def foreign_active_jobs(settings: Settings, target: Target, *, running: Collecti
             return None
         return f"{host.name} runs {job.name} of run {job.parent.name}, which is another operator's"
 
-    hosts = pod_hosts(settings, target)
+    hosts = worker_pod_hosts(settings, cluster.target, set(map(_worker_name, workers)))
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         return [line for line in pool.map(describe_foreign_job, hosts) if line is not None]
+
+
+def _worker_name(pod: Object) -> str:
+    return f"worker-{label(pod, INDEX_LABEL)}"
 
 
 def record_change(settings: Settings, target: Target, lost: list[PendingRun]) -> None:

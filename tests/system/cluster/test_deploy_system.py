@@ -292,7 +292,7 @@ def test_another_operators_trial_stops_a_command_that_would_end_it(deployed: Ope
     job = Job(Agent(host), "/scratch/qlora-fleet/runs/their-run/baseline.1", slot=slot_path(host))
     job.start(JobSpec(command=Command(argv=("sleep", "600")), deadline_sec=600.0, grace_sec=1.0))
     for arguments in (("teardown", "--yes"), ("deploy",)):
-        deployed.set_cluster(memory="65Mi")
+        deployed.set_cluster(memory="65Mi", size=1)  # which is not the size of their deployment
         output = deployed.inv(*arguments, code=4)
         assert "worker-1 runs baseline.1 of run their-run" in output
         assert "nothing was changed" in output
