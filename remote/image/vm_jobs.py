@@ -260,12 +260,17 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
     if status.state is not JobState.ENDED:
         raise JobFailed("lost", f"the job is {status.state.value}: the VM or the job's supervisor was killed", log)
     text = job.agent.tail(job.folder, "outcome.json", 1 << 20)
+    end = {"deadline": "was stopped at its deadline", "cancelled": "was cancelled"}.get(
+        status.why or "", f"ended with exit code {status.exit_code}"
+    )
     if not text:
-        end = {"deadline": "was stopped at its deadline", "cancelled": "was cancelled"}.get(
-            status.why or "", f"ended with exit code {status.exit_code}"
-        )
         last = " ".join(job.log_tail()[-2:])
         raise JobFailed("stopped", f"the job {end} and wrote no outcome: {last}", log)
-    facts = parse_json(job.agent.host, text, "the outcome of its job", partial(_to_facts, log=log))
+    try:
+        facts = parse_json(job.agent.host, text, "the outcome of its job", partial(_to_facts, log=log))
+    except JobFailed as failure:
+        if failure.kind != "stopped":
+            raise
+        raise JobFailed("stopped", f"the job {end}", log) from failure
     _logger.info("%s: job %s: ok", job.agent.host.name, job.folder)
     return Outcome(facts=facts, wall_time_sec=status.wall_time_sec or 0.0)

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -84,6 +85,7 @@ def write_json(path: Path, document: object) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # at the deadline: a verb removes its login at its end
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     job_log = JobLog()
     with contextlib.suppress(OSError):

@@ -129,6 +129,17 @@ def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> Non
     assert vm_jobs.follow(job, lambda _: None, lambda _: None).facts == {"ok": True}
 
 
+def test_a_job_at_its_deadline_removes_its_login_and_says_so(agent: Agent, tmp_path: Path) -> None:
+    login = tmp_path / "login"
+    login.mkdir()
+    job = vm_jobs.new_job(agent, "push", "image", REQUEST)
+    vm_jobs.start(job, {**REQUEST, "login": str(login)}, deadline_sec=1.0)
+    with pytest.raises(vm_jobs.JobFailed, match="deadline") as failed:
+        vm_jobs.follow(job, lambda _: None, lambda _: None)
+    assert failed.value.kind == "stopped"
+    assert not login.exists()
+
+
 def test_a_job_that_nobody_starts_is_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     job = vm_jobs.new_job(agent, "push", "odd", {})
     claim_folder(job.folder, {})
