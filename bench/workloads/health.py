@@ -13,6 +13,7 @@ Not covered: links between nodes (suite `distributed`); slow clocks and links, w
 that other processes hold; 64-bit units.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -22,7 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench import torch_stack
 from bench.data.inputs import Inputs
@@ -42,6 +43,7 @@ LARGEST_OPERAND = 2  # sums of 8192 products stay below 2^24, exact in float32
 CHECKED_ROWS = 16  # rows whose products the CPU computes, too
 EXCHANGE_TIMEOUT_SEC = 60.0
 EXCHANGES = 5
+MAX_LINE_BYTES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ def allocate(torch: Any, device: Any, size: int | None) -> list[Any]:
 
 
 def fill(torch: Any, chunks: Sequence[Any], key: int) -> None:
-    """Write each word's number over all chunks, modulo 2^32, combined with the key."""
+    """Write each word's number over all chunks, combined with the key. Words at one place of two chunks differ."""
     for number, chunk in enumerate(chunks):
         _write_numbers(torch, chunk, number)
         chunk.bitwise_xor_(key)
@@ -135,7 +137,8 @@ def count_differences(torch: Any, chunks: Sequence[Any], key: int) -> int:
 
 def _write_numbers(torch: Any, chunk: Any, number: int) -> None:
     torch.arange(chunk.numel(), dtype=torch.int32, device=chunk.device, out=chunk)
-    chunk.add_((number * CHUNK_WORDS) % (1 << 31))
+    first = number * CHUNK_WORDS
+    chunk.add_((first + (first >> 32) + (1 << 31)) % (1 << 32) - (1 << 31))  # 32 bits hold the numbers of 16 GiB
 
 
 def _check_products(record: Record, torch: Any, devices: Sequence[Any], scale: HealthScale) -> None:
@@ -216,25 +219,18 @@ def _index(device: Any) -> int:
 def _check_exchange(record: Record, scale: HealthScale, stops: StopSignals, *, gpus: int) -> None:
     """Sum whole numbers over all GPUs, or over two processes by gloo. Raises GpuFault."""
     backend, ranks = ("nccl", gpus) if gpus > 1 else ("gloo", 2)
-    with scratch_folder("qlora-fleet-exchange-") as folder:
+    with scratch_folder("qlora-fleet-exchange-") as folder, contextlib.ExitStack() as streams:
+        outputs = [streams.enter_context((folder / f"{rank}.out").open("w+b")) for rank in range(ranks)]
+        arguments = [sys.executable, "-m", __name__, str(folder), backend]
         processes = [
             subprocess.Popen(
-                (
-                    sys.executable,
-                    "-m",
-                    __name__,
-                    str(folder),
-                    backend,
-                    str(rank),
-                    str(ranks),
-                    str(scale.exchanged_words),
-                ),
+                (*arguments, str(rank), str(ranks), str(scale.exchanged_words)),
                 env=rank_environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdout=output,  # a pipe that nobody reads stops a rank that logs much
+                stderr=output,
             )
-            for rank in range(ranks)
+            for rank, output in enumerate(outputs)
         ]
         deadline = time.monotonic() + EXCHANGE_TIMEOUT_SEC
         try:
@@ -246,18 +242,27 @@ def _check_exchange(record: Record, scale: HealthScale, stops: StopSignals, *, g
         finally:
             for process in processes:
                 process.kill()
-            outputs = [process.communicate() for process in processes]
-    for rank, (process, (_, errors)) in enumerate(zip(processes, outputs, strict=True)):
+                process.wait()
+        last_lines = [_last_line(output) for output in outputs]
+    for rank, (process, line) in enumerate(zip(processes, last_lines, strict=True)):
         if process.returncode != 0:
-            lines = errors.decode(errors="replace").strip().splitlines()
-            reason = lines[-1][:200] if lines else f"exit {process.returncode}"
+            reason = line[:200] or f"exit {process.returncode}"
             raise GpuFault(f"the exchange between {ranks} ranks ({backend}) failed in rank {rank}: {reason}")
-    answer = json.loads(outputs[0][0])
+    answers = [json.loads(line) for line in last_lines]
     size = 4 * scale.exchanged_words
-    rate = 2 * (ranks - 1) / ranks * size / answer["seconds"] / 1e9
+    rate = 2 * (ranks - 1) / ranks * size / answers[0]["seconds"] / 1e9
     record.add("all_reduce_bus_gb_per_sec", rate, backend=backend, ranks=ranks, bytes=size)
-    if answer["wrong"]:
-        raise GpuFault(f"the exchange between {ranks} ranks ({backend}): {answer['wrong']:,} wrong sums")
+    for rank, answer in enumerate(answers):
+        if answer["wrong"]:
+            wrong = f"{answer['wrong']:,} wrong sums in rank {rank}"
+            raise GpuFault(f"the exchange between {ranks} ranks ({backend}): {wrong}")
+
+
+def _last_line(output: IO[bytes]) -> str:
+    """Return the last line that a process wrote; "" without any."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - MAX_LINE_BYTES))
+    lines = output.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def exchange(folder: Path, backend: str, rank: int, ranks: int, word_count: int) -> dict[str, float]:

@@ -22,6 +22,15 @@ def test_each_changed_bit_of_the_memory_is_counted(monkeypatch: pytest.MonkeyPat
     assert health.count_differences(torch, chunks, key) == 2
 
 
+def test_words_at_one_place_of_two_chunks_differ() -> None:
+    words = torch.empty(1, dtype=torch.int32)
+    values = set()
+    for number in range(600):  # 150 GiB
+        health._write_numbers(torch, words, number)
+        values.add(int(words))
+    assert len(values) == 600
+
+
 def test_the_keys_set_every_bit_to_both_values() -> None:
     assert all({key >> bit & 1 for key in health.KEYS} == {0, 1} for bit in range(32))
 
