@@ -6,6 +6,7 @@ The templates are read from the packages of tests/chat_templates.txt; nothing of
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from bench.data import findings
 from bench.data.collate import make_rows
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
-from bench.data.tokenizer import ChatTemplate
+from bench.data.tokenizer import ChatTemplate, load_tokenizer
 from bench.records import Trial
-from tests.support.published import AXOLOTL, TRL, template_text
+from tests.support.published import AXOLOTL, SPACE_RULES, TRL, template_text, write_mistral_tokenizer
+from tests.unit.bench.data.conftest import MISTRAL
 
 FAMILIES: dict[str, Sequence[str]] = {
     TRL: (
@@ -101,3 +103,16 @@ def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, token
         assert text == f"{expected}{DEEPSEEK_END}"
         assert builder.findings.counts[findings.THOUGHT_ADDED] == (turns is not THOUGHTFUL)
         assert builder.findings.counts[findings.PROMPT_ADDS] == 1
+
+
+@pytest.mark.parametrize("rule", SPACE_RULES)
+def test_examples_that_begin_alike_have_the_tokens_of_their_texts(rule: str, tmp_path: Path) -> None:
+    write_mistral_tokenizer(tmp_path, "v1", rule)
+    tokenizer = load_tokenizer(tmp_path, MISTRAL)
+    turns = [*WITH_SYSTEM, ("user", "  c </s> d\n"), ("assistant", " C "), ("user", "e"), ("assistant", "E")]
+    for special_tokens in ("keep", "text"):
+        builder = ExampleBuilder(tokenizer, max_seq_len=None, special_tokens=special_tokens)
+        texts = builder._render_if_accepted(Conversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b""))
+        examples = list(builder._encode(texts))
+        assert [example.ids for example in examples] == [ids for ids, _ in builder._encode_whole(texts)]
+        assert [example.start > 0 for example in examples] == [False, True, True, False]
