@@ -227,7 +227,7 @@ def _check_exchange(record: Record, scale: HealthScale, stops: StopSignals, *, g
                 (*arguments, str(rank), str(ranks), str(scale.exchanged_words)),
                 env=rank_environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=output,  # a pipe that nobody reads stops a rank that logs much
+                stdout=output,  # a full pipe would stop a rank that logs much
                 stderr=output,
             )
             for rank, output in enumerate(outputs)

@@ -23,11 +23,11 @@ def test_each_changed_bit_of_the_memory_is_counted(monkeypatch: pytest.MonkeyPat
 
 
 def test_words_at_one_place_of_two_chunks_differ() -> None:
-    words = torch.empty(1, dtype=torch.int32)
+    chunk = torch.empty(1, dtype=torch.int32)
     values = set()
     for number in range(600):  # 150 GiB
-        health._write_numbers(torch, words, number)
-        values.add(int(words))
+        health._write_numbers(torch, chunk, number)
+        values.add(int(chunk))
     assert len(values) == 600
 
 
