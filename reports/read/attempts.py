@@ -37,7 +37,8 @@ _MAX_WORKERS = 1_000_000
 class AttemptSpan:
     """One attempt. `began` and `ended` are Unix times (None: still running); `reason` is why it ended early.
 
-    `is_retried`: the run went on with another attempt, so that the workers were held until that one began.
+    `is_retried`: the run went on with another attempt, so that the workers were held until that one began, or until
+    `waited_until`, when the run ended without one.
     If the attempt was a restart, `lost_sec` and `usd` are its cost since the checkpoint at `step`, or None if the cost
     was not recorded.
     """
@@ -52,6 +53,7 @@ class AttemptSpan:
     usd: float | None = None
     workers: int = 1
     is_retried: bool = False
+    waited_until: float | None = None
 
 
 def read(run_folder: Path, trial_id: str) -> list[AttemptSpan]:
@@ -134,7 +136,7 @@ def held_sec(attempts: Sequence[AttemptSpan], now: float) -> float:
 def _with_waits(attempts: Sequence[AttemptSpan], now: float) -> list[AttemptSpan]:
     ends = [*(following.began for following in attempts[1:]), now]
     spans = zip(attempts, ends, strict=False)  # `now` is left over without attempts
-    return [replace(span, ended=end) if span.is_retried else span for span, end in spans]
+    return [replace(span, ended=span.waited_until or end) if span.is_retried else span for span, end in spans]
 
 
 def _duration_sec(attempt: AttemptSpan, now: float) -> float:
@@ -162,7 +164,9 @@ def _read_ledger(run_folder: Path) -> bytes:
 
 
 def _apply_event(spans: dict[int, AttemptSpan], event: dict[str, object], timestamp: float) -> None:
-    number = event.get("attempt")
+    number, last = event.get("attempt"), max(spans, default=None)
+    if event["event"] == "ended" and last is not None and spans[last].is_retried:
+        spans[last] = replace(spans[last], waited_until=timestamp)
     if not isinstance(number, int):
         return
     if event["event"] == "started":

@@ -7,6 +7,8 @@ import pytest
 
 from bench.records.nodes import NodesRecord, NodesState
 from bench.records.run import RunRecord
+from bench.records.status import Outcome, ReasonCode
+from remote.fleet.ledger import Ledger
 from reports.read import attempts
 from reports.read.nodes import describe, describe_nodes
 from tests.support.cases import Case, load_cases
@@ -50,3 +52,16 @@ def test_workers_are_held_while_they_wait_for_a_restart(tmp_path: Path) -> None:
     assert attempts.worker_sec(spans, began + 3600.0) == 2 * (3600.0 - 600.0)
     assert attempts.held_sec(spans, began + 3600.0) == 2 * 3600.0
     assert attempts.held_sec([], began) == 0.0, "it waits for its workers"
+
+
+@pytest.mark.parametrize("last", [1, None])
+def test_workers_are_not_held_after_the_end_of_a_wait(tmp_path: Path, last: int | None) -> None:
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", ["train"])
+    ledger.record_start("train", 1, "worker-0", "/f", 2, at=0.0)
+    ledger.record_retry("train", 1, Outcome.of(ReasonCode.WORKER_LOST, "lost"), at=600.0)
+    assert attempts.held_sec(attempts.read(tmp_path, "train"), 900.0) == 2 * 900.0
+    ledger.record_end("train", Outcome.of(ReasonCode.CANCELLED, "cancelled"), last, at=900.0)
+    assert attempts.held_sec(attempts.read(tmp_path, "train"), 86_400.0) == 2 * 900.0
+    ledger.reopen("train")
+    ledger.record_start("train", 2, "worker-0", "/g", 2, at=80_000.0)
+    assert attempts.held_sec(attempts.read(tmp_path, "train"), 80_060.0) == 2 * 960.0
