@@ -23,6 +23,7 @@ from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, print_line
 from tasks.adapter.merge import render_card
 from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.flags import format_command
 from tasks.clients.registry import configured_user, parse_reference
 from tasks.clients.secrets import registry_password
 from tasks.errors import (
@@ -133,8 +134,7 @@ def _push_to_registry(
 ) -> None:
     reference = parse_reference("adapter.push: --oci", oci, trained.run.run_id)
     user = configured_user(settings, reference.repository)
-    merged_flag = " --merged" if kind == "model" else ""
-    retry_command = f"inv adapter.push --run={trained.folder.name}{merged_flag} --oci={oci}"
+    retry_command = format_command("adapter.push", run=trained.folder.name, merged=kind == "model", oci=oci)
     secret = registry_password(settings, user, reference.host, retry_command)
     login = base64.b64encode(f"{user}:{secret.reveal()}".encode()).decode()
     annotations = {

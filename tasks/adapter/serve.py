@@ -34,6 +34,7 @@ from remote.jobs.transfer import push
 from remote.serving import ServerSoftware
 from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.flags import format_command
 from tasks.clients.cluster import open_cluster
 from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.workers import component_hosts
@@ -75,7 +76,8 @@ def start_server(
     }
     upload = FilesUpload(settings, files)
     needs_nf4 = not merged and trained.trial.base_precision == "nf4"
-    nf4_check = NF4Check(cluster_settings, image, merge_command(trained)) if needs_nf4 else None
+    retry_command = format_command("serve", run=run, merged=merged)
+    nf4_check = NF4Check(cluster_settings, image, merge_command(trained), retry_command) if needs_nf4 else None
 
     def before_pods(cluster: Cluster) -> None:
         if nf4_check is not None:
@@ -91,7 +93,7 @@ def start_server(
             on_start=lambda cluster: None if nf4_check is None else nf4_check.run_early(cluster),
             before_pods=before_pods,
             on_state=upload.send_to_waiting,
-            retry_command=f"inv serve{' --merged' if merged else ''}",
+            retry_command=retry_command,
         ),
     )
     if dry_run:
@@ -252,8 +254,9 @@ class FilesUpload:
 class NF4Check:
     """Check that is made once, as soon as the namespace and its pull secret exist."""
 
-    def __init__(self, settings: Settings, image: Image, merge_command: str) -> None:
-        self._settings, self._image, self._merge_command = settings, image, merge_command
+    def __init__(self, settings: Settings, image: Image, merge_command: str, retry_command: str) -> None:
+        self._settings, self._image = settings, image
+        self._merge_command, self._retry_command = merge_command, retry_command
         self._is_due = True
 
     def run_early(self, cluster: Cluster) -> None:
@@ -275,7 +278,7 @@ class NF4Check:
             cpu="100m",
             memory="256Mi",
             timeout_sec=_CHECK_TIMEOUT_SEC,
-            retry_command="inv serve",
+            retry_command=self._retry_command,
         )
         try:
             _, text = run_pod_check(self._settings, cluster, check)

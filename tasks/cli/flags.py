@@ -13,6 +13,7 @@ import enum
 import functools
 import importlib
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -270,6 +271,15 @@ def refuse_several(task: str, flags: Mapping[str, object]) -> None:
     names = [name for name, value in flags.items() if value is not None and value is not False]
     if len(names) > 1:
         raise UsageError(f"{task}: {' and '.join(names)} exclude each other", remedy="pass only one of them")
+
+
+def format_command(task: str, **flags: object) -> str:
+    """Return the command of a task with these flags, to be typed again; a flag that is None or False is left out."""
+    words = ["inv", task]
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *(() if value is True else (str(value),))]
+    return shlex.join(words)
 
 
 def parse_names(flag: str, values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from remote.jobs import transfer
 from remote.jobs.job import Agent, HostBusy, Job
 from reports import formatting
 from tasks.cli.answer import Answer, plan_answer
-from tasks.cli.flags import refuse_several
+from tasks.cli.flags import format_command, refuse_several
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.clients.registry import configured_image
 from tasks.clients.secrets import checked_index_url, registry_password
@@ -38,11 +38,11 @@ from tasks.settings.load import Settings, load
 def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool) -> Answer | None:
     refuse_several("build", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
-    resume_command = f"inv build --tmpdir {shlex.quote(tmpdir)}" if tmpdir is not None else "inv build"
-    flags = {"cancel": cancel, "dry-run": dry_run, "force": force}
-    retry_command = " ".join((resume_command, *(f"--{name}" for name, is_set in flags.items() if is_set)))
+    resume_command = format_command("build", tmpdir=tmpdir)
     started_at = time.monotonic()
-    with build_vm(settings, retry_command) as host:
+    with build_vm(
+        settings, format_command("build", tmpdir=tmpdir, cancel=cancel, dry_run=dry_run, force=force)
+    ) as host:
         agent = vm_jobs.create_agent(host)
         if cancel:
             jobs.cancel(agent, "build")

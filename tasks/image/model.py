@@ -1,6 +1,5 @@
 """`inv model.*`: create the demo model, download models to the build VM."""
 
-import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from remote.image import model_fetch, vm_jobs
 from remote.image.model_fetch import Fetch
 from remote.jobs.job import Agent
 from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.flags import format_command
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import RetryableError, TaskFailed, UsageError, error_class, escape_controls
@@ -79,8 +79,7 @@ def fetch_models(context: Context, options: FetchOptions) -> Answer | None:
         raise UsageError("--cache and --cache-here exclude each other", remedy="give one of them")
     if options.cache is None and options.cache_here is None:
         secrets.check_hub_endpoint(settings)
-    flags = {name.replace("_", "-"): value for name, value in vars(options).items() if isinstance(value, str)}
-    retry_command = " ".join(["inv model.fetch", *(f"--{name} {shlex.quote(value)}" for name, value in flags.items())])
+    retry_command = format_command("model.fetch", **vars(options))
     with build_vm(settings, retry_command) as host:
         tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
         vm_jobs.claim(host, tmp_folder, create=not options.dry_run)

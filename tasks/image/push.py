@@ -27,7 +27,7 @@ from remote.image.vm_jobs import Outcome
 from remote.jobs.job import Agent, HostBusy
 from remote.providers import registry_provider
 from tasks.cli.answer import Answer, plan_answer
-from tasks.cli.flags import refuse_several
+from tasks.cli.flags import format_command, refuse_several
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import configured_image
@@ -38,7 +38,6 @@ from tasks.image.build import engine_client, image_labels, image_record, image_s
 from tasks.image.sbom import sign, signing_key
 from tasks.settings.load import Settings, load
 
-PUSH_COMMAND = "inv push"
 MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 
@@ -46,14 +45,14 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
     refuse_several("push", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
     if cancel:
-        with build_vm(settings, f"{PUSH_COMMAND} --cancel") as host:
+        with build_vm(settings, format_command("push", cancel=True)) as host:
             jobs.cancel(vm_jobs.create_agent(host), "push")
         return None
     reference, user = configured_image(settings)
     image = build_profiles.image_name(settings)
     if dry_run:
         return plan_answer([f"{image} -> {reference} as {user}"], image=image, target=str(reference), user=user)
-    retry_command = f"{PUSH_COMMAND} --force" if force else PUSH_COMMAND
+    retry_command = format_command("push", force=force)
     key = signing_key(settings)
     # Cached: a prompt appears only once.
     password = functools.cache(lambda: registry_password(settings, user, reference.host, retry_command))

@@ -30,6 +30,7 @@ from remote.image.bom import SbomComponent, Subject
 from remote.image.context import CLOUD_SDK
 from remote.image.references import Reference
 from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.flags import format_command
 from tasks.clients import registry, secrets
 from tasks.clients.build_vm import build_vm
 from tasks.clients.prompt import prompt_hidden
@@ -69,7 +70,7 @@ def write_documents(context: Context, *, push: bool, dry_run: bool = False) -> A
     lock = settings.root / "image" / "locks" / f"{settings.image.profile}.txt"
     sdk_lock = lock.with_name(f"{CLOUD_SDK}.txt")
     client = engine_client(settings)
-    with build_vm(settings, "inv image.bom") as host:
+    with build_vm(settings, format_command("image.bom", push=push, dry_run=dry_run)) as host:
         image = image_record(settings, host)
         if dry_run:
             folder, target = settings.results_folder / "image", None if reference is None else reference.repository
@@ -221,8 +222,9 @@ def show_image(context: Context, digest: str | None) -> Answer:
     name = digest or pushed_digest(settings, reference) or reference.tag
     if digest is not None and not digest.startswith("sha256:"):
         raise UsageError(f"image.show: --digest: expected sha256:..., found {digest!r}")
-    secret = registry_password(settings, user, reference.host, "inv image.show")
-    with build_vm(settings, "inv image.show") as host:
+    retry_command = format_command("image.show", digest=digest)
+    secret = registry_password(settings, user, reference.host, retry_command)
+    with build_vm(settings, retry_command) as host:
         image = registry.query(settings, host, reference, (user, secret), {"do": "look", "name": name})
     problems: list[str] = []
     rows = list(_lines(image, problems))

@@ -14,6 +14,7 @@ from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.image import engine, vm_jobs
 from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.flags import format_command
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.settings.load import load
@@ -29,7 +30,7 @@ START_TIMEOUT_SEC = 900.0  # covers mkfs on a busy share and dockerd's first sta
 def check_vm(context: Context, tmpdir: str | None) -> Answer:
     settings, disks = load(context), list[dict[str, Any]]()
     started_at = time.monotonic()
-    with build_vm(settings, "inv vm.check") as host:
+    with build_vm(settings, format_command("vm.check", tmpdir=tmpdir)) as host:
         facts = vm_jobs.observe(host)
         connect_sec = time.monotonic() - started_at
         version = ".".join(map(str, facts.python))
@@ -59,7 +60,8 @@ def start_engine(
     engine and its network are not touched. Rerun the command after a reboot to restore mount and engine.
     """
     settings = load(context)
-    with build_vm(settings, "inv vm.engine") as host:
+    command_line = format_command("vm.engine", tmpdir=tmpdir, size_gb=size_gb, dry_run=dry_run)
+    with build_vm(settings, command_line) as host:
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
         if dry_run:
             file, size = f"{vm_jobs.workdir_path(tmp_folder)}/engine.ext4", size_gb or DEFAULT_SIZE_GB

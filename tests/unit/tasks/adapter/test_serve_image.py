@@ -75,7 +75,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def nf4_check() -> NF4Check:
     image = Image(repository="host/vllm", digest=f"sha256:{'ab' * 32}")
-    return NF4Check(Settings(root=Path("/")), image, "inv serve --merged")
+    return NF4Check(Settings(root=Path("/")), image, "inv serve --merged", "inv serve")
 
 
 def test_the_check_waits_for_namespace_and_pull_secret(runs: list[object]) -> None:
