@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cloud_words import CLOUD_WORDS
 from tests.support.documents import TUTORIALS, blocks, typed_script
 from tests.support.forked import install_forked_inv
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
@@ -83,7 +84,7 @@ def type_page(page: Path, project: Project, environment: dict[str, str], *, with
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def write_token(project: Project, name: str) -> None:
@@ -122,7 +123,7 @@ def test_every_command_on_oke_succeeds(bare_project: Project, oke: dict[str, str
     assert (bare_project.run_folder() / "adapter").is_dir()
 
 
-def test_every_command_on_any_kubernetes_succeeds(
+def test_every_command_on_any_kubernetes_succeeds_and_names_no_cloud(
     workspace: Path, tiny_model: Path, tiny_data: Path, bare_project: Project, small: dict[str, str]
 ) -> None:
     write_token(bare_project, "registry-token")
@@ -131,6 +132,8 @@ def test_every_command_on_any_kubernetes_succeeds(
         kubeconfig.parent.mkdir()
         kubeconfig.write_text(cluster.kubeconfig_text(context="my-cluster"))
         kubeconfig.chmod(0o600)
-        output = type_page(GENERIC, bare_project, small | {"KUBECONFIG": str(kubeconfig)})
+        settings = {"KUBECONFIG": str(kubeconfig), "INVOKE_CLUSTER_PROVIDER": "generic"}  # its nodes have OKE's labels
+        output = type_page(GENERIC, bare_project, small | settings) + bare_project.inv("runs").stdout
     assert f"{PODS} of {PODS} pods are up" in output
     assert (bare_project.run_folder() / "adapter").is_dir()
+    assert [line for line in output.splitlines() if CLOUD_WORDS.search(line)] == []
