@@ -6,6 +6,7 @@ from enum import Enum
 
 from bench.records.checksummed import Checksummed
 from bench.records.paths import NODES_FILE
+from bench.records.validation import TrialError
 
 
 class NodesState(Enum):
@@ -68,6 +69,12 @@ class NodesRecord(Checksummed):
     job: JobPool | None = None
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("ended_at", "requested_at", "finished_at"):
+            text = getattr(self, name)
+            if text is not None and not _is_time(text):
+                raise TrialError(f"{name}: expected a time in ISO 8601 with its zone, found {text[:80]!r}")
+
     def idle_sec(self, now: float) -> float | None:
         """Return the seconds from the run's end until the nodes were given back, or `now`; None before its end."""
         if self.ended_at is None:
@@ -79,3 +86,10 @@ class NodesRecord(Checksummed):
         """Return what the nodes have cost since the run's end; None if that or the price is unknown."""
         seconds = self.idle_sec(now)
         return None if seconds is None or self.usd_per_hour is None else seconds / 3600.0 * self.usd_per_hour
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False

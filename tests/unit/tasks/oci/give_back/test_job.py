@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
 
+from bench.records import schema
+from bench.records.checksummed import write_checksummed
 from bench.records.nodes import JobIdentity, JobPool, NodesRecord, NodesState
 from bench.records.run import RunRecord
 from reports.read.nodes import describe_nodes
@@ -209,4 +211,8 @@ def test_a_record_of_another_plan_is_not_taken_over(
     assert job_record(**{"state": NodesState.DONE, **changes}).state is NodesState.PLANNED
     (tmp_path / "nodes.json").write_text("{}")
     run_nodes.import_job_record(folder, tmp_path)
+    for time in ("soon", "2026-11-26T00:00:00"):
+        document = schema.to_json(record(folder)) | {"state": "requested", "finished_at": time}
+        write_checksummed(tmp_path / "nodes.json", "nodes", document)
+        run_nodes.import_job_record(folder, tmp_path)
     assert record(folder).state is NodesState.PLANNED
