@@ -19,6 +19,7 @@ from remote.hosts.base import Host
 from reports import formatting
 from reports.read import validation
 from reports.statistics.paired_losses import NOT_SHOWN, verdict_of
+from reports.statistics.types import Estimate
 from reports.summary import quality as quality_text
 from reports.summary.quality import difference_text
 from tasks.cli.terminal import console, plain_table
@@ -197,20 +198,8 @@ def _measure_finalists(
     If a trial of each finalist failed, all that were measured are returned. Raises TaskFailed without any.
     """
     results = list(_results(settings, record, [run_id]))
-    measured: list[pareto.MeasuredCandidate] = []
-    rates = pareto.adjusted_rates(results)
-    for candidate in (*record.candidates, *record.held_variants):
-        own_results = [result for result in results if result.trial.trial_id == candidate.key]
-        predicted = limit.corrected_peak(candidate) if record.limit_bytes is not None else None
-        summary = pareto.summarize(
-            candidate.full_trial(settings),
-            own_results,
-            predicted,
-            settings.cost.price_usd_per_gpu_hour,
-            rates.get(candidate.key),
-        )
-        if summary is not None:
-            measured.append(summary)
+    candidates = [*record.candidates, *record.held_variants]
+    measured = _summarize(settings, record, limit, candidates, results, pareto.adjusted_rates(results))
     if not measured:
         raise TaskFailed(
             f"search {record.tune_id}: no finalist succeeded", remedy=f"see `inv collect report --run={run_id}`"
@@ -259,13 +248,34 @@ def _measured_references(
     settings: Settings, record: TuneRecord, limit: MemoryLimit, results: Sequence[TrialResult]
 ) -> list[pareto.MeasuredCandidate]:
     """Return the candidates that train as the reference does, from short trials if they were no finalists."""
-    measured = []
-    for candidate in record.candidates:
-        if loss_fields(candidate.trial) == loss_fields(quality.search_reference(candidate.trial)):
-            own_results = [result for result in results if result.trial.trial_id == candidate.key]
-            peak, price = limit.corrected_peak(candidate), settings.cost.price_usd_per_gpu_hour
-            measured.append(pareto.summarize(candidate.full_trial(settings), own_results, peak, price))
-    return [candidate for candidate in measured if candidate is not None]
+    references = [
+        candidate
+        for candidate in record.candidates
+        if loss_fields(candidate.trial) == loss_fields(quality.search_reference(candidate.trial))
+    ]
+    return _summarize(settings, record, limit, references, results, {})
+
+
+def _summarize(
+    settings: Settings,
+    record: TuneRecord,
+    limit: MemoryLimit,
+    candidates: Iterable[Candidate],
+    results: Sequence[TrialResult],
+    rates: Mapping[str, Estimate],
+) -> list[pareto.MeasuredCandidate]:
+    """Return the candidates with a successful result; `rates` are those on the mean worker, by key."""
+    summaries = (
+        pareto.summarize(
+            candidate.full_trial(settings),
+            [result for result in results if result.trial.trial_id == candidate.key],
+            limit.corrected_peak(candidate) if record.limit_bytes is not None else None,
+            settings.cost.price_usd_per_gpu_hour,
+            rates.get(candidate.key),
+        )
+        for candidate in candidates
+    )
+    return [summary for summary in summaries if summary is not None]
 
 
 def _write_answer(
