@@ -21,13 +21,12 @@ from bench.data.trial_inputs import check_trial
 from bench.harness.record import Record, Request
 from bench.harness.termination import StopSignals
 from bench.records import Trial
-from bench.records.bootstrap import Interval, quantile, summarize
+from bench.records.bootstrap import RESAMPLES, Interval, quantile, summarize
 from bench.records.result import Steps
 from bench.workloads.ranks.launcher import RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
 
 MODULE = "bench.workloads.distributed_rank"
-RESAMPLES = 2000
 REDUCE_SIZE_COUNT = {"gpu": 5, "tiny": 3}
 
 

@@ -81,11 +81,6 @@ def test_an_unknown_shape_a_price_without_a_source_and_no_table_are_refused(pric
         select_prices(pricing, A10, today=TODAY)
 
 
-def test_a_hosted_price_without_a_source_is_refused():
-    with pytest.raises(PriceError, match=r"^cost\.hosted_source: "):
-        Pricing(hosted_usd_per_10000_samples=10.0).hosted()
-
-
 @pytest.mark.parametrize("case", load_cases(__file__, "invalid_shapes.yaml"))
 def test_an_invalid_shape_is_refused_in_one_line_with_the_key(tmp_path, case):
     path = table(
