@@ -7,12 +7,20 @@ measured: a file without names for the folder measured/, and its reader
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from reports.exports import benchmarks, measured, trackers
+from reports.exports import benchmarks, trackers
 from reports.exports.log_model import LoggedRun, read_logged_runs
 from reports.read.run import ReportError, ReportWriteError, make_report_folder
+
+
+def _write_measured(folder: Path, runs: Sequence[LoggedRun]) -> Path:
+    # Imported here, `python -m reports.exports.measured` would find itself imported, with a warning.
+    path: Path = import_module("reports.exports.measured").write_measured(folder, runs)
+    return path
+
 
 FORMATS: dict[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
     trackers.TENSORBOARD: trackers.write_tensorboard,
@@ -20,7 +28,7 @@ FORMATS: dict[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
     trackers.WANDB: trackers.write_wandb,
     benchmarks.OPTIMUM: benchmarks.write_optimum,
     benchmarks.MLPERF: benchmarks.write_mlperf,
-    measured.MEASURED: measured.write_measured,
+    "measured": _write_measured,
 }
 _PACKAGES = (trackers.TENSORBOARD, trackers.WANDB)  # formats that the package of the same name writes
 
