@@ -32,6 +32,7 @@ from bench.records.atomic_files import read_regular, sha256_of
 from bench.workloads.finetune.checkpoint import ADAPTER, ADAPTER_CONFIG, TOKENIZER_FILES
 
 MAX_CONFIG_BYTES = 1 << 20
+RESTORE_BASE = "restore the base of the training at its path"
 UNSUPPORTED_KEYS = (
     "use_dora",
     "rank_pattern",
@@ -79,7 +80,7 @@ def check_base(model: Path, adapter: Path, model_sha256: str | None) -> ModelFac
         raise InputRejected(
             f"{model}: not the model that the adapter was trained on: sha256 {facts.sha256[:12]}, expected "
             f"{model_sha256[:12]}",
-            remedy="set model.path to that model",
+            remedy=RESTORE_BASE,
         )
     return facts
 
@@ -178,7 +179,7 @@ def _check_pair(
     if set(pair) != {"A", "B"} or any(len(matrix) != 2 for matrix in pair.values()):
         raise InputError(f"{path}: {name}: expected two matrices, A and B", remedy="copy the adapter again")
     if shape is None:
-        raise InputError(f"{path}: {name}: the base has no such weight", remedy="set model.path to the adapter's base")
+        raise InputError(f"{path}: {name}: the base has no such weight", remedy=RESTORE_BASE)
     (rank_a, in_features), (out_features, rank_b) = pair["A"], pair["B"]
     if rank_a != rank or rank_b != rank:
         raise InputError(
@@ -188,5 +189,5 @@ def _check_pair(
         raise InputError(
             f"{path}: {name}: for a weight of {out_features} x {in_features}, the base's is "
             f"{' x '.join(map(str, shape))}",
-            remedy="set model.path to the adapter's base",
+            remedy=RESTORE_BASE,
         )

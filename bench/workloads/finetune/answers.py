@@ -332,7 +332,7 @@ def _without_window(config: Any) -> Iterator[None]:
 def end_tokens_of(model: Any) -> list[int]:
     """Return the tokens at which a server ends an answer, from the model's generation config."""
     end_ids = getattr(model.generation_config, "eos_token_id", None)
-    return [token for token in (end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]) if token is not None]
+    return [token for token in (end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]) if type(token) is int]
 
 
 def _uncompiled(torch: Any) -> Any:
