@@ -218,9 +218,13 @@ def install_forked_bench(project: Path, server: ForkServer) -> None:
 
 def install_forked_inv(folder: Path, server: ForkServer, *, before: str = "") -> Path:
     """Write a program `inv` that runs in the server, after the statements `before`, and return its path."""
-    path = folder / "inv"
-    folder.mkdir(exist_ok=True)
-    path.write_text(f"#!{sys.executable}\n{_forked_main(server, '-c', before + INV_CODE)}")
+    return install_forked(folder / "inv", server, before + INV_CODE)
+
+
+def install_forked(path: Path, server: ForkServer, code: str) -> Path:
+    """Write a program that runs this Python code in the server, and return its path."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!{sys.executable}\n{_forked_main(server, '-c', code)}")
     path.chmod(0o755)
     return path
 

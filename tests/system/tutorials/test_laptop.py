@@ -1,7 +1,7 @@
 """Every command of docs/tutorials/laptop.md, typed in a shell, in a copy of the project.
 
 The benchmark computes nothing, the real model is the demo's small one under its name, trained for two steps, and
-`python -m bench` and `inv` are forked, but for `make demo`. `THOROUGH=1` computes everything as the page says. Not
+`inv` and `python` are forked, but for `make demo`. `THOROUGH=1` computes everything as the page says. Not
 covered: the installation, blocks `by-hand`.
 """
 
@@ -31,8 +31,11 @@ def test_every_command_of_the_page_succeeds(
     if not THOROUGH:
         put_models(folder, tiny_model, demo_data)
         forked.install_forked_bench(folder, bench_server)
-        program = forked.install_forked_inv(folder / "bin", bare_project.server)
-        script = f'inv() {{ {shlex.quote(str(program))} "$@"; }}\n{script}'
+        inv = forked.install_forked_inv(folder / "bin", bare_project.server)
+        run_file = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+        python = forked.install_forked(folder / "bin" / "python", bench_server, run_file)
+        for name, program in (("inv", inv), ("python", python)):
+            script = f'{name}() {{ {shlex.quote(str(program))} "$@"; }}\n{script}'
         environment |= SMALL
     typed = folder.parent / "typed.sh"
     typed.write_text(script)
