@@ -52,9 +52,10 @@ def open_watch(order: TrainingJobSpec, rank: int, folder: Path) -> Iterator[JobW
         )
         watch.flush = sender.flush
         if numbers and numbers[-1] > order.after:
-            outcome = read_outcome(order, folder, numbers[-1])
-            is_cause = outcome is not None and outcome.is_transient
-            watch.on_loss(outcome if is_cause else Outcome.of(ReasonCode.WORKER_LOST, "the first pod was replaced"))
+            cause = Outcome.of(ReasonCode.WORKER_LOST, "the first pod was replaced")
+            if (result := read_result(order, folder, numbers[-1])) is not None and result.outcome.is_transient:
+                cause = result.outcome
+            watch.on_loss(cause)
 
         def tick() -> None:
             last = max(attempt_numbers(folder, order.planned.trial_id), default=None)
@@ -72,10 +73,10 @@ def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def read_outcome(order: TrainingJobSpec, folder: Path, number: int) -> Outcome | None:
-    """Return the outcome of an attempt; None without a valid result."""
+def read_result(order: TrainingJobSpec, folder: Path, number: int) -> TrialResult | None:
+    """Return the result of an attempt; None without a valid one."""
     try:
-        return TrialResult.read(_attempt_folder(order, folder, number) / paths.RESULT_FILE).outcome
+        return TrialResult.read(_attempt_folder(order, folder, number) / paths.RESULT_FILE)
     except ResultError:
         return None
 

@@ -22,11 +22,10 @@ from pathlib import Path
 
 from bench.commands.job_faults import NodeFaults
 from bench.commands.job_nodes import JobNodes
-from bench.commands.job_notifications import JobWatch, attempt_numbers, held_sec, open_watch
+from bench.commands.job_notifications import JobWatch, attempt_numbers, held_sec, open_watch, read_result
 from bench.data.inputs import InputError
 from bench.records import paths, schema
-from bench.records.checksummed import ResultError
-from bench.records.result import FAULTY_RANK, TrialResult
+from bench.records.result import FAULTY_RANK
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 
@@ -182,7 +181,7 @@ class JobRunner:
 
     def _handle_exit(self, number: int, code: int, last_line: str) -> None:
         """Write the training's end after an attempt of the first pod, unless another attempt may succeed."""
-        result = self._result(number)
+        result = read_result(self.order, self.folder, number)
         if result is not None:
             outcome = result.outcome
         elif code in REJECTIONS:
@@ -213,15 +212,9 @@ class JobRunner:
 
     def _is_external(self, number: int) -> bool:
         """Check whether an attempt ended because a pod was drained, preempted, or had not started yet."""
-        result = self._result(number)
+        result = read_result(self.order, self.folder, number)
         cause = None if result is None else result.outcome.cause
         return cause is not None and not cause.counts_as_attempt
-
-    def _result(self, number: int) -> TrialResult | None:
-        try:
-            return TrialResult.read(self.folder / f"{self.order.planned.trial_id}.{number}" / paths.RESULT_FILE)
-        except ResultError:
-            return None
 
     def _write_end(self, number: int, outcome: Outcome) -> None:
         TrainingJobEnd(

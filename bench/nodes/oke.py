@@ -111,7 +111,7 @@ def root_cause(error: BaseException) -> str:
     if isinstance(error, InvalidCertificateFromInstanceMetadataError):  # its message may contain a received key
         return "the metadata service returned no certificate; is a proxy intercepting the connection?"
     cause = getattr(error, "reason", None) or next(iter(error.args), None)
-    return root_cause(cause) if isinstance(cause, BaseException) else _one_line(error) or type(error).__name__
+    return root_cause(cause) if isinstance(cause, BaseException) else one_line(error) or type(error).__name__
 
 
 def _call(action: str, request: Callable[[], Any]) -> Any:
@@ -123,7 +123,7 @@ def _call(action: str, request: Callable[[], Any]) -> Any:
         is_transient = error.status == 429 or error.status >= 500
         is_denied = error.status in (401, 403, 404)
         raise PoolError(
-            f"{problem}: {_one_line(error.message)}", is_transient=is_transient, is_denied=is_denied
+            f"{problem}: {one_line(error.message)}", is_transient=is_transient, is_denied=is_denied
         ) from error
     # The SDK's RequestException is an OSError; a proxy's page may not be UTF-8.
     except (OSError, ClientError, ValueError, *TOKEN_ERRORS) as error:
@@ -141,9 +141,10 @@ def _parse(item: Any, etag: str | None) -> PoolState:
         size=size,
         addresses=tuple(node.get("privateIp") for node in nodes),
         etag=etag,
-        failures=tuple(_one_line(failure) for failure in failures if failure),
+        failures=tuple(one_line(failure) for failure in failures if failure),
     )
 
 
-def _one_line(text: object) -> str:
+def one_line(text: object) -> str:
+    """Return the start of a text from outside, on one line."""
     return " ".join(str(text).split())[:200]

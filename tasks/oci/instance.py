@@ -9,7 +9,7 @@ from typing import Any
 
 from oci.exceptions import ClientError, ServiceError
 
-from bench.nodes.oke import TOKEN_ERRORS, instance_signer, retry_strategy, root_cause
+from bench.nodes.oke import TOKEN_ERRORS, instance_signer, one_line, retry_strategy, root_cause
 from tasks.errors import RetryableError, UsageError
 from tasks.oci.api_errors import describe_clock_skew
 
@@ -25,7 +25,7 @@ def create_instance_signer() -> Any:
         return instance_signer(retries, FEDERATION_ENDPOINT)
     except ServiceError as error:
         problem = f"{_SETTING}: no token for this instance: {error.status} {error.code or ''}".rstrip()
-        detail = f"{problem}: {_one_line(error.message)}"
+        detail = f"{problem}: {one_line(error.message)}"
         if error.status == 429 or error.status >= 500:
             raise RetryableError(detail, remedy="tried several times; retry later") from error
         now = datetime.datetime.now(datetime.UTC)
@@ -38,7 +38,3 @@ def create_instance_signer() -> Any:
             f"{_SETTING}: no instance credentials here ({root_cause(error)})",
             remedy="use it on an instance of the tenancy in a dynamic group; elsewhere set tenancy.auth: config",
         ) from error
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())[:200]
