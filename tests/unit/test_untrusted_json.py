@@ -87,9 +87,7 @@ READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for eac
     read_checkpoint: False,
     read_push: (ValueError, OSError),
     read_last_cluster: {},
-    lambda text, _: parse_json(
-        LocalHost(name="a", workdir="/"), text, "the answer", lambda it: it["x"]
-    ): HostUnreachable,
+    read_from_host: HostUnreachable,
     lambda text, _: ServerSoftware.parse(text): ValueError,
     lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
     lambda text, _: parse_price(text.encode(), "B1", "USD"): UsageError,

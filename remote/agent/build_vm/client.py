@@ -93,9 +93,8 @@ def run_bounded(
     *,
     stdin: bytes | IO[bytes] = b"",
     timeout_sec: float | None = None,
-    max_bytes: int = MAX_OUTPUT_BYTES,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `argv` to its end. Raises VmAgentError if an output stream exceeds `max_bytes`, and TimeoutExpired.
+    """Run `argv` to its end. Raises VmAgentError if an output stream exceeds its limit, and TimeoutExpired.
 
     `stdin` is a stream, or bytes that fit into a pipe.
     """
@@ -120,9 +119,10 @@ def run_bounded(
                     output[key.data] += chunk
                     if not chunk:
                         selector.unregister(key.fileobj)
-                    if len(output[key.data]) > max_bytes:
+                    if len(output[key.data]) > MAX_OUTPUT_BYTES:
                         raise VmAgentError(
-                            "failed", f"`{' '.join(argv[:4])}` printed more than {max_bytes >> 20} MiB and was killed"
+                            "failed",
+                            f"`{' '.join(argv[:4])}` printed more than {MAX_OUTPUT_BYTES >> 20} MiB and was killed",
                         )
         except BaseException:
             process.kill()

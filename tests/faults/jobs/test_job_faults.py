@@ -171,15 +171,6 @@ def test_watching_reports_progress_and_may_be_interrupted_and_resumed(local: Loc
     assert ended(job).exit_code == 0
 
 
-def test_a_stream_lost_with_exit_0_is_not_an_absent_job(local: LocalFleet, job: Job) -> None:
-    job.start(shell(UNTIL_GO))
-    without_output = Job(Agent(CuttableHost(host=local.host(), garble=lambda *_: b"")), job.folder)
-    with pytest.raises(HostUnreachable):
-        without_output.status()
-    job_file(job, "go").touch()
-    ended(job)
-
-
 # --- deadlines and cancels --------------------------------------------------------------------------------------------
 
 # Ignores SIGINT and SIGTERM, with a child in its group that ignores them too, and children in their own sessions.

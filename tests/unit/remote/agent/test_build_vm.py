@@ -256,6 +256,7 @@ def test_progress_that_cannot_be_written_leaves_no_files(tmp_path: Path, monkeyp
         (RecursionError("too deep"), {"ok": False, "kind": "failed", "message": "push: RecursionError: too deep"}),
     ],
 )
+@pytest.mark.usefixtures("restored_signals")
 def test_any_error_ends_the_job_with_an_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: dict[str, Any]
 ) -> None:

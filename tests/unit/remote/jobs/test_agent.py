@@ -40,8 +40,10 @@ class AnsweringHost:
     "answer", [b"", HOLDER[:-2], HOLDER[:-1], HOLDER.replace(b"job", b"jab"), HOLDER + HOLDER, b"\n", b"x" * 20 + b"\n"]
 )
 def test_a_lost_or_changed_line_is_a_broken_stream_whatever_the_exit_code(answer: bytes) -> None:
-    with pytest.raises(HostUnreachable):
-        Agent(AnsweringHost(answer=answer)).holder("/w/slot")
+    agent = Agent(AnsweringHost(answer=answer))
+    for call in (lambda: agent.holder("/w/slot"), Job(agent, "/w/job").status):
+        with pytest.raises(HostUnreachable):
+            call()
 
 
 def test_a_watch_whose_last_lines_are_lost_ends_with_an_earlier_state() -> None:

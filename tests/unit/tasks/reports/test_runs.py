@@ -80,17 +80,16 @@ def test_programs_get_one_object(results, capsys):
 
 
 def test_a_run_that_has_ended_is_shown_as_complete_once_it_is_collected(results, capsys):
-    folders = {name: planned(results, name, *[TrialStatus.SUCCEEDED] * 2) for name in ("here", "part", "none")}
-    for name in ("here", "part"):
-        lines = [f"{sha256_of(folders[name] / LEDGER_FILE)}  {LEDGER_FILE}\n"]
-        trials = [plan.trial_id for plan in synthetic.record(run_id=name, workers=1).planned]
-        lines += [f"{'0' * 64}  trials/{trial}/result.json\n" for trial in trials[: 2 if name == "here" else 1]]
-        (folders[name] / SUMS_FILE).write_bytes("".join(lines).encode() + b"\xff")
-    planned(results, "open", TrialStatus.SUCCEEDED)
+    planned(results, "none", *[TrialStatus.SUCCEEDED] * 2)
+    folder, record = planned(results, "here", *[TrialStatus.SUCCEEDED] * 2), synthetic.record(run_id="here", workers=1)
+    sums = [
+        f"{sha256_of(folder / LEDGER_FILE)}  {LEDGER_FILE}",
+        *(f"0  trials/{it.trial_id}/x" for it in record.planned),
+    ]
+    (folder / SUMS_FILE).write_bytes("".join(f"{line}\n" for line in sums).encode() + b"\xff")
     runs(Context())
     states = {line.split()[0]: line.split("kB")[-1].strip() for line in capsys.readouterr().out.splitlines()[1:]}
-    not_collected = "not collected"
-    assert states == {"here": "complete", "part": not_collected, "none": not_collected, "open": "unfinished"}
+    assert states == {"here": "complete", "none": "not collected"}
 
 
 def test_unreadable_files_are_reported_without_blocking(results):
