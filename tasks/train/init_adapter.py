@@ -93,21 +93,24 @@ def _adapter_of_run(run_folder: Path) -> InitAdapter:
 
 
 def _verified_sha256(folder: Path) -> str:
-    """Hash the weights and compare them with the folder's SHA256SUMS, if it has one."""
-    weights, remedy = folder / WEIGHTS_FILE, "name a run of `inv train`, or a folder that peft saved"
+    """Return the weights' sha256 after comparing both files with the folder's SHA256SUMS, if it has one."""
+    remedy, actual = "name a run of `inv train`, or a folder that peft saved", dict[str, str]()
     try:
-        regular_file_size(weights, follow=True)
-        sha256 = sha256_of(weights)
+        for name in (WEIGHTS_FILE, CONFIG_FILE):
+            regular_file_size(folder / name, follow=True)
+            actual[name] = sha256_of(folder / name)
         sums = read_regular(folder / SUMS_FILE, max_bytes=MAX_CONFIG_BYTES) if (folder / SUMS_FILE).exists() else b""
     except OSError as error:
-        raise UsageError(f"{SETTING}: {error.filename or weights}: {error.strerror}", remedy=remedy) from error
+        raise UsageError(f"{SETTING}: {error.filename or folder}: {error.strerror}", remedy=remedy) from error
     pairs = (line.split(maxsplit=1) for line in sums.decode(errors="replace").splitlines())
     digests = {parts[1]: parts[0] for parts in pairs if len(parts) == 2}
-    if digests.get(WEIGHTS_FILE, sha256) != sha256:
-        raise ConfirmationRequired(
-            f"{SETTING}: {weights}: sha256 differs from the one in {SUMS_FILE}", remedy="copy the folder again"
-        )
-    return sha256
+    for name, sha256 in actual.items():
+        if digests.get(name, sha256) != sha256:
+            raise ConfirmationRequired(
+                f"{SETTING}: {folder / name}: sha256 differs from the one in {SUMS_FILE}",
+                remedy="copy the folder again",
+            )
+    return actual[WEIGHTS_FILE]
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

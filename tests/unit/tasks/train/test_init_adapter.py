@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from invoke import Context
 
+from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_FOLDER, SUMS_FILE
 from bench.records.run import PlannedTrial
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
@@ -79,16 +80,17 @@ def test_a_folder_of_peft_is_an_adapter_without_a_known_base(
     assert begin(settings()).init_sha256 is None
 
 
-def damage(folder: Path) -> None:
-    (folder / "adapter_model.safetensors").write_bytes(b"other")
+def damage(folder: Path, name: str = "adapter_model.safetensors") -> None:
+    (folder / name).write_bytes(b"other")
 
 
 def test_another_adapter_than_the_recorded_one_is_refused(run_id: str, settings: MakeSettings, tmp_path: Path) -> None:
     damage(settings().results_folder / run_id / ADAPTER_FOLDER)
-    folder = write_folder(tmp_path / "mine")
-    (folder / SUMS_FILE).write_text(f"{SHA256}  adapter_model.safetensors\n")
-    damage(folder)
-    for name in (run_id, str(folder)):
+    folders = {name: write_folder(tmp_path / name) for name in ("adapter_model.safetensors", "adapter_config.json")}
+    for name, folder in folders.items():
+        (folder / SUMS_FILE).write_text(f"{sha256_of(folder / name)}  {name}\n")
+        damage(folder, name)
+    for name in (run_id, *map(str, folders.values())):
         with pytest.raises(ConfirmationRequired, match="sha256 differs"):
             init_adapter.find_adapter(settings(init_adapter=name))
 
