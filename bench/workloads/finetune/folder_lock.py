@@ -53,7 +53,7 @@ class FolderLock:
             self._handle = self._acquire(log)
         except OSError as error:
             raise InputError(
-                f"{self._path}: cannot be used: {error.strerror}", remedy="remove it, or use another folder"
+                f"{self._path}: cannot be used: {error.strerror}", remedy="free some space or remove it, or use another folder"
             ) from error
         self._thread = threading.Thread(target=self._beat, daemon=True, name="folder lock")
         self._thread.start()
@@ -103,7 +103,7 @@ class FolderLock:
         return handle, True
 
     def _read(self) -> Holder | None:
-        """Read the file anew, as other machines wrote it; None if it is empty."""
+        """Read the file again, as other machines wrote it; None if it is empty."""
         content = read_regular(self._path, max_bytes=MAX_BYTES, follow=False)
         if not content.strip():
             return None

@@ -15,7 +15,7 @@ from bench.workloads.finetune.folder_lock import LOCK_FILE, FolderLock
 
 @pytest.fixture
 def on_sleep(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """What happens during each wait; the clock moves by POLL_SEC."""
+    """Actions during each wait, which moves the clock only."""
     actions: list[Callable[[], object]] = []
     clock = [0.0]
 
