@@ -42,6 +42,7 @@ from bench import torch_stack
 from bench.data.inputs import InputError, InputRejected
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
+from bench.records.sums_file import find_changed, read_sums
 
 Definition: TypeAlias = "ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef"
 # Folders of the standard library with test data, generated text or third-party packages.
@@ -144,15 +145,10 @@ def has_verified_model(model: Path) -> bool:
     """Verify a folder; False if it is missing. Raises InputError if demo did not make it or it changed."""
     if not model.exists() or (model.is_dir() and not any(model.iterdir())):
         return False
-    sums = model / SUMS_FILE
-    if not sums.is_file():
+    if not (model / SUMS_FILE).is_file():
         raise InputError(f"{model}: not made by the demo", remedy="set another model.path, or move it away")
-    for line in sums.read_text(encoding="utf-8").splitlines():
-        digest, _, name = line.partition("  ")
-        if not (model / name).is_file() or sha256_of(model / name) != digest:
-            raise InputError(
-                f"{model / name}: changed since the demo made it (see {SUMS_FILE})", remedy=f"remove {model}"
-            )
+    if (name := find_changed(model, read_sums(model))) is not None:
+        raise InputError(f"{model / name}: changed since the demo made it (see {SUMS_FILE})", remedy=f"remove {model}")
     return True
 
 

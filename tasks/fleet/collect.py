@@ -36,6 +36,7 @@ from bench.records.paths import (
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
+from bench.records.sums_file import find_changed, read_sums
 from bench.records.training import TrainingRecord
 from bench.records.units import format_size
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
@@ -282,12 +283,11 @@ def count_verified_files(folder: Path, trial_id: str) -> int:
     The ledger's own line in SHA256SUMS shows that nothing ended since the files were listed.
     """
     try:
-        rows = (folder / SUMS_FILE).read_text(encoding="utf-8").splitlines()
-        digests = {path: digest for digest, _, path in (row.partition("  ") for row in rows)}
         prefix = f"{TRIALS_FOLDER}/{trial_id}/"
-        listed = [path for path in digests if path == LEDGER_FILE or path.startswith(prefix)]
-        is_whole = LEDGER_FILE in listed and all(sha256_of(folder / path) == digests[path] for path in listed)
-    except (OSError, UnicodeDecodeError):
+        digests = read_sums(folder)
+        listed = {path: digests[path] for path in digests if path == LEDGER_FILE or path.startswith(prefix)}
+        is_whole = LEDGER_FILE in listed and find_changed(folder, listed) is None
+    except (OSError, ValueError):
         return 0
     return len(listed) - 1 if is_whole else 0
 

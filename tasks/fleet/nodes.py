@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from bench.notify.events import EventKind
-from bench.records.atomic_files import sha256_of
 from bench.records.checksummed import ResultError
 from bench.records.nodes import JobPool, NodesRecord, NodesState
 from bench.records.paths import ADAPTER_FOLDER, LEDGER_FILE, NODES_FILE, RUN_FILE, SUMS_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
+from bench.records.sums_file import find_changed, read_sums
 from remote.cluster.client import Cluster
 from remote.fleet.ledger import Ledger
 from remote.providers import Provider
@@ -226,14 +226,13 @@ def _has_succeeded(folder: Path) -> bool:
 def _unverified(run: RunRecord, folder: Path) -> str | None:
     """Return what is missing or changed of a run's results in this folder; None if all are here."""
     try:
-        rows = (folder / SUMS_FILE).read_text(encoding="utf-8").splitlines()
-        digests = {path: digest for digest, _, path in (row.partition("  ") for row in rows)}
+        digests = read_sums(folder)
         prefixes = [f"{TRIALS_FOLDER}/{planned.trial_id}/" for planned in run.planned]
         prefixes += [LEDGER_FILE, *([f"{ADAPTER_FOLDER}/"] if run.suite == TRAIN else [])]
         for prefix in prefixes:
             if not any(path.startswith(prefix) for path in digests):
                 return f"{SUMS_FILE} has no {prefix}"
-        changed = next((path for path, digest in digests.items() if sha256_of(folder / path) != digest), None)
-    except (OSError, UnicodeDecodeError) as error:
+        changed = find_changed(folder, digests)
+    except (OSError, ValueError) as error:
         return str(error)
-    return None if changed is None else f"{changed} differs from {SUMS_FILE}"
+    return None if changed is None else f"{changed} is missing or differs from {SUMS_FILE}"
