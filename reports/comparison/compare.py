@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median, median_high
 from typing import Any
 
-from bench.records.status import ExitCode, Failure
+from bench.records.status import ExitCode, Failure, TrialStatus
 from bench.records.version import VERSION
 from bench.records.workloads import WORKLOADS
 from reports.comparison import comparability
@@ -182,7 +182,10 @@ def _median_shown(rows: Iterable[ComparedRow]) -> float | None:
 
 
 def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float = 0.01) -> Comparison:
-    """Compare every later run with the first. Raises CompareError for fewer than two runs or a repeated run."""
+    """Compare every later run with the first.
+
+    Raises CompareError for fewer than two runs, a repeated run, and one whose conditions no successful trial reports.
+    """
     ids = [run.record.run_id for run in runs]
     twice = [run_id for run_id, count in Counter(ids).items() if count > 1]
     if len(runs) < 2 or twice:
@@ -191,6 +194,11 @@ def compare(runs: Sequence[Run], *, allow: Iterable[str] = (), tolerance: float 
     conditions = [comparability.read_conditions(run) for run in runs]
     differences = comparability.find_differences(conditions)
     refused = tuple(difference for difference in differences if difference.name not in allowed)
+    failed = [
+        run.record.run_id for run in runs if all(each.status is not TrialStatus.SUCCEEDED for each in run.results)
+    ]
+    if refused and failed:
+        raise CompareError(f"run {failed[0]}: no trial succeeded", remedy=f"`inv report --run={failed[0]}` says why")
     plans = [_label_by_digest(run) for run in runs]
     any_is_complete = any(condition.is_complete for condition in conditions)
     rows, over_all = ((), ()) if refused else _compare_all(runs, conditions, tolerance)

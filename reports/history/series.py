@@ -142,7 +142,10 @@ def _read_speeds(run: Run) -> Iterator[tuple[tuple[str, str, Kind], _Measured]]:
     if not read.is_complete:
         conditions[RESULTS_LOCK] = conditions.pop("lock")
     own = {run.label_of[result.trial_id] for result in run.results if result.reused_from is None}
-    for row in summarize(run).rows:
+    rows = summarize(run).rows
+    if all(row.measured is None for row in rows):
+        raise ReportError("no trial succeeded")
+    for row in rows:
         if row.measured is None or row.label not in own:  # a reused result is a point of the run that measured it
             continue
         rate = row.measured.useful_tokens_per_sec

@@ -208,6 +208,13 @@ def test_runs_without_a_single_success_are_not_comparable(runs):
     )
 
 
+def test_a_run_without_a_single_success_is_named_not_its_conditions(runs):
+    first, second = runs({}, {}, changed=lambda result: replace(result, status=TrialStatus.FAILED, reason="x"))
+    first = replace(first, results=tuple(replace(each, status=TrialStatus.SUCCEEDED) for each in first.results))
+    with pytest.raises(CompareError, match=r"run b\b.*inv report --run=b"):
+        compare([first, second])
+
+
 def test_one_run_twice_and_a_single_run_are_refused(runs):
     first, second = runs({}, {})
     with pytest.raises(CompareError, match=r"run a\b"):

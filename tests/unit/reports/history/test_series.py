@@ -56,7 +56,7 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_shown(tmp_path: Path)
     (tmp_path / "latest").symlink_to(folders[4].name)
     shutil.copytree(folders[4], tmp_path / "copy")
     read = read_history(tmp_path)
-    assert sorted(rejected.file for rejected in read.rejected) == [folders[0].name, folders[1].name, "copy"]
+    assert sorted(rejected.file for rejected in read.rejected) == [*(folder.name for folder in folders[:3]), "copy"]
     assert {point.run_id for series in read.series for point in series.points} == {folders[3].name, folders[4].name}
 
 
