@@ -219,7 +219,7 @@ class ScoreProcess:
             return RowScore(values={}, fault=ScoreFault.CRASHED, detail=f"it cannot be started: {error.strerror}")
         try:
             content = schema.parse_object(reply)
-            if content.get("row") != number:  # of a process that the score file has forked
+            if content.get("row") != number:  # written by a process that the score file has forked
                 return RowScore(values={}, fault=ScoreFault.OUTPUT, detail="a second reply to an earlier row")
             if "fault" in content:
                 fault, detail = ScoreFault(content["fault"]), escape_controls(str(content.get("detail", "")))
