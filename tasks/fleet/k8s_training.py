@@ -31,7 +31,7 @@ from bench.records.paths import (
 from bench.records.run import RunRecord, TrainingJobEnd
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.training import Restart
-from remote.cluster.client import Cluster
+from remote.cluster.client import KINDS, Cluster
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.labels import RUN_ANNOTATION, Object
@@ -107,6 +107,8 @@ def _temporary_reader_pod(settings: Settings, cluster: Cluster, run: RunRecord) 
                 problem = next(iter(_reader_findings(cluster)), None) or error
                 raise RetryableError(f"{problem} (for {settings.cluster.ready_timeout_sec:g} s)")
             time.sleep(_POLL_SEC)
+            if not cluster.has_object(KINDS["Job"], READER):  # another command has used it, and deleted it
+                cluster.apply(reader_objects)
         yield host
     finally:
         cluster.delete(reader_objects, wait_sec=_DELETE_TIMEOUT_SEC)

@@ -3,12 +3,16 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from bench.records import schema
 from bench.records.paths import LEDGER_FILE
 from bench.records.training import Restart
 from remote.fleet.ledger import Ledger
+from tasks.fleet import k8s_training
 from tasks.fleet.k8s_training import _record_restarts, _to_state
 from tests.support.reports import synthetic
 
@@ -43,3 +47,25 @@ def test_each_restart_of_a_job_is_recorded_once_with_its_cost(tmp_path: Path) ->
     events = [json.loads(line) for line in (tmp_path / LEDGER_FILE).read_text().splitlines()]
     costs = [(event["attempt"], event["step"], event["usd"]) for event in events if event["event"] == "restarted"]
     assert costs == [(2, 5, 0.05 * planned.trial.world_size)], "attempt 3 first waited for the operator"
+
+
+def test_a_reader_that_another_command_has_deleted_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    volumes = [{"persistentVolumeClaim": {"claimName": "shared"}}]
+    spec = {"template": {"spec": {"volumes": volumes, "containers": [{}]}}}
+    job, applied, failures = (
+        {"kind": "Job", "metadata": {"namespace": "n"}, "spec": spec},
+        [],
+        ["no pod", "no pod", None],
+    )
+    cluster: Any = SimpleNamespace(
+        list_fleet_objects=lambda kind: [job] if kind == "Job" else [],
+        apply=applied.append,
+        has_object=lambda *_: len(applied) > 1,
+        delete=lambda *_, **__: None,
+    )
+    settings: Any = SimpleNamespace(cluster=SimpleNamespace(ready_timeout_sec=60.0))
+    monkeypatch.setattr(k8s_training, "component_hosts", lambda *_: ["reader"])
+    monkeypatch.setattr(k8s_training, "_probe_error", lambda _: failures.pop(0))
+    monkeypatch.setattr(k8s_training, "_POLL_SEC", 0.0)
+    with k8s_training._temporary_reader_pod(settings, cluster, synthetic.record()):
+        assert len(applied) == 2
