@@ -275,11 +275,11 @@ def refuse_several(task: str, flags: Mapping[str, object]) -> None:
 
 def format_command(task: str, **flags: object) -> str:
     """Return the command of a task with these flags, to be typed again; a flag that is None or False is left out."""
-    words = ["inv", task]
+    argv = ["inv", task]
     for name, value in flags.items():
         if value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *(() if value is True else (str(value),))]
-    return shlex.join(words)
+            argv += [f"--{name.replace('_', '-')}", *(() if value is True else (str(value),))]
+    return shlex.join(argv)
 
 
 def parse_names(flag: str, values: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def test_a_forced_build_is_followed_by_the_same_command_and_not_repeated(
     end: type[TaskFailed],
 ) -> None:  # fmt: skip
     built = []
-    plan = SimpleNamespace(to_job=lambda *, force: {**REQUEST, "anew": force})
+    plan = SimpleNamespace(to_job=lambda *, force: {**REQUEST, "forced": force})
     monkeypatch.setattr(build, "plan_build", lambda *_, force: plan if force or not built else None)
     monkeypatch.setattr(build, "_print_image", lambda *_: None)
     monkeypatch.setattr(build, "_suggest_pin", lambda *_: None)
