@@ -92,8 +92,8 @@ def collect_files(trained: TrainedAdapter, scratch: Path, *, merged: bool) -> di
             )
         source = Path(merged_record["path"])
         if (fault := folder_fault(source)) is not None:
-            remedy = f"remove {source}, then type: inv adapter.merge --run={trained.run.run_id}"
-            raise ConfirmationRequired(fault, remedy=f"{remedy} --base={merged_record.get('base', 'bf16')}")
+            again = f"inv adapter.merge --run={trained.run.run_id} --base={merged_record.get('base', 'bf16')}"
+            raise ConfirmationRequired(fault, remedy=f"merge into another folder: {again} --out=FOLDER")
     files = {path.name: path for path in sorted(source.iterdir()) if path.is_file() and not path.is_symlink()}
     if CARD_FILE not in files:
         (scratch / CARD_FILE).write_text(render_card(trained, trained.read_check()), encoding="utf-8")
