@@ -131,6 +131,8 @@ def parse_report(name: str, completed: Completed) -> dict[str, Any]:
     try:
         report = schema.parse_object(completed.stdout.splitlines()[-1])
         report["wrong"] = [str(line) for line in report["wrong"]]
+        if completed.exit_code > 1:  # it was killed after its report, which may say that all is well
+            report["wrong"].append(f"the self-check exited with {completed.exit_code}")
         list(_lines(report)), list(differing_models(report, {}))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         last = " ".join((completed.stderr or completed.stdout)[-500:].decode(errors="replace").split()[-30:])

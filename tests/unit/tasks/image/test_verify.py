@@ -58,6 +58,12 @@ def test_a_malformed_report_is_a_task_error_or_can_be_printed(key: str) -> None:
         assert all(isinstance(line, str) for line in report["wrong"])
 
 
+@pytest.mark.parametrize("exit_code", [0, 1, 2, 137, 139])
+def test_a_self_check_that_was_killed_after_its_report_is_a_problem(exit_code: int) -> None:
+    report = parse_report("i", Completed(exit_code=exit_code, stdout=json.dumps(REPORT).encode()))
+    assert bool(report["wrong"]) == (exit_code > 1)
+
+
 @pytest.mark.parametrize("stdout", ["", "{}"])
 def test_output_without_a_report_is_one_line(stdout: str) -> None:
     with pytest.raises(TaskFailed, match=r"^i: .*\b3\b.*: word$"):
