@@ -20,8 +20,8 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from bench.records.run import NotifyTarget
 
 TIMESTAMP_HEADER, SIGNATURE_HEADER = "X-Qlora-Fleet-Timestamp", "X-Qlora-Fleet-Signature"
-TIMEOUT_SEC = 10.0  # of each operation of a request
-REQUEST_TIMEOUT_SEC = 30.0  # of one request; a response may have no end, byte by byte
+TIMEOUT_SEC = 10.0  # each operation on a connection
+REQUEST_TIMEOUT_SEC = 30.0  # one request in all: a response may have no end, byte by byte
 MAX_URL_CHARS = 2000
 MAX_REDIRECTS = 3
 _RETRIED_STATUSES = {408, 429}  # and those from 500
