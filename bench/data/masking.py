@@ -31,6 +31,7 @@ from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, Template
 from bench.data.tool_template import ToolTemplate
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
+MAX_BATCH_CHARS = 32 << 20  # or fewer, if their texts are long
 T = TypeVar("T")
 IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
 
@@ -112,10 +113,15 @@ class ExampleBuilder:
         """
         if not self._is_template_checked:
             self._check_template()
-        source = iter(conversations)
-        while batch := list(islice(source, TOKENIZE_BATCH)):
-            texts = [rendered for conversation in batch for rendered in self._render_if_accepted(conversation)]
-            yield from self._tokenize(texts)
+        texts, characters = list[Rendered](), 0
+        for number, conversation in enumerate(conversations, 1):
+            rendered = self._render_if_accepted(conversation)
+            texts += rendered
+            characters += sum(len(each.text) for each in rendered)
+            if number % TOKENIZE_BATCH == 0 or characters > MAX_BATCH_CHARS:
+                yield from self._tokenize(texts)
+                texts, characters = [], 0
+        yield from self._tokenize(texts)
 
     def _check_template(self) -> None:
         """Raise InputError for a template that writes no text: it would train on empty answers."""

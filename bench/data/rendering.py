@@ -15,8 +15,9 @@ at inference and the text that the template writes for the answer, after a thoug
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bench.data import findings
@@ -28,6 +29,9 @@ THOUGHT, THOUGHT_END = "<think>", "</think>"
 # What a prompt may add that the template does not write before an answer: space, an open or an empty thought.
 PROMPT_ADDITION = re.compile(r"\s*(<think>\s*(</think>\s*)?|<\|channel>thought\s*<channel\|>\s*)?")
 MAX_SPLIT_CHARS = 256 << 20  # texts of one conversation, which are held at once
+# CPU time for all answers of a conversation. Each is rendered with all turns before it: with Qwen3's template 600 turns
+# take 2 s, with Gemma 4's, whose time for one rendering grows with the square of the turns, minutes.
+MAX_RENDERING_SEC = 600.0
 PROBE_ANSWER = "\N{FOUR DOT PUNCTUATION}"  # no template's text contains it
 
 
@@ -63,6 +67,7 @@ class ConversationRenderer:
     tools: Sequence[dict[str, Any]]
     template: ChatTemplate
     findings: DataFindings
+    started: float = field(default_factory=time.process_time)
 
     def render(self, labels: str, answers: Sequence[int]) -> Iterator[Rendered]:
         """Render the conversation with these turns as its answers. Raises InputError."""
@@ -126,25 +131,31 @@ class ConversationRenderer:
                 f"{self.source.location}: turn 1: an assistant's turn without a question",
                 remedy="remove the turn or the line",
             )
+        if time.process_time() - self.started > MAX_RENDERING_SEC:
+            raise TemplateTimeout(
+                f"{self.source.location}: turn {len(messages)} of {len(self.messages)}: the model's chat template "
+                f"rendered the turns before it for {MAX_RENDERING_SEC:g} s of CPU time",
+                remedy="divide the conversation",
+            )
         prompt_text = self._text(messages[:-1], prompt=True)
         text = self._text(messages)
         if not text.startswith(prompt_text):
-            text = prompt_text + self._text_after_prompt(messages, text)
+            text = prompt_text + self._text_after_prompt(messages, prompt_text, text)
         if THOUGHT_END in (messages[-1]["content"] or "") and THOUGHT_END not in text[len(prompt_text) :]:
             self.findings.add(findings.THOUGHT_LEFT_OUT, self.source)
         return len(prompt_text), text
 
-    def _text_after_prompt(self, messages: Messages, text: str) -> str:
+    def _text_after_prompt(self, messages: Messages, prompt_text: str, text: str) -> str:
         """Return the text of the last answer, where the template's `text` of the conversation differs from the prompt.
 
         The answer is rendered after its prompt in the conversation, in the conversation without the system's turn, or
         after its question only. `text` must end with it. Raises PromptDiffers.
         """
-        last_turns = [messages, messages[1:]] if messages[0]["role"] == "system" else [messages]
-        for turns in (*last_turns, messages[-2:]):
+        others = [messages[1:], messages[-2:]] if messages[0]["role"] == "system" else [messages[-2:]]
+        for turns, texts in ((messages, (prompt_text, text)), *((turns, None) for turns in others)):
             if turns[0]["role"] in ("assistant", "tool"):
                 continue
-            rendered = self._render_answer(turns)
+            rendered = self._render_answer(turns, texts)
             if rendered is not None and text.endswith(rendered[1]):
                 self.findings.add(findings.PROMPT_ADDS, self.source)
                 open_thought, answer = rendered
@@ -156,15 +167,15 @@ class ConversationRenderer:
             "the answer than as a prompt; use the model's own template, or set train.label_mask: all"
         )
 
-    def _render_answer(self, messages: Messages) -> tuple[str, str] | None:
+    def _render_answer(self, messages: Messages, texts: tuple[str, str] | None) -> tuple[str, str] | None:
         """Return (the open thought of the prompt that the template leaves out, text of the last answer).
 
-        None if the template writes the turns differently in another way, or rejects them.
+        None if the template writes the turns differently in another way, or rejects them. `texts` are prompt and
+        conversation, if they are rendered already.
         """
         probe = [*messages[:-1], {"role": "assistant", "content": PROBE_ANSWER}]
         try:
-            prompt_text = self._render(messages[:-1], prompt=True)
-            text = self._render(messages)
+            prompt_text, text = texts or (self._render(messages[:-1], prompt=True), self._render(messages))
             if text.startswith(prompt_text):
                 return "", text[len(prompt_text) :]
             probe_text = self._render(probe)

@@ -145,8 +145,9 @@ def test_data_that_fills_fewer_blocks_than_a_batch_is_refused(make_trial, tokeni
         make_rows(trial, chats(10, 16), tokenizer)
 
 
-def test_no_sample_is_lost_between_tokenized_batches(make_trial, tokenizer, monkeypatch):
-    monkeypatch.setattr(masking, "TOKENIZE_BATCH", 3)
+@pytest.mark.parametrize(("limit", "value"), [("TOKENIZE_BATCH", 3), ("MAX_BATCH_CHARS", 50)])
+def test_no_sample_is_lost_between_tokenized_batches(make_trial, tokenizer, monkeypatch, limit, value):
+    monkeypatch.setattr(masking, limit, value)
     trial = make_trial(max_seq_len=64, warmup_steps=0, measured_steps=100)
     rows = make_rows(trial, chats(*range(3, 23)), tokenizer)
     assert sorted(len(row.ids) for row in rows) == list(range(3, 23))

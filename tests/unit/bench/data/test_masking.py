@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from bench.data import findings, masking, rendering
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
-from bench.data.tokenizer import ChatTemplate
+from bench.data.tokenizer import ChatTemplate, TemplateTimeout
 from bench.records.training import LostToLength
 from tests.support.cases import Case, load_cases
 
@@ -266,3 +266,11 @@ def test_what_is_lost_to_length_names_the_length_that_loses_one_percent(tokenize
         rows=21, all_rows=321, tokens=20 * 20 + 31, all_tokens=300 * 6 + 431, enough=31, lines=1
     )
     assert findings.DataFindings().lost(5, 50) is None
+
+
+def test_a_conversation_whose_rendering_takes_too_long_ends_the_reading(tokenizer_of, monkeypatch):
+    monkeypatch.setattr(rendering, "MAX_RENDERING_SEC", -1.0)
+    skipped = list[InputError]()
+    with pytest.raises(TemplateTimeout, match=r"^d\.jsonl: line 1: turn 2 of 4: .*; divide"):
+        build(tokenizer_of(), TWO, on_bad_line=skipped.append)
+    assert skipped == []
