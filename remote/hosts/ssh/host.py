@@ -217,12 +217,7 @@ class SshHost:
     """
 
     def __init__(
-        self,
-        *,
-        name: str,
-        destination: Destination,
-        workdir: str | None = None,
-        python: tuple[str, ...] = ("python3",),
+        self, *, name: str, destination: Destination, workdir: str | None = None, python: tuple[str, ...] = ("python3",)
     ) -> None:
         self.name, self.destination, self.python = name, destination, python
         self._workdir = workdir

@@ -46,13 +46,7 @@ SPEC = ImageSpec(
 
 def folder(path: str, free_gb: float, device: int, **changes: Any) -> FolderInfo:
     info = FolderInfo(
-        path=path,
-        exists=True,
-        is_folder=True,
-        kind="ext4",
-        device=device,
-        free_bytes=int(free_gb * GB),
-        writable=True,
+        path=path, exists=True, is_folder=True, kind="ext4", device=device, free_bytes=int(free_gb * GB), writable=True
     )
     return dataclasses.replace(info, **changes)
 
@@ -64,9 +58,7 @@ def model(**changes: Any) -> dict[str, Any]:
 
 
 def disks(
-    tmp: FolderInfo | None = None,
-    root: FolderInfo | None = None,
-    models: tuple[dict[str, Any], ...] | None = None,
+    tmp: FolderInfo | None = None, root: FolderInfo | None = None, models: tuple[dict[str, Any], ...] | None = None
 ) -> DiskInfo:
     return DiskInfo(
         folders=(tmp or folder("/mnt/fss", 500, 1, kind="nfs4"), root or folder("/var/lib/docker", 100, 2)),
