@@ -53,7 +53,8 @@ class FolderLock:
             self._handle = self._acquire(log)
         except OSError as error:
             raise InputError(
-                f"{self._path}: cannot be used: {error.strerror}", remedy="free some space or remove it, or use another folder"
+                f"{self._path}: cannot be used: {error.strerror}",
+                remedy="free some space or remove it, or use another folder",
             ) from error
         self._thread = threading.Thread(target=self._beat, daemon=True, name="folder lock")
         self._thread.start()
