@@ -1,12 +1,6 @@
 """Fixtures: settings, and the copy of the project that they belong to."""
 
-from tests.support.project_copy import (
-    context,
-    inv,
-    no_settings_from_this_machine,
-    project,
-    project_folder,
-)
+from tests.support.project_copy import context, inv, no_settings_from_this_machine, project, project_folder
 from tests.support.reports.fixtures import draw_figures_in_this_process, without_figures
 
 __all__ = [

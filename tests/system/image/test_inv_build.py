@@ -235,9 +235,7 @@ def test_a_home_that_fills_up_during_a_build_does_not_end_it(build_vm: BuildVm) 
         hidden.rename(jobs)
 
 
-def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and_a_reboot(
-    build_vm: BuildVm,
-) -> None:
+def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and_a_reboot(build_vm: BuildVm) -> None:
     socket = "/run/qlora-fleet-engine.sock"
     # The work directory belongs to the user who created it, so root's engine needs another one than the user's builds.
     command = ("vm.engine", "--tmpdir", str(build_vm.folder / "root's share"))

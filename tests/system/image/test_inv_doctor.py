@@ -49,7 +49,7 @@ def test_a_complete_set_up_has_no_faults(build_vm: BuildVm, settings: dict[str, 
     assert states["cluster kubectl"] <= {"fine", "careful"}, "depends on this machine's kubectl"
     assert states["registry login"] == {"careful"}, "nothing was pushed yet"
     assert {title for title, title_states in states.items() if title_states == {"unasked"}} == {
-        *("gpu usable", "runs newest", "models whole", "tenancy login", "cluster DNS", "pods up"),
+        *("gpu usable", "runs newest", "models whole", "tenancy login", "cluster DNS", "pods up")
     }
 
 

@@ -139,12 +139,7 @@ def test_a_pushed_image_is_signed_and_has_documents(build_vm: BuildVm) -> None:
     statement = json.loads((folder / "provenance.json").read_text())
     assert f"sha256:{statement['subject'][0]['digest']['sha256']}" == digest
     printed = build_vm.inv("image.show", IMAGE_VERIFY_KEY=str(public)).stdout
-    for line in (
-        f"image       {digest}",
-        "base        standin:base",
-        " Debian",
-        "valid for image.verify_key",
-    ):
+    for line in (f"image       {digest}", "base        standin:base", " Debian", "valid for image.verify_key"):
         assert line in printed
     assert "lock: sha256 " in printed
     shown = json.loads(build_vm.inv("image.show", "--json", IMAGE_VERIFY_KEY=str(public)).stdout)
@@ -323,9 +318,7 @@ def test_a_different_push_does_not_follow_a_running_one_and_cancel_stops_it(buil
     assert build_vm.leftover_logins() == ""
 
 
-def test_an_inaccessible_engine_is_not_reported_as_a_refused_login(
-    build_vm: BuildVm,
-) -> None:
+def test_an_inaccessible_engine_is_not_reported_as_a_refused_login(build_vm: BuildVm) -> None:
     build_vm.set_docker_group()
     assert "sudo usermod -aG docker $USER" in build_vm.inv_refused("push")
     build_vm.set_docker_group(USER)

@@ -51,11 +51,7 @@ def change_host_key(network: Network) -> None:
     ids=["unknown key", "changed key", "wrong user", "an option for a host", "unknown host", "wrong port"],
 )
 def test_each_connection_failure_is_one_line_with_its_exit_code(
-    module_network: Network,
-    prepare: Callable[[Network], None],
-    environment: dict[str, str],
-    exit_code: int,
-    token: str,
+    module_network: Network, prepare: Callable[[Network], None], environment: dict[str, str], exit_code: int, token: str
 ) -> None:
     module_network.write_known_hosts()
     prepare(module_network)

@@ -71,11 +71,7 @@ def test_the_report_is_that_of_the_first_worker(pods: Settings) -> None:
         (Completed(exit_code=127), UsageError, "worker-1: exit 127: cd /workspace && "),
         (Completed(exit_code=137), RetryableError, "worker-1: exit 137: "),
         (PermissionDenied("worker-1: log in"), UsageError, "worker-1: log in, "),
-        (
-            HostUnreachable("worker-1: no route"),
-            RetryableError,
-            r"worker-1: no route \(.* 62 s\); ",
-        ),
+        (HostUnreachable("worker-1: no route"), RetryableError, r"worker-1: no route \(.* 62 s\); "),
     ],
 )
 def test_one_worker_that_differs_fails_or_is_silent_ends_the_task(

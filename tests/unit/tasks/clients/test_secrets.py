@@ -123,8 +123,7 @@ def test_a_token_for_the_hub_is_not_sent_over_plain_http(endpoint: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    "endpoint",
-    [None, "https://hub.example", "http://127.0.0.1:8080", "http://localhost:8080", "http://[::1]:8080"],
+    "endpoint", [None, "https://hub.example", "http://127.0.0.1:8080", "http://localhost:8080", "http://[::1]:8080"]
 )
 def test_another_hub_is_taken(endpoint: str | None, tmp_path: Path) -> None:
     check_hub_endpoint(Settings(root=tmp_path, hub=HubSection(endpoint=endpoint, token_file="token")))

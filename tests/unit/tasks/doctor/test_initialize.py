@@ -68,10 +68,7 @@ def test_what_is_invalid_or_unconfirmed_is_not_written(home, context, options, e
 def test_a_terminal_is_asked_again_after_an_invalid_answer(home, context, monkeypatch):
     type_answers(monkeypatch, "nope", "oci", "", "me", "Not A Name", "n", "ghcr.io/me/fleet:1", "", "", "", "y")
     initialize.initialize(context(), InitOptions())
-    assert written(home) == {
-        "cluster": {"provider": "oci"},
-        "registry": {"user": "me", "image": "ghcr.io/me/fleet:1"},
-    }
+    assert written(home) == {"cluster": {"provider": "oci"}, "registry": {"user": "me", "image": "ghcr.io/me/fleet:1"}}
 
 
 def test_a_cluster_makes_the_fleet_one_of_pods(home, context, monkeypatch):

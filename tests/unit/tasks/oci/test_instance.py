@@ -117,12 +117,7 @@ def test_a_temporary_failure_is_retried(tenancy: FakeTenancy, settings: Make) ->
     [
         ("/opc/", {"status": 404}, UsageError, ": 404"),
         ("/opc/", {"status": 200, "html": True}, UsageError, "certificate; is a proxy intercepting the connection?"),
-        (
-            "/v1/x509",
-            {"status": 401, "code": "NotAuthenticated"},
-            UsageError,
-            "401 NotAuthenticated: refused; ",
-        ),
+        ("/v1/x509", {"status": 401, "code": "NotAuthenticated"}, UsageError, "401 NotAuthenticated: refused; "),
         ("/v1/x509", {"status": 503, "code": "Busy"}, RetryableError, "503 Busy: refused; "),
         ("/v1/x509", {"status": 200, "html": True}, UsageError, "Unable to parse response from auth service"),
     ],

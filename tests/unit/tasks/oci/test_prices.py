@@ -103,10 +103,7 @@ def test_prices_in_another_currency_are_shown_and_not_written(project: Path, con
         ({"metricName": "OCPU Per Hour"}, "'OCPU Per Hour', not gpu and hour"),
         ({"displayName": None, "currencyCodeLocalizations": 7}, "format"),
         ({"currencyCodeLocalizations": [{"currencyCode": "USD", "prices": []}]}, "price: []"),
-        (
-            price("", "", 2.5, free=100) | {"partNumber": "B95909", "metricName": "GPU Hour"},
-            "price: [0.0, 2.5]",
-        ),
+        (price("", "", 2.5, free=100) | {"partNumber": "B95909", "metricName": "GPU Hour"}, "price: [0.0, 2.5]"),
     ],
 )
 def test_a_response_without_a_valid_price_is_refused(change: dict[str, object], expected: str) -> None:

@@ -302,10 +302,7 @@ def test_an_invalid_kubeconfig_of_the_service_is_not_written(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            (None, None),
-            r"training \(ocid1.*one\), training \(ocid1.*two\); type: inv tenancy.kubeconfig",
-        ),
+        ((None, None), r"training \(ocid1.*one\), training \(ocid1.*two\); type: inv tenancy.kubeconfig"),
         (("training", None), "2 clusters .*training"),
         (("live", None), "live .*; .*training"),
         ((ocid("nodepool", "x"), None), "--cluster: expected an OCID like ocid1.cluster"),

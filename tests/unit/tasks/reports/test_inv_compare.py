@@ -122,10 +122,7 @@ def test_undecided_comparisons_have_an_exit_code_of_their_own_unless_allowed(pro
         ({"second": "none"}, "run 'none'"),
         ({"second": "../a"}, "expected a run's id, not a path"),
         ({"second": "9" * 400}, "expected a run's id, not a path"),
-        (
-            {"out": "none/here.json"},
-            "none/here.json: cannot be written: No such file or directory; ",
-        ),
+        ({"out": "none/here.json"}, "none/here.json: cannot be written: No such file or directory; "),
     ],
 )
 def test_a_wrong_flag_is_one_line_and_exits_2(flags, expected):

@@ -28,10 +28,7 @@ def node(name: str, *, gpus: int = 0, **spec: Any) -> Any:
     return {
         "metadata": {"name": name, "labels": {"kubernetes.io/arch": "amd64"}},
         "spec": {"providerID": ocid("instance", name), **spec},
-        "status": {
-            "allocatable": {"nvidia.com/gpu": str(gpus)},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
+        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": "True"}]},
     }
 
 
