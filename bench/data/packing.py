@@ -145,9 +145,15 @@ class SamplingPlan:
 
         return sorted(range(len(self.digests)), key=key)  # equal examples stay in their order
 
-    def steps(self, epochs: float) -> int:
-        """Count the optimizer steps in this many epochs; part of an epoch counts by its rows, rounded up."""
-        return math.ceil(sum(map(len, self._epoch_rows(epochs))) / self.micro_batches)
+    def steps(self, epochs: float, maximum: int | None = None) -> int:
+        """Count the optimizer steps in this many epochs, up to `maximum`; part of an epoch counts by its rows, rounded
+        up."""
+        count = 0
+        for rows in self._epoch_rows(epochs):
+            count += len(rows)
+            if maximum is not None and count >= maximum * self.micro_batches:
+                return maximum
+        return math.ceil(count / self.micro_batches)
 
     def batches(self, epochs: float) -> Iterator[list[tuple[int, ...]]]:
         """Yield the rows of each step's global batch. The last one may have fewer than `micro_batches`."""

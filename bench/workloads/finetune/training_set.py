@@ -138,8 +138,7 @@ class TrainingSet:
         )
 
     def steps(self) -> int:
-        steps = self.sampling_plan.steps(self.training.epochs)
-        return steps if self.training.max_steps is None else min(steps, self.training.max_steps)
+        return self.sampling_plan.steps(self.training.epochs, self.training.max_steps)
 
     def batches(self, after: int) -> Iterator[list[RowIndices]]:
         """Iterate over the global batches of the steps after step `after`."""

@@ -102,10 +102,12 @@ def test_every_example_trains_once_per_epoch_and_no_row_overflows(lengths: list[
     assert all(0 < sum(lengths[index] for index in row) <= 128 for row in rows)
 
 
-@given(EXAMPLE_LENGTHS, st.floats(0.01, 3.0))
-def test_there_are_as_many_batches_as_steps(lengths: list[int], epochs: float) -> None:
+@given(EXAMPLE_LENGTHS, st.floats(0.01, 3.0), st.integers(1, 20))
+def test_there_are_as_many_batches_as_steps(lengths: list[int], epochs: float, maximum: int) -> None:
     batches = list(plan(lengths).batches(epochs))
     assert len(batches) == plan(lengths).steps(epochs)
+    assert plan(lengths).steps(epochs, maximum) == min(len(batches), maximum)
+    assert plan(lengths).steps(1e9, 3) == 3, "packs no more epochs than the steps need"
     assert all(len(batch) == 8 for batch in batches[:-1])
 
 
