@@ -348,6 +348,8 @@ def _percent(value: float | None) -> str:
 def read_check(training: TrainingReport) -> AdapterCheck:
     """Load the check of the training's adapter. Raises ReportError if it is missing, another adapter's or invalid."""
     path = training.folder / ADAPTER_CHECK_FILE
+    if not training.record.evaluations:
+        raise ReportError(f"run {training.folder.name}: no data was held out, so its loss is unknown")
     remedy = f"run `{check_command(training)}`"
     try:
         check = AdapterCheck.read(path)

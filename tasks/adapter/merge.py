@@ -90,7 +90,8 @@ def merge_adapter(
         with results_write_errors(trained.folder):
             trained.write_merged(merged_folder, dict(facts), kind)
     program = "llama.cpp (llama-cpp-python, on the worker)" if kind == GGUF else "plain transformers"
-    print(f"next: inv adapter.check --run={trained.run.run_id} measures the folder with {program}")
+    if trained.record.evaluations:  # else there is nothing to measure it on
+        print(f"next: inv adapter.check --run={trained.run.run_id} measures the folder with {program}")
     return None
 
 

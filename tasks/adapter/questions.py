@@ -109,9 +109,9 @@ def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> I
             )
     if not count:
         run_id = trained.run.run_id
-        raise UsageError(
-            f"run {run_id}: no recorded answer to compare with", remedy=f"type: inv adapter.check --run={run_id}"
-        )
+        check = f"type: inv adapter.check --run={run_id}"
+        remedy = check if trained.record.evaluations else "train with train.sample_prompts, or with held-out data"
+        raise UsageError(f"run {run_id}: no recorded answer to compare with", remedy=remedy)
 
 
 def check_replies(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt]) -> str:

@@ -10,7 +10,7 @@ from reports.read.run import ReportError
 from reports.training import comparison, summary
 from tests.benchmarks import statistics_power
 from tests.support.reports import hostile
-from tests.support.reports.training_run import write_checked, write_run
+from tests.support.reports.training_run import RECORD, write_checked, write_run
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,8 @@ def test_trainings_without_common_examples_or_without_a_check_name_the_remedy(tm
         comparison.compare(first, write_checked(tmp_path / "b", {"y": 1.0}))
     with pytest.raises(ReportError, match=r"; .*`inv adapter\.check --run=c`"):
         comparison.compare(first, write_run(tmp_path / "c"))
+    with pytest.raises(ReportError, match="no data was held out"):
+        comparison.compare(first, write_run(tmp_path / "e", dataclasses.replace(RECORD, evaluations=[])))
     single = comparison.compare(first, write_checked(tmp_path / "d", {"x": 1.5}))
     assert (single.low, single.high) == (None, None)
     assert single.verdict.startswith("not shown to differ (fewer than 6 ")
