@@ -198,9 +198,9 @@ class ExampleBuilder:
             return
         # The template writes the special tokens itself; adding them again would double the start of every example.
         for rendered, encoded in zip(texts, self._encode(texts), strict=True):
-            ids = encoded.ids
-            targets, has_end = self._mark_targets(encoded.rest, ids[encoded.start :], encoded.encoding)
-            targets = bytearray(encoded.start) + targets
+            ids, start = encoded.ids, encoded.start
+            targets, has_end = self._mark_targets(encoded.rest, ids[start:] if start else ids, encoded.encoding)
+            targets = bytearray(start) + targets if start else targets
             if not has_end and ids and self._labels == "assistant":
                 self.findings.add(findings.EOS_ADDED, rendered.source)
                 last = targets.rfind(1) + 1 or len(ids)  # turns after the last answer are left out
@@ -225,7 +225,9 @@ class ExampleBuilder:
         lasts = list(self._encode_whole([group[-1] for group in groups]))
         tokens, rests = list[int](), list[Rendered]()
         for group, (ids, encoding) in zip(groups, lasts, strict=True):
-            dividers = [token for token, number in enumerate(ids) if len(group) > 1 and number in self._dividers]
+            if len(group) == 1:
+                continue
+            dividers = [token for token, number in enumerate(ids) if number in self._dividers]
             places = [(token, int(encoding.token_to_chars(token)[0])) for token in dividers]
             for text in group[:-1]:
                 token, character = self._last_common(places, group[-1].text, text)
