@@ -27,8 +27,8 @@ from bench.machine.fingerprint import import_path
 from bench.machine.gpu_health import link_flag
 from bench.machine.preflight import describe_process
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
-from bench.records import Trial
-from bench.records.bootstrap import Interval, summarize
+from bench.records import Trial, bootstrap
+from bench.records.bootstrap import Interval
 from bench.records.paths import METRICS_VARIABLE, TELEMETRY_FILE
 from bench.records.result import Measurement
 from bench.records.status import Outcome, ReasonCode
@@ -282,7 +282,9 @@ def mean_interval(values: list[float]) -> Interval | None:
     if blocks < MIN_BLOCKS:
         return None
     edges = [len(values) * number // blocks for number in range(blocks + 1)]
-    return summarize([sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)])
+    means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
+    _, low_end, high_end = bootstrap.mean_interval(means, 0.0)
+    return dataclasses.replace(bootstrap.summarize(means), low=low_end, high=high_end)
 
 
 def format_measurement(measurement: Measurement) -> str:

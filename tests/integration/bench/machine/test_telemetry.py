@@ -146,6 +146,8 @@ def test_means_cover_the_measured_window_or_without_one_all_rows():
     assert measurement.interval is not None
     assert measurement.interval.n == 20
     assert measurement.interval.low <= 89.5 <= measurement.interval.high
+    idle = telemetry.mean_interval([300.0] * 180 + [0.0] * 20)
+    assert idle.low < 270.0 < idle.high
     (measurement,) = telemetry.summarize_rows([row("load", process_cpu_percent="50"), row("load")]).measurements
     assert (measurement.value, measurement.interval, measurement.context) == (50.0, None, {"window": "trial"})
     assert telemetry.summarize_rows([]) == telemetry.TelemetrySummary()
