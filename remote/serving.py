@@ -6,9 +6,11 @@ Every response is limited in size and time.
 """
 
 import http.client
+import io
 import json
 import re
 import ssl
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +68,9 @@ def connect(url: str, key: Secret | None) -> "ServerClient":
     headers = {"Content-Type": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key.reveal()}"
-    opener = urllib.request.build_opener(NoErrorProcessor(), *([urllib.request.ProxyHandler({})] if is_local else []))
+    opener = urllib.request.build_opener(
+        NoErrorProcessor(), _HttpHandler(), _HttpsHandler(), *([urllib.request.ProxyHandler({})] if is_local else [])
+    )
 
     def fetch(path: str, data: bytes | None) -> ServerResponse:
         request = urllib.request.Request(f"{base}{path}", data=data, headers=headers)  # noqa: S310 - http(s), checked
@@ -183,6 +187,49 @@ class ServerClient:
             return schema.parse_object(response.content)
         except ValueError as error:
             raise BadServer(f"{url}: the response is not a JSON object") from error
+
+
+class _TimedStream(io.RawIOBase):
+    """Bytes of a response; reading raises TimeoutError after REQUEST_TIMEOUT_SEC, also within its head."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw, self._until = raw, time.monotonic() + REQUEST_TIMEOUT_SEC
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"no complete response within {REQUEST_TIMEOUT_SEC:.0f} s")
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.fp = io.BufferedReader(_TimedStream(self.fp.detach()))
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _TimedResponse
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    response_class = _TimedResponse
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: Any) -> Any:
+        return self.do_open(_Connection, request)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: Any) -> Any:
+        return self.do_open(_TlsConnection, request)
 
 
 class NoErrorProcessor(urllib.request.HTTPErrorProcessor):
