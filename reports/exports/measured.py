@@ -118,17 +118,21 @@ def make_table(runs: Sequence[MeasuredRun]) -> Table:
     for name in ("step s", "useful tok/s", "peak GiB", "watts"):
         table.add_column(name, justify="right")
     rows = [(run.day, trial) for run in runs for trial in run.trials]
-    for day, trial in sorted(rows, key=lambda row: (str(row[1].facts["gpu_name"]), -_speed(row[1]))):
+    for day, trial in sorted(rows, key=lambda row: (_gpu(row[1]), -_speed(row[1]))):
         rates, median = trial.rates, trial.step_time_sec.median
         table.add_row(
-            Text(f"{trial.facts['gpu_name']}, {day}"),
-            Text(_configuration(trial.settings)),
+            Text(formatting.escape_text(f"{_gpu(trial)}, {day}")),
+            Text(formatting.escape_text(_configuration(trial.settings))),
             f"{median:.3f} (n={trial.step_time_sec.n})",
             formatting.number(_speed(trial)),
             format_gib(rates["peak_vram_bytes"]) if "peak_vram_bytes" in rates else "-",
             formatting.number(rates.get("gpu_power_watts")),
         )
     return table
+
+
+def _gpu(trial: MeasuredTrial) -> str:
+    return str(trial.facts.get("gpu_name", formatting.UNKNOWN))
 
 
 def _speed(trial: MeasuredTrial) -> float:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
+from bench.records import bootstrap
 from bench.records.paths import STEPS_FILE
 from bench.records.status import TrialStatus
 from reports.exports import check_packages, export, log_model, measured
@@ -251,3 +252,10 @@ def test_a_contribution_has_speeds_and_no_names(bench):
 def test_a_run_without_a_gpu_has_nothing_to_contribute(bench):
     with pytest.raises(ReportError):
         export(bench, ["measured"])
+
+
+def test_a_contributed_file_without_a_gpus_name_is_shown_and_its_escapes_are_text(tmp_path, capsys):
+    trial = measured.MeasuredTrial(settings={"recipe": "\x1b[2J"}, facts={}, step_time_sec=bootstrap.summarize([1.0]))
+    path = measured.MeasuredRun(day="\x1b[31m", trials=[trial]).write(tmp_path)
+    assert measured.main([str(path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
