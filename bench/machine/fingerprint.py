@@ -11,10 +11,10 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.data.inputs import DataFacts, ModelFacts
 from bench.records import Trial
@@ -57,7 +57,8 @@ GPU_COLUMNS = {
     "pcie.link.width.max": "pcie_lanes_max",
 }
 _REQUIRED_NAME = re.compile(r"[A-Za-z0-9._-]+(?!.*;.*\bextra\b)")  # without requirements of an extra
-NAME_AND_VERSION = re.compile(r"^(Name|Version): *(.*\S)", re.MULTILINE)
+_FIELD = re.compile(r"^(Name|Version|Requires-Dist): *(.*\S)", re.MULTILINE)
+_TOP_LEVEL = re.compile(r"^([^/,\n]+?)(?:/[^,\n]*)?\.py,", re.MULTILINE)  # of a RECORD's lines
 
 
 def host_facts() -> dict[str, Any]:
@@ -139,19 +140,18 @@ def imported_packages() -> list[str]:
     A package that is only installed changes nothing.
     """
     modules = {name.partition(".")[0] for name in sys.modules} - {PACKAGE_FOLDER.name}  # our version is another fact
-    by_module = metadata.packages_distributions()
-    pending = [package for module in modules & by_module.keys() for package in by_module[module]]
-    names: dict[str, str] = {}  # by normalized name
+    installed: dict[str, _InstalledPackage] = {}
+    for package in _installed_packages():
+        installed.setdefault(_normalized(package.name), package)  # the first on the path is imported
+    names = set[str]()
+    pending = [package for package in installed.values() if modules & package.modules()]
     while pending:
-        try:
-            package = metadata.distribution(pending.pop())
-        except metadata.PackageNotFoundError:  # a requirement that is not installed
-            continue
-        name = package.metadata["Name"]
-        if name is not None and _normalized(name) not in names:
-            names[_normalized(name)] = name
-            pending += [match[0] for text in package.requires or () if (match := _REQUIRED_NAME.match(text))]
-    return sorted(names.values())
+        package = pending.pop()
+        if package.name not in names:
+            names.add(package.name)
+            required = (_normalized(match[0]) for text in package.requires if (match := _REQUIRED_NAME.match(text)))
+            pending += [installed[name] for name in required if name in installed]
+    return sorted(names)
 
 
 def _normalized(name: str) -> str:
@@ -173,7 +173,7 @@ def environment_facts() -> dict[str, Any]:
         "code_sha256": code_digest(),
         "cuda": _cuda_of_torch(),
         "gpus": query_gpus(),
-        "packages": dict(sorted(_packages().items())),
+        "packages": dict(sorted({package.name: package.version for package in _installed_packages()}.items())),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
@@ -207,14 +207,29 @@ def _cell(name: str, cell: str) -> str | float | None:
     return int(number) if number.is_integer() else number
 
 
-def _packages() -> dict[str, str]:
-    # Parses only the two fields: `metadata` also parses each package's description, a fifth of a small trial's start
-    # time. A package with damaged metadata has no name.
-    texts = (
-        package.read_text("METADATA") or package.read_text("PKG-INFO") or "" for package in metadata.distributions()
-    )
-    headers = (dict(NAME_AND_VERSION.findall(text.partition("\n\n")[0])) for text in texts)
-    return {header["Name"]: header["Version"] for header in headers if len(header) == len(("Name", "Version"))}
+class _InstalledPackage(NamedTuple):
+    """Fields of a package's metadata: `metadata` parses its description too, a fifth of a small trial's start time."""
+
+    name: str
+    version: str
+    requires: list[str]
+    distribution: metadata.Distribution
+
+    def modules(self) -> set[str]:
+        """Return the names of its top-level modules, as `metadata.packages_distributions` does."""
+        listed = self.distribution.read_text("top_level.txt")
+        return set(listed.split() if listed else _TOP_LEVEL.findall(self.distribution.read_text("RECORD") or ""))
+
+
+def _installed_packages() -> Iterator[_InstalledPackage]:
+    """Yield the packages, in the order of the path. One with damaged metadata has no name."""
+    for package in metadata.distributions():
+        text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+        fields: dict[str, list[str]] = {"Name": [], "Version": [], "Requires-Dist": []}
+        for name, value in _FIELD.findall(text.partition("\n\n")[0]):
+            fields[name].append(value)
+        if fields["Name"] and fields["Version"]:
+            yield _InstalledPackage(fields["Name"][0], fields["Version"][0], fields["Requires-Dist"], package)
 
 
 def _cuda_of_torch() -> str | None:
