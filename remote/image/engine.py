@@ -99,28 +99,32 @@ def observe(host: Host, client: Client) -> EngineFacts:
 
     Raises EngineError if it is missing, down, not accessible to this user, or has no BuildKit.
     """
+    not_docker = EngineError(
+        f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?)",
+        remedy="install Docker on the VM, or set image.client to its client",
+    )
     version = _query(host, client, "version", "--format", "{{json .}}")
     try:
-        client_version, server_version = version["Client"], str(version["Server"]["Version"])
+        client_version, server_version = (str(version[side]["Version"]) for side in ("Client", "Server"))
     except (KeyError, TypeError) as error:  # podman reports `Client` only
-        raise EngineError(
-            f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?)",
-            remedy="install Docker on the VM, or set image.client to its client",
-        ) from error
+        raise not_docker from error
     if _version_numbers(server_version) < _MIN_BUILDKIT_VERSION:
         raise EngineError(
             f"{host.name}: engine {server_version} has no BuildKit", remedy="install Docker 20.10 or newer"
         )
-    if _version_numbers(client_version["Version"]) >= (23,):
+    if _version_numbers(client_version) >= (23,):
         # From 23.0 the client builds through a plugin, which distributions package separately.
         plugin = client.command("buildx", "version")
         if host.run(plugin, timeout_sec=_TIMEOUT_SEC).exit_code != 0:
             raise EngineError(
-                f"{host.name}: {client.program} {client_version['Version']} has no BuildKit: plugin buildx is missing",
+                f"{host.name}: {client.program} {client_version} has no BuildKit: plugin buildx is missing",
                 remedy="apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client",
             )
     info = _query(host, client, "info", "--format", "{{json .}}")
-    return EngineFacts(data_root=info["DockerRootDir"], storage_driver=info["Driver"])
+    try:
+        return EngineFacts(data_root=info["DockerRootDir"], storage_driver=info["Driver"])
+    except KeyError as error:
+        raise not_docker from error
 
 
 def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | None:
@@ -220,7 +224,7 @@ def _query(host: Host, client: Client, *arguments: str) -> Any:
     # `docker version` prints the client's part and fails if the engine does not respond.
     if completed.exit_code != 0:
         raise to_engine_error(host, client, command, completed)
-    document: dict[str, Any] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}")
+    document: dict[str, Any] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}", dict)
     if document.get("ServerErrors"):  # `docker info` exits 0 despite them
         failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
         raise to_engine_error(host, client, command, failed)
@@ -229,7 +233,7 @@ def _query(host: Host, client: Client, *arguments: str) -> Any:
 
 def _version_numbers(version: str) -> tuple[int, ...]:
     parts = version.split("+")[0].split("-")[0].split(".")
-    return tuple(int(part) for part in parts if part.isdigit())
+    return tuple(int(part) for part in parts if part.isdecimal())
 
 
 def log_in(host: Host, client: Client, registry: str, user: str, password: Secret, *, deadline_sec: float) -> str:

@@ -136,7 +136,7 @@ def parse(text: str) -> list[Pod]:
     pods = []
     for line in text.splitlines():
         fields = line.split("\t")
-        if len(fields) != len(_FIELDS) or not fields[1].isdigit():
+        if len(fields) != len(_FIELDS) or not fields[1].isdecimal():
             continue
         name, index, created, deleted, node, ip, phase, reason, ready = fields
         pods.append(

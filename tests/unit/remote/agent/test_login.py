@@ -56,7 +56,10 @@ class Podman(Vm):
         return Completed(exit_code=0, stdout=self.complaint.encode())
 
 
-@pytest.mark.parametrize("version", ['{"Client": {"Version": "4.9.4-rhel"}}', '{"Client": {}, "Server": null}'])
+@pytest.mark.parametrize("version", [
+    '{"Client": {"Version": "4.9.4-rhel"}}', '{"Client": {}, "Server": null}',
+    '{"Client": {}, "Server": {"Version": "28"}}', '{"Client": {"Version": "²0"}, "Server": {"Version": "28"}}',
+])  # fmt: skip
 def test_an_engine_that_is_not_dockers_is_reported(version: str) -> None:
     with pytest.raises(EngineError, match=r"^vm: docker .*podman.*; .*image\.client"):
         observe(Podman(version), Client())
