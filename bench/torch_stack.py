@@ -128,7 +128,10 @@ def load() -> Stack:
         gc.freeze()  # imported modules stay loaded; the collector need not scan them again
         if collecting:
             gc.enable()
-    _silence(transformers)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    # 5.23 renames gradient checkpointing to activation checkpointing; the old names work in every supported version.
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
     return Stack(torch=torch, transformers=transformers, peft=peft, bitsandbytes=bitsandbytes)
 
 
@@ -155,13 +158,6 @@ def _import_uncompiled(torch: Any, name: str) -> ModuleType:
 
 def _identity_decorator(function: Any = None, **_options: Any) -> Any:
     return function if function is not None else _identity_decorator
-
-
-def _silence(transformers: Any) -> None:
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    # 5.23 renames gradient checkpointing to activation checkpointing; the old names work in every supported version.
-    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
 
 
 def free_memory(torch: Any, *, is_cuda: bool) -> None:

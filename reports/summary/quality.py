@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from bench.records.quality import LossCheck, QualityRecord
 from bench.records.trial import Trial
 from reports import formatting
-from reports.statistics.paired_losses import NOT_SHOWN, LossDifference, difference_of, verdict_of
+from reports.statistics.paired_losses import NOT_SHOWN, difference_of, verdict_of
 from reports.summary.summary import ConfigurationRow
 
 _METHOD = (
@@ -32,7 +32,8 @@ def difference_text(check: LossCheck) -> str:
     difference = difference_of(check)
     if difference is None:
         return check.reason or "one pair only"
-    decimals = _decimals(difference)
+    half = difference.high - difference.percent
+    decimals = next((places for places in (2, 3) if round(half, places) > 0), 4)
     return f"difference {difference.percent:+.{decimals}f} %, at most {difference.high:+.{decimals}f} %"
 
 
@@ -76,9 +77,3 @@ def paragraphs(record: QualityRecord | None) -> Iterator[str]:
         if more := sum(pair.stage == 2 for pair in check.pairs):
             count += f", {more} of them in stage 2"
         yield f"Held-out loss of {check.label}, {count}: {difference_text(check)}{losses}."
-
-
-def _decimals(difference: LossDifference) -> int:
-    """Return enough decimals to show the distance of the bound from the mean, 2 to 4."""
-    half = difference.high - difference.percent
-    return next((places for places in (2, 3) if round(half, places) > 0), 4)

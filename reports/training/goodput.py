@@ -27,10 +27,10 @@ class Use:
     share: float
 
 
-def uses(training: TrainingReport, now: float | None = None) -> list[Use]:
+def uses(training: TrainingReport) -> list[Use]:
     """Divide the held time by use, the steps first; [] without a ledger. Uses of no time are left out."""
     spans = training.attempts
-    now = time.time() if now is None else now
+    now = time.time()
     total = attempts.held_sec(spans, now)
     if total <= 0.0:
         return []

@@ -172,12 +172,8 @@ def acquire_lock_to_cancel(
                     stack.callback(request.unlink, missing_ok=True)
                     print(f"run {run_id}: {error.holder}, follows it and is asked to stop it", flush=True)
                 if not is_cancel_requested(request.parent):  # also after a follower that started meanwhile
-                    _write_request(request)
+                    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+                    with results_write_errors(request.parent):
+                        write_atomic(request, json.dumps({"requested_at": now, "user": current_user()}).encode())
             time.sleep(_POLL_SEC)
         yield was_followed
-
-
-def _write_request(path: Path) -> None:
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    with results_write_errors(path.parent):
-        write_atomic(path, json.dumps({"requested_at": now, "user": current_user()}).encode())

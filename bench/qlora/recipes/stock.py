@@ -27,7 +27,8 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     if trial.gradient_checkpointing:
         base.enable_input_require_grads()
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    layers = _blocks(stack, base)
+    lists = (module for module in base.modules() if isinstance(module, stack.torch.nn.ModuleList))
+    layers = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
     model = add_lora(stack, trial, base)
     if placement.is_cuda:
         # Otherwise a second shape triggers a dynamic-shape compilation, which takes as long again and runs slower.
@@ -51,9 +52,3 @@ def _patch_by_liger(base: Any) -> bool:
     if patch is not None:
         patch(model=base)
     return patch is not None
-
-
-def _blocks(stack: Stack, base: Any) -> Any:
-    """Return the model's decoder blocks: its list of modules with the most parameters."""
-    lists = (module for module in base.modules() if isinstance(module, stack.torch.nn.ModuleList))
-    return max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))

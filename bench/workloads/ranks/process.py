@@ -153,7 +153,9 @@ class RankProcess:
         self.report = LineWriter(folder, self.rank)
         self.trial = Trial.read(folder / torchrun.TRIAL_FILE)
         if backend == "nccl":
-            choose_gpu(int(os.environ["LOCAL_RANK"]))
+            # One visible GPU, as device 0 like in all trials, before torch is imported.
+            visible, number = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["LOCAL_RANK"]
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(number)].strip() if visible else number
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -225,12 +227,6 @@ def check_gpus(names: Sequence[str | None]) -> None:
             f"the ranks have different GPUs ({listed})",
             remedy="name one kind in cluster.gpu, or on one machine its GPUs in CUDA_VISIBLE_DEVICES",
         )
-
-
-def choose_gpu(local_rank: int) -> None:
-    """Make only one GPU visible, as device 0 like in all trials. Must run before torch is imported."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local_rank].strip() if visible else str(local_rank)
 
 
 def peak_vram_bytes() -> int | None:

@@ -74,7 +74,8 @@ def build_fleet(
 
 def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object], provider: Provider) -> Iterator[PodRow]:
     name = job["metadata"]["name"]
-    done = _parse_ranges(job.get("status", {}).get("completedIndexes", ""))
+    ranges = (part.partition("-") for part in job.get("status", {}).get("completedIndexes", "").split(",") if part)
+    done = [(int(first), int(last or first)) for first, _, last in ranges]  # of "0,2-4"
     for index in range(min(int(job.get("spec", {}).get("completions") or 1), _MAX_ROWS)):
         own = [pod for pod in pods if label(pod, JOB_LABEL) == name and label(pod, INDEX_LABEL) == str(index)]
         if own:
@@ -115,9 +116,3 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object], provider: 
         restarts=sum(container.get("restartCount", 0) for container in containers),
         findings=tuple(diagnose_pod(pod, events, provider)),
     )
-
-
-def _parse_ranges(text: str) -> list[tuple[int, int]]:
-    """Parse completedIndexes ("0,2-4") as first and last numbers."""
-    ranges = [part.partition("-") for part in text.split(",") if part]
-    return [(int(first), int(last or first)) for first, _, last in ranges]

@@ -111,9 +111,9 @@ def minutes_mark(row: ConfigurationRow) -> Mark:
     return interval_mark(minutes, formatting.estimate(minutes), tone=row_tone(row))
 
 
-def dollars_mark(amount: Amount, *, tone: str, suffix: str = "", published: tuple[float, ...] = ()) -> Mark:
+def dollars_mark(amount: Amount, *, tone: str) -> Mark:
     """Make a bar of an amount in US dollars."""
-    return interval_mark(amount, f"{formatting.estimate(amount, prefix='$')}{suffix}", tone=tone, published=published)
+    return interval_mark(amount, formatting.estimate(amount, prefix="$"), tone=tone)
 
 
 def measured_mark(
