@@ -187,7 +187,8 @@ def pre_tokenizer_name(path: Path, document: Mapping[str, Any]) -> str:
     model = document.get("model")
     model = model if isinstance(model, dict) else {}
     if model.get("type") != "BPE" or not model.get("merges"):
-        raise TokenizerRefused(f"{path}: a tokenizer of kind {model.get('type')}: GGUF is written for BPE with merges only")
+        kind = model.get("type")
+        raise TokenizerRefused(f"{path}: a tokenizer of kind {kind}: GGUF is written for BPE with merges only")
     normalizer = document.get("normalizer")
     if normalizer not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}):  # llama.cpp has none
         raise TokenizerRefused(f"{path}: normalizer: unknown to llama.cpp: {json.dumps(normalizer)[:120]}")

@@ -58,7 +58,7 @@ GPU_COLUMNS = {
 }
 _REQUIRED_NAME = re.compile(r"[A-Za-z0-9._-]+(?!.*;.*\bextra\b)")  # without requirements of an extra
 _FIELD = re.compile(r"^(Name|Version|Requires-Dist): *(.*\S)", re.MULTILINE)
-_TOP_LEVEL = re.compile(r"^([^/,\n]+?)(?:/[^,\n]*)?\.py,", re.MULTILINE)  # of a RECORD's lines
+_TOP_LEVEL = re.compile(r"^([^/,\n]+?)(?:/[^,\n]*)?\.py,", re.MULTILINE)  # modules and packages of a RECORD file
 
 
 def host_facts() -> dict[str, Any]:
