@@ -75,7 +75,7 @@ def build_fleet(
 def _rows(job: Object, pods: Sequence[Object], events: Sequence[Object], provider: Provider) -> Iterator[PodRow]:
     name = job["metadata"]["name"]
     ranges = (part.partition("-") for part in job.get("status", {}).get("completedIndexes", "").split(",") if part)
-    done = [(int(first), int(last or first)) for first, _, last in ranges]  # of "0,2-4"
+    done = [(int(first), int(last or first)) for first, _, last in ranges]  # the text is, for example, "0,2-4"
     for index in range(min(int(job.get("spec", {}).get("completions") or 1), _MAX_ROWS)):
         own = [pod for pod in pods if label(pod, JOB_LABEL) == name and label(pod, INDEX_LABEL) == str(index)]
         if own:
