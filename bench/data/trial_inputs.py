@@ -66,8 +66,13 @@ def data_options(trials: Iterable[Trial], data: str) -> DataOptions:
 def _check(trial: Trial, load_model: Callable[[Path], ModelFacts], load_data: DataReader) -> Inputs:
     model = check_trial_model(trial, load_model)
     data, conversations = load_data(Path(trial.data), trial.reading)
-    if trial.workload.has_steps:
-        _check_sample_count(trial, data)
+    needed = trial.micro_batch_size * trial.world_size  # with fewer, a batch would contain a sample twice
+    if trial.workload.has_steps and data.samples < needed:
+        factors = "micro_batch_size" if trial.world_size == 1 else "micro_batch_size x world_size"
+        raise InputError(
+            f"{trial.data}: expected at least {needed} usable samples ({factors}), found {data.samples}",
+            remedy="add data, or reduce micro_batch_size",
+        )
     return model, data, conversations
 
 
@@ -91,17 +96,6 @@ def check_trial_model(trial: Trial, load_model: Callable[[Path], ModelFacts] = c
             remedy=f"it has {', '.join(sorted(layer.name for layer in architecture.linear_layers))}",
         ) from error
     return model
-
-
-def _check_sample_count(trial: Trial, data: DataFacts) -> None:
-    """Raise InputError for data smaller than a global batch, which would contain a sample twice."""
-    needed = trial.micro_batch_size * trial.world_size
-    if data.samples < needed:
-        factors = "micro_batch_size" if trial.world_size == 1 else "micro_batch_size x world_size"
-        raise InputError(
-            f"{trial.data}: expected at least {needed} usable samples ({factors}), found {data.samples}",
-            remedy="add data, or reduce micro_batch_size",
-        )
 
 
 # The recipe fast ------------------------------------------------------------------------------------------------------

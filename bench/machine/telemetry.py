@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import StopSignals
@@ -141,17 +141,15 @@ class _HealthReader(threading.Thread):
     def run(self) -> None:
         with self._lines:
             for line in self._lines:
-                self._apply(json.loads(line))
-
-    def _apply(self, message: Mapping[str, Any]) -> None:
-        if fault := message.get("fault"):
-            self._record.gpu_fault = Outcome.of(ReasonCode.GPU_FAULT, fault)
-            self._record.log(f"GPU fault: {fault}")
-            if self._stops is not None:
-                self._stops.request(ReasonCode.GPU_FAULT, fault)
-        self._record.fingerprint.update(facts := message.get("facts", {}))
-        if (flag := link_flag(facts)) is not None:
-            self._record.flags.append(flag)
+                message = json.loads(line)
+                if fault := message.get("fault"):
+                    self._record.gpu_fault = Outcome.of(ReasonCode.GPU_FAULT, fault)
+                    self._record.log(f"GPU fault: {fault}")
+                    if self._stops is not None:
+                        self._stops.request(ReasonCode.GPU_FAULT, fault)
+                self._record.fingerprint.update(facts := message.get("facts", {}))
+                if (flag := link_flag(facts)) is not None:
+                    self._record.flags.append(flag)
 
 
 class _CpuWaitWindow:

@@ -218,7 +218,8 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         for path in self.folder.glob("failures-*.json"):
             for name, more in read_object(path).items():
                 failures.setdefault(name, []).extend(more)
-        errors = self._reported_errors()
+        paths = [self.folder / f"error-{rank}.json" for rank in range(len(self._samples))]
+        errors = sorted(filter(None, map(read_object, paths)), key=lambda error: float(error["at"]))
         faults = [error for error in errors if ReasonCode(error["reason_code"]).is_worker_faulty]
         # Whatever else happened follows from a faulty GPU.
         return self._error_of(faults[0]) if faults else self._first_failure(failures, errors)
@@ -261,11 +262,6 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         """Check whether one of these ranks has reported a fault of its GPU."""
         reports = filter(None, (read_object(self.folder / f"error-{rank}.json") for rank in ranks))
         return any(ReasonCode(report["reason_code"]).is_worker_faulty for report in reports)
-
-    def _reported_errors(self) -> list[dict[str, Any]]:
-        """Return the contents of the ranks' error files, the earliest first."""
-        paths = [self.folder / f"error-{rank}.json" for rank in range(len(self._samples))]
-        return sorted(filter(None, map(read_object, paths)), key=lambda error: float(error["at"]))
 
     def _error_of(self, report: dict[str, Any]) -> Exception:
         """Return the error that a rank has reported in its error file."""
