@@ -54,7 +54,9 @@ def use_best_tiles(torch: Any, device: Any, shapes: Sequence[Shape], tokens: int
     candidates = matmul.candidates(gpu_properties(device)[0])
     if mode == "default" or len(candidates) < 2:
         return "INT8 tiles default"
-    path = file_for(_fingerprint(torch, device) | {"tokens": tokens})
+    fingerprint = json.dumps(_fingerprint(torch, device) | {"tokens": tokens}, sort_keys=True)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "qlora-fleet", "int8-tiles")
+    path = cache / f"{hashlib.sha256(fingerprint.encode()).hexdigest()[:32]}.json"
     source, chosen = "from the file", read_choice(path, shapes, candidates)
     if chosen is None:
         ranks = torch.distributed
@@ -79,13 +81,6 @@ def choose(shapes: Sequence[Shape], names: Sequence[str], seconds: Callable[[Sha
         best = min(names, key=lambda name: medians[name])
         chosen[shape] = best if medians[best] < (1.0 - MIN_GAIN) * medians[names[0]] else names[0]
     return chosen
-
-
-def file_for(fingerprint: Mapping[str, Any]) -> Path:
-    """Return the file of this GPU and software in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
-    return cache / "qlora-fleet" / "int8-tiles" / f"{digest[:32]}.json"
 
 
 def read_choice(path: Path, shapes: Sequence[Shape], names: Mapping[str, Any]) -> dict[Shape, str] | None:
