@@ -168,7 +168,7 @@ class Architecture:
     positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
     their replacements in the text model, for files that hold more than it, and `text_config` returns its config.
     `is_complete` is false if blocks have other large weights than `linear_layers`. `gguf` is None if llama.cpp was not
-    seen to compute the same.
+    seen to compute the same. `liger_type` is the model type whose patch by Liger fits, if it has none for its own.
     """
 
     model_types: tuple[str, ...]
@@ -181,6 +181,7 @@ class Architecture:
     blocks: str = BLOCKS
     is_complete: bool = True
     gguf: Gguf | None = None
+    liger_type: str | None = None
 
     def __post_init__(self) -> None:
         if self.is_complete:

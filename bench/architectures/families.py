@@ -76,6 +76,7 @@ MINISTRAL3 = Architecture(
     features=lambda config: read_features(_with_ministral3_defaults(config)),
     plain_positions=_ministral3_plain_positions,
     gguf=Gguf(architecture="mistral3", permutes_heads=True, rotations=("yarn",)),
+    liger_type="mistral",  # the same norms, MLP and head
 )
 register(MINISTRAL3)
 

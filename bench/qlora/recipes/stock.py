@@ -12,12 +12,10 @@ import importlib
 import importlib.util
 from typing import Any
 
+from bench.architectures import find
 from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer
 from bench.records import Trial
 from bench.torch_stack import Stack
-
-# Model types without a patch of their own: norms, MLP and head are those of another type.
-PATCHED_AS = {"ministral3": "mistral"}
 
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
@@ -46,9 +44,9 @@ def _patch_by_liger(base: Any) -> bool:
     """Patch the model; return False if Liger is not installed or does not know its type."""
     if importlib.util.find_spec("liger_kernel") is None:
         return False
-    model_type = base.config.model_type
-    name = f"apply_liger_kernel_to_{PATCHED_AS.get(model_type, model_type)}"
-    patch = getattr(importlib.import_module("liger_kernel.transformers"), name, None)
+    model_type = find(base.config.to_dict()).liger_type or base.config.model_type
+    liger = importlib.import_module("liger_kernel.transformers")
+    patch = getattr(liger, f"apply_liger_kernel_to_{model_type}", None)
     if patch is not None:
         patch(model=base)
     return patch is not None

@@ -447,6 +447,7 @@ def test_stock_takes_ligers_patch_for_the_same_modules(monkeypatch, model_type, 
     patches = SimpleNamespace(apply_liger_kernel_to_mistral=lambda model: models.append(model))
     monkeypatch.setitem(sys.modules, "liger_kernel", liger)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", patches)
-    base = SimpleNamespace(config=SimpleNamespace(model_type=model_type))
+    config = {"model_type": model_type}
+    base = SimpleNamespace(config=SimpleNamespace(model_type=model_type, to_dict=lambda: config))
     assert stock._patch_by_liger(base) == patched
     assert models == [base] * patched
