@@ -155,6 +155,10 @@ class ReasonCode(str, Enum):
     KILLED = "killed", TrialStatus.LOST, "its process was killed"
     RANK_LOST = "rank_lost", TrialStatus.LOST, "a rank was lost"
     START_TIMED_OUT = "start_timed_out", TrialStatus.LOST, "a rank's machine did not join in time", _FROM_OUTSIDE
+    FOLDER_IN_USE = (
+        *("folder_in_use", TrialStatus.LOST, "an attempt on another machine uses its checkpoint folder"),
+        _FROM_OUTSIDE,
+    )
     CONNECTION_LOST = "connection_lost", TrialStatus.LOST, "the connection between ranks broke"
     GPU_FAULT = (
         *("gpu_fault", TrialStatus.LOST, "its GPU has a fault"),

@@ -233,7 +233,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
 
     Raises Stopped after writing a checkpoint; WorkerGone if a rank was killed, hangs, or its machine is lost;
     RankFailed and RankOutOfMemory with the rank's number; InputError; InputRejected if all checkpoints are broken or
-    another attempt writes to their folder.
+    another attempt of this machine writes to their folder, FolderInUse for one of another machine.
     """
     folder = _checkpoint_folder(record.request)
     lock = FolderLock(folder, record.request.attempt, record.log)

@@ -4,7 +4,7 @@ A flock decides on one machine only: between machines, a network file system may
 is gone. So the holder names its machine in the file and rewrites it every `BEAT_SEC`. An attempt on another machine
 takes the lock if the file stays the same for `TAKEOVER_SEC`. An orderly end leaves it empty: it is taken at once.
 
-Standard library only. Not covered: a holder that is suspended for longer than `TAKEOVER_SEC` and then continues.
+Not covered: a holder that is suspended for longer than `TAKEOVER_SEC` and then continues.
 """
 
 import contextlib
@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.data.inputs import InputError, InputRejected
+from bench.harness.termination import WorkerGone
 from bench.records import schema
-from bench.records.atomic_files import read_regular
-from bench.records.status import escape_controls
+from bench.records.atomic_files import DISK_ERRNOS, read_regular
+from bench.records.status import ReasonCode, escape_controls
 
 LOCK_FILE = "attempt.lock"
 BEAT_SEC, POLL_SEC, TAKEOVER_SEC = 5.0, 1.0, 30.0
@@ -41,20 +42,31 @@ class Holder:
     beat: int = 0
 
 
+class FolderInUse(WorkerGone):
+    """A living attempt on another machine, such as a node that was given up too early, writes to the folder."""
+
+    reason_code = ReasonCode.FOLDER_IN_USE
+
+
 class FolderLock:
     """Lock of the folder, held from the creation until `release` or the end of the process."""
 
     def __init__(self, folder: Path, attempt: int, log: Callable[[str], None]) -> None:
-        """Acquire the lock. Raises InputRejected if an attempt that lives holds it, InputError if it is unusable."""
+        """Acquire the lock.
+
+        Raises InputRejected if a living attempt of this machine holds it, FolderInUse for one of another machine,
+        OSError for a fault of the storage, and InputError if the file is unusable.
+        """
         self._path, self._folder = folder / LOCK_FILE, folder
         self._holder = Holder(machine=_machine(), host=platform.node(), pid=os.getpid(), attempt=attempt)
         self._released = threading.Event()
         try:
             self._handle = self._acquire(log)
         except OSError as error:
+            if error.errno in DISK_ERRNOS:
+                raise
             raise InputError(
-                f"{self._path}: cannot be used: {error.strerror}",
-                remedy="free some space or remove it, or use another folder",
+                f"{self._path}: cannot be used: {error.strerror}", remedy="remove it, or use another folder"
             ) from error
         self._thread = threading.Thread(target=self._beat, daemon=True, name="folder lock")
         self._thread.start()
@@ -69,7 +81,7 @@ class FolderLock:
         os.close(self._handle)
 
     def _acquire(self, log: Callable[[str], None]) -> int:
-        """Return the descriptor of the locked file. Raises OSError and InputRejected."""
+        """Return the descriptor of the locked file. Raises OSError, InputRejected and FolderInUse."""
         handle, is_locked = self._open()
         holder = self._read()
         is_decided = holder is None or holder.machine == self._holder.machine
@@ -114,7 +126,7 @@ class FolderLock:
             return Holder(machine="", host="another machine", pid=0, attempt=0, beat=hash(content))
 
     def _wait_for_end(self, holder: Holder) -> None:
-        """Return once the holder has released the lock or has not written for TAKEOVER_SEC, else raise."""
+        """Return once the holder has released the lock or has not written for TAKEOVER_SEC. Raises FolderInUse."""
         deadline = time.monotonic() + TAKEOVER_SEC
         while time.monotonic() < deadline:
             time.sleep(POLL_SEC)
@@ -124,9 +136,11 @@ class FolderLock:
             if now != holder:
                 raise self._in_use(now)
 
-    def _in_use(self, holder: Holder | None) -> InputRejected:
-        label = "another attempt" if holder is None else _label(holder)
-        return InputRejected(f"{self._folder}: in use by {label}", remedy="wait until it ends, or stop it")
+    def _in_use(self, holder: Holder | None) -> Exception:
+        text = f"{self._folder}: in use by {'another attempt' if holder is None else _label(holder)}"
+        if holder is not None and holder.machine == self._holder.machine:
+            return InputRejected(text, remedy="wait until it ends, or stop it")
+        return FolderInUse(text)
 
     def _write(self, handle: int) -> None:
         content = json.dumps(schema.to_json(self._holder)).encode()
