@@ -1,7 +1,7 @@
 """A search on this machine: killed, resumed, answered, its answer run. No GPU.
 
 The commands that read model and data are forked, as the trials are (tests/support/forked.py); trainings compute
-nothing. Not covered: memory, which has no prediction on a CPU; see tests/unit/tasks/tuning/test_tuning.py.
+nothing. Not covered: memory, which has no prediction on a CPU; see tests/unit/tasks/tuning/test_search.py.
 """
 
 import json

@@ -35,8 +35,8 @@ from tests.support.dry_runs import plan_of, refuse
 from tests.support.kubernetes import listed_cluster
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic, training_run
+from tests.support.tuning_candidates import make_record
 from tests.unit.tasks.train.test_forecast import make_probe
-from tests.unit.tasks.tuning.test_tuning import make_record
 
 DIGEST = "sha256:" + "ab" * 32
 SETTINGS = f"""

@@ -10,7 +10,7 @@ from rich.console import Console
 from tasks.settings.load import Settings
 from tasks.tuning import shapes
 from tasks.tuning.search_state import ChipRates, TuneRecord
-from tests.unit.tasks.tuning.test_tuning import measured_candidate, predicted_candidates
+from tests.support.tuning_candidates import measured_candidate, predicted_candidates
 
 RECIPES = ("reference", "stock", "fast")
 
