@@ -52,9 +52,13 @@ def price_of(settings: Settings, devices: Sequence[str]) -> Price | None:
         return next(iter(prices.select_prices(pricing(settings), devices, today=today)), None)
 
 
-def worker_price(settings: Settings, devices: Sequence[str]) -> Price | None:
-    """Return the price of a rank of a training: of all GPUs that its worker holds. Raises UsageError."""
-    price, gpus = price_of(settings, devices), settings.cluster.gpus_per_pod if settings.connector.is_cluster else 1
+def worker_price(settings: Settings, device: str | None) -> Price | None:
+    """Return the price of a rank of a training: of all GPUs that its worker holds. None if unknown.
+
+    Raises UsageError.
+    """
+    price = price_of(settings, [device] if device else [])
+    gpus = settings.cluster.gpus_per_pod if settings.connector.is_cluster else 1
     if price is None or gpus == 1:
         return price
     source = f"{price.source}; each pod holds {gpus} GPUs, and a training uses one"

@@ -102,7 +102,7 @@ class TrainingLines:
         pace = self._paces.setdefault(job, StepPace())
         pace.update(1, progress)
         device = run.provenance.get("inputs", {}).get("device")
-        price = worker_price(self._settings, [device] if device else [])
+        price = worker_price(self._settings, device)
         spans = attempts.read(folder, run.planned[0].trial_id) if attempt_spans is None else attempt_spans
         phrases = progress_parts(progress, spans, price, pace.remaining_sec)
         return escape_controls(f"{run_id}: {', '.join(phrases)}")

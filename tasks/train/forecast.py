@@ -222,7 +222,7 @@ def cap_steps(settings: Settings, trial: Trial, device: str) -> Trial:
 
     `device` is "" if unknown. Raises UsageError.
     """
-    price = worker_price(settings, [device] if device else [])
+    price = worker_price(settings, device)
     usd_per_hour = None if price is None else price.usd_per_gpu_hour
     hours, limiting_setting = limit_hours(settings.train, usd_per_hour, trial.world_size)
     if trial.training is None:
@@ -248,7 +248,7 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
     trained = _trained_step_sec(settings, trial, probe, all_reduce or 0.0)
     step, basis = trained or _step_sec(settings, trial, probe, max_rows_per_worker)
     seconds = None if step is None else _add_seconds(step, all_reduce or 0.0).times(steps)
-    price = worker_price(settings, [probe.device])
+    price = worker_price(settings, probe.device)
     usd = None if price is None or seconds is None else seconds.times(workers * price.usd_per_gpu_hour / 3600.0)
     return TrainingForecast(
         steps=steps,

@@ -56,7 +56,7 @@ class TrainingSession:
     ) -> "TrainingSession":
         """Create the session with the price of the run's device. Raises UsageError for invalid prices."""
         device = run.provenance.get("inputs", {}).get("device")
-        price = worker_price(settings, [device] if device else [])
+        price = worker_price(settings, device)
         return cls(settings=settings, run=run, folder=folder, ledger=ledger, hosts=hosts, price=price)
 
     @property

@@ -148,7 +148,7 @@ def _nodes_component(nodes: NodesRecord | None) -> list[str]:
 def _notify_target(settings: Settings, run: RunRecord) -> NotifyTarget | None:
     """Return the webhook of the Job with the price of its pods; None if it is not set. Raises UsageError."""
     device = run.provenance["inputs"].get("device")
-    price = worker_price(settings, [device] if device else [])
+    price = worker_price(settings, device)
     usd_per_sec = None if price is None else len(run.workers) * price.usd_per_gpu_hour / 3600.0
     return webhook_target(settings, usd_per_sec=usd_per_sec, budget_usd=settings.train.budget_usd)
 

@@ -77,7 +77,7 @@ def test_list_prices_are_those_of_the_provider(context: Make) -> None:
 def test_a_training_costs_all_gpus_that_its_pods_hold(context: Make) -> None:
     def rate(kind: str, gpus: int) -> float | None:
         text = f"fleet: {{kind: {kind}}}\ncluster: {{gpus_per_pod: {gpus}}}\ncost: {{shape: VM.GPU.A10.1}}"
-        price = worker_price(load(context(text=text)), ())
+        price = worker_price(load(context(text=text)), None)
         return None if price is None else price.usd_per_gpu_hour
 
     assert [rate("pods", 1), rate("pods", 4), rate("local", 4)] == [2.0, 8.0, 2.0]
