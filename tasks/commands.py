@@ -208,7 +208,7 @@ report = Command(
     effect=Effect.BOTH,
     examples=(
         "inv report --open  # in the web browser",
-        "inv report --against=20261124-090000-quick --format mlflow",
+        "inv report --against=20261124-090000-quick --format tensorboard",
     ),
     run=text(RUN, unset=NEWEST_RUN),
     follow=switch("update the report as results arrive, until every planned trial has one"),
@@ -218,7 +218,7 @@ report = Command(
         value="CONDITION",
     ),
     opens=switch("then open the page in the web browser", name="open"),
-    formats=words("also export for tensorboard, mlflow, wandb, optimum-benchmark, mlperf or measured", name="format"),
+    formats=words("also export for tensorboard or wandb", name="format"),
     dry_run=switch("print the files to write, and write nothing"),
 )
 tensorboard = Command(

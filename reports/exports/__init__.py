@@ -1,41 +1,26 @@
-"""Export of a run to TensorBoard, MLflow, Weights & Biases, optimum-benchmark and MLPerf, by name, below its report.
+"""Export of a run to TensorBoard and Weights & Biases, by name, below its report.
 
 log_model: a run's trials or training in the common model of these tools: settings, curves, final values
-trackers: files of TensorBoard, MLflow and Weights & Biases
-benchmarks: files of optimum-benchmark and MLPerf
-measured: a file without names for the folder measured/, and its reader
+trackers: files of TensorBoard and Weights & Biases, written by their packages
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from reports.exports import benchmarks, trackers
+from reports.exports import trackers
 from reports.exports.log_model import LoggedRun, read_logged_runs
 from reports.read.run import ReportError, ReportWriteError, make_report_folder
 
-
-def _write_measured(folder: Path, runs: Sequence[LoggedRun]) -> Path:
-    # Imported here, `python -m reports.exports.measured` would find itself imported, with a warning.
-    path: Path = import_module("reports.exports.measured").write_measured(folder, runs)
-    return path
-
-
 FORMATS: dict[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
     trackers.TENSORBOARD: trackers.write_tensorboard,
-    trackers.MLFLOW: trackers.write_mlflow,
     trackers.WANDB: trackers.write_wandb,
-    benchmarks.OPTIMUM: benchmarks.write_optimum,
-    benchmarks.MLPERF: benchmarks.write_mlperf,
-    "measured": _write_measured,
 }
-_PACKAGES = (trackers.TENSORBOARD, trackers.WANDB)  # formats that the package of the same name writes
 
 
 def check_packages(formats: Iterable[str]) -> None:
-    """Raise ReportError if a format's package is not installed."""
-    missing = [name for name in formats if name in _PACKAGES and find_spec(name) is None]
+    """Raise ReportError if a format's package, which has its name, is not installed."""
+    missing = [name for name in formats if find_spec(name) is None]
     if missing:
         names = " ".join(missing)
         raise ReportError(f"{names} is not installed; its files need it", remedy=f"`pip install {names}`, then retry")

@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.checksummed import ResultError
-from bench.records.paths import ADAPTER_FOLDER, RUN_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
+from bench.records.paths import RUN_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.result import Measurement, Steps, TrialResult
 from bench.records.run import RunRecord
 from bench.records.training import Evaluation, TrainedSteps
@@ -55,12 +55,12 @@ def read(path: Path) -> tuple[TrainedSteps, list[Evaluation]]:
     return TrainedSteps(**rows), evaluations
 
 
-_MAX_NAME_LENGTH = 200  # a metric's name may become a file name
+_MAX_NAME_LENGTH = 200
 
 Setting = str | int | float | bool
-_MAX_TIME = 4_102_444_800.0  # the end of 2099, which every format can store
+_MAX_TIME = 4_102_444_800.0  # the end of 2099, which both formats can store
 
-EVALUATION_VALUES = ("loss", "low", "high", "score", "score_low", "score_high")
+_EVALUATION_VALUES = ("loss", "low", "high", "score", "score_low", "score_high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +75,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """One trial or training. `status` (a TrialStatus value) and `end_time` are None while it runs.
-
-    `start_time` and `end_time` are Unix times; `files` are its output files by name.
-    """
+    """One trial or training. `status` (a TrialStatus value) is None while it runs; `start_time` is Unix time."""
 
     run_id: str
     name: str
@@ -86,12 +83,9 @@ class LoggedRun:
     worker: str | None
     status: str | None
     start_time: float
-    end_time: float | None
     settings: Mapping[str, Setting]
     points: tuple[Point, ...]
     results: Mapping[str, float]
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[LoggedRun, ...]:
@@ -111,7 +105,6 @@ def read_logged_runs(folder: Path, partial_steps: Path | None = None) -> tuple[L
 
 def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
     start_time = _parse_time(result.started_at or run.created_at)
-    points = tuple(_trial_points(result, start_time))
     results: dict[str, float | None] = {"wall_time_sec": result.wall_time_sec}
     if (metrics := result.metrics) is not None:
         results |= {
@@ -127,11 +120,9 @@ def _logged_trial(result: TrialResult, label: str, run: RunRecord) -> LoggedRun:
         worker=result.worker,
         status=result.status.value,
         start_time=start_time,
-        end_time=_clamp_time(start_time + (result.wall_time_sec or 0.0)),
         settings=_flatten_settings(result.trial),
-        points=points,
+        points=tuple(_trial_points(result, start_time)),
         results=_only_finite(results),
-        fingerprint=result.fingerprint,
     )
 
 
@@ -177,7 +168,6 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
             steps_measured, held_out = read(path)
         except OSError as error:
             raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
-    points = tuple(_training_points(steps_measured, held_out, start_time))
     return LoggedRun(
         run_id=run.run_id,
         name=planned.trial_id,
@@ -185,11 +175,9 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
         worker=planned.worker,
         status=status,
         start_time=start_time,
-        end_time=None if status is None else (points[-1].time if points else start_time),
         settings=_flatten_settings(trial),
-        points=points,
+        points=tuple(_training_points(steps_measured, held_out, start_time)),
         results=_only_finite(results),
-        files=_list_files(folder / ADAPTER_FOLDER),
     )
 
 
@@ -208,7 +196,7 @@ def _training_points(measured: TrainedSteps, held_out: Iterable[Evaluation], sta
                 step=step, time=time, phase="train", values=_only_finite({**row, **_tokens_per_sec(row, row["tokens"])})
             )
         for evaluation in evaluations_after.get(step, ()):
-            values = {name: getattr(evaluation, name) for name in EVALUATION_VALUES}
+            values = {name: getattr(evaluation, name) for name in _EVALUATION_VALUES}
             yield Point(step=step, time=time, phase="held_out", values=_only_finite(values))
 
 
@@ -249,12 +237,6 @@ def _metric_name(measurement: Measurement) -> str:
     parts = [measurement.name, *(f"{key}_{value}" for key, value in measurement.context.items())]
     plain = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", part) for part in parts)
     return f"measured/{plain[:_MAX_NAME_LENGTH]}"
-
-
-def _list_files(folder: Path) -> dict[str, Path]:
-    if not folder.is_dir():
-        return {}
-    return {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and not path.is_symlink()}
 
 
 def _only_finite(values: Mapping[str, float | None]) -> dict[str, float]:

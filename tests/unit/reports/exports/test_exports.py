@@ -7,12 +7,9 @@ import struct
 from importlib.util import find_spec
 
 import pytest
-import yaml
 
-from bench.records import bootstrap
 from bench.records.paths import STEPS_FILE
-from bench.records.status import TrialStatus
-from reports.exports import check_packages, export, log_model, measured
+from reports.exports import check_packages, export, log_model
 from reports.exports.log_model import read_logged_runs
 from reports.read.run import ReportError, ReportWriteError
 from tests.support.reports import synthetic, training_run
@@ -26,7 +23,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def trained(tmp_path):
-    return training_run.write_run_with_adapter(tmp_path / "trained")
+    return training_run.write_run(tmp_path / "trained")
 
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
@@ -148,11 +145,8 @@ def test_truncated_and_foreign_lines_of_steps_are_skipped(trained):
     assert training.status is None
 
 
-def test_numbers_too_large_for_the_other_tools_are_left_out(trained):
-    write_partial_steps(trained)  # before the first step there are only settings
-    export(trained, ["mlflow", "mlperf", "optimum-benchmark"])
+def test_times_too_large_for_the_other_tools_are_cut_to_the_largest(trained):
     write_partial_steps(trained, {"evaluation": HELD_OUT}, step_line(1, loss=1e308, step_time_sec=1e308), step_line(2))
-    export(trained, ["mlflow", "mlperf", "optimum-benchmark"])
     (training,) = read_logged_runs(trained)
     assert training.points[-1].time < 2**32
 
@@ -169,17 +163,6 @@ def test_tensorboard_has_the_settings_before_the_first_step_and_no_value_too_lar
     assert b"train/loss" not in content
 
 
-def test_mlflows_store_has_an_experiment_a_run_a_curve_and_the_adapter(trained):
-    export(trained, ["mlflow"])
-    (experiment,) = (trained / "report" / "mlflow").iterdir()
-    assert yaml.safe_load((experiment / "meta.yaml").read_text())["name"] == "r"
-    (run,) = (path for path in experiment.iterdir() if path.is_dir())
-    assert yaml.safe_load((run / "meta.yaml").read_text())["status"] == 3
-    assert (run / "metrics/train/loss").read_text() == "1795307400000 2.0 1\n1795309200000 1.0 2\n"
-    assert (run / "params/training.rows_per_step").read_text() == "4"
-    assert (run / "artifacts/adapter/adapter_model.safetensors").read_bytes() == b"weights"
-
-
 def test_measurements_of_other_workloads_are_final_values_whose_names_stay_in_their_folder(tmp_path):
     run = synthetic.record((synthetic.trial("gpu", kind="hardware"),), workers=1)
     hostile = synthetic.measurement("../../x_sec", 1.0, where="../" * 90)
@@ -189,73 +172,19 @@ def test_measurements_of_other_workloads_are_final_values_whose_names_stay_in_th
     (trial,) = read_logged_runs(tmp_path)
     assert trial.results["measured/matmul_tflops.dtype_bf16.size_8192"] == 90.0
     assert all(name.count("/") <= 1 and ".." not in name for name in trial.results)
-    export(tmp_path, ["mlflow", "mlperf", "optimum-benchmark"])
-    assert [path for path in tmp_path.rglob("*x*") if "mlflow" not in path.parts] == []
-
-
-def test_mlperfs_log_has_one_object_a_line_and_says_how_it_ended(bench):
-    synthetic.rewrite(bench, synthetic.record(workers=1).planned[0], status=TrialStatus.TIMED_OUT)
-    export(bench, ["mlperf"])
-    lines = (bench / "report/mlperf/baseline.worker-1.log").read_text().splitlines()
-    assert all(line.startswith(":::MLLOG {") for line in lines)
-    last = json.loads(lines[-1].removeprefix(":::MLLOG "))
-    assert (last["key"], last["metadata"]["status"], last["metadata"]["end"]) == ("run_stop", "aborted", "TIMED_OUT")
-
-
-def test_optimum_benchmarks_file_has_the_measured_steps_without_the_warm_up(bench):
-    export(bench, ["optimum-benchmark"])
-    document = json.loads((bench / "report/optimum-benchmark/baseline.worker-1/benchmark.json").read_text())
-    (trial, *_) = read_logged_runs(bench)
-    report = document["report"]
-    assert [report[name]["latency"]["count"] for name in ("overall", "warmup", "train")] == [18, 3, 15]
-    assert report["train"]["latency"]["p50"] == trial.results["step_time_sec"]
-    assert report["train"]["memory"]["max_ram"] == trial.results["peak_rss_bytes"] / 1e6
 
 
 def test_formats_without_their_packages_are_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setattr("reports.exports.find_spec", lambda _: None)
     with pytest.raises(ReportError, match="`pip install tensorboard wandb`"):
-        check_packages(["tensorboard", "wandb", "mlflow"])
-    check_packages(["mlflow", "mlperf", "optimum-benchmark"])
+        check_packages(["tensorboard", "wandb"])
 
 
+@needs_tensorboard
 def test_errors_name_an_invalid_run_and_a_folder_that_cannot_be_written(trained):
     (trained / "report").write_text("no folder")
     with pytest.raises(ReportWriteError, match=r"report\b.*File exists"):
-        export(trained, ["mlperf"])
+        export(trained, ["tensorboard"])
     (trained / "run.json").write_text("{")
     with pytest.raises(ReportError, match=r"run\.json"):
-        export(trained, ["mlperf"])
-
-
-def test_a_contribution_has_speeds_and_no_names(bench):
-    planned = synthetic.record(workers=1).planned[0]
-    watts = synthetic.measurement("gpu_power_watts", 149.0, window="measure")
-    gpu = {"gpu_name": "NVIDIA A10", "model_parameters": 7_248_023_552, "model_sha256": "secret"}
-    synthetic.rewrite(bench, planned, fingerprint=gpu, measurements=[watts])
-    (folder,) = export(bench, ["measured"])
-    (path,) = folder.parent.iterdir()
-    assert path == folder
-    assert path.name.startswith("nvidia-a10-20")
-    (run,) = measured.read_measured([path])
-    (trial,) = run.trials
-    assert trial.facts == {"gpu_name": "NVIDIA A10", "model_parameters": 7_248_023_552}
-    assert trial.rates["gpu_power_watts"] == 149.0
-    assert trial.step_time_sec.n == 15
-    text = path.read_text()
-    assert not any(name in text for name in (planned.trial.model, planned.trial.data, str(planned.worker), "secret"))
-    assert measured.main([str(path)]) == 0
-    path.write_text(text.replace("149.0", "99.0"))
-    assert measured.main([str(path)]) == 2
-
-
-def test_a_run_without_a_gpu_has_nothing_to_contribute(bench):
-    with pytest.raises(ReportError):
-        export(bench, ["measured"])
-
-
-def test_a_contributed_file_without_a_gpus_name_is_shown_and_its_escapes_are_text(tmp_path, capsys):
-    trial = measured.MeasuredTrial(settings={"recipe": "\x1b[2J"}, facts={}, step_time_sec=bootstrap.summarize([1.0]))
-    path = measured.MeasuredRun(day="\x1b[31m", trials=[trial]).write(tmp_path)
-    assert measured.main([str(path)]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+        export(trained, ["tensorboard"])

@@ -85,8 +85,8 @@ def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypat
     with monkeypatch.context() as full:
         full.setattr(page, "write_atomic", full_disk)
         assert DISK_FULL in retryable_error(context())
-    monkeypatch.setitem(exports.FORMATS, "mlperf", full_disk)
-    assert DISK_FULL in retryable_error(context(), ["mlperf"])
+    monkeypatch.setitem(exports.FORMATS, "tensorboard", full_disk)
+    assert DISK_FULL in retryable_error(context(), ["tensorboard"])
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -94,11 +94,11 @@ def test_files_for_other_tools_are_written_next_to_the_report_and_listed(
     folder: Path, context: MakeContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     synthetic.exact_run(folder)
-    report.write_report(context(), "r", follow=False, against=None, formats=["mlflow,mlperf", "mlperf"])
-    assert capsys.readouterr().out.splitlines()[-3:] == [
-        *("results/r/report/index.html", "results/r/report/mlflow", "results/r/report/mlperf")
+    report.write_report(context(), "r", follow=False, against=None, formats=["tensorboard", "tensorboard"])
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        *("results/r/report/index.html", "results/r/report/tensorboard")
     ]
-    assert len(list((folder / "report/mlperf").iterdir())) == 8
+    assert len(list((folder / "report/tensorboard").iterdir())) == 8
 
 
 def test_a_format_without_its_package_is_refused_before_anything_is_written(
@@ -106,8 +106,8 @@ def test_a_format_without_its_package_is_refused_before_anything_is_written(
 ) -> None:
     synthetic.exact_run(folder)
     monkeypatch.setattr(exports, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match="pip install wandb") as refused:
-        report.write_report(context(), "r", follow=False, against=None, formats=["mlflow,wandb"])
+    with pytest.raises(UsageError, match="pip install tensorboard wandb") as refused:
+        report.write_report(context(), "r", follow=False, against=None, formats=["tensorboard,wandb"])
     assert refused.value.exit_code == 2
     assert not (folder / "report").exists()
 
