@@ -2,11 +2,6 @@
 
 lora: reads and checks an adapter's folder and its base; applies it to the base's weights
 merge: base and adapter to one model folder, tensor by tensor; can be resumed
-gguf_file: the content of a merged model's GGUF file
-gguf_tokenizer: a tokenizer's metadata in GGUF
-gguf_sentencepiece: scores and spaces of a SentencePiece tokenizer in GGUF
-modelfile: Modelfile for Ollama, with the chat template in Go's form
-llama_cpp: losses and answers of a GGUF file
 check: held-out loss and greedy answers of the adapter in each form in which it can be served; conversations with it
 stage: base and adapter at fixed paths for a server in the same pod
 """

@@ -7,7 +7,6 @@
 | merged-bf16 | adapter merged into the bf16 base | plain transformers |
 | merged-nf4 | adapter merged into the base as NF4 held it | plain transformers |
 | folder | the folder that `merge` wrote | plain transformers, only from its files |
-| gguf | the GGUF file that `merge` wrote | llama.cpp, if llama-cpp-python is installed |
 
 Each example's loss is compared with that of the first form, pair by pair. Plain transformers computes one example at a
 time. The first form's loss must also equal the one that the training recorded.
@@ -24,8 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench import torch_stack
-from bench.adapter import llama_cpp, lora
-from bench.adapter.merge import verify_sums
+from bench.adapter import lora
 from bench.architectures import find
 from bench.data.inputs import InputError, system_messages
 from bench.data.masking import encode_prompt
@@ -44,17 +42,16 @@ from bench.workloads.ranks.process import RankGroup
 
 PROGRESS_SEC = 10.0
 Item = TypeVar("Item")
-TRAINED, BF16, MERGED, FOLDER, GGUF = "trained", "bf16", "merged-{}", "folder", "gguf"
+TRAINED, BF16, MERGED, FOLDER = "trained", "bf16", "merged-{}", "folder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRequest:
-    """Request to check an adapter. `merged` is the folder of a merge, `gguf` of one in GGUF; None before the first."""
+    """Request to check an adapter. `merged` is the folder of a merge, None before the first."""
 
     trial: Trial
     adapter: str
     merged: str | None = None
-    gguf: str | None = None
     model_sha256: str | None = None
     answers: int = 8
 
@@ -175,13 +172,6 @@ class Checker:
         if self.request.merged is not None:
             folder = Path(self.request.merged)
             yield FOLDER, lambda: self._measure_plain(model := self._load_plain(folder), end_tokens_of(model))
-        if self.request.gguf is not None and llama_cpp.is_installed():
-            yield GGUF, partial(self._measure_gguf, Path(self.request.gguf))
-        elif self.request.gguf is not None:
-            self.progress.log(
-                f"! {self.request.gguf}: not measured: llama-cpp-python is not installed on the worker; serve the file "
-                "by llama-server, and type inv serve.check URL"
-            )
 
     def _measure_trained(self) -> tuple[list[float], list[GeneratedAnswer]]:
         step, peft_model = lora.load_trained(self.modules, self.trial, self.placement, Path(self.request.adapter))
@@ -227,18 +217,6 @@ class Checker:
         examples = self.progress.track(f"{self.name}: held-out example", self.material.data.validation)
         losses = plain_losses(self.modules.torch, model, examples)
         return losses, self._generate_answers(model, ends)
-
-    def _measure_gguf(self, folder: Path) -> tuple[list[float], list[GeneratedAnswer]]:
-        verify_sums(folder)
-        sizes = [len(example.ids) for example in self.examples]
-        positions = max([*sizes, *(len(case.prompt) + case.max_tokens for case in self.cases)])
-        path = llama_cpp.gguf_path(folder)
-        model = llama_cpp.LlamaCpp(path, self.tokenizer, self.modules.torch, positions)
-        losses = list(model.losses(self.progress.track(f"{self.name}: held-out example", self.examples)))
-        answers = model.answers(self.progress.track(f"{self.name}: answer", self.cases))
-        if count := model.count_split_prompts(self.cases):
-            self.progress.log(f"! {path}: llama.cpp splits {count} of {len(self.cases)} prompts into other tokens")
-        return losses, answers
 
     def _generate_answers(
         self, model: Any, ends: Sequence[int], step: TrainingStep | None = None

@@ -1,9 +1,9 @@
 """Merge of base and adapter into one model folder, tensor by tensor.
 
-The folder has Hugging Face's layout and the base's shards, or one GGUF file and a Modelfile (`gguf_file`). Shards are
-written to `.NAME.part` next to the target folder, and each is recorded in `shards.jsonl` after it was read back. A
-stopped merge resumes there if its inputs are the same. The folder is renamed to its final name once it has SHA256SUMS
-and merge.json, so a folder of that name is complete.
+The folder has Hugging Face's layout and the base's shards. Shards are written to `.NAME.part` next to the target
+folder, and each is recorded in `shards.jsonl` after it was read back. A stopped merge resumes there if its inputs are
+the same. The folder is renamed to its final name once it has SHA256SUMS and merge.json, so a folder of that name is
+complete.
 
 A safetensors file of bf16 tensors is written with one tensor in memory at a time: its header follows from names and
 shapes (format: `bench.data.model_folder`). The data is written to a temporary file and read back from the disk; the
@@ -18,19 +18,15 @@ import math
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from safetensors import safe_open
 
 from bench import torch_stack
 from bench.adapter import lora
-from bench.adapter.gguf_file import GgufFile
-from bench.adapter.gguf_tokenizer import read_gguf_tokenizer
-from bench.adapter.modelfile import render_modelfile
 from bench.architectures import find
 from bench.architectures.unregistered import FOUND_LAYERS
 from bench.data.inputs import InputError, InputRejected
@@ -38,7 +34,7 @@ from bench.data.model_folder import INDEX, read_config, read_shapes, weight_file
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import page_cache
 from bench.records import schema
-from bench.records.adapter import GgufFacts, MergeFacts
+from bench.records.adapter import MergeFacts
 from bench.records.atomic_files import DISK_ERRNOS, sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
 from bench.records.sums_file import folder_fault
@@ -48,21 +44,16 @@ from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", ".lock", "README.md"
 GENERATION_FILE = "generation_config.json"
 BASES = ("bf16", "nf4")
-SAFETENSORS = "safetensors"
-GGUF_FORMATS = {"gguf": "bf16", "gguf-q8_0": "q8_0"}  # quantization by format
-MODELFILE = "Modelfile"
 OVERHEAD_BYTES = 32 << 20  # tokenizer, index and card
 Shapes = Mapping[str, tuple[int, ...]]
+WeightReader: TypeAlias = Callable[[str], Any]
 BYTES_PER_ELEMENT = 2  # bf16
 HEADER_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeRequest:
-    """Request to merge into the folder `out`. `card` is README.md's text, `end_ids` the tokens that end an answer.
-
-    `system` is the system message of the training, for a Modelfile.
-    """
+    """Request to merge into the folder `out`. `card` is README.md's text, `end_ids` the tokens that end an answer."""
 
     model: str
     adapter: str
@@ -71,13 +62,8 @@ class MergeRequest:
     model_sha256: str | None = None
     card: str = ""
     end_ids: list[int] = field(default_factory=list)
-    format: str = SAFETENSORS
-    system: str | None = None
 
     def __post_init__(self) -> None:
-        formats = (SAFETENSORS, *GGUF_FORMATS)
-        if self.format not in formats:
-            raise InputError(f"format: expected one of {', '.join(formats)}, found {self.format!r}")
         if self.base not in BASES:
             raise InputError(f"base: expected one of {', '.join(BASES)}, found {self.base!r}")
 
@@ -87,16 +73,15 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     model, adapter, out = Path(request.model), Path(request.adapter), Path(request.out)
     base = lora.check_base(model, adapter, request.model_sha256)
     adapter_weights = lora.read(adapter, model)
-    layout = SafetensorsLayout(request) if request.format == SAFETENSORS else GgufLayout(request)
-    facts = layout.describe(
-        MergeFacts(
-            base=request.base,
-            model_sha256=base.sha256,
-            adapter_sha256=adapter_weights.sha256,
-            end_ids=layout.end_ids,
-            shards=len(layout.sizes),
-            bytes=sum(layout.sizes.values()),
-        )
+    shards = {path.name: read_shapes(path) for path in weight_files(model)}
+    sizes = {name: file_size(shapes) for name, shapes in shards.items()}
+    facts = MergeFacts(
+        base=request.base,
+        model_sha256=base.sha256,
+        adapter_sha256=adapter_weights.sha256,
+        end_ids=sorted({*request.end_ids, *_end_tokens(model)}),
+        shards=len(sizes),
+        bytes=sum(sizes.values()),
     )
     if os.path.lexists(out):
         return _verify_existing(out, facts, log)
@@ -104,9 +89,9 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     _claim_folder(part)
     with _exclusive_lock(part):
         done = _resume(part, facts)
-        _check_disk_space(part, sum(size for name, size in layout.sizes.items() if name not in done))
-        _write_shards(part, layout, _weight_reader(model, adapter_weights, request.base), done, log)
-        layout.write_other_files(part)
+        _check_disk_space(part, sum(size for name, size in sizes.items() if name not in done))
+        _write_shards(part, shards, _weight_reader(model, adapter_weights, request.base), done, log)
+        _write_other_files(part, model, adapter, shards, facts.end_ids)
         write_atomic(part / CARD_FILE, request.card.encode())
         _write_checksums(part)
         (part / SHARDS_FILE).unlink()
@@ -114,11 +99,6 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
         (out / LOCK_FILE).unlink()
     log(f"{out}: {format_gb(facts.bytes, 2)} in {facts.shards} shards, read back and verified")
     return facts
-
-
-def shapes_of(model: Path) -> dict[str, Shapes]:
-    """Read the shapes of a model's tensors, by weights file."""
-    return {path.name: read_shapes(path) for path in weight_files(model)}
 
 
 def _end_tokens(model: Path) -> set[int]:
@@ -201,90 +181,26 @@ def _check_disk_space(part: Path, needed: int) -> None:
         )
 
 
-WeightReader: TypeAlias = Callable[[str], Any]
-
-
-class SafetensorsLayout:
-    """Folder in Hugging Face's layout, with the base's shards in bf16."""
-
-    def __init__(self, request: MergeRequest) -> None:
-        self._model, self._adapter = Path(request.model), Path(request.adapter)
-        self._shards = shapes_of(self._model)
-        self.sizes = {name: file_size(shapes) for name, shapes in self._shards.items()}
-        self.end_ids = sorted({*request.end_ids, *_end_tokens(self._model)})
-
-    def describe(self, facts: MergeFacts) -> MergeFacts:
-        return facts
-
-    def chunks(self, name: str, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:
-        """Yield the content of a shard."""
-        return tensor_chunks(self._shards[name], get_tensor, torch)
-
-    def write_other_files(self, part: Path) -> None:
-        """Write everything but the weights; tokenizer and template are those of the training."""
-        config = read_config(self._model)
-        for key in ("quantization_config", FOUND_LAYERS):
-            config.pop(key, None)
-        dtype_keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]
-        files = {"config.json": config | dict.fromkeys(dtype_keys, "bfloat16")}
-        files[GENERATION_FILE] = _read_generation_config(self._model) | {"eos_token_id": self.end_ids}
-        if len(self._shards) > 1:
-            weight_map = {name: shard for shard, shapes in self._shards.items() for name in shapes}
-            count = sum(math.prod(shape) for shapes in self._shards.values() for shape in shapes.values())
-            total_size = count * BYTES_PER_ELEMENT
-            files[INDEX] = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-        for name, document in files.items():
-            write_atomic(part / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
-        copy_tokenizer(part, self._adapter, self._model)
-
-
-class GgufLayout:
-    """Folder with one GGUF file, which holds tokenizer and template too, and a Modelfile."""
-
-    def __init__(self, request: MergeRequest) -> None:
-        """Plan the file. Raises InputError for a model or tokenizer that is not verified in GGUF."""
-        model, adapter = Path(request.model), Path(request.adapter)
-        config, self._request = read_config(model), request
-        self.end_ids = sorted({*request.end_ids, *_end_tokens(model)})
-        with TemporaryDirectory() as folder:  # the tokenizer of the training, with its template
-            copy_tokenizer(Path(folder), adapter, model)
-            write_atomic(Path(folder) / "config.json", json.dumps(config).encode())
-            ends = [*request.end_ids, *self.end_ids]  # the trained ones first
-            vocabulary, source = (
-                find(config).geometry(config).vocabulary,
-                tokenizer_file("tokenizer.json", adapter, model),
-            )
-            self._tokenizer = read_gguf_tokenizer(Path(folder), vocabulary, ends, source)
-            self._modelfile_tokenizer = load_tokenizer(Path(folder))
-        self._quantization = GGUF_FORMATS[request.format]
-        shapes = {name: shape for shard in shapes_of(model).values() for name, shape in shard.items()}
-        self._file = GgufFile(config, shapes, self._tokenizer, self._quantization, model.name)
-        self._name = f"model-{self._quantization}.gguf"
-        self.sizes = {self._name: self._file.size}
-
-    def describe(self, facts: MergeFacts) -> MergeFacts:
-        return GgufFacts(**schema.to_json(facts), quantization=self._quantization)
-
-    def chunks(self, _name: str, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:
-        """Yield the content of the file."""
-        return self._file.chunks(get_tensor, torch)
-
-    def write_other_files(self, part: Path) -> None:
-        text = render_modelfile(self._modelfile_tokenizer, self._name, self.end_ids, self._request.system)
-        write_atomic(part / MODELFILE, text.encode())
-
-
-def copy_tokenizer(into: Path, adapter: Path, model: Path) -> None:
-    """Copy the tokenizer's files, those of the training first."""
+def _write_other_files(
+    part: Path, model: Path, adapter: Path, shards: Mapping[str, Shapes], end_ids: Sequence[int]
+) -> None:
+    """Write everything but the weights; tokenizer and template are those of the training."""
+    config = read_config(model)
+    for key in ("quantization_config", FOUND_LAYERS):
+        config.pop(key, None)
+    dtype_keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]
+    files = {"config.json": config | dict.fromkeys(dtype_keys, "bfloat16")}
+    files[GENERATION_FILE] = _read_generation_config(model) | {"eos_token_id": end_ids}
+    if len(shards) > 1:
+        weight_map = {name: shard for shard, shapes in shards.items() for name in shapes}
+        count = sum(math.prod(shape) for shapes in shards.values() for shape in shapes.values())
+        files[INDEX] = {"metadata": {"total_size": count * BYTES_PER_ELEMENT}, "weight_map": weight_map}
+    for name, document in files.items():
+        write_atomic(part / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
     for name in TOKENIZER_FILES:
-        source = tokenizer_file(name, adapter, model)
+        source = next((folder / name for folder in (adapter, model) if (folder / name).is_file()), None)
         if source is not None:
-            write_atomic(into / name, source.read_bytes())
-
-
-def tokenizer_file(name: str, adapter: Path, model: Path) -> Path | None:
-    """Return the file of the training, else of the model; None if neither has it."""
-    return next((folder / name for folder in (adapter, model) if (folder / name).is_file()), None)
+            write_atomic(part / name, source.read_bytes())
 
 
 def _weight_reader(model: Path, adapter_weights: lora.Lora, base: str) -> WeightReader:
@@ -304,22 +220,22 @@ def _weight_reader(model: Path, adapter_weights: lora.Lora, base: str) -> Weight
 
 def _write_shards(
     part: Path,
-    layout: SafetensorsLayout | GgufLayout,
+    shards: Mapping[str, Shapes],
     get_tensor: WeightReader,
     done: Mapping[str, str],
     log: Callable[[str], None],
 ) -> None:
     torch = torch_stack.load().torch
-    for number, name in enumerate(layout.sizes, 1):
+    for number, (name, shapes) in enumerate(shards.items(), 1):
         if name in done:
-            log(f"shard {number} of {len(layout.sizes)}: {name} already exists, verified")
+            log(f"shard {number} of {len(shards)}: {name} already exists, verified")
             continue
-        digest = write_verified(part / name, layout.chunks(name, get_tensor, torch))
+        digest = write_verified(part / name, tensor_chunks(shapes, get_tensor, torch))
         with (part / SHARDS_FILE).open("a", encoding="utf-8") as shards_file:
             shards_file.write(json.dumps({"name": name, "sha256": digest}) + "\n")
             shards_file.flush()
             os.fsync(shards_file.fileno())
-        log(f"shard {number} of {len(layout.sizes)}: {name}, {format_mb((part / name).stat().st_size)}, read back")
+        log(f"shard {number} of {len(shards)}: {name}, {format_mb((part / name).stat().st_size)}, read back")
 
 
 def _write_checksums(part: Path) -> None:

@@ -148,18 +148,6 @@ class LinearLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gguf:
-    """Counterpart of an architecture in llama.cpp. `permutes_heads`: it rotates neighbouring pairs of a head.
-
-    `rotations` are the kinds that were compared with transformers.
-    """
-
-    architecture: str
-    permutes_heads: bool = False
-    rotations: tuple[str, ...] = ("default", "llama3")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A family of models with the same decoder block.
 
@@ -167,8 +155,8 @@ class Architecture:
     ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
     positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
     their replacements in the text model, for files that hold more than it, and `text_config` returns its config.
-    `is_complete` is false if blocks have other large weights than `linear_layers`. `gguf` is None if llama.cpp was not
-    seen to compute the same. `liger_type` is the model type whose patch by Liger fits, if it has none for its own.
+    `is_complete` is false if blocks have other large weights than `linear_layers`. `liger_type` is the model type whose
+    patch by Liger fits, if it has none for its own.
     """
 
     model_types: tuple[str, ...]
@@ -180,7 +168,6 @@ class Architecture:
     text_config: Callable[[Config], Config] = lambda config: config
     blocks: str = BLOCKS
     is_complete: bool = True
-    gguf: Gguf | None = None
     liger_type: str | None = None
 
     def __post_init__(self) -> None:

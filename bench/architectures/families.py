@@ -5,7 +5,6 @@ from bench.architectures.architecture import (
     Config,
     ConfigError,
     Feature,
-    Gguf,
     LinearLayer,
     find,
     is_registered,
@@ -31,7 +30,6 @@ LLAMA = Architecture(
     linear_layers=LLAMA_LAYERS,
     geometry=lambda config: read_geometry({**config, **LLAMA_UNREAD}),
     features=lambda config: read_features({**config, **LLAMA_UNREAD}),
-    gguf=Gguf(architecture="llama", permutes_heads=True),
 )
 register(LLAMA)
 
@@ -43,7 +41,6 @@ MISTRAL = Architecture(
     linear_layers=LLAMA_LAYERS,
     geometry=lambda config: read_geometry({**MISTRAL_DEFAULTS, **config, **MISTRAL_UNREAD}),
     features=lambda config: read_features({**MISTRAL_DEFAULTS, **config, **MISTRAL_UNREAD}),
-    gguf=Gguf(architecture="llama", permutes_heads=True),
 )
 register(MISTRAL)
 
@@ -75,7 +72,6 @@ MINISTRAL3 = Architecture(
     geometry=lambda config: read_geometry(_with_ministral3_defaults(config)),
     features=lambda config: read_features(_with_ministral3_defaults(config)),
     plain_positions=_ministral3_plain_positions,
-    gguf=Gguf(architecture="mistral3", permutes_heads=True, rotations=("yarn",)),
     liger_type="mistral",  # the same norms, MLP and head
 )
 register(MINISTRAL3)
@@ -123,7 +119,6 @@ QWEN2 = Architecture(
     linear_layers=LLAMA_LAYERS,
     geometry=lambda config: read_geometry(_with_window({**QWEN_DEFAULTS, **config})),
     features=lambda config: _qwen2_features({**QWEN_DEFAULTS, **config}),
-    gguf=Gguf(architecture="qwen2"),
 )
 register(QWEN2)
 
@@ -133,7 +128,6 @@ QWEN3 = Architecture(
     linear_layers=LLAMA_LAYERS,
     geometry=lambda config: read_geometry(_with_window({**QWEN3_DEFAULTS, **config})),
     features=lambda config: _qwen3_features({**QWEN3_DEFAULTS, **config}),
-    gguf=Gguf(architecture="qwen3"),
 )
 register(QWEN3)
 

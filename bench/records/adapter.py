@@ -13,7 +13,6 @@ FORM_LABELS = {  # by ServedForm.name
     "merged-bf16": "merged, --base=bf16",
     "merged-nf4": "merged, --base=nf4",
     "folder": "the merged folder",
-    "gguf": "the GGUF file",
 }
 
 
@@ -80,10 +79,3 @@ class MergeFacts:
     end_ids: list[int]
     shards: int
     bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class GgufFacts(MergeFacts):
-    """Sources of a merged model in GGUF. `quantization`: bf16 or q8_0."""
-
-    quantization: str

@@ -25,7 +25,7 @@ from tasks.fleet.run_store import TRAIN, newest_training, open_run
 from tasks.fleet.runner import refuse_busy_workers
 from tasks.settings.load import Settings
 
-MERGED, GGUF = "merged", "gguf"  # folders of merged models in a run, by kind; each has its record, KIND.json
+MERGED, MERGED_FILE = "merged", "merged.json"  # folder of the merged model in a run, and its record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ class TrainedAdapter:
             check = AdapterCheck.read(path)
         return check if check.adapter_sha256 == self.record.adapter_sha256 else None
 
-    def read_merged(self, kind: str = MERGED) -> dict[str, Any] | None:
+    def read_merged(self) -> dict[str, Any] | None:
         """Read path and base of this adapter's merged model, None if missing."""
         try:
-            record = schema.parse_object((self.folder / f"{kind}.json").read_bytes())
+            record = schema.parse_object((self.folder / MERGED_FILE).read_bytes())
         except (OSError, ValueError):
             return None
         is_ours = record.get("adapter_sha256") == self.record.adapter_sha256
@@ -79,10 +79,10 @@ class TrainedAdapter:
         # Whether a folder on a remote worker exists is unknown here.
         return record if not self.run.is_on_one_machine or Path(record["path"]).is_dir() else None
 
-    def write_merged(self, path: str, facts: dict[str, Any], kind: str = MERGED) -> None:
+    def write_merged(self, path: str, facts: dict[str, Any]) -> None:
         """Record path and facts of this adapter's merged model. Raises OSError."""
         document = {"path": path, **facts}
-        write_atomic(self.folder / f"{kind}.json", (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+        write_atomic(self.folder / MERGED_FILE, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def open_training(settings: Settings, name: str | None) -> TrainedAdapter:

@@ -13,14 +13,14 @@ from rich.text import Text
 from bench.records import schema
 from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
 from reports import formatting
-from tasks.adapter.artifact import GGUF, TrainedAdapter, open_training, run_on_worker
+from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
 from tasks.cli.answer import Answer
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_errors
 from tasks.settings.load import Settings, load
 
-FILE_FORMS = ("folder", "gguf")  # measured only from the files of a merge
+FOLDER = "folder"  # the form that is measured only from the files of a merge
 MIN_NATS = 0.002
 MAX_HIDDEN_NATS = 0.02  # a change of 2 % of the perplexity; a check that could miss more says so
 
@@ -36,11 +36,10 @@ def check_adapter(context: Context, run: str | None, *, answers: int) -> Answer:
 
 def measure(settings: Settings, trained: TrainedAdapter, answers: int) -> AdapterCheck:
     """Measure the adapter on a worker and save the result. Raises task errors."""
-    merged, gguf = trained.read_merged(), trained.read_merged(GGUF)
+    merged = trained.read_merged()
     request = {
         "trial": trained.trial.to_json(),
         "merged": None if merged is None else merged["path"],
-        **({} if gguf is None else {"gguf": gguf["path"]}),  # workers of earlier versions do not know it
         "answers": answers,
     }
     result = run_on_worker(settings, trained, "check", request)
@@ -91,19 +90,18 @@ def find_failure(trained: TrainedAdapter, check: AdapterCheck) -> str | None:
             f"the adapter's held-out loss is {first.loss:.4f}, the training recorded {recorded.loss:.4f}; data, "
             "device or versions differ from those of the training"
         )
-    for served in check.forms:
-        if served.name not in FILE_FORMS:
-            continue
-        label = FORM_LABELS[served.name]
-        if has_other_loss(served):
-            change = format_change(served)
-            return f"{label}'s loss differs from the trained one by {change} nats a token; serve another form"
-        if served.unended > first.unended:
-            advice = f"; {check.merged}/generation_config.json: eos_token_id must be the tokens {check.end_ids}"
-            return (
-                f"{served.unended} of {len(served.answers)} answers of {label} did not end, {first.unended} as "
-                f"trained{advice if served.name == 'folder' else ''}"
-            )
+    folder = next((form for form in check.forms if form.name == FOLDER), None)
+    if folder is None:
+        return None
+    label = FORM_LABELS[FOLDER]
+    if has_other_loss(folder):
+        change = format_change(folder)
+        return f"{label}'s loss differs from the trained one by {change} nats a token; serve another form"
+    if folder.unended > first.unended:
+        return (
+            f"{folder.unended} of {len(folder.answers)} answers of {label} did not end, {first.unended} as trained; "
+            f"{check.merged}/generation_config.json: eos_token_id must be the tokens {check.end_ids}"
+        )
     return None
 
 

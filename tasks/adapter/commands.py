@@ -24,8 +24,8 @@ merge_adapter = Command(
     section=Section.AFTER,
     effect=Effect.CHANGES,
     examples=(
+        "inv adapter.merge --base=nf4 --dry-run  # the check's verdict",
         "inv adapter.merge --base=nf4 adapter.check  # then measured again",
-        "inv adapter.merge --base=nf4 --format=gguf  # for llama.cpp and Ollama",
     ),
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
     base=text(
@@ -33,12 +33,7 @@ merge_adapter = Command(
         "bf16",
         value="bf16|nf4",
     ),
-    file_format=text(
-        "safetensors: Hugging Face's layout; gguf: one bf16 file for llama.cpp and Ollama; gguf-q8_0: 8 bits",
-        "safetensors",
-        name="format",
-    ),
-    out=text("folder to create, as the worker sees it", value="FOLDER", unset="RUN/merged or RUN/FORMAT, in results"),
+    out=text("folder to create, as the worker sees it", value="FOLDER", unset="RUN/merged, in results"),
     force=switch("merge without a check, or if the check found another loss than the training"),
     dry_run=switch("print the check's verdict and the folder to create, and merge nothing"),
 )

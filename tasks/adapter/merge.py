@@ -1,4 +1,4 @@
-"""`inv adapter.merge`: merge base and adapter into one model folder or GGUF file, after `inv adapter.check`.
+"""`inv adapter.merge`: merge base and adapter into one model folder, after `inv adapter.check`.
 
 The check measures the effect of merging on the held-out loss. If the loss differs from the trained one beyond its
 interval, the merge is refused; `--force` merges nevertheless, and the model card shows the loss.
@@ -16,7 +16,7 @@ from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
 from reports import formatting
 from reports.read.run import ReportError
 from reports.training import summary
-from tasks.adapter.artifact import GGUF, MERGED, TrainedAdapter, open_training, run_on_worker
+from tasks.adapter.artifact import MERGED, TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.check import format_change, has_other_loss, hidden_change_warning
 from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.lock import acquire_lock
@@ -24,7 +24,6 @@ from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.settings.load import load
 
 BASES = ("bf16", "nf4")
-SAFETENSORS, GGUF_FORMATS = "safetensors", ("gguf", "gguf-q8_0")
 SHOWN_SETTINGS = (
     *("recipe", "base_precision", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "optimizer"),
     *("learning_rate", "max_seq_len", "micro_batch_size", "seed"),
@@ -36,15 +35,11 @@ def merge_adapter(
     run: str | None,
     *,
     base: str,
-    file_format: str,
     out: str | None,
     force: bool,
     dry_run: bool = False,
 ) -> Answer | None:
     settings = load(context)
-    formats = (SAFETENSORS, *GGUF_FORMATS)
-    if file_format not in formats:
-        raise UsageError(f"adapter.merge: --format: expected one of {', '.join(formats)}, found {file_format!r}")
     if base not in BASES:
         raise UsageError(f"adapter.merge: --base: expected one of {', '.join(BASES)}, found {base!r}")
     trained = open_training(settings, run)
@@ -62,36 +57,30 @@ def merge_adapter(
     form = None if check is None else merged_form(check, base)
     if check is not None and form is not None and (warning := hidden_change_warning(check, form)) is not None:
         print(f"! {warning}")
-    kind = GGUF if file_format in GGUF_FORMATS else MERGED
-    merged_folder = out or str(trained.folder / (MERGED if kind == MERGED else file_format))
+    merged_folder = out or str(trained.folder / MERGED)
     if dry_run:
         verdict = "not checked" if check is None else f"checked over {len(check.examples):,} held-out examples"
-        lines = [f"merge  run {trained.run.run_id} into its {base} base as {file_format}: {merged_folder}", verdict]
+        lines = [f"merge  run {trained.run.run_id} into its {base} base: {merged_folder}", verdict]
         return plan_answer(
             lines,
             run=trained.run.run_id,
             base=base,
-            format=file_format,
             folder=merged_folder,
             checked=check is not None,
         )
     with acquire_lock(settings.results_folder, f"adapter.merge (run {trained.run.run_id})"):
-        request: dict[str, object] = {
+        request = {
             "model": trained.trial.model,
             "out": merged_folder,
             "base": base,
             "card": render_card(trained, check, base=base),
             "end_ids": [] if check is None else check.end_ids,
         }
-        if kind == GGUF:  # workers of earlier versions do not know these
-            training = trained.trial.training
-            request |= {"format": file_format, "system": None if training is None else training.data.system}
         facts = run_on_worker(settings, trained, "merge", request)
         with results_write_errors(trained.folder):
-            trained.write_merged(merged_folder, dict(facts), kind)
-    program = "llama.cpp (llama-cpp-python, on the worker)" if kind == GGUF else "plain transformers"
+            trained.write_merged(merged_folder, dict(facts))
     if trained.record.evaluations:  # else there is nothing to measure it on
-        print(f"next: inv adapter.check --run={trained.run.run_id} measures the folder with {program}")
+        print(f"next: inv adapter.check --run={trained.run.run_id} measures the folder with plain transformers")
     return None
 
 

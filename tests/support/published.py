@@ -1,9 +1,8 @@
-"""Files of published packages that tests read (tests/chat_templates.txt), and Mistral's tokenizers made from them.
+"""Files of published packages that tests read (tests/chat_templates.txt), and Mistral's tokenizer made from them.
 
 The packages are not imported. Without `make templates` the tests that need them skip.
 """
 
-import base64
 import json
 import sys
 from pathlib import Path
@@ -15,13 +14,8 @@ from tests.support.paths import ROOT
 
 FOLDERS = [Path(sys.prefix, "chat_templates"), ROOT / ".venv/chat_templates", *map(Path, sys.path)]
 SPACE = "\u2581"
-MISTRAL = "mistral_common/data"
 TRL, AXOLOTL = "trl/chat_templates", "axolotl/utils/chat_templates/templates"
-MISTRAL_FILES = {  # vocabulary and chat template by the tokenizer's version
-    "v1": (f"{MISTRAL}/tokenizer.model.v1", f"{AXOLOTL}/mistral_v1.jinja"),
-    "v2": (f"{MISTRAL}/mistral_instruct_tokenizer_240216.model.v2", f"{AXOLOTL}/mistral_v2v3.jinja"),
-    "v3": (f"{MISTRAL}/mistral_instruct_tokenizer_240323.model.v3", f"{AXOLOTL}/mistral_v2v3.jinja"),
-}
+MISTRAL_FILES = ("mistral_common/data/tokenizer.model.v1", f"{AXOLOTL}/mistral_v1.jinja")  # vocabulary, chat template
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 SPACE_RULES: dict[str, dict[str, Any]] = {  # as published before and after August 2024
     "every": {
@@ -48,12 +42,12 @@ def template_text(name: str) -> str:
     return published_file(name).read_text(encoding="utf-8")
 
 
-def write_mistral_tokenizer(folder: Path, version: str, rule: str) -> list[Any]:
-    """Write tokenizer.json and template of Mistral's published vocabulary; return its pieces, each with type and score.
+def write_mistral_tokenizer(folder: Path, rule: str) -> None:
+    """Write tokenizer.json and template of Mistral's published vocabulary.
 
     `rule` is a key of SPACE_RULES. Merges follow from the scores, as when the published tokenizer.json was made.
     """
-    model, template = map(published_file, MISTRAL_FILES[version])
+    model, template = map(published_file, MISTRAL_FILES)
     proto = pytest.importorskip("transformers.utils.sentencepiece_model_pb2_new").ModelProto()
     proto.ParseFromString(model.read_bytes())
     kinds, ids = type(proto.pieces[0]), {piece.piece: index for index, piece in enumerate(proto.pieces)}
@@ -88,50 +82,9 @@ def write_mistral_tokenizer(folder: Path, version: str, rule: str) -> list[Any]:
             "merges": [pair for pair in splits if all(half in ids for half in pair)],
         },
     }  # fmt: skip
-    _write(folder, document)
-    (folder / "chat_template.jinja").write_bytes(template.read_bytes())
-    return list(proto.pieces)
-
-
-def write_tekken_tokenizer(folder: Path) -> int:
-    """Write tokenizer.json of Mistral NeMo's published vocabulary; return its size. Merges follow from the ranks."""
-    published = json.loads(published_file(f"{MISTRAL}/tekken_240718.json").read_text())
-    control = published["config"]["default_num_special_tokens"]
-    contents = [base64.b64decode(word["token_bytes"]) for word in published["vocab"]]
-    contents = contents[: published["config"]["default_vocab_size"] - control]
-    letters = pytest.importorskip("transformers.convert_slow_tokenizer").bytes_to_unicode()
-    texts = ["".join(letters[byte] for byte in content) for content in contents]
-    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *(f"<SPECIAL_{index}>" for index in range(5, control))]
-    ids, flags = set(texts), dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    split = {"type": "Split", "pattern": {"Regex": published["config"]["pattern"]}, "behavior": "Isolated"}
-    document = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": index, "content": name, "special": True, **flags} for index, name in enumerate(names)],
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {**split, "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            ],
-        },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE", "ignore_merges": True, "vocab": {text: index for index, text in enumerate(names + texts)},
-            "merges": [
-                (text[:at], text[at:])
-                for text in texts
-                for at in range(1, len(text))
-                if text[:at] in ids and text[at:] in ids
-            ],
-        },
-    }  # fmt: skip
-    _write(folder, document)
-    return len(names) + len(texts)
-
-
-def _write(folder: Path, document: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(document))
     config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "chat_template.jinja").write_bytes(template.read_bytes())

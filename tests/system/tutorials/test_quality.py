@@ -1,7 +1,7 @@
 """Every command of docs/tutorials/quality.md, typed in a shell, in a copy of the project.
 
 The search's trials compute nothing, and the real model is the demo's small one under its name, trained for two steps.
-Not covered: the installation, and blocks `by-hand`: llama.cpp and vLLM (tests/system/adapter/test_real_vllm.py).
+Not covered: the installation, and blocks `by-hand`: vLLM (tests/system/adapter/test_real_vllm.py).
 """
 
 import json
@@ -41,4 +41,3 @@ def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: P
     record = TrainingRecord.read(training / "training.json")
     assert record.score is not None
     assert (training / "merged" / "SHA256SUMS").exists()
-    assert (training / "gguf" / "Modelfile").exists()

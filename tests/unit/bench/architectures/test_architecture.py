@@ -41,7 +41,7 @@ DEEP: list[Any] = []
 for _ in range(2000):  # deeper than `repr` and `json.dumps` can follow
     DEEP = [DEEP]
 # Data for settings and records, and makers of models.
-MAY_NAME_LAYERS = ("bench/records/validation.py", "bench/data/demo.py", "bench/adapter/gguf_tokenizer.py")
+MAY_NAME_LAYERS = ("bench/records/validation.py", "bench/data/demo.py")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_only_the_weights_of_linear_layers_are_quantized(name, is_linear):
 
 
 def test_no_other_module_of_bench_decides_by_a_model_type_a_layer_or_a_key_of_the_config():
-    # `model_type` names Liger's patch; the positions are a field of ModelFacts, too; GGUF has a tokenizer llama.
+    # `model_type` names Liger's patch; the positions are a field of ModelFacts, too.
     names = {"llama", "mistral", "sliding_window", "hidden_act", *CONFIG} - {"model_type", "max_position_embeddings"}
     names |= {name for layer in LAYERS for name in (layer.name, layer.path)}
     allowed = {ROOT / path for path in MAY_NAME_LAYERS} | set((ROOT / "bench/architectures").glob("*.py"))

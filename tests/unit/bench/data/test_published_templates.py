@@ -107,7 +107,7 @@ def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, token
 
 @pytest.mark.parametrize("rule", SPACE_RULES)
 def test_examples_that_begin_alike_have_the_tokens_of_their_texts(rule: str, tmp_path: Path) -> None:
-    write_mistral_tokenizer(tmp_path, "v1", rule)
+    write_mistral_tokenizer(tmp_path, rule)
     tokenizer = load_tokenizer(tmp_path, MISTRAL)
     turns = [*WITH_SYSTEM, ("user", "  c </s> d\n"), ("assistant", " C "), ("user", "e"), ("assistant", "E")]
     for special_tokens in ("keep", "text"):
