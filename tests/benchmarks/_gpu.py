@@ -25,7 +25,7 @@ PERIOD_SEC = 0.05
 CASE_SEC = 600.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "UNSLOTH_DISABLE_STATISTICS": "1"}
 # Below such a share of the other case's reading, a reference was likely held up by its host. Measured: 0.93 to 1 of the
-# power and 0.9 to 1 of the time at the limit on a quiet host; 0.91 and 0.75 on a busy one (docs/log.md).
+# power and 0.9 to 1 of the time at the limit on a quiet host; 0.91 and 0.75 on a busy one.
 HOST_BOUND_SHARE = {"watts": 0.92, "power_capped_percent": 0.8, "busy_percent": 0.9}
 
 

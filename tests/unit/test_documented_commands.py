@@ -17,7 +17,7 @@ from tests.support.documents import BY_HAND, DOCUMENTS, PROGRAMS, TUTORIALS, blo
 from tests.support.paths import ROOT
 
 # Documents that describe the past name old commands.
-HISTORY = ("CHANGELOG.md", "log.md", "decisions.md")
+HISTORY = ("CHANGELOG.md", "decisions.md")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 PLACEHOLDER = re.compile(r"[A-Z_]+")
 EXAMPLES = {"SUITE": "quick", "TRIAL": "optimized"}

@@ -23,7 +23,7 @@ PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 SOURCES = ("tasks", "remote", "reports", "bench")
 DOCUMENTS = ("README.md", "docs", "image/README.md", "manifests/README.md")
 # Documents that describe the past name old commands.
-HISTORY = ("log.md", "decisions.md", "measurements.md", "performance.md")
+HISTORY = ("decisions.md", "measurements.md", "performance.md")
 OPTIONAL_PART = re.compile(r"\[[^\]]*\]|\.\.\.|\N{HORIZONTAL ELLIPSIS}")
 
 
