@@ -1,6 +1,6 @@
 """The build VM: fetch models to it, build the image on it and push the image from it.
 
-artifact: files in a registry as an OCI artifact, in ORAS's layout
+artifact: signatures, in cosign's layout
 bom: bills of materials and build provenance, in standard formats
 context: the files of the build context
 engine: the container engine, its data-root and login, and the VM's disks

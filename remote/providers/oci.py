@@ -28,7 +28,6 @@ class Oci(Provider):
     preemptible_label = "oci.oraclecloud.com/oke-is-preemptible"
     volume_form = "FILE-SYSTEM-OCID:MOUNT-TARGET-IP:/EXPORT"
     price_table = "prices.yaml"
-    buckets: ClassVar[Mapping[str, str]] = {"oci": "tasks.oci.buckets"}
     nodes = "tasks.oci.give_back"
     commands = ("tasks.oci.commands",)
     checks = ("tasks.doctor.checks.oci",)

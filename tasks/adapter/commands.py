@@ -37,23 +37,6 @@ merge_adapter = Command(
     force=switch("merge without a check, or if the check found another loss than the training"),
     dry_run=switch("print the check's verdict and the folder to create, and merge nothing"),
 )
-push_adapter = Command(
-    "adapter.push",
-    "tasks.adapter.push:push_adapter",
-    "Copy an adapter to a folder, registry or bucket.",
-    section=Section.AFTER,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv adapter.push --folder=/models/orders  # in Hugging Face's layout",
-        "inv adapter.push --merged --oci=ghcr.io/me/orders:1 --dry-run  # the files",
-    ),
-    run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
-    merged=switch("push the merged model instead of the adapter"),
-    folder=text("target folder, in the layout of Hugging Face"),
-    oci=text("target registry, as an OCI artifact: HOST/REPOSITORY:TAG"),
-    bucket=text("target in Oracle Object Storage: oci://BUCKET@NAMESPACE/PREFIX"),
-    dry_run=switch("print the files, their sizes and the target, and push nothing"),
-)
 start_server = Command(
     "serve.start",
     "tasks.adapter.serve:start_server",

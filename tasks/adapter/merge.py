@@ -3,7 +3,7 @@
 The check measures the effect of merging on the held-out loss. If the loss differs from the trained one beyond its
 interval, the merge is refused; `--force` merges nevertheless, and the model card shows the loss.
 
-The model card, README.md of an adapter or a merged model, has data, settings, results and check of the training. Names
+The model card, README.md of a merged model, has data, settings, results and check of the training. Names
 of files and models are untrusted: they are escaped, and the front matter has only JSON strings.
 """
 
@@ -73,7 +73,7 @@ def merge_adapter(
             "model": trained.trial.model,
             "out": merged_folder,
             "base": base,
-            "card": render_card(trained, check, base=base),
+            "card": render_card(trained, check, base),
             "end_ids": [] if check is None else check.end_ids,
         }
         facts = run_on_worker(settings, trained, "merge", request)
@@ -119,19 +119,14 @@ def require_same_loss(trained: TrainedAdapter, check: AdapterCheck | None, base:
         )
 
 
-def render_card(trained: TrainedAdapter, check: AdapterCheck | None, *, base: str | None = None) -> str:
-    """Return the model card; `base` is the base of a merged model, None for an adapter."""
+def render_card(trained: TrainedAdapter, check: AdapterCheck | None, base: str) -> str:
+    """Return the model card of a merged model."""
     trial, record = trained.trial, trained.record
     model = Path(trial.model).name.replace("--", "/")
-    front_matter = {
-        "base_model": model,
-        "library_name": "transformers" if base else "peft",
-        "tags": ["lora", "qlora-fleet"],
-    }
-    kind = f"merged into its {base} base" if base else "adapter"
+    front_matter = {"base_model": model, "library_name": "transformers", "tags": ["lora", "qlora-fleet"]}
     parts = [
         "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front_matter.items()) + "---",
-        f"# {formatting.markdown(model)}, fine-tuned: {kind}",
+        f"# {formatting.markdown(model)}, fine-tuned: merged into its {base} base",
         f"Run {trained.run.run_id}, step {record.adapter_step:,}. Adapter sha256 `{record.adapter_sha256}`; base "
         f"sha256 `{trained.model_sha256}`, as `python -m bench inspect` computes it.",
         "## Results\n\n" + _results(trained),

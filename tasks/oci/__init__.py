@@ -1,10 +1,9 @@
-"""Oracle Cloud: `inv tenancy` and its subcommands, uploads to Object Storage, and kubectl's credential plugin.
+"""Oracle Cloud: `inv tenancy` and its subcommands, and kubectl's credential plugin.
 
 credentials: profiles of the OCI CLI's configuration, private keys, a cluster's token; no SDK
 clients: the SDK's clients with deadlines, retries and pagination; region, compartment, namespace
 instance: the SDK's signer for an instance of the tenancy, such as the build VM
 api_errors: translate API errors into a task's errors, with the missing policy
-buckets: uploads to a bucket of Object Storage, verified
 commands: flags and help of `inv tenancy` and its subcommands
 show: `inv tenancy`: read everything in parallel, and print it
 discovery: parse a tenancy's resources from API responses, and derive settings from them

@@ -16,7 +16,6 @@ import email.utils
 import hashlib
 import json
 import re
-import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,11 +27,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.support.machines.fake_buckets import NAMESPACE, Buckets, ServiceError
 from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.http_stubs import StubHandler, StubServer
 
 Json = dict[str, Any]
+NAMESPACE = "axns"
 TENANCY = "ocid1.tenancy.oc1..aaaatenancy"
 USER = "ocid1.user.oc1..aaaauser"
 DOMAIN = "Uocm:EU-FRANKFURT-1-AD-1"
@@ -146,17 +145,14 @@ class Resources:
     objects: dict[str, Json] = field(default_factory=dict)  # keyed by path below the API version
     work_requests: list[Json] = field(default_factory=list)  # successive states of a work request; the last one repeats
     kubeconfig: str = ""
-    buckets: Buckets = field(default_factory=Buckets)
 
 
 class FakeTenancy(StubServer):
     """Server in a thread, with public state."""
 
-    def __init__(self, keys: ApiKey, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, keys: ApiKey) -> None:
         super().__init__(_Handler)
-        if tls is not None:
-            self.socket = tls.wrap_socket(self.socket, server_side=True)
-        self.url = f"http{'s' if tls else ''}://{self.host}"
+        self.url = f"http://{self.host}"
         self.keys, self.lock = keys, threading.Lock()
         self.reset()
 
@@ -305,13 +301,11 @@ class _Handler(StubHandler):
         with self.server.lock:
             return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
 
-    do_GET = do_HEAD = do_POST = do_PUT = _handle
+    do_GET = do_POST = do_PUT = _handle
 
     def _authentication_error(self, body: bytes) -> str | None:
         headers = self._signable()
-        # Object uploads have an MD5 header; only their headers are signed.
-        is_upload = self.command == "PUT" and re.match(r"/n/[^/]+/b/[^/]+/[ou]/", self.path)
-        needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") and not is_upload else [])
+        needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") else [])
         signed = re.search(r'headers="([^"]*)"', headers.get("authorization", ""))
         if signed is None or not set(needed) <= set(signed[1].split()) <= set(headers):
             return f"expected a signature over {' '.join(needed)}"
@@ -343,13 +337,6 @@ class _Handler(StubHandler):
             return self._send(200, json.dumps({"items": items}).encode())
         if self.command == "GET" and path in ("/n", "/n/"):
             return self._send(200, json.dumps(NAMESPACE).encode())
-        try:
-            stored = resources.buckets.respond(self.command, path, query, body, self._signable(), self.server.page_size)
-        except ServiceError as error:
-            return self._send_error(*error.args)
-        if stored is not None:
-            status, content, extra = stored
-            return self._send(status, content, kind="application/octet-stream", extra=extra)
         if path.endswith("/kubeconfig/content"):
             self.server.bodies.append(json.loads(body or b"{}"))
             return self._send(200, resources.kubeconfig.encode(), kind="application/x-yaml")

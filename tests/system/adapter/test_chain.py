@@ -64,7 +64,6 @@ def test_what_was_trained_is_what_is_served(operator: Operator) -> None:
         "in plain transformers"
     )
 
-    assert "read back and verified" in operator.inv("adapter.push", f"--folder={operator.project / 'home'}")
     answer = operator.inv("chat", "adapter", stdin=f"{QUESTION}\n")
     assert answer.strip()
     output = operator.inv("serve", "serve.check", "cluster", "chat", "cluster", stdin=f"{PASSWORD}\n{QUESTION}\n")

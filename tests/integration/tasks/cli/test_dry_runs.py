@@ -173,7 +173,6 @@ def arrange_adapter(results: Path, **typed: Any) -> dict[str, Any]:
 # What is typed, or a function that arranges the fakes of a command and returns that.
 CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "adapter.merge": lambda results, _: arrange_adapter(results, base="bf16", force=True),
-    "adapter.push": lambda results, _: arrange_adapter(results, folder="/nowhere"),
     "bench": arrange_bench,
     "build": {"tmpdir": "/mnt/fss"},
     "cancel": {"run": RUN.run_id},

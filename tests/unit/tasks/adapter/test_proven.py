@@ -1,8 +1,6 @@
-"""Tests of the adapter's check, merge, model card and push to a folder."""
+"""Tests of the adapter's check, merge and model card."""
 
 import dataclasses
-import errno
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from bench.records.adapter import AdapterCheck
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_CHECK_FILE
-from tasks.adapter import push
 from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.adapter.check import (
     check_table,
@@ -21,9 +18,9 @@ from tasks.adapter.check import (
     hidden_change_warning,
 )
 from tasks.adapter.merge import render_card, require_same_loss
-from tasks.errors import ConfirmationRequired, RetryableError, UsageError
+from tasks.errors import ConfirmationRequired
 from tasks.settings.load import Settings
-from tests.unit.tasks.adapter.conftest import SHA256, WEIGHTS, adapter_check, form, save_check
+from tests.unit.tasks.adapter.conftest import SHA256, adapter_check, form, save_check
 
 
 @pytest.mark.parametrize(
@@ -46,7 +43,7 @@ def test_a_change_is_named_or_what_could_be_hidden(
     warning = hidden_change_warning(check, measured)
     assert (warning is None) == (hidden is None)
     assert (hidden or "") in (warning or "")
-    assert ("train.validation\\_fraction" in render_card(trained, check)) == (hidden is not None)
+    assert ("train.validation\\_fraction" in render_card(trained, check, "bf16")) == (hidden is not None)
 
 
 def test_the_trained_form_has_no_change_and_one_example_no_interval() -> None:
@@ -119,7 +116,7 @@ def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_hav
 ) -> None:
     inputs = {"model": {"sha256": "m" * 64}, "files": {"<script>|.jsonl": "f" * 64}}
     hostile = dataclasses.replace(trained, run=dataclasses.replace(trained.run, provenance={"inputs": inputs}))
-    card = render_card(hostile, adapter_check(form("merged-bf16", 0.01)), base="bf16")
+    card = render_card(hostile, adapter_check(form("merged-bf16", 0.01)), "bf16")
     assert card.startswith('---\nbase_model: "m"\nlibrary_name: "transformers"\n')
     for text in (
         SHA256,
@@ -131,41 +128,20 @@ def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_hav
         assert text in card
     assert "| cost |" in card
     assert "<script>" not in card
-    assert "Held-out loss in each form" not in render_card(trained, None)
+    assert "Held-out loss in each form" not in render_card(trained, None, "bf16")
 
 
 def test_a_card_has_the_system_prompt_and_the_template_of_the_training(trained: TrainedAdapter) -> None:
-    assert "| system |" not in render_card(trained, None)
+    assert "| system |" not in render_card(trained, None, "bf16")
     training = trained.trial.training
     assert training is not None
     data = dataclasses.replace(training.data, system="Be brief")
     trial = dataclasses.replace(trained.trial, training=dataclasses.replace(training, data=data))
     run = dataclasses.replace(trained.run, planned=(dataclasses.replace(trained.run.planned[0], trial=trial),))
     record = dataclasses.replace(trained.record, chat_template_sha256="f" * 64)
-    card = render_card(dataclasses.replace(trained, run=run, record=record), None)
+    card = render_card(dataclasses.replace(trained, run=run, record=record), None, "bf16")
     assert "| system | Be brief |" in card
     assert "f" * 64 in card
-
-
-def test_a_folder_gets_the_adapter_whole_and_a_card(trained: TrainedAdapter, tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    files = push.collect_files(trained, tmp_path / "scratch", merged=False)
-    push.copy_to_folder(files, tmp_path / "home")
-    assert sorted(path.name for path in (tmp_path / "home").iterdir()) == [
-        "README.md", "adapter_config.json", "adapter_model.safetensors"
-    ]  # fmt: skip
-    assert (tmp_path / "home" / "adapter_model.safetensors").read_bytes() == WEIGHTS
-    with pytest.raises(UsageError, match=f"--folder: {tmp_path / 'home'}"):
-        push.copy_to_folder(files, tmp_path / "home")
-    with pytest.raises(UsageError, match=r"inv adapter\.merge"):
-        push.collect_files(trained, tmp_path, merged=True)
-    trained.write_merged("/nowhere", {"adapter_sha256": SHA256})
-    with pytest.raises(UsageError, match=r"inv adapter\.merge") as refused:
-        push.collect_files(trained, tmp_path, merged=True)
-    assert "/nowhere" not in str(refused.value)
-    on_pods = dataclasses.replace(trained, run=dataclasses.replace(trained.run, fleet_kind="pods"))
-    with pytest.raises(UsageError, match="/nowhere"):
-        push.collect_files(on_pods, tmp_path, merged=True)
 
 
 def write_sums(folder: Path, *names: str) -> None:
@@ -173,7 +149,7 @@ def write_sums(folder: Path, *names: str) -> None:
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
 
-def test_a_file_that_was_changed_is_not_published(trained: TrainedAdapter, tmp_path: Path) -> None:
+def test_an_adapter_with_a_changed_file_is_refused(trained: TrainedAdapter, tmp_path: Path) -> None:
     settings = Settings(root=tmp_path, results={"folder": "."})  # type: ignore[arg-type]
     config = trained.adapter / "adapter_config.json"
     write_sums(trained.folder, "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "run.json")
@@ -182,29 +158,3 @@ def test_a_file_that_was_changed_is_not_published(trained: TrainedAdapter, tmp_p
         change()
         with pytest.raises(ConfirmationRequired, match=r"adapter_config\.json: .*; .inv collect --run=r"):
             open_training(settings, "r")
-
-    folder = tmp_path / "merged"
-    folder.mkdir()
-    trained.write_merged(str(folder), {"adapter_sha256": SHA256, "base": "nf4"})
-    (folder / "model.safetensors").write_bytes(b"weights")
-    write_sums(folder, "model.safetensors")
-    assert "model.safetensors" in push.collect_files(trained, tmp_path, merged=True)
-    (folder / "model.safetensors").write_bytes(b"weigh")
-    with pytest.raises(ConfirmationRequired, match=r"model\.safetensors: .*inv adapter\.merge --run=.* --base=nf4"):
-        push.collect_files(trained, tmp_path, merged=True)
-
-
-def test_a_full_disk_may_pass_and_another_error_of_the_folder_may_not(
-    trained: TrainedAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "scratch").mkdir()
-    files = push.collect_files(trained, tmp_path / "scratch", merged=False)
-    for number, error_type in ((errno.ENOSPC, RetryableError), (errno.EACCES, UsageError)):
-
-        def copy(*_: object, number: int = number) -> None:
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(push.shutil, "copyfile", copy)
-        with pytest.raises(error_type, match="--folder: "):
-            push.copy_to_folder(files, tmp_path / "home")
-        assert not (tmp_path / "home").exists()
