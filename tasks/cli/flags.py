@@ -25,19 +25,6 @@ from invoke.tasks import Task
 from tasks.cli.answer import Effect, deliver, require_plan, standard_error_only
 from tasks.errors import UsageError
 
-# Old flags by task. `tasks.cli.parser` accepts each with one line that names the new flag; the help omits them.
-RENAMED_FLAGS: dict[str, dict[str, str]] = {
-    "adapter.merge": {"--anyway": "--force"},
-    "bench": {"--trials": "--trial-file"},
-    "build": {"--anew": "--force"},  # vocabulary: an old flag
-    "data.check": {"--page": "--out"},
-    "deploy": {"--replace": "--force", "--take-over": "--force-conflicts"},
-    "push": {"--stale": "--force"},
-    "report": {"--watch": "--follow"},
-    "tenancy.nodes": {"--grow": "--add", "--shrink": "--remove"},
-    "train": {"--trial": "--trial-file"},
-}
-
 
 class NamedArgument(Argument):
     """Invoke's argument with the name of its value in the help."""

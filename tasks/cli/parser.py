@@ -1,9 +1,7 @@
 """Parser of the command line: optional flag values before a task name, and errors with a suggestion."""
 
-import copy
 import difflib
 import re
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +10,7 @@ from invoke.parser import parser
 from invoke.parser.context import ParserContext
 from invoke.vendor.lexicon import Lexicon
 
-from tasks.cli.flags import RENAMED_FLAGS, NamedArgument
+from tasks.cli.flags import NamedArgument
 from tasks.errors import UsageError
 
 _HELP, _RUN_ID = "help", re.compile(r"\d{8}-\d{6}-|latest$")
@@ -58,18 +56,12 @@ def _help_for(self: ParserContext, flag: str) -> tuple[str, str]:
 
 
 class PatchedParser(parser.ParseMachine):
-    """Invoke's parser with four differences: a task's name ends a flag with an optional value, an argument does not
-    begin with `-`, renamed flags are accepted, and errors name the task and the nearest known word."""
+    """Invoke's parser with three differences: a task's name ends a flag with an optional value, an argument does not
+    begin with `-`, and errors name the task and the nearest known word."""
 
     def __init__(self, initial: ParserContext, contexts: Lexicon, ignore_unknown: bool) -> None:
-        self._old_flags: dict[int, str] = {}  # by the id of the argument that it sets
-        self._notices: list[str] = []
         super().__init__(initial, Lexicon(), ignore_unknown)  # type: ignore[no-untyped-call] # calls complete_context
-        self.contexts = copy.copy(contexts)  # Invoke would copy each, and once more the one that it switches to
-        for task in RENAMED_FLAGS.keys() & contexts.keys():
-            self.contexts[task] = copy.deepcopy(contexts[task])
-            for old, new in RENAMED_FLAGS[task].items():
-                self.contexts[task].flags.alias(old, to=new)
+        self.contexts = contexts  # Invoke would copy each, and once more the one that it switches to
 
     def handle(self, token: str) -> None:
         flag = self.flag
@@ -98,7 +90,6 @@ class PatchedParser(parser.ParseMachine):
         super().complete_flag()
 
     def switch_to_flag(self, flag: str, inverse: bool = False) -> None:
-        self._check_renamed(flag)
         super().switch_to_flag(flag, inverse)
         current = self.flag
         if current is not None and current.takes_value and current.kind is not list and current.raw_value is not None:
@@ -120,22 +111,6 @@ class PatchedParser(parser.ParseMachine):
             names = " and ".join(str(argument.name).upper() for argument in missing)
             raise ParseError(f"{self._task}expected {names}; `inv --help {self.context.name}` explains")
         super().complete_context()
-        for notice in self._notices:
-            print(notice, file=sys.stderr)
-        self._notices.clear()
-
-    def _check_renamed(self, flag: str) -> None:
-        """Note the new name of an old flag, to print with the task. Raises ParseError if both are given."""
-        flags, renamed = self.context.flags, RENAMED_FLAGS.get(self.context.name or "", {})
-        argument = flags[flag] if flag in flags else None  # noqa: SIM401 - Lexicon.get() does not know aliases
-        old = flag if flag in renamed else self._old_flags.get(id(argument))
-        if argument is None or old is None:
-            return
-        if flag != old or (argument.raw_value is not None and id(argument) not in self._old_flags):
-            raise ParseError(f"{self._task}{old} is now {renamed[old]}, and both are given; leave out {old}")
-        if id(argument) not in self._old_flags:
-            self._notices.append(f"{self._task}{old} is now {renamed[old]}")
-        self._old_flags[id(argument)] = old
 
     def _is_unknown(self, token: str) -> bool:
         if self.ignore_unknown or self.waiting_for_flag_value or not self.context:

@@ -129,10 +129,9 @@ def discard(runs: list[PendingRun]) -> None:
 
 
 def _has_shared_results(run: RunRecord) -> bool:
-    """Check whether the run's settings, also those of an older version, had a volume for its results."""
+    """Check whether the run's settings had a volume for its results."""
     cluster, fleet = run.settings.get("cluster") or {}, run.settings.get("fleet") or {}
-    handles = ((cluster.get("volume") or {}).get("handle"), (cluster.get("fss") or {}).get("volume_handle"))
-    return any((*handles, (fleet.get("pods") or {}).get("shared")))
+    return any(((cluster.get("volume") or {}).get("handle"), (fleet.get("pods") or {}).get("shared")))
 
 
 def _is_open(folder: Path) -> bool:

@@ -2,6 +2,5 @@
 
 schema   every setting: type, range, default
 sources  files and environment variables as layers of settings
-renamed  old names of settings, which are still accepted
 load     merges and validates the layers
 """

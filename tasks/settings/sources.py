@@ -33,17 +33,13 @@ _MISSING = object()
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsLayer:
-    """One source of settings. `shared` marks files that may hold other projects' settings too.
-
-    `old_names` maps a setting to the old name that this source uses for it.
-    """
+    """One source of settings. `shared` marks files that may hold other projects' settings too."""
 
     data: Mapping[Any, Any]
     path: Path | None = None
     node: yaml.Node | None = None
     environment: bool = False
     shared: bool = False
-    old_names: Mapping[Keys, Keys] = field(default_factory=dict)
 
     def has(self, keys: Keys) -> bool:
         """Return True if this layer has a value, even null, for exactly this key."""
@@ -60,7 +56,6 @@ class SettingsLayer:
 
     def where(self, keys: Keys) -> str:
         """Return the place where a key is set, for a message: `invoke.yaml:14`, or the variable's name."""
-        keys = self.old_names.get(keys, keys)
         if self.environment:
             return f"environment {env_name(keys)}"
         if self.path is None:

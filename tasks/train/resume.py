@@ -34,7 +34,7 @@ from tasks.fleet.gpu_faults import cordon_faulty_node
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
 from tasks.fleet.trial_spec import TRIAL_ID
-from tasks.settings.load import Settings, translate_recorded
+from tasks.settings.load import Settings
 from tasks.train import forecast, init_adapter, submit_job
 from tasks.train.session import TrainingSession, reachable_workers
 
@@ -77,7 +77,7 @@ class SettingChange:
 
 def find_changes(run: RunRecord, settings: Settings) -> list[SettingChange]:
     """List the settings that differ from the run's plan, in the order of the settings."""
-    planned_settings, current_settings = translate_recorded(run.settings), settings.public()
+    planned_settings, current_settings = run.settings, settings.public()
     planned_train = planned_settings.get("train", {})
     names = [name for name in current_settings["train"] if name in planned_train and name not in OPERATOR_SETTINGS]
     values = [(f"train.{name}", planned_train[name], current_settings["train"][name]) for name in names]

@@ -117,7 +117,6 @@ def test_a_run_that_ended_is_collected_once_its_sums_name_every_trial(tmp_path: 
     ("settings", "is_shared"),
     [
         ({"cluster": {"volume": {"handle": "fs:10.0.0.1:/export"}}}, True),
-        ({"cluster": {"fss": {"volume_handle": "fs:10.0.0.1:/export"}}}, True),  # an older version has written it
         ({"fleet": {"pods": {"shared": "/shared-data"}}}, True),
         ({"cluster": {"volume": {"handle": None}}, "fleet": {"pods": {"shared": None}}}, False),
         ({}, False),

@@ -21,7 +21,7 @@ from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageErro
 from tasks.fleet import trial_spec
 from tasks.fleet.training_progress import TrainingView
 from tasks.fleet.trial_spec import TRIAL_ID
-from tasks.settings.load import RENAMED, Settings
+from tasks.settings.load import Settings
 from tasks.train import resume, submit_job, train
 from tasks.train.session import TrainingSession
 from tests.support.answers import print_answer
@@ -223,14 +223,6 @@ def test_a_confirmed_change_of_an_input_drops_the_planned_digests(
     changed = resume.apply_changes(before, now, resume.find_changes(run, now), differences)
     assert changed.training is not None
     assert changed.training.input_digests == (digests if are_kept else {})
-
-
-def test_a_plan_with_old_names_of_settings_is_compared_under_todays(run: RunRecord, settings: Any) -> None:
-    old_names = {new[1]: old[1] for old, new in RENAMED.items() if old[0] == new[0] == "train"}
-    train = {old_names.get(name, name): value for name, value in run.settings["train"].items()}
-    old_run = dataclasses.replace(run, settings={**run.settings, "train": {**train, "patience": 3, "wait": 9.0}})
-    (change,) = resume.find_changes(old_run, settings())
-    assert (change.setting, change.planned, change.current) == ("train.early_stopping_patience", 3, 0)
 
 
 def test_every_setting_of_a_training_can_be_changed_or_is_fixed(settings: Any) -> None:
