@@ -54,9 +54,6 @@ class BenchOptions:
         "data",
         unset="bench.quality",
     )
-    reuse: bool = switch(
-        "take over results of earlier runs, measured with the same trial, model, data, code, image, driver and GPU"
-    )
     resume: str | bool | None = text(
         "resume the newest run, or the run with this id; finished trials are not repeated",
         is_value_optional=True,

@@ -19,7 +19,7 @@ from bench.data.model_folder import check_model, check_template
 from bench.data.readers import read_data
 from bench.data.trial_inputs import check_trials, data_options
 from bench.harness.record import Request
-from bench.machine import fingerprint, nvml
+from bench.machine import nvml
 from bench.machine.preflight import require_gpus_for
 from bench.records import Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import DISK_ERRNOS
@@ -66,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             _adapter,
             _selfcheck,
             _preflight,
-            _environment,
         ):  # their output is JSON
             _print_json(failure_to_json(error, code))
         return code.exit_code
@@ -208,7 +207,6 @@ def _add_other_commands(commands: Any) -> None:
     adapter.add_argument("--cache", type=Path, metavar="DIR", help="the training's cache folder of tokenized examples")
     _add_command(commands, "selfcheck", _selfcheck, "import torch and its libraries and run a two-step trial")
     _add_command(commands, "preflight", _preflight, "check that CUDA and bitsandbytes work; print one JSON line")
-    _add_command(commands, "environment", _environment, "print the facts of machine and software as one JSON line")
     _add_command(commands, "sample", _sample, "print the current load of GPUs and host as one JSON line")
     demo = _add_command(commands, "demo", _demo, "make a small model and data set, or verify them")
     _add_input_arguments(demo, is_required=False)
@@ -478,10 +476,6 @@ def _selfcheck(_arguments: argparse.Namespace) -> int:
 
 def _preflight(_arguments: argparse.Namespace) -> int:
     return int(importlib.import_module("bench.commands.selfcheck").preflight())
-
-
-def _environment(_arguments: argparse.Namespace) -> int:
-    return _print_json({**fingerprint.host_facts(), **fingerprint.environment_facts()})
 
 
 def _sample(_arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,7 +171,6 @@ def environment_facts() -> dict[str, Any]:
     return {
         **{name: os.environ.get(variable) or None for name, variable in DIGEST_VARIABLES.items()},
         "code_sha256": code_digest(),
-        "cuda": _cuda_of_torch(),
         "gpus": query_gpus(),
         "packages": dict(sorted({package.name: package.version for package in _installed_packages()}.items())),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -230,19 +229,6 @@ def _installed_packages() -> Iterator[_InstalledPackage]:
             fields[name].append(value)
         if fields["Name"] and fields["Version"]:
             yield _InstalledPackage(fields["Name"][0], fields["Version"][0], fields["Requires-Dist"], package)
-
-
-def _cuda_of_torch() -> str | None:
-    """Read the CUDA version of torch from its version file: importing torch takes seconds."""
-    spec = util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return match[1] if match else None
 
 
 def code_version() -> tuple[str | None, bool | None]:

@@ -73,8 +73,7 @@ class TrialResult(Checksummed):
     make the numbers doubtful, one line each: another process on the GPU, throttling, CPU contention.
 
     `written_by` is "bench" if the trial's process wrote the record. It is "collect" if that process was lost or killed;
-    the record then has only the facts of the ledger. `reused_from` is the RUN/TRIAL of an earlier run that
-    measured it, if `inv bench --reuse` took it over. `phases` maps import, data, load, warmup, measure and the phases
+    the record then has only the facts of the ledger. `phases` maps import, data, load, warmup, measure and the phases
     of some kinds (ceilings, exchange) to seconds. `fingerprint` has the facts of `bench.machine.fingerprint`.
     """
 
@@ -90,7 +89,6 @@ class TrialResult(Checksummed):
     run_id: str | None = None
     attempt: int = 1
     written_by: str = "bench"
-    reused_from: str | None = None
     started_at: str | None = None
     wall_time_sec: float | None = None
     phases: dict[str, float] = field(default_factory=dict)

@@ -299,16 +299,9 @@ def _blank_rows(first: Run, run: Run, old: SampleSet, new: SampleSet) -> dict[st
         rows[digest] = ComparedRow(
             configuration=label, kind=workload.name, metric=metric, context="", run_id=run.record.run_id,
             family=family_of(workload, metric), verdict="unknown",
-            why=_why_missing(first if missing[0] == first.record.run_id else run, digest) if missing else "",
+            why=f"none of its trials succeeded in {missing[0]}" if missing else "",
         )  # fmt: skip
     return rows
-
-
-def _why_missing(run: Run, digest: str) -> str:
-    """Return why a run has no value of a configuration."""
-    if any(result.reused_from is not None and result.trial.digest() == digest for result in run.results):
-        return f"its results in {run.record.run_id} are those of an earlier run (--reuse)"
-    return f"none of its trials succeeded in {run.record.run_id}"
 
 
 def _compare_configurations(

@@ -158,8 +158,7 @@ class SampleSet:
 
     @classmethod
     def from_run(cls, run: Run) -> Self:
-        # A reused result may be one of the other run's own, which would be compared with itself.
-        good = [r for r in run.results if r.status is TrialStatus.SUCCEEDED and r.reused_from is None]
+        good = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
         by_digest: dict[str, dict[Quantity, list[Value]]] = {}
         with_steps = [result for result in good if result.trial.workload.has_steps]
         described = describe([ProcessSteps.from_result(result) for result in with_steps])

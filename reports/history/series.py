@@ -141,12 +141,11 @@ def _read_speeds(run: Run) -> Iterator[tuple[tuple[str, str, Kind], _Measured]]:
     conditions = {name: ", ".join(read.values[name]) for name in MARKED}
     if not read.is_complete:
         conditions[RESULTS_LOCK] = conditions.pop("lock")
-    own = {run.label_of[result.trial_id] for result in run.results if result.reused_from is None}
     rows = summarize(run).rows
     if all(row.measured is None for row in rows):
         raise ReportError("no trial succeeded")
     for row in rows:
-        if row.measured is None or row.label not in own:  # a reused result is a point of the run that measured it
+        if row.measured is None:
             continue
         rate = row.measured.useful_tokens_per_sec
         point = Point(

@@ -194,8 +194,7 @@ _YEAR_SEC = 365.25 * 86_400.0
 
 def faults(created_at: str, results: Iterable[TrialResult], starts: Starts, now: float) -> list[str]:
     """Return a sentence for dates in the future, and one for each worker whose clock disagrees with the operator's."""
-    own = [result for result in results if result.reused_from is None]
-    dated = [(result, began) for result in own if (began := timestamp(result.started_at)) is not None]
+    dated = [(result, began) for result in results if (began := timestamp(result.started_at)) is not None]
     return [*_from_the_future(dated, now), *_disagreeing(created_at, dated, starts)]
 
 

@@ -42,7 +42,7 @@ def load(folder: Path) -> Run:
         ledger = attempts.read_starts(folder)
         started = ledger.starts
         # A record by `inv collect` may be of a trial that was cancelled before it started.
-        own = [each for each in results.values() if each.written_by != "collect" and each.reused_from is None]
+        own = [each for each in results.values() if each.written_by != "collect"]
         ran = [(result.trial_id, result.attempt) for result in own]
         if (fault := ledger.fault or attempts.unlisted_fault(started, ran)) is not None:
             rejected.append(Rejected(file=LEDGER_FILE, reason=fault))

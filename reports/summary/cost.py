@@ -229,8 +229,7 @@ def worker_time(results: Iterable[TrialResult], starts: Starts | None = None) ->
     `starts` are the attempts' start times from the ledger. If one is missing, or the operator's clock jumped by more
     than a day, the workers' clocks are used for all, and `unknown` says that these may have jumped, too.
     """
-    own = [result for result in results if result.reused_from is None]
-    ran = [result for result in own if result.worker is not None and result.wall_time_sec is not None]
+    ran = [result for result in results if result.worker is not None and result.wall_time_sec is not None]
     ledger = starts or {}
     by_ledger = [ledger.get((result.trial_id, result.attempt)) for result in ran]
     by_workers = [attempts.timestamp(result.started_at) for result in ran]

@@ -6,7 +6,6 @@ are on the first screen; writers fold the others.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,7 +64,7 @@ def cautions(
     groups = _group_flags(results)
     slow = _slow_workers(measured)
     warnings = [
-        *_run_warnings(rows, others, baseline, rejected, results),
+        *_run_warnings(rows, others, baseline, rejected),
         *_stopped_warnings(results),
         *(RunWarning(text=sentence, weight=0.35) for sentence in dates),
         *_machine_warnings(hosts, price),
@@ -84,7 +83,6 @@ def _run_warnings(
     others: Sequence[OtherConfiguration],
     baseline: str,
     rejected: int,
-    results: Sequence[TrialResult],
 ) -> Iterable[RunWarning]:
     configurations: tuple[ConfigurationRow | OtherConfiguration, ...] = (*rows, *others)
     planned = sum(row.planned for row in configurations)
@@ -95,12 +93,6 @@ def _run_warnings(
         trials = f"{incomplete} of {formatting.count(planned, 'planned trial')}"
         text = f"{trials} {outcome} ({describe_ends(configurations)}); the numbers are of the others."
         yield RunWarning(text=text, weight=0.5)
-    reused = [result.reused_from.partition("/")[0] for result in results if result.reused_from is not None]
-    if reused:
-        runs = formatting.first_n([f"{count} of {run}" for run, count in Counter(reused).items()], 3)
-        text = formatting.count(len(reused), "result was not measured", "results were not measured")
-        text += f" in this run but reused (same trial, machine and software): {runs}; ratios with them"
-        yield RunWarning(text=f"{text} include what differed between the days.", weight=0.45)
     if rejected:
         text = formatting.count(rejected, "file was rejected; it is", "files were rejected; each is")
         yield RunWarning(text=f"{text} listed with the reason.", weight=0.4)

@@ -300,12 +300,6 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
     return first
 
 
-def environments(settings: Settings, hosts: Sequence[Host]) -> list[Mapping[str, Any]]:
-    """Return the facts of each host's machine and software. Raises like `inspect`."""
-    query = lambda host: _run_for_json(host, _bench_command(settings, host, "environment"))  # noqa: E731
-    return query_all(settings, hosts, query, activity="the facts of its machine")
-
-
 def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
     """Return `python -m bench survey`'s report on the host's GPU, the data and the trials. Raises like `inspect`."""
     command = _bench_command(settings, host, "survey", *_input_flags(settings), "--trials", "-")

@@ -12,7 +12,6 @@ notifications      notifications of a run that this machine follows
 pricing            cost settings, and the price of a worker
 collect            fetch the workers' results, and a training's adapter, into the run's folder
 monitor            `inv monitor`: a live table of the workers' GPUs
-reuse              results of earlier runs that stand in for planned trials
 run_store          the run folders on this machine
 k8s_training       trainings that run as a Kubernetes Job: read, cancelled, imported into the ledger
 nodes              nodes that a run gives back after its success

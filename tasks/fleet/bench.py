@@ -25,7 +25,7 @@ from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.notify import check_receivers
-from tasks.clients.workers import environments, fleet_hosts, inspect, resume_hosts, run_hosts
+from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import nodes, plan, runner
@@ -33,7 +33,6 @@ from tasks.fleet.collect import collect_run
 from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
-from tasks.fleet.reuse import Reuse, find_reusable, write_reused
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.settings.load import Settings, load
 
@@ -57,10 +56,6 @@ def run_bench(context: Context, options: BenchOptions) -> Answer | None:
     settings = settings.model_copy(update={"bench": bench, "fleet": fleet})
     suite_name = "quick" if options.quick else "full" if options.full else options.suite or settings.bench.suite
     run, hosts = _plan(settings, suite_name, options.only, options.trial_file)
-    reuse = _find_reusable(settings, run, hosts) if options.reuse else None
-    if reuse is not None:
-        run = dataclasses.replace(run, provenance={**run.provenance, "reused": reuse.provenance()})
-        print(*reuse.lines(), sep="\n")
     if (warning := plan.shared_cores_warning(settings)) is not None:
         print(f"! {warning}")
     if settings.bench.quality:
@@ -74,18 +69,10 @@ def run_bench(context: Context, options: BenchOptions) -> Answer | None:
         runner.refuse_busy_workers(settings, hosts)
         run, folder, ledger = runner.write_plan(settings, run)
         nodes.save_plan(given_back, run, folder)
-        if reuse is not None:
-            with runner.ledger_errors(run.run_id):
-                write_reused(reuse, run, folder, ledger)
         with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
             runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
         _give_nodes_back(settings, run, folder, hosts)
     return None
-
-
-def _find_reusable(settings: Settings, run: RunRecord, hosts: list[Host]) -> Reuse:
-    facts = dict(zip((host.name for host in hosts), environments(settings, hosts), strict=True))
-    return find_reusable(settings, run.planned, facts, run.provenance["inputs"])
 
 
 @contextlib.contextmanager
@@ -123,13 +110,11 @@ def _check_flags(options: BenchOptions) -> None:
     refuse_several("bench", suite_flags)
     flags = [name for name, is_set in suite_flags.items() if is_set]
     plan_overrides = (options.only, options.spread, options.repeats, options.workers)
-    if options.resume and (
-        flags or options.strict or options.reuse or any(value is not None for value in plan_overrides)
-    ):
+    if options.resume and (flags or options.strict or any(value is not None for value in plan_overrides)):
         raise UsageError(
             "bench: --resume uses the plan of the run",
-            remedy="leave out --quick, --full, --suite, --trial-file, --only, --spread, --repeats, --workers, "
-            "--strict and --reuse",
+            remedy="leave out --quick, --full, --suite, --trial-file, --only, --spread, --repeats, --workers "
+            "and --strict",
         )
     if options.suite is not None and options.suite not in SUITE_NAMES:
         raise UsageError(f"bench: --suite: expected one of {', '.join(SUITE_NAMES)}, found {options.suite!r}")
@@ -209,20 +194,17 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
 def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
     """Print the plan and return it."""
     expected_by_trial = expected_sec(settings, run)
-    reused = run.provenance.get("reused", {})
-    measured = [planned for planned in run.planned if planned.trial_id not in reused]
-    counted = f", {len(measured)} of them measured," if reused else ""
     repeats = run.settings["bench"]["repeats"]
     spread_text = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
     print(
         f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')} "
-        f"({spread_text}){counted} over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
+        f"({spread_text}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
     )
     is_mixed = not all(planned.trial.workload.is_compared for planned in run.planned)
     rows = plain_table(*(("trial", "kind", "size") if is_mixed else ("trial", "seq x batch")), "steps", "expected")
     rows.add_column("why")
-    # One row per trial: the plan holds a trial once per worker and repeat, of which some may be reused.
-    for planned in {planned.trial.trial_id: planned for planned in (*run.planned, *measured)}.values():
+    # One row per trial: the plan holds a trial once per worker and repeat.
+    for planned in {planned.trial.trial_id: planned for planned in run.planned}.values():
         trial, expected = planned.trial, expected_by_trial[planned.trial_id]
         time_text = "-" if expected is None else formatting.clock(expected)
         rows.add_row(
@@ -230,12 +212,12 @@ def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
             *([trial.kind] if is_mixed else []),
             size_text(trial),
             steps_text(trial),
-            "reused" if planned.trial_id in reused else time_text,
+            time_text,
             Text(escape_controls(trial.reason)),
         )
     console().print(rows)
-    workers = [name for name in run.workers if any(planned.worker in (None, name) for planned in measured)]
-    print(f"on {', '.join(workers)}" if measured else "no trial is left to measure")
+    workers = [name for name in run.workers if any(planned.worker in (None, name) for planned in run.planned)]
+    print(f"on {', '.join(workers)}")
     total = expected_total_sec(run, expected_by_trial)
     expected_time = "unknown (some trials have never run here)" if total is None else f"about {formatting.clock(total)}"
     print(f"expected time: {expected_time}; nothing was changed")
@@ -244,7 +226,6 @@ def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
             "trial_id": planned.trial_id,
             "worker": planned.worker,
             "expected_sec": expected_by_trial[planned.trial_id],
-            "reused": reused.get(planned.trial_id),
             "trial": planned.trial.to_json(),
         }
         for planned in run.planned

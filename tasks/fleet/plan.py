@@ -139,11 +139,9 @@ def git_state(root: Path) -> dict[str, Any]:
 def expected_sec(settings: Settings, run: RunRecord) -> dict[str, float | None]:
     """Estimate each planned trial's seconds from the last success of its configuration here; None without one.
 
-    The estimate is scaled if more or fewer workers share this machine's cores than in that run. A trial with a reused
-    result takes no time.
+    The estimate is scaled if more or fewer workers share this machine's cores than in that run.
     """
-    measured = [planned for planned in run.planned if planned.trial_id not in run.provenance.get("reused", {})]
-    digests = {planned.trial.digest() for planned in measured}
+    digests = {planned.trial.digest() for planned in run.planned}
     known: dict[str, float] = {}
     for results in newest_results(settings.results_folder):
         times_by_digest: dict[str, list[float]] = {}
@@ -155,10 +153,9 @@ def expected_sec(settings: Settings, run: RunRecord) -> dict[str, float | None]:
             known.setdefault(digest, max(times) / past_load)
         if digests <= known.keys():
             break
-    current_load = _threads_per_core(settings, min(len(run.workers), len(measured)))
-    unloaded_sec = {planned.trial_id: known.get(planned.trial.digest()) for planned in measured}
-    seconds = {trial_id: None if sec is None else sec * current_load for trial_id, sec in unloaded_sec.items()}
-    return {planned.trial_id: 0.0 for planned in run.planned} | seconds
+    current_load = _threads_per_core(settings, min(len(run.workers), len(run.planned)))
+    unloaded_sec = {planned.trial_id: known.get(planned.trial.digest()) for planned in run.planned}
+    return {trial_id: None if sec is None else sec * current_load for trial_id, sec in unloaded_sec.items()}
 
 
 def _threads_per_core(settings: Settings, workers: int) -> float:

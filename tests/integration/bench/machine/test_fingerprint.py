@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -139,18 +138,6 @@ def test_environment_json_is_whole_and_holds_digests_packages_and_allowed_variab
     assert "hf_verysecret" not in text
     assert "the-name-of-this-machine" not in text
     assert [entry.name for entry in tmp_path.iterdir()] == ["environment.json"]
-
-
-@pytest.mark.parametrize(
-    ("line", "cuda"), [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = None", None), ("cudas = '1.0'", None)]
-)
-def test_torchs_cuda_is_read_without_importing_torch(tmp_path: Path, monkeypatch, line, cuda):
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
-    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
-    spec = util.spec_from_file_location("torch", tmp_path / "torch" / "__init__.py")
-    monkeypatch.setattr("bench.machine.fingerprint.util.find_spec", lambda _: spec)
-    assert fingerprint._cuda_of_torch() == cuda
 
 
 PROGRAM = """

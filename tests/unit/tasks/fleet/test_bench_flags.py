@@ -49,23 +49,3 @@ def test_a_resumed_run_has_the_workers_and_trials_of_its_plan(
 ) -> None:
     with pytest.raises(UsageError, match=r"^bench: --resume .* --trial-file, .* --workers"):
         bench.run_bench(context(), BenchOptions(resume="r", **changes))
-
-
-def test_a_plan_counts_only_the_trials_that_are_not_reused(
-    context: Callable[..., Context], make_trial: Callable[..., Trial], capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = load(context())
-    run = replace(synthetic.record((make_trial(),), workers=3), settings=settings.public())
-    first, second, third = run.planned
-    sources = {first.trial_id: "old/first", second.trial_id: "old/second"}
-    plans = [bench._plan_answer(settings, replace(run, provenance={"reused": reused})).data for reused in ({}, sources)]
-    assert [plan["expected_sec"] for plan in plans] == [None, None]
-    rows = {row["trial_id"]: (row["expected_sec"], row["reused"]) for row in plans[1]["trials"]}
-    assert rows == {
-        first.trial_id: (0.0, "old/first"),
-        second.trial_id: (0.0, "old/second"),
-        third.trial_id: (None, None),
-    }
-    assert capsys.readouterr().out.count(f"on {third.worker}\n") == 1
-    everything = replace(run, provenance={"reused": {**sources, third.trial_id: "old/third"}})
-    assert bench._plan_answer(settings, everything).data["expected_sec"] == 0.0
