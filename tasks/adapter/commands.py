@@ -69,11 +69,6 @@ stop_server = Command(
     yes=switch(YES),
 )
 
-URL = "address of the server, e.g. http://127.0.0.1:8000; cluster: the server of `inv serve`"
-SERVER = {
-    "model": text("model name on the server", unset="its only model"),
-    "key_file": text("local file, mode 0600, with only the API key of the server"),
-}
 check_server = Command(
     "serve.check",
     "tasks.adapter.questions:check_served",
@@ -84,21 +79,20 @@ check_server = Command(
         "inv serve.check cluster  # the server of `inv serve`",
         "inv serve.check http://127.0.0.1:8000 --model orders --json",
     ),
-    url=positional(URL),
+    url=positional("address of the server, e.g. http://127.0.0.1:8000; cluster: the server of `inv serve`"),
     run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
-    **SERVER,
+    model=text("model name on the server", unset="its only model"),
+    key_file=text("local file, mode 0600, with only the API key of the server"),
 )
 chat = Command(
     "chat",
     "tasks.adapter.questions:chat",
-    "Chat with an adapter or a server.",
+    "Ask an adapter on the first worker, without a server.",
     section=Section.AFTER,
     effect=Effect.SESSION,
     examples=(
-        "inv chat cluster  # line by line; an empty line starts a new conversation",
-        "echo 'What is it?' | inv chat adapter  # without a server",
+        "inv chat  # a question a line; an empty line starts a new conversation",
+        "echo 'What is it?' | inv chat --run 20261124-090000-train",
     ),
-    url=positional(f"{URL}; adapter: no server, the adapter on the first worker"),
-    run=text(f"with adapter: {TRAINING_RUN}", unset=NEWEST_TRAINING),
-    **SERVER,
+    run=text(TRAINING_RUN, unset=NEWEST_TRAINING),
 )

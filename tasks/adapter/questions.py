@@ -1,4 +1,4 @@
-"""`inv serve.check` and `inv chat`: questions to a server; `inv chat adapter`: to the adapter on the first worker.
+"""`inv serve.check`: questions to a server; `inv chat`: to the adapter on the first worker.
 
 The check compares a server's answers with the recorded ones of the trained adapter. Two kinds of prompts are sent with
 greedy decoding: `train.sample_prompts`, which go through the server's own chat template and were answered at the end of
@@ -6,14 +6,13 @@ the training; and the held-out prompts of `inv adapter.check`, which already con
 diverge where two tokens have nearly equal probability and two machines round differently. So answers count as similar
 if their first `COMPARED_CHARS` characters are equal. If fewer than half are, the server has another model or template.
 
-In a chat each line of standard input is a turn; an empty line starts a new conversation. A server answers line by line.
-For a worker all lines are read first, because the model is loaded once for all of them.
+In a chat each line of standard input is a turn; an empty line starts a new conversation. All lines are read first,
+because the model is loaded once for all of them.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 from invoke.context import Context
 
@@ -27,8 +26,6 @@ from tasks.clients import secrets
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls
 from tasks.settings.load import Settings, load
 
-T = TypeVar("T")
-ADAPTER_URL = "adapter"  # stands for the adapter itself instead of a server
 COMPARED_CHARS, SHOWN_CHARS = 20, 60
 MAX_TOKENS = 512
 
@@ -58,9 +55,7 @@ class CheckedPrompt:
 def check_served(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> Answer:
     settings = load(context)
     trained = open_training(settings, run)
-    prompts = with_server(
-        settings, url, model, key_file, lambda server, name: list(query_server(trained, server, name))
-    )
+    prompts = ask_server(settings, trained, url, model, key_file)
     table = ruled_table("prompt", "recorded answer", "server's answer", "")
     for checked in prompts:
         verdict = checked.verdict
@@ -134,10 +129,10 @@ def check_replies(trained: TrainedAdapter, url: str, prompts: list[CheckedPrompt
     return f"{url} answers like run {trained.run.run_id}: {counts}"
 
 
-def with_server(
-    settings: Settings, url: str, model: str | None, key_file: str | None, use: Callable[[ServerClient, str], T]
-) -> T:
-    """Call `use` with the server and its model's name; errors become task errors."""
+def ask_server(
+    settings: Settings, trained: TrainedAdapter, url: str, model: str | None, key_file: str | None
+) -> list[CheckedPrompt]:
+    """Send all prompts with a recorded answer to the server; its errors become task errors."""
     if url == CLUSTER_URL and key_file is not None:
         raise UsageError("--key-file: not for the server of `inv serve`, whose pod has the key", remedy="omit it")
     key = None if key_file is None else secrets.read_secret(settings, "--key-file", key_file, in_header=True)
@@ -151,36 +146,21 @@ def with_server(
             raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}", remedy="name one with --model")
         if model is not None and model not in names:
             raise UsageError(f"{url}: serves {', '.join(map(escape_controls, names))}, not {model}")
-        return use(server, model or names[0])
+        return list(query_server(trained, server, model or names[0]))
     except BadServer as error:
         raise UsageError.from_error(error) from error
     except ServerUnavailable as error:
         raise RetryableError.from_error(error, remedy="rerun the command when it answers") from error
 
 
-def chat(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> None:
+def chat(context: Context, run: str | None) -> None:
     settings = load(context)
-    if url == ADAPTER_URL:
-        if model or key_file:
-            raise UsageError("chat: --model and --key-file are for a server", remedy="omit them")
-        _chat_with_adapter(settings, run)
-        return
-    if run is not None:
-        raise UsageError(
-            "chat: --run: not for a server, which has its own model", remedy="omit it, or type `inv chat adapter`"
-        )
-    with_server(settings, url, model, key_file, _chat_with_server)
-
-
-def _chat_with_adapter(settings: Settings, run: str | None) -> None:
     trained = open_training(settings, run)
     if sys.stdin.isatty():
         print("one question per line; an empty line starts a new conversation; Ctrl-D sends all", flush=True)
     conversations = split_conversations(sys.stdin)
     if not conversations:
-        raise UsageError(
-            "chat: no question on standard input", remedy="for example: echo 'What is it?' | inv chat adapter"
-        )
+        raise UsageError("chat: no question on standard input", remedy="for example: echo 'What is it?' | inv chat")
     with acquire_lock(settings.results_folder, f"chat (run {trained.run.run_id})"):
         request = {"trial": trained.trial.to_json(), "conversations": conversations, "most": MAX_TOKENS}
         run_on_worker(settings, trained, "chat", request, _print_answer)
@@ -202,24 +182,6 @@ def _read_turn(line: str) -> str:
     if line != line.encode(errors="replace").decode():
         raise UsageError(f"chat: standard input is not UTF-8: {escape_controls(line.strip())[:60]}")
     return line.strip()
-
-
-def _chat_with_server(server: ServerClient, model: str) -> None:
-    has_terminal = sys.stdin.isatty()
-    turns: list[dict[str, str]] = []
-    while True:
-        if has_terminal:
-            print(f"{model}> ", end="", flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if not (turn := _read_turn(line)):
-            turns = []
-            continue
-        turns.append({"role": "user", "content": turn})
-        reply = server.chat(model, turns, MAX_TOKENS)
-        turns.append({"role": "assistant", "content": reply.text})
-        _print_answer(reply.text if reply.has_ended else f"{reply.text} [not ended after {MAX_TOKENS} tokens]")
 
 
 def _print_answer(text: str) -> None:

@@ -103,7 +103,7 @@ def start_server(
         address = f"http://serve.{settings.cluster.namespace}:8000"
         form = " (merged)" if merged else ""
         print(f"serving run {trained.run.run_id} as {settings.serve.name}{form}, within the cluster at {address}")
-        print(f"its key is the secret {KEY_SECRET}; next: inv serve.check {CLUSTER_URL}, or inv chat {CLUSTER_URL}")
+        print(f"its key is the secret {KEY_SECRET}; next: inv serve.check {CLUSTER_URL}")
     return answer
 
 

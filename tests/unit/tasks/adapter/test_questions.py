@@ -59,13 +59,7 @@ def test_a_server_gets_the_system_prompt_of_the_training(answered: TrainedAdapte
     planned = dataclasses.replace(answered.run.planned[0], trial=trial)
     trained = dataclasses.replace(answered, run=dataclasses.replace(answered.run, planned=(planned,)))
     with FakeOpenAI(RECORDED) as server:
-        questions.with_server(
-            Settings(root=Path()),
-            server.url,
-            None,
-            None,
-            lambda client, name: list(questions.query_server(trained, client, name)),
-        )
+        questions.ask_server(Settings(root=Path()), trained, server.url, None, None)
     assert server.requests[0]["messages"][0] == {"role": "system", "content": "s"}
 
 
@@ -110,16 +104,6 @@ def set_stdin(lines: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setattr(questions, "load", lambda _context: Settings(root=tmp_path))
 
 
-def test_a_chat_remembers_its_turns_until_an_empty_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_stdin("one\ntwo\n\nthree\n", monkeypatch, tmp_path)
-    with FakeOpenAI({"two": "2\x1b[2J\nsecond line"}) as server:
-        questions.chat(Context(), server.url, None, model=None, key_file=None)
-    assert [len(request["messages"]) for request in server.requests] == [1, 3, 1]
-    assert capsys.readouterr().out == "?\n2\\x1b[2J\nsecond line\n?\n"
-
-
 def test_the_adapter_itself_gets_all_questions_at_once_on_a_worker(
     trained: TrainedAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,23 +118,19 @@ def test_the_adapter_itself_gets_all_questions_at_once_on_a_worker(
     monkeypatch.setattr(artifact, "refuse_busy_workers", lambda _settings, _hosts: None)
     monkeypatch.setattr(artifact, "run_adapter_command", run_command)
     set_stdin("one\ntwo\n\n\nthree", monkeypatch, tmp_path)
-    questions.chat(Context(), "adapter", None, model=None, key_file=None)
+    questions.chat(Context(), None)
     (request,) = requests
     assert (request["command"], request["conversations"]) == ("chat", [["one", "two"], ["three"]])
     assert (request["model_sha256"], request["adapter"]) == ("m" * 64, str(trained.adapter))
     assert capsys.readouterr().out == "an answer\\x1b[2J\nof two lines\n"
     set_stdin("\n \n", monkeypatch, tmp_path)
-    with pytest.raises(UsageError, match="inv chat adapter"):
-        questions.chat(Context(), "adapter", None, model=None, key_file=None)
+    with pytest.raises(UsageError, match="inv chat"):
+        questions.chat(Context(), None)
     with pytest.raises(UsageError, match=r"not UTF-8: caf"):
         questions.split_conversations(["tea", "caf\udce9"])
 
 
-def test_flags_that_mean_nothing_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    set_stdin("", monkeypatch, tmp_path)
-    with pytest.raises(UsageError, match="--model and --key-file"):
-        questions.chat(Context(), "adapter", None, model="m", key_file=None)
-    with pytest.raises(UsageError, match="--run"):
-        questions.chat(Context(), "http://127.0.0.1:9", "r", model=None, key_file=None)
+@pytest.mark.usefixtures("answered")
+def test_a_key_file_is_refused_for_a_server_whose_pod_has_the_key() -> None:
     with pytest.raises(UsageError, match="--key-file"):
-        questions.chat(Context(), "cluster", None, model=None, key_file="key")
+        check("cluster", key_file="key")
