@@ -5,7 +5,6 @@ Those for the cluster, the image, adapters and a provider are in module `command
 The options of commands with many flags are dataclasses, which their functions get.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.records.workloads import SUITES, TRAINING
@@ -235,28 +234,16 @@ tensorboard = Command(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunsOptions:
-    history: bool = switch("show each configuration's speed and each training's loss over all runs, and write a page")
-    delete: Sequence[str] = words(
-        "delete this run's folder, if it has ended, is collected and nothing else needs it", value="RUN"
-    )
-    keep: int | None = number(int, "keep the newest N runs; delete all others that --delete accepts", ge=1)
-    dry_run: bool = switch("with --delete or --keep: print the plan, and delete nothing")
-    yes: bool = switch("with --delete or --keep: do not ask for confirmation")
-
-
 runs = Command(
     "runs",
     "tasks.reports.runs:list_runs",
-    "List the runs with their progress, or delete runs.",
+    "List the runs with their progress.",
     section=Section.AFTER,
-    effect=Effect.BOTH,
+    effect=Effect.SHOWS,
     examples=(
-        "inv runs --history  # speeds and losses over all runs, as a page",
-        "inv runs --keep 10 --dry-run  # which older runs would be deleted",
+        "inv runs  # progress, size, whether collected, recommendation",
+        "inv runs --json",
     ),
-    options=RunsOptions,
 )
 compare = Command(
     "compare",

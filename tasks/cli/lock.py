@@ -2,16 +2,12 @@
 
 The file's first line names the holder, its second the run that the holder follows. A follower stops its run when
 `inv cancel` requests it by a file in the run's folder.
-
-Commands that only read a run share a lock on its ledger, which a deletion needs for itself. File systems without locks
-have neither.
 """
 
 import contextlib
 import datetime
 import fcntl
 import json
-import logging
 import os
 import stat
 import time
@@ -19,12 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.records.atomic_files import write_atomic
-from bench.records.paths import CANCEL_FILE, LEDGER_FILE, RUN_FILE
+from bench.records.paths import CANCEL_FILE
 from remote.hosts.local import current_user
 from tasks.errors import ConfirmationRequired, RetryableError, results_write_errors
-
-_logger = logging.getLogger(__name__)
-_shared_locks: dict[Path, int] = {}  # descriptors by run folder
 
 LOCK_FILE = ".lock"
 CANCEL_TIMEOUT_SEC = 300.0  # more than the jobs' grace period and a lost worker's retries
@@ -63,61 +56,6 @@ def acquire_lock(results_folder: Path, command: str, *, follows: str | None = No
         yield
     finally:
         os.close(handle)
-
-
-def share_run(folder: Path) -> bool:
-    """Keep a run from being deleted until this process ends or calls `release_runs`. False if it is being deleted."""
-    if folder in _shared_locks:
-        return True
-    try:
-        handle = _lock_run(folder, os.O_RDONLY, fcntl.LOCK_SH)
-    except (BlockingIOError, FileNotFoundError):
-        return False
-    except OSError as error:  # it cannot be read, which its reader reports
-        _logger.info("%s: not locked: %s", folder, error.strerror)
-        return True
-    if os.fstat(handle).st_nlink == 0:  # deleted between opening and locking
-        os.close(handle)
-        return False
-    _shared_locks[folder] = handle
-    return True
-
-
-def release_runs() -> None:
-    """Release the runs that this process shares."""
-    while _shared_locks:
-        os.close(_shared_locks.popitem()[1])
-
-
-@contextlib.contextmanager
-def own_run(folder: Path) -> Iterator[bool]:
-    """Keep other commands from reading a run meanwhile; yields False if one reads it now. Raises OSError."""
-    try:
-        handle = _lock_run(folder, os.O_RDWR, fcntl.LOCK_EX)
-    except BlockingIOError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        os.close(handle)
-
-
-def _lock_run(folder: Path, mode: int, operation: int) -> int:
-    """Open and lock the run's ledger; only open it if the file system has no locks. Raises OSError.
-
-    The plan serves without a ledger only: a training that resumes with other settings replaces it, and its locks.
-    """
-    path = folder / (LEDGER_FILE if (folder / LEDGER_FILE).exists() else RUN_FILE)
-    handle = os.open(path, mode | os.O_NONBLOCK)
-    try:
-        fcntl.flock(handle, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise
-    except OSError as error:
-        _logger.info("%s: not locked: %s", path, error.strerror)
-    return handle
 
 
 def rename_followed(results_folder: Path, run_id: str, new_id: str) -> None:

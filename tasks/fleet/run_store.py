@@ -13,7 +13,6 @@ from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
 from remote.fleet.ledger import Entry
-from tasks.cli.lock import share_run
 from tasks.cli.log import open_run_log
 from tasks.clients.workers import require_same_fleet
 from tasks.errors import UsageError, translate_errors
@@ -27,10 +26,7 @@ SEARCH_FOLDER, SEARCH_FILE, ANSWER_FILE, BEST_FILE = "tune", "tune.json", "answe
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:
-    """Return the folder of the run with this id, or of the newest (`latest`), which is not deleted while it is used.
-
-    Raises UsageError, which lists runs.
-    """
+    """Return the folder of the run with this id, or of the newest (`latest`). Raises UsageError, which lists runs."""
     name = run or LATEST
     folder = results_folder / name
     if name == ".." or Path(name).name != name or len(os.fsencode(name)) > _MAX_NAME_BYTES:
@@ -43,10 +39,7 @@ def find_run(results_folder: Path, run: str | None) -> Path:
         no_newest = "the newest run is gone; name another one" if is_gone else "there is no run yet"
         problem = no_newest if name == LATEST else f"run {name!r} does not exist"
         raise UsageError(f"{results_folder}: {problem}", remedy=_known_runs(results_folder))
-    folder = folder.resolve()
-    if not share_run(folder):
-        raise UsageError(f"run {folder.name}: it is being deleted", remedy=_known_runs(results_folder))
-    return folder
+    return folder.resolve()
 
 
 def open_run(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
@@ -103,12 +96,6 @@ def newest_trainings(results_folder: Path) -> Iterator[tuple[Path, TrialResult, 
     for path in sorted(paths, reverse=True)[:_MAX_HISTORY_RUNS]:
         with contextlib.suppress(ResultError):
             yield path.parents[2], TrialResult.read(path.with_name(RESULT_FILE)), TrainingRecord.read(path)
-
-
-def unfinished_searches(results_folder: Path) -> list[Path]:
-    """Return the record's path of each search without an answer, which needs its runs to go on."""
-    paths = results_folder.glob(f"{SEARCH_FOLDER}/*/{SEARCH_FILE}")
-    return [path for path in paths if not path.with_name(ANSWER_FILE).exists()]
 
 
 def count_statuses(entries: Iterable[Entry]) -> dict[str, int]:

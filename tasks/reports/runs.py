@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from invoke.context import Context
 
@@ -20,9 +20,7 @@ from bench.records.units import format_size
 from remote.fleet.ledger import Ledger, LedgerError
 from reports.read.nodes import describe_nodes
 from tasks.cli.answer import Answer
-from tasks.cli.flags import load_target, refuse_several
-from tasks.commands import RunsOptions
-from tasks.errors import UsageError, escape_controls
+from tasks.errors import escape_controls
 from tasks.fleet.pending_results import uncollected_reason
 from tasks.fleet.run_store import LATEST, count_statuses, format_statuses
 from tasks.settings.load import load
@@ -56,20 +54,8 @@ class RunInfo:
     nodes: str | None = None
 
 
-def list_runs(context: Context, options: RunsOptions) -> Answer:
+def list_runs(context: Context) -> Answer:
     settings = load(context)
-    named, keep = options.delete or None, options.keep
-    refuse_several("runs", {"--delete": named, "--keep": keep, "--history": options.history})
-    if named is not None or keep is not None:
-        delete_runs = load_target("tasks.reports.deletion:delete_runs")
-        return cast(
-            Answer,
-            delete_runs(settings.results_folder, options.delete, keep, dry_run=options.dry_run, yes=options.yes),
-        )
-    if options.dry_run or options.yes:
-        raise UsageError("runs: --dry-run and --yes: there is nothing to delete", remedy="pass --delete or --keep")
-    if options.history:
-        return cast(Answer, load_target("tasks.reports.history:read_answer")(settings))
     runs = find_runs(settings.results_folder)
     return Answer(data={"runs": [asdict(run) for run in runs]}, show=lambda: _print_runs(settings.results_folder, runs))
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reports.comparison.compare import Comparison, compare
-from reports.history.series import find_steps
 from reports.read.run import Run
 from reports.statistics.paired_losses import (
     LossDifference,
@@ -68,7 +67,7 @@ PAIRS = pairs_needed(0.05, MARGIN)  # in stage 1, as `inv tune` plans them at fi
 
 def main() -> list[Figure]:
     unlike = [*odd_configurations(), *odd_whole_runs()]
-    alike = [*trainings(), *same_losses(), *histories()]
+    alike = [*trainings(), *same_losses()]
     return [*unlike, *alike, *searches(), *recommendations(), *coverages(), *comparisons()]
 
 
@@ -246,19 +245,6 @@ def compare_first(losses: Sequence[float], count: int) -> LossDifference:
     if compared is None:
         raise ValueError("pairs have a difference")
     return compared
-
-
-def histories(runs: int = RUNS) -> Iterator[Figure]:
-    """Measure how often a step is found in the speeds of equal runs, and where they become 5 % slower."""
-    for count, sd in itertools.product((4, 6, 10, 20), (0.005, 0.02)):
-        random = np.random.default_rng(14)
-        equal_runs = [random.normal(0.0, sd, count) for _ in range(runs)]
-        slower = 0.05 * (np.arange(count) >= count // 2)
-        false = share(equal_runs, lambda logs: list(find_steps(logs.tolist())))
-        hits = share([logs - slower for logs in equal_runs], lambda logs: list(find_steps(logs.tolist())))
-        name = f"history of {count} runs, noise between runs {100 * sd:g} %"
-        yield figure(f"{name}, equal: a step", false, "2.5 %", runs)
-        yield figure(f"{name}, 5 % slower from the middle on: a step", hits, "-", runs)
 
 
 def searches(runs: int = 5 * RUNS) -> Iterator[Figure]:

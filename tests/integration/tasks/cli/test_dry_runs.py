@@ -190,7 +190,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "nodes": {"cordon": True},
     "push": {},
     "report": {"run": RUN.run_id},
-    "runs": {"keep": "1"},
     "serve.start": lambda results, _: arrange_adapter(results),
     "serve.stop": {},
     "teardown": {},
