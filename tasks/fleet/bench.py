@@ -187,8 +187,10 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     hosts = fleet_hosts(settings)
     names, spread, repeats = [host.name for host in hosts], settings.bench.spread, settings.bench.repeats
     inputs = inspect(settings, hosts, trials)
-    planned = plan.plan_trials(trials, names, spread, repeats, is_over_pods=settings.connector.is_cluster)
-    return runner.new_record(settings, suite_name, planned, names, inputs=inputs), hosts
+    run = runner.new_record(settings, suite_name, [], names, inputs=inputs)
+    is_over_pods = settings.connector.is_cluster
+    planned = plan.plan_trials(trials, names, spread, repeats, is_over_pods=is_over_pods, seed=run.run_id)
+    return dataclasses.replace(run, planned=planned), hosts
 
 
 def _plan_answer(settings: Settings, run: RunRecord) -> Answer:

@@ -1,7 +1,9 @@
 """Planning of a run: trials, workers and expected time. Pure, except for reading git and old runs."""
 
 import dataclasses
+import itertools
 import os
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,20 +99,25 @@ def plan_trials(
     repeats: int = 1,
     *,
     is_over_pods: bool = False,
+    seed: str = "",
 ) -> list[PlannedTrial]:
     """Assign trials to workers. Spread replicate: each trial on every worker; shard: each trial once, on any worker.
 
-    Each repeat is a process of its own. One round of all trials ends before the next begins, so that slow changes
-    (heat, a neighbour) affect all configurations alike. If every round would assign a trial to the same worker, each
-    round starts one trial later, because a single worker does not show how workers differ. Over pods a distributed
-    trial occupies several workers at once and runs once a round, with either spread. Raises UsageError if there are
-    too few workers.
+    Each repeat is a process of its own. One round of all trials ends before the next begins. On worker i of W, round r
+    begins with trial floor(i C / W) + r - 1 (mod C) of the C trials, and the others follow in an order drawn from
+    `seed`: so a change of the machines (heat, a neighbour) does not pass for a difference between trials. The first
+    worker's first round keeps the suite's order. Shard's rounds are rotated only, so that a trial meets other workers.
+    Over pods a distributed trial occupies several workers at once and runs once a round, with either spread. Raises
+    UsageError if there are too few workers.
     """
     planned = []
-    has_fixed_assignment = spread == "shard" and len(workers) > 1 and len(trials) % len(workers) == 0
-    for repeat in range(1, repeats + 1):
-        offset = (repeat - 1) % len(trials) if has_fixed_assignment else 0
-        for trial in (*trials[offset:], *trials[:offset]):
+    targets: Sequence[str | None] = [None] if spread == "shard" else workers
+    for repeat, (index, worker) in itertools.product(range(1, repeats + 1), enumerate(targets)):
+        first = (index * len(trials) // len(targets) + repeat - 1) % len(trials)
+        others = [*trials[first + 1 :], *trials[:first]]
+        if worker is not None and (index, repeat) != (0, 1):
+            random.Random(f"{seed} {repeat} {index}").shuffle(others)  # noqa: S311 - a reproducible order, not a secret
+        for trial in (trials[first], *others):
             spans_pods = is_over_pods and trial.workload.is_ranked
             if spans_pods and trial.world_size > len(workers):
                 raise UsageError(
@@ -118,14 +125,11 @@ def plan_trials(
                     f"{len(workers)} pods",
                     remedy="leave it out with --only, or raise fleet.size and run `inv deploy`",
                 )
-            targets: Sequence[str | None] = [None] if spread == "shard" or spans_pods else workers
-            for worker in targets:
-                parts = [
-                    trial.trial_id,
-                    *([] if worker is None else [worker]),
-                    *([f"r{repeat}"] if repeats > 1 else []),
-                ]
-                planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=worker))
+            if spans_pods and index > 0:
+                continue
+            name = None if spans_pods else worker
+            parts = [trial.trial_id, *([] if name is None else [name]), *([f"r{repeat}"] if repeats > 1 else [])]
+            planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=name))
     return planned
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,24 @@ TRIALS = suite("quick", "tiny", "models/m", "data/d.jsonl")
 WORKERS = ["worker-0", "worker-1", "worker-2"]
 
 
+FULL = suite("full", "tiny", "models/m", "data/d.jsonl")
+
+
 def planned_ids(spread: str, repeats: int = 1) -> list[str]:
     return [planned.trial_id for planned in plan_trials(TRIALS, WORKERS, spread, repeats)]
 
 
+def orders(planned: Sequence[PlannedTrial]) -> dict[str | None, list[str]]:
+    """Map each worker to its trials in order."""
+    return {
+        worker: [each.trial.trial_id for each in planned if each.worker == worker]
+        for worker in dict.fromkeys(each.worker for each in planned)
+    }
+
+
 def test_replicate_runs_every_trial_on_every_worker() -> None:
-    assert planned_ids("replicate") == [f"{trial.trial_id}.{worker}" for trial in TRIALS for worker in WORKERS]
+    names = [f"{trial.trial_id}.{worker}" for trial in TRIALS for worker in WORKERS]
+    assert sorted(planned_ids("replicate")) == sorted(names)
 
 
 def test_shard_runs_every_trial_once_and_anywhere() -> None:
@@ -51,15 +63,34 @@ def test_shard_runs_every_trial_once_and_anywhere() -> None:
 
 @pytest.mark.parametrize("spread", ["replicate", "shard"])
 def test_a_round_of_all_trials_ends_before_the_next_begins(spread: str) -> None:
-    once, thrice = plan_trials(TRIALS, WORKERS, spread), plan_trials(TRIALS, WORKERS, spread, 3)
-    assert [(planned.trial, planned.worker) for planned in thrice] == 3 * [
-        (single.trial, single.worker) for single in once
-    ]
+    for order in orders(plan_trials(FULL, WORKERS, spread, 3, seed="a")).values():
+        rounds = [order[start : start + len(FULL)] for start in range(0, len(order), len(FULL))]
+        assert [sorted(each) for each in rounds] == 3 * [sorted(trial.trial_id for trial in FULL)]
 
 
 def test_as_many_trials_as_workers_do_not_meet_the_same_worker_in_every_round() -> None:
     planned = plan_trials(TRIALS, WORKERS[:2], "shard", 2)
     assert [planned_trial.trial for planned_trial in planned] == [TRIALS[0], TRIALS[1], TRIALS[1], TRIALS[0]]
+
+
+def test_two_trials_run_in_both_orders_so_that_drift_does_not_pass_for_a_difference() -> None:
+    a, b = (trial.trial_id for trial in TRIALS)
+    assert orders(plan_trials(TRIALS, WORKERS[:2], "replicate")) == {WORKERS[0]: [a, b], WORKERS[1]: [b, a]}
+    assert orders(plan_trials(TRIALS, WORKERS[:1], "replicate", 2)) == {WORKERS[0]: [a, b, b, a]}
+
+
+def test_each_worker_begins_at_another_trial_and_each_round_one_later() -> None:
+    planned = orders(plan_trials(FULL, WORKERS, "replicate", 2, seed="a"))
+    firsts = [[order[0], order[len(FULL)]] for order in planned.values()]
+    names = [trial.trial_id for trial in FULL]
+    assert firsts == [[names[index], names[index + 1]] for index in (0, 4, 8)]
+    assert planned[WORKERS[0]][: len(FULL)] == names
+
+
+def test_the_order_of_the_other_trials_is_the_seeds() -> None:
+    first, again, other = (orders(plan_trials(FULL, WORKERS, "replicate", seed=seed)) for seed in ("a", "a", "b"))
+    assert first == again
+    assert first[WORKERS[1]] != other[WORKERS[1]]
 
 
 @pytest.mark.parametrize("spread", ["replicate", "shard"])
