@@ -10,6 +10,7 @@ of a step, matrix products, telemetry. Noise is in standard deviations of logari
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from bench.records.result import Measurement, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read import measurements
 from reports.read.run import Configuration, Run, trials_frame
+from tasks.fleet.plan import plan_trials
 from tests.support.reports import synthetic
+from tests.support.reports.drifts import DRIFTS, Schedule
 
 Floats = NDArray[np.float64]
 PHASES = {"data": 0.004, "forward": 0.31, "backward": 0.66, "optimizer": 0.026}  # shares of a step
 STEP_SEC, WATTS = 0.5, 300.0
+TRIAL_SEC = 40.0
 SAMPLES, USEFUL = 8, 1000  # the same in every step, so that configurations differ only in time
 
 
@@ -37,10 +41,12 @@ class Scenario:
     `processes` is the spread of processes of one configuration on one worker, `worker_spread` that of workers, `shift`
     that of whole runs. `modes` is the slowdown in the lower of two clock states (0: one state), `throttled` that of one
     worker in eight (rounded up). `noisier` is the factor of the second configuration's `processes`. `slow` is the share
-    of slow steps.
+    of slow steps, `slow_second` that of the second configuration's. `drift` is one of DRIFTS, over trials in the order
+    of `plan_trials`.
     """
 
     suite: str = "quick"
+    configurations: int | None = None  # the first ones of the suite; None: all
     workers: int = 4
     repeats: int = 1
     processes: float = 0.005
@@ -51,6 +57,8 @@ class Scenario:
     noisier: float = 1.0
     jitter: float = 0.004
     slow: float = 0.06
+    slow_second: float | None = None
+    drift: str = "none"
     warm_up: float = 0.006
     steps: int = 30
     has_measurements: bool = True  # `inv compare` reads them, a recommendation does not
@@ -59,17 +67,19 @@ class Scenario:
     def plan(self) -> RunRecord:
         """Plan of the run: every trial of the suite on every worker, `repeats` times."""
         names = [f"gpu-node-{number}" for number in range(1, self.workers + 1)]
-        trials = suite(self.suite, "gpu", "/models/m", "/data/chats.jsonl")
-        planned = [
-            PlannedTrial(
-                trial_id=f"{trial.trial_id}.{name}.{turn}", trial=replace(trial, measured_steps=self.steps), worker=name
-            )
-            for trial in trials
-            for name in names
-            for turn in range(self.repeats)
-        ]
+        planned = self.ordered("")
+        order = list(dict.fromkeys(plan.trial.trial_id for plan in planned))
+        planned.sort(key=lambda each: (order.index(each.trial.trial_id), each.worker or "", each.trial_id))
         fleet_fields = {"workers": names, "profile": "gpu", "fleet_kind": "kubernetes", "provenance": {}}
         return synthetic.record(run_id="before", suite=self.suite, planned=planned, **fleet_fields)
+
+    def ordered(self, seed: str) -> list[PlannedTrial]:
+        """Return the planned trials in their order."""
+        trials = suite(self.suite, "gpu", "/models/m", "/data/chats.jsonl")[: self.configurations]
+        names = [f"gpu-node-{number}" for number in range(1, self.workers + 1)]
+        return plan_trials(
+            [replace(trial, measured_steps=self.steps) for trial in trials], names, "replicate", self.repeats, seed=seed
+        )
 
     @functools.cached_property
     def blank_results(self) -> tuple[TrialResult, ...]:
@@ -134,12 +144,32 @@ class Scenario:
             centers[:, throttled] += self.throttled * random.uniform(0.7, 1.3, (kinds, len(throttled), self.repeats))
         return centers.reshape(count, 1) + self.within_processes(random, count)
 
+    def turns(self, seed: str) -> NDArray[np.int64]:
+        """Return the number of trials that each trial's worker runs before it, as planned with this seed."""
+        before: dict[str | None, int] = {}
+        turn_of = {}
+        for plan in self.ordered(seed):
+            turn_of[plan.trial_id] = before.get(plan.worker, 0)
+            before[plan.worker] = turn_of[plan.trial_id] + 1
+        return np.array([turn_of[plan.trial_id] for plan in self.plan.planned])
+
+    def drifts(self, random: np.random.Generator, turns: NDArray[np.int64]) -> Floats:
+        """Draw the logarithms of slowdown of every step; the last part of a trial's time measures."""
+        workers = np.array([self.plan.workers.index(plan.worker or "") for plan in self.plan.planned])
+        per_worker = len(self.labels) * self.repeats
+        inside = np.linspace(1.0 - self.steps * STEP_SEC / TRIAL_SEC, 1.0, self.steps)
+        times = (turns[:, None] + inside) / per_worker
+        return DRIFTS[self.drift](random, Schedule(times, workers[:, None], self.workers, per_worker))
+
     def within_processes(self, random: np.random.Generator, count: int) -> Floats:
         """Draw the noise within `count` processes, shape (count, steps)."""
         fresh = (random.gamma(4.0, 1.0, (count, self.steps + 2)) - 4.0) / 2.0
         smooth = (fresh[:, :-2] + fresh[:, 1:-1] + fresh[:, 2:]) / np.sqrt(3.0)
         steps = self.jitter * smooth
-        slow = random.random(steps.shape) < self.slow
+        shares = np.full((count, 1), self.slow)
+        if self.slow_second is not None:
+            shares[self.workers * self.repeats : 2 * self.workers * self.repeats] = self.slow_second
+        slow = random.random(steps.shape) < shares
         steps = steps + np.where(slow, np.log1p(0.3 + np.minimum(random.pareto(3.0, steps.shape), 4.0)), 0.0)
         tau = random.uniform(3.0, 15.0, (count, 1))
         rise = self.warm_up * random.uniform(0.0, 1.0, (count, 1))
@@ -164,19 +194,29 @@ class Scenario:
         """Draw a loaded run. `slower` maps a configuration to the logarithm of its time relative to the others'."""
         effects = np.array([(slower or {}).get(label, 0.0) for label in self.labels])
         logs = self.times(random, effects, self.speeds(random) if speeds is None else speeds)
-        times = STEP_SEC * np.exp(logs)
+        turns = self.turns(str(random.integers(1 << 30)))
+        times = STEP_SEC * np.exp(logs + self.drifts(random, turns))
+        clocks = random.uniform(0.0, 1e6, self.workers)  # every machine has its own
         medians = np.median(times, axis=1)
         measurements = _draw_measurements(random, medians) if self.has_measurements else [[] for _ in medians]
         results = tuple(
             replace(
                 result,
                 run_id=run_id,
+                started_at=_clock_time(turn * TRIAL_SEC + clocks[self.plan.workers.index(result.worker or "")]),
+                phases={"load": TRIAL_SEC - self.steps * STEP_SEC, "measure": self.steps * STEP_SEC},
                 steps=replace(result.steps, step_time_sec=row.tolist()),
                 measurements=own_measurements,
             )
-            for result, row, own_measurements in zip(self.blank_results, times, measurements, strict=True)
+            for result, row, turn, own_measurements in zip(
+                self.blank_results, times, turns.tolist(), measurements, strict=True
+            )
         )
         return replace(self.blank_run, record=replace(self.plan, run_id=run_id), results=results)
+
+
+def _clock_time(seconds: float) -> str:
+    return (datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,87 @@
+"""Runs on machines whose speed changes while they last, as `inv bench` would order their trials.
+
+A run is written as shape: configurations x workers x processes of each on a worker.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from reports.summary import text
+from reports.summary.summarize import summarize
+from reports.summary.summary import Summary
+from tests.support.reports.scenarios import Scenario
+
+STEADY = Scenario(has_measurements=False, slow=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Shares in runs of equal configurations.
+
+    `headline`: the interval of the largest ratio holds 1, `cover`: that of any ratio does, both of ratios that have an
+    interval. `train_with` and `any_word`: runs with a false recommendation, and with any false verdict.
+    """
+
+    headline: float
+    cover: float
+    train_with: float
+    any_word: float
+    without_interval: float
+
+    def __str__(self) -> str:
+        shares = (self.headline, self.cover, self.train_with, self.any_word)
+        return " / ".join(f"{100 * share:.1f}" for share in shares)
+
+
+def fleet(configurations: int, workers: int, processes: int = 1, drift: str = "none", **changed: float) -> Scenario:
+    """Return a fleet of this shape; the workers of one machine are equally fast."""
+    return replace(
+        STEADY,
+        suite="quick" if configurations == 2 else "full",
+        configurations=configurations,
+        workers=workers,
+        repeats=processes,
+        worker_spread=0.0 if workers == 1 else STEADY.worker_spread,
+        drift=drift,
+        **changed,
+    )
+
+
+def equal(world: Scenario, runs: int) -> Rates:
+    """Measure runs of equal configurations."""
+    random = np.random.default_rng(15)
+    held, train_with, any_word, intervals, count, best, heads = 0, 0, 0, 0, 0, 0, 0
+    for _ in range(runs):
+        summary = summarize(world.run(random))
+        ratios = [row.useful_tokens_ratio for row in summary.rows if row.useful_tokens_ratio is not None]
+        known = [(ratio.low, ratio.high) for ratio in ratios if ratio.low is not None and ratio.high is not None]
+        count += len(ratios)
+        intervals += len(known)
+        held += sum(low <= 1.0 <= high for low, high in known)
+        headline = max(ratios, key=lambda ratio: ratio.value)
+        if headline.low is not None and headline.high is not None:
+            heads += 1
+            best += headline.low <= 1.0 <= headline.high
+        train_with += text.recommendation_text(summary).startswith("Train with")
+        any_word += bool(set(words(summary).values()) - {None})
+    return Rates(
+        headline=best / heads if heads else float("nan"),
+        cover=held / intervals if intervals else float("nan"),
+        train_with=train_with / runs,
+        any_word=any_word / runs,
+        without_interval=1.0 - intervals / count,
+    )
+
+
+def found(world: Scenario, runs: int, percent: float = 3.0) -> float:
+    """Return the share of runs in which the last of otherwise equal configurations is called slower."""
+    random, label = np.random.default_rng(16), world.labels[-1]
+    slower = {label: float(np.log1p(percent / 100.0))}
+    return sum(words(summarize(world.run(random, slower))).get(label) == "slower" for _ in range(runs)) / runs
+
+
+def words(summary: Summary) -> dict[str, str | None]:
+    """Map each configuration with a ratio to its verdict."""
+    ratios = {row.label: row.useful_tokens_ratio for row in summary.rows}
+    return {label: ratio.verdict for label, ratio in ratios.items() if ratio is not None}
