@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bench.records import schema
 from bench.records.units import format_mib
 from remote.cluster.credential_cache import kubectl_of
-from remote.cluster.kubeconfig import Target, connect
+from remote.cluster.kubeconfig import Target, connect, impersonation_headers
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.manifests import to_yaml
 from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
@@ -103,6 +103,7 @@ class Cluster:
         self.kubectl = kubectl_of(target)
         self._own_kubectl = dataclasses.replace(self.kubectl, cached_kubeconfig=None)
         self._pods_version = ""
+        self._impersonation = impersonation_headers(target)
         self._client = connect(target)
 
     @property
@@ -171,11 +172,12 @@ class Cluster:
     ) -> Iterator["BaseHTTPResponse"]:
         """Open the response, for reading its body in chunks. Raises like `_get`, also during reading."""
         from kubernetes.client.exceptions import ApiException  # 0.2 s to import
+        from urllib3 import HTTPHeaderDict
         from urllib3.exceptions import HTTPError
 
         headers = {"Accept": accept, **({"Content-Type": _JSON} if body else {})}
         try:
-            parts = self._client.param_serialize(
+            method, url, headers, content, form = self._client.param_serialize(
                 "POST" if body else "GET",
                 path,
                 query_params=list((query or {}).items()),
@@ -183,9 +185,13 @@ class Cluster:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            self._check_headers(parts[2])
-            response = self._client.call_api(*parts, _request_timeout=(_CONNECT_SEC, read_sec)).response
-            _logger.debug("%s %s: status %d", parts[0], path, response.status)
+            sent = HTTPHeaderDict()  # a header may be sent several times
+            for name, value in (*headers.items(), *self._impersonation):
+                sent.add(name, self._header_value(value))
+            response = self._client.call_api(
+                method, url, sent, content, form, _request_timeout=(_CONNECT_SEC, read_sec)
+            ).response
+            _logger.debug("%s %s: status %d", method, path, response.status)
             try:
                 if not 200 <= response.status < 300:
                     raise self._to_error(response.status, self._read_body(path, response), path)
@@ -198,15 +204,15 @@ class Cluster:
             reason = collapse_whitespace(getattr(error, "reason", None) or error)
             raise Unreachable(f"{self.target.server} does not answer: {reason}", remedy=CHECK_NETWORK) from error
 
-    def _check_headers(self, headers: dict[str, str]) -> None:
+    def _header_value(self, value: str) -> str:
         """Strip whitespace like kubectl and reject control characters; the client's own error would show the token."""
-        for name, value in headers.items():
-            headers[name] = value.strip()
-            if not (headers[name].isascii() and headers[name].isprintable()):
-                raise Misconfigured(
-                    f"context {self.target.context}: the token of {self.target.user} is more than a line of ASCII",
-                    remedy=LOG_IN,
-                )
+        value = value.strip()
+        if not (value.isascii() and value.isprintable()):
+            raise Misconfigured(
+                f"context {self.target.context}: the token of {self.target.user} is more than a line of ASCII",
+                remedy=LOG_IN,
+            )
+        return value
 
     def _to_error(self, status: int, body: object, path: str) -> ClusterError:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)

@@ -4,6 +4,7 @@ The program's answer is in a file that only this user can read, in a temporary f
 reads it with `cat`. If the program fails, or does not say when its answer expires, kubectl runs it itself.
 """
 
+import copy
 import dataclasses
 import datetime
 import functools
@@ -35,14 +36,14 @@ def kubectl_of(target: Target) -> Kubectl:
     """Return the kubectl of a target; all of this process share its credentials."""
     # Name the context, even if it is the current one, which may change during a run.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
-    return dataclasses.replace(kubectl, cached_kubeconfig=_CredentialCache(kubectl).kubeconfig)
+    return dataclasses.replace(kubectl, cached_kubeconfig=_CredentialCache(target).kubeconfig)
 
 
 class _CredentialCache:
     """Kubeconfig like the given kubectl's, whose program prints an answer that is renewed here."""
 
-    def __init__(self, kubectl: Kubectl) -> None:
-        self._kubectl, self._lock = kubectl, threading.Lock()
+    def __init__(self, target: Target) -> None:
+        self._target, self._lock = target, threading.Lock()
         self._is_usable, self._is_used, self._renew_at = True, False, 0.0
         self._path: Path | None = None
         self._program: Mapping[str, Any] = {}
@@ -85,14 +86,11 @@ class _CredentialCache:
 
     def _write_kubeconfig(self) -> Path:
         """Write the kubeconfig, of this context only. Raises LookupError without a program that can be run here."""
-        view = self._kubectl.argv("config", "view", "--minify", "--flatten", "--raw", "--output=json")
-        document = schema.parse_object(_output(view))
+        document = copy.deepcopy(dict(self._target.config))
         user = document["users"][0]["user"]
         self._program = user["exec"]
         if self._program.get("provideClusterInfo") or self._program.get("interactiveMode") == "Always":
             raise LookupError("it needs the cluster or the terminal")
-        if os.sep in self._program["command"] and not Path(self._program["command"]).is_absolute():
-            raise LookupError("its path is relative to the folder of a kubeconfig that is not known here")
         user["exec"] = {
             "apiVersion": self._program["apiVersion"],
             "command": "cat",

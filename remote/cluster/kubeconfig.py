@@ -1,8 +1,9 @@
-"""Target cluster: kubeconfig, context and namespace, resolved once and printed by every task.
+"""Target cluster: kubeconfig, context and namespace, resolved once by kubectl and printed by every task.
 
 The kubeconfig is the setting's, else KUBECONFIG's, else ~/.kube/config; the context is the setting's, else the file's
-current one. `resolve` runs no program; `connect` runs the credential plugin (`oci ce cluster generate-token`), for a
-limited time: the kubernetes client would wait for it indefinitely.
+current one. `resolve` starts kubectl once (0.05 s), so that the kubeconfig means what kubectl says it means. `connect`
+runs the credential plugin (`oci ce cluster generate-token`), for a limited time: the kubernetes client would wait for
+it indefinitely.
 """
 
 import atexit
@@ -16,35 +17,37 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-import yaml
-
-from bench.records.atomic_files import read_regular
+from bench.records import schema
 from bench.records.scratch_folders import scratch_folder
-from remote.hosts.base import CommandTimedOut, TooMuchOutput, collapse_whitespace, is_loopback
+from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace, is_loopback
 from remote.hosts.command import mask_opaque
 from remote.hosts.local import expand_user
-from remote.hosts.pods.kubectl import Misconfigured, Unreachable
-from remote.hosts.process import BoundedOutput, ProcessLimits, pump
+from remote.hosts.pods.kubectl import Kubectl, Misconfigured, Unreachable, not_installed_error
+from remote.hosts.process import BoundedOutput, CannotStart, ProcessLimits, pump, run_program
 from remote.providers import GENERIC, Provider
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-_MAX_KUBECONFIG_BYTES = 16 << 20
+_HEADER_NAME = "!#$&'*+-.^_`|~"  # that a name may hold, like letters and digits (RFC 9110)
+CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may have to log in meanwhile
 _PRODUCTION = re.compile(r"(?<![a-z])(prod|production|prd|live)(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Context of a kubeconfig and namespace that the tasks use."""
+    """Context of a kubeconfig and namespace that the tasks use.
+
+    `config` is the kubeconfig of this context only, with its credentials.
+    """
 
     context: str
     cluster: str
@@ -52,6 +55,19 @@ class Target:
     namespace: str
     kubeconfig: str | None = None
     server: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def cluster_config(self) -> Mapping[str, Any]:
+        return self._first("clusters", "cluster")
+
+    @property
+    def user_config(self) -> Mapping[str, Any]:
+        return self._first("users", "user")
+
+    def _first(self, plural: str, singular: str) -> Mapping[str, Any]:
+        entries = self.config.get(plural) or [{}]
+        return cast("Mapping[str, Any]", entries[0].get(singular) or {})
 
     @property
     def looks_like_production(self) -> bool:
@@ -59,67 +75,70 @@ class Target:
         return any(_PRODUCTION.search(name) for name in (self.context, self.cluster, self.namespace))
 
     def __str__(self) -> str:
-        location = f"cluster {self.cluster} at {self.server}, user {self.user}"
+        unverified = " (its certificate is not verified)" if self.cluster_config.get("insecure-skip-tls-verify") else ""
+        location = f"cluster {self.cluster} at {self.server}{unverified}, user {self.user}"
         return f"context {self.context} ({location}), namespace {self.namespace}"
 
 
 def resolve(*, kubeconfig: str | None, context: str | None, namespace: str, provider: Provider = GENERIC) -> Target:
-    """Resolve the context to use. Raises Misconfigured, with the existing contexts."""
+    """Have kubectl resolve the context to use. Raises Misconfigured, with the existing contexts."""
     paths = kubeconfig or os.environ.get("KUBECONFIG") or str(expand_user("~/.kube/config"))
-    contexts, clusters, current = _read(paths, provider)
-    chosen = context or current
-    if not chosen or chosen not in contexts:
-        names = ", ".join(sorted(contexts)) or "none"
-        problem = f"there is no context {chosen!r}" if chosen else "no context is current"
-        raise Misconfigured(f"kubeconfig {paths}: {problem}, there are {names}", remedy="set cluster.context")
-    cluster = str(contexts[chosen].get("cluster", "?"))
+    files = [Path(name) for name in paths.split(os.pathsep) if name and Path(name).exists()]
+    if not files:
+        raise Misconfigured(f"kubeconfig {paths}: not found", remedy=provider.texts["kubeconfig"])
+    for file in files:
+        if not file.is_file():  # a pipe, such as a shell's `<(program)`
+            raise Misconfigured(
+                f"kubeconfig {file}: cannot be read: not a regular file",
+                remedy="use a regular file, which kubectl reads for each command",
+            )
+    kubectl = Kubectl(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    view = _run(kubectl.argv("config", "view", "--raw", "--minify", "--flatten", "--output=json"))
+    if view.exit_code:
+        listed = _run(kubectl.argv("config", "get-contexts", "--output=name"))
+        names = sorted(listed.stdout.decode().split())
+        if listed.exit_code or context in names:
+            problem = mask_opaque(collapse_whitespace(view.stderr.decode(errors="replace")).removeprefix("error: "))
+            raise Misconfigured(f"kubeconfig {paths}: {problem}", remedy="fix the file")
+        problem = f"there is no context {context!r}" if context else "no existing context is current"
+        raise Misconfigured(
+            f"kubeconfig {paths}: {problem}, there are {', '.join(names) or 'none'}", remedy="set cluster.context"
+        )
+    config = schema.parse_object(view.stdout)
+    chosen = config["contexts"][0]
+    for entry in config.get("users") or ():
+        _make_absolute(entry["user"], files)
     return Target(
-        context=chosen,
-        cluster=cluster,
-        user=str(contexts[chosen].get("user", "?")),
+        context=str(chosen["name"]),
+        cluster=str(chosen["context"].get("cluster", "?")),
+        user=str(chosen["context"].get("user", "?")),
         namespace=namespace,
         kubeconfig=kubeconfig,
-        server=str(clusters.get(cluster, {}).get("server", "?")),
+        server=str(config["clusters"][0]["cluster"].get("server", "?")),
+        config=config,
     )
 
 
-def _read(
-    paths: str, provider: Provider
-) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]], str | None]:
-    """Read (contexts, clusters, current context) of KUBECONFIG's files; like in kubectl, the first file wins."""
-    contexts: dict[str, Mapping[str, Any]] = {}
-    clusters: dict[str, Mapping[str, Any]] = {}
-    current, has_file = None, False
-    for name in filter(None, paths.split(os.pathsep)):
-        try:
-            document = yaml.safe_load(read_regular(Path(name), max_bytes=_MAX_KUBECONFIG_BYTES).decode("utf-8"))
-        except FileNotFoundError:
+def _run(argv: Sequence[str]) -> Completed:
+    try:
+        return run_program(argv, label="kubectl config", timeout_sec=CREDENTIAL_TIMEOUT_SEC)
+    except CannotStart as error:
+        raise not_installed_error(error) from error
+    except (CommandTimedOut, TooMuchOutput) as error:
+        raise Misconfigured(str(error), remedy="run `kubectl config view` by hand") from error
+
+
+def _make_absolute(user: dict[str, Any], files: Sequence[Path]) -> None:
+    """Make the paths absolute that kubectl prints as they are in the file. Raises Misconfigured if ambiguous."""
+    program = user.get("exec") or {}
+    for entry, key in ((user, "tokenFile"), (program, "command")):
+        value = entry.get(key, "")
+        if not value or Path(value).is_absolute() or (entry is program and os.sep not in value):
             continue
-        except OSError as error:
-            is_not_regular = error.errno == errno.EINVAL  # a pipe, such as a shell's `<(program)`
-            remedy = "use a regular file, which kubectl reads for each command" if is_not_regular else "fix the file"
-            raise Misconfigured(
-                f"kubeconfig {name}: cannot be read: {error.strerror or error}", remedy=remedy
-            ) from error
-        except (ValueError, RecursionError, yaml.YAMLError) as error:
-            raise Misconfigured(
-                f"kubeconfig {name}: cannot be read: {collapse_whitespace(error)}", remedy="fix the file"
-            ) from error
-        if not isinstance(document, dict):
-            raise Misconfigured(f"kubeconfig {name}: not a kubeconfig", remedy="fix the file")
-        has_file = True
-        try:
-            for entries, plural, singular in ((contexts, "contexts", "context"), (clusters, "clusters", "cluster")):
-                for entry in document.get(plural) or []:
-                    entries.setdefault(str(entry["name"]), dict(entry.get(singular) or {}))
-            current = current or str(document.get("current-context") or "")
-        except (KeyError, TypeError, ValueError) as error:
-            raise Misconfigured(
-                f"kubeconfig {name}: not a kubeconfig: {collapse_whitespace(error)}", remedy="fix the file"
-            ) from error
-    if not has_file:
-        raise Misconfigured(f"kubeconfig {paths}: not found", remedy=f"{provider.texts['kubeconfig']}")
-    return contexts, clusters, current
+        folders = {file.absolute().parent for file in files}
+        if len(folders) > 1:
+            raise Misconfigured(f"several kubeconfigs and a relative {key}: {value}", remedy="write an absolute path")
+        entry[key] = str(folders.pop() / value)
 
 
 @functools.cache
@@ -139,7 +158,9 @@ def connect(target: Target) -> "ApiClient":
     Raises Misconfigured if there are no credentials, and Unreachable if the disk for a kubeconfig's keys is full.
     """
     from kubernetes.client import ApiClient, Configuration  # 0.2 s to import
-    from kubernetes.config import ConfigException, exec_provider, kube_config, load_kube_config
+    from kubernetes.config import ConfigException, exec_provider, kube_config, load_kube_config_from_dict
+    from urllib3 import disable_warnings
+    from urllib3.exceptions import InsecureRequestWarning
 
     limit_credential_programs(exec_provider, kube_config)
     # The default of five minutes exceeds the lifetime of OKE's tokens: the program would run before every request.
@@ -152,14 +173,13 @@ def connect(target: Target) -> "ApiClient":
     # Buffered: the client's log lines during loading must not reach the terminal.
     previous_handlers, root.handlers = root.handlers, [log_buffer]
     try:
-        load_kube_config(  # type: ignore[no-untyped-call]
-            target.kubeconfig,
-            target.context,
-            client_configuration=configuration,
-            temp_file_path=str(key_folder()),
+        load_kube_config_from_dict(  # type: ignore[no-untyped-call]
+            dict(target.config), client_configuration=configuration, temp_file_path=str(key_folder())
         )
-        if not str(configuration.host).startswith("https://"):  # this machine: a proxy would read the token
-            configuration.proxy = None
+        if "proxy-url" not in target.cluster_config and is_loopback(urlsplit(target.server).hostname):
+            configuration.proxy = None  # like kubectl; over plain HTTP a proxy would read the token
+        if not configuration.verify_ssl:
+            disable_warnings(InsecureRequestWarning)  # for each request; `Target` says it once
         client = ApiClient(configuration)
     except (ConfigException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # writing a key file
@@ -184,6 +204,29 @@ def connect(target: Target) -> "ApiClient":
     return client
 
 
+def impersonation_headers(target: Target) -> list[tuple[str, str]]:
+    """Return the headers of the kubeconfig's `as`, `as-uid`, `as-groups` and `as-user-extra`, like client-go.
+
+    Raises Misconfigured like kubectl if there is no `as`.
+    """
+    user = target.user_config
+    headers = [("Impersonate-Uid", user["as-uid"])] if user.get("as-uid") else []
+    headers += [("Impersonate-Group", group) for group in user.get("as-groups") or ()]
+    headers += [
+        (f"Impersonate-Extra-{quote(key, safe=_HEADER_NAME)}", value)
+        for key, values in (user.get("as-user-extra") or {}).items()
+        for value in values
+    ]
+    if user.get("as"):
+        return [("Impersonate-User", user["as"]), *headers]
+    if headers:
+        raise Misconfigured(
+            f"context {target.context}: user {target.user} impersonates groups but no user",
+            remedy="add `as` to the user in the kubeconfig",
+        )
+    return []
+
+
 def _check_encrypted(target: Target, server: str) -> None:
     """Raise Misconfigured if credentials would travel over plain HTTP, where kubectl omits them."""
     parts = urlsplit(server)
@@ -194,7 +237,6 @@ def _check_encrypted(target: Target, server: str) -> None:
         )
 
 
-CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may have to log in meanwhile
 _TERMINATE_SEC = 2.0
 
 

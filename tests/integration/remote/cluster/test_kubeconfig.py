@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import signal
@@ -76,12 +77,14 @@ def test_the_variable_may_name_several_files_and_the_first_wins(
     ("text", "token"),
     [
         (None, ": not found; set cluster.kubeconfig"),
-        ("a: [", ", line 1, column 5"),
-        ("[" * 20_000, "recursion"),
-        ("just words", ": not a kubeconfig; "),
-        ("contexts: 5", "'int' object"),
-        ("contexts: [{}]", "'name'"),
-        ("current-context: [a]", "['a']"),
+        ("a: [", "yaml: line 1"),
+        ("[" * 20_000, "; fix the file"),
+        ("just words", "; fix the file"),
+        ("contexts: 5", "Config.contexts"),
+        ("contexts: [{}]", "; set cluster.context"),
+        ("current-context: [a]", "Config.current-context"),
+        ("", ": no existing context is current, "),
+        ("# nothing here yet", ": no existing context is current, "),
     ],
 )
 def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, token: str, tmp_path: Path) -> None:
@@ -89,6 +92,28 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_line(text: str | None, token: s
     if text is not None:
         path.write_text(text)
     assert token in resolve_error(kubeconfig=str(path))
+
+
+@pytest.mark.parametrize("text", ["", "# nothing here yet"])
+def test_an_empty_file_of_several_is_an_empty_kubeconfig(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'empty'}:{kubeconfig(tmp_path / 'k', 'a', current='a')}")
+    assert resolve(kubeconfig=None, context=None, namespace="n").server == "https://a:6443"
+
+
+def test_paths_that_kubectl_takes_from_the_files_folder_are_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./plugin"}
+    path = kubeconfig(tmp_path / "k", "a", current="a", user={"tokenFile": "token", "exec": plugin})
+    user = resolve(kubeconfig=str(path), context=None, namespace="n").user_config
+    assert (user["tokenFile"], user["exec"]["command"]) == (str(tmp_path / "token"), str(tmp_path / "plugin"))
+    (tmp_path / "other").mkdir()
+    kubeconfig(tmp_path / "other/k", "b")
+    monkeypatch.setenv("KUBECONFIG", f"{path}:{tmp_path / 'other/k'}")
+    assert "; write an absolute path" in resolve_error()
 
 
 def test_a_missing_kubeconfig_names_the_providers_command(tmp_path: Path) -> None:
@@ -195,25 +220,28 @@ def test_a_full_disk_for_a_private_key_is_named(tmp_path: Path, monkeypatch: pyt
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("kubernetes.config.load_kube_config", full)
+    monkeypatch.setattr("kubernetes.config.load_kube_config_from_dict", full)
     path = kubeconfig(tmp_path / "k", "a", current="a")
     with pytest.raises(Unreachable, match=r"/qlora-fleet-kubeconfig-.*: no space left"):
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
 
 
 class Server(StubServer):
-    """API server that returns `response` for everything and records the Authorization of each request."""
+    """API server that returns `response` for everything and records the headers of the Python client's requests."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(_Handler)
         self.response, self.authorizations = (status, body), list[str | None]()
+        self.headers = list[tuple[str, str]]()
 
 
 class _Handler(StubHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self.server.authorizations.append(self.headers.get("Authorization"))
+        if self.headers["User-Agent"].startswith("OpenAPI-Generator"):  # kubectl asks for the version where it likes
+            self.server.authorizations.append(self.headers.get("Authorization"))
+            self.server.headers += self.headers.items()
         self.reply(*self.server.response)
 
 
@@ -234,19 +262,55 @@ def test_the_line_break_of_a_token_file_is_not_part_of_the_token(tmp_path: Path)
     assert server.authorizations == ["Bearer hidden"]
 
 
-def test_this_machine_is_not_asked_through_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Server(200, b"{}") as proxy:
-        monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
-        with open_cluster(tmp_path, {"token": "hidden"}) as (server, cluster):
-            assert cluster.namespace() == {}
-    assert (proxy.authorizations, server.authorizations) == ([], ["Bearer hidden"])
+def test_the_user_that_kubectl_impersonates_is_sent(tmp_path: Path) -> None:
+    user = {"token": "t", "as": "me@x", "as-uid": "7", "as-groups": ["a", "b"], "as-user-extra": {"k/e": ["v", "w"]}}
+    with open_cluster(tmp_path, user) as (server, cluster):
+        assert cluster.namespace() == {}
+    assert [pair for pair in server.headers if pair[0].startswith("Impersonate-")] == [
+        *(("Impersonate-User", "me@x"), ("Impersonate-Uid", "7")),
+        *(("Impersonate-Group", "a"), ("Impersonate-Group", "b")),
+        *(("Impersonate-Extra-k%2Fe", "v"), ("Impersonate-Extra-k%2Fe", "w")),
+    ]
+
+
+@pytest.mark.parametrize("user", [{"as-uid": "7"}, {"as-groups": ["a"]}, {"as-user-extra": {"k": ["v"]}}])
+def test_groups_without_an_impersonated_user_are_refused(user: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="context a: "), open_cluster(tmp_path, {"token": "t", **user}):
+        pass
 
 
 @pytest.mark.parametrize(
-    "user", [{"token": "hidden\nhidden"}, {"token": "h\u0456dden"}, {"username": "u", "password": 7}]
+    ("scheme", "host"), [*itertools.product(("http", "https"), ("127.0.0.1", "[::1]", "localhost"))]
+)
+def test_this_machine_is_not_asked_through_a_proxy(
+    scheme: str, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://proxy:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    path = kubeconfig(tmp_path / "k", "a", current="a")
+    text = path.read_text()
+    path.write_text(text.replace("https://a:", f"{scheme}://{host}:"))
+    assert connect(resolve(kubeconfig=str(path), context=None, namespace="n")).configuration.proxy is None
+    if scheme == "https":
+        path.write_text(text)
+        client = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+        assert client.configuration.proxy == "http://proxy:9"
+
+
+def test_a_server_whose_certificate_is_not_verified_is_named_once(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "k", "a", current="a")
+    path.write_text(path.read_text().replace('"server":', '"insecure-skip-tls-verify": true, "server":'))
+    target = resolve(kubeconfig=str(path), context=None, namespace="n")
+    assert "not verified" in str(target)
+    assert connect(target).configuration.verify_ssl is False
+
+
+@pytest.mark.parametrize(
+    "user", [{"token": "hidden\nhidden"}, {"token": "h\u0456dden"}, {"username": "u", "password": ["hidden"]}]
 )
 def test_credentials_that_cannot_be_sent_are_named_and_not_shown(user: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match="context a: ") as refused, open_cluster(tmp_path, user) as (_, cluster):
+    with pytest.raises(Misconfigured) as refused, open_cluster(tmp_path, user) as (_, cluster):
         cluster.namespace()
     assert "dden" not in str(refused.value)
 
@@ -257,7 +321,7 @@ def test_an_invalid_proxy_is_one_line(proxy: object, tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     document["clusters"][0]["cluster"]["proxy-url"] = proxy
     path.write_text(json.dumps(document))
-    with pytest.raises(Misconfigured, match=r"^context a: .*kubeconfig$"):
+    with pytest.raises(Misconfigured, match=r"; fix the (file|kubeconfig)$"):
         connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
 
 
@@ -291,15 +355,14 @@ def test_an_invalid_date_is_not_parsed(date: str) -> None:
 
 
 def test_a_kubectl_that_prints_without_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 16)
     (tmp_path / "kubectl").write_text("#!/bin/sh\nexec yes\n")
     (tmp_path / "kubectl").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with (
-        open_cluster(tmp_path, {"token": "t"}) as (_, cluster),
-        pytest.raises(ClusterError, match=r"kubectl .* logs a.* MiB"),
-    ):
-        cluster.logs("a")
+    with open_cluster(tmp_path, {"token": "t"}) as (_, cluster):
+        monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 16)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        with pytest.raises(ClusterError, match=r"kubectl .* logs a.* MiB"):
+            cluster.logs("a")
+        assert "; run `kubectl config view`" in resolve_error(kubeconfig=str(tmp_path / "k"))
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'"no such page"', b"[" * 100_000])
