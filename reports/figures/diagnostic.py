@@ -1,9 +1,4 @@
-"""Figure 06, diagnostic: the changes from the baseline to the recommended configuration, step by step; then the effect
-of each single factor, with all others as in the suite's centre."""
-
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+"""Figure 06, diagnostic: the effect of each single factor, with all others as in the suite's centre."""
 
 from bench.records.status import TrialStatus
 from bench.records.trial import Trial
@@ -17,7 +12,6 @@ from reports.read.reference_results import Factor
 from reports.read.run import Run
 from reports.statistics import per_config
 from reports.statistics.types import Ratio
-from reports.summary import text
 from reports.summary.summary import ConfigurationRow, Summary
 
 CENTRE = "optimized"
@@ -42,57 +36,6 @@ _VALUE_TEXTS = {
 }
 
 
-def gather(summary: Summary, run: Run) -> RowFigure | None:
-    settings = {configuration.label: configuration.planned[0].trial for configuration in run.configurations}
-    figure = _single_factor_figure(summary, run, settings)
-    if figure is None or not (path := shortest_path(summary, settings)):
-        return figure
-    return replace(
-        figure,
-        groups=(_path_group(path, settings), *figure.groups),
-        caption=f"First, the changes from {path[0].label} to {path[-1].label}, one at a time. {figure.caption}",
-    )
-
-
-def shortest_path(summary: Summary, settings: Mapping[str, Trial]) -> list[ConfigurationRow]:
-    """Find the shortest path from the baseline to the recommended configuration through measured configurations.
-
-    Each step changes one factor. Empty if there is no such path; of equally short ones, the plan's first.
-    """
-    rows = {row.label: row for row in summary.measured_rows}
-    end = text.recommended_label(summary)
-    paths = [[summary.baseline]] if summary.baseline in rows and end != summary.baseline else []
-    seen = {summary.baseline}
-    for path in paths:  # breadth-first: the list grows during iteration
-        for label in rows:
-            if label not in seen and len(_changed_fields(settings[path[-1]], settings[label])) == 1:
-                if label == end:
-                    return [rows[step] for step in (*path, label)]
-                seen.add(label)
-                paths.append([*path, label])
-    return []
-
-
-def _path_group(path: Sequence[ConfigurationRow], settings: Mapping[str, Trial]) -> MarkGroup:
-    names, token_marks, minute_marks = [path[0].label], [], []
-    for previous, current in itertools.pairwise(path):
-        (field,) = _changed_fields(settings[previous.label], settings[current.label])
-        names.append(f"{_describe_change(field, settings[previous.label], settings[current.label])} = {current.label}")
-    for number, row in enumerate(path):
-        suffix = (
-            f", {formatting.number(row.useful_rate / path[number - 1].useful_rate, 2)}x the row above" if number else ""
-        )
-        token_marks.append(row_chart.estimate_mark(row, "elapsed_useful_tokens_per_sec", suffix=suffix))
-        minute_marks.append(row_chart.minutes_mark(row))
-    return MarkGroup(
-        names=tuple(names),
-        panels=(
-            Panel(title="Useful tokens per second, per worker", marks=tuple(token_marks)),
-            Panel(title="Minutes per 1,000 samples, 1 GPU", marks=tuple(minute_marks)),
-        ),
-    )
-
-
 def _changed_fields(first: Trial, second: Trial) -> list[str]:
     return [name for name in _CHANGE_TEXTS if getattr(first, name) != getattr(second, name)]
 
@@ -101,7 +44,8 @@ def _describe_change(field: str, first: Trial, second: Trial) -> str:
     return _CHANGE_TEXTS[field].format(_format_value(getattr(first, field)), _format_value(getattr(second, field)))
 
 
-def _single_factor_figure(summary: Summary, run: Run, settings: Mapping[str, Trial]) -> RowFigure | None:
+def gather(summary: Summary, run: Run) -> RowFigure | None:
+    settings = {configuration.label: configuration.planned[0].trial for configuration in run.configurations}
     centre = next((row for row in summary.rows if row.label == CENTRE), None)
     if centre is None or centre.measured is None:
         return None

@@ -160,7 +160,6 @@ DISTRIBUTED = Chart(
     title="Distributed training",
     needs="a trial of suite distributed on several GPUs",
     command="inv bench --suite=distributed",
-    workload="distributed",
     gather=gather,
     is_folded=True,
 )

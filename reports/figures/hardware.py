@@ -106,7 +106,6 @@ HARDWARE = Chart(
     title="Hardware",
     needs="a trial of suite hardware",
     command="inv bench --suite=hardware",
-    workload="hardware",
     gather=gather,
     is_folded=True,
 )

@@ -210,7 +210,6 @@ INFERENCE = Chart(
     title="Inference",
     needs="a trial of suite inference",
     command="inv bench --suite=inference",
-    workload="inference",
     gather=gather,
     is_folded=True,
 )

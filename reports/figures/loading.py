@@ -148,7 +148,6 @@ LOADING = Chart(
     title="Model loading",
     needs="a trial of suite loading",
     command="inv bench --suite=loading",
-    workload="loading",
     gather=gather,
     is_folded=True,
 )

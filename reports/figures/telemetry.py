@@ -4,7 +4,8 @@ The trial is the best configuration's; if a worker is systematically slow, it is
 of a healthy worker.
 """
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -18,15 +19,15 @@ from bench.records.paths import TELEMETRY_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from reports import formatting
-from reports.figures import worker_map
-from reports.figures.drawing import lines
+from reports.figures.drawing import lines, row_chart
 from reports.figures.drawing.layout import MARGIN_IN, Chart, Header, Sheet, create_layout, make_header
 from reports.figures.drawing.style import BAND, DEEP_TONE, GRID, INK, MUTED, OTHER_TONE, text_width_in
 from reports.read import telemetry
 from reports.read.run import Run
-from reports.summary.summary import Summary
+from reports.summary.summary import ConfigurationRow, Summary
 
 TARGET_PERCENT = 80.0
+NOTABLE_PERCENT = 3.0  # healthy nodes of the same type differ less
 _BINS = 160  # a long trial's samples are averaged to this many points; the band behind shows their range
 _LANE_HEIGHT_IN = 1.05
 _MAX_GPUS = 4
@@ -144,7 +145,7 @@ class TelemetryData:
 
 
 def gather(summary: Summary, run: Run) -> TelemetryData | None:
-    slow_worker = worker_map.find_slow_worker(summary)
+    slow_worker = find_slow_worker(summary)
     for result in _candidates(summary, run, None if slow_worker is None else slow_worker[0]):
         frame = _read_telemetry(run, result)
         if frame is None:
@@ -168,6 +169,37 @@ def gather(summary: Summary, run: Run) -> TelemetryData | None:
     return None
 
 
+def _deviations(row: ConfigurationRow) -> dict[str, float]:
+    """Map each worker to the percent by which its step took longer than the median one; empty without two workers."""
+    medians = {} if row.measured is None else row.measured.worker_medians
+    if len(medians) < 2:
+        return {}
+    median = statistics.median(medians.values())
+    return {worker: 100.0 * (time / median - 1.0) for worker, time in medians.items()}
+
+
+def _median_deviations(deviations_of_rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return each worker's median deviation, in the order of their names."""
+    workers = sorted(
+        {worker for row_deviations in deviations_of_rows for worker in row_deviations}, key=formatting.natural_key
+    )
+    return {
+        worker: statistics.median(
+            [row_deviations[worker] for row_deviations in deviations_of_rows if worker in row_deviations]
+        )
+        for worker in workers
+    }
+
+
+def find_slow_worker(summary: Summary) -> tuple[str, float] | None:
+    """Return the systematically slow worker, if any, and the percent that its steps take longer (median)."""
+    medians = _median_deviations(
+        [row_deviations for row in row_chart.drawn_rows(summary) if (row_deviations := _deviations(row))]
+    )
+    slowest = max(medians, key=lambda worker: medians[worker], default=None)
+    return None if slowest is None or medians[slowest] < NOTABLE_PERCENT else (slowest, medians[slowest])
+
+
 def _read_telemetry(run: Run, result: TrialResult) -> pd.DataFrame | None:
     return telemetry.read(run.folder / TRIALS_FOLDER / result.trial_id / TELEMETRY_FILE)
 
@@ -186,7 +218,7 @@ def _candidates(summary: Summary, run: Run, slow_worker: str | None) -> list[Tri
 def _healthy_lanes(summary: Summary, run: Run, slow_result: TrialResult) -> tuple[Lane, ...]:
     """Return the lanes of the same configuration on the worker nearest to the median that has telemetry."""
     label = run.label_of[slow_result.trial_id]
-    deviations = next((worker_map.deviations(row) for row in summary.rows if row.label == label), {})
+    deviations = next((_deviations(row) for row in summary.rows if row.label == label), {})
     for worker in sorted(set(deviations) - {slow_result.worker}, key=lambda name: abs(deviations[name])):
         results = (
             result for result in run.results if result.worker == worker and run.label_of[result.trial_id] == label

@@ -1,4 +1,4 @@
-"""Figure 02, training performance: the time of every measured step, and the share of padding in the tokens."""
+"""Figure 02, training performance: the time of every measured step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from reports.figures.drawing.layout import (
     names_width_in,
     rows_height_in,
 )
-from reports.figures.drawing.style import BAND, INK, MARKERS, MUTED, PAPER, shorten_text
+from reports.figures.drawing.style import BAND, INK, MARKERS, PAPER, shorten_text
 from reports.read.run import Run
 from reports.summary.summary import ConfigurationRow, Summary
 
@@ -42,32 +42,28 @@ class TrainingPerformanceData:
     @property
     def caption(self) -> str:
         return (
-            "Steps: each mark is one step of one worker, the line is the configuration's step time; steps far to the "
-            "right were disturbed. Tokens: the hatched part is padding, which is wasted computation."
+            "Each mark is one step of one worker, the line is the configuration's step time; steps far to the right "
+            "were disturbed."
         )
 
     @property
     def alt(self) -> str:
         configurations = [
-            f"{row.label}: median step {formatting.estimate(row.measured.step_time_sec, ' s')}, "
-            f"{formatting.number(row.measured.padding_percent, 0)} % of token positions padding"
+            f"{row.label}: median step {formatting.estimate(row.measured.step_time_sec, ' s')}"
             for row in self.rows
             if row.measured is not None
         ]
-        return "Step times and tokens per second. " + "; ".join(configurations) + "."
+        return "Step times. " + "; ".join(configurations) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
         names = [row.label for row in self.rows]
         rows_in = rows_height_in(len(names), _ROW_HEIGHT_IN, sheet)
         legend_in = _LEGEND_IN + (0.2 if sheet.is_narrow else 0.0)
-        layout = create_layout(self.header, sheet, (2 if sheet.is_narrow else 1) * rows_in + legend_in)
-        columns = layout.columns(1 if sheet.is_narrow else 2, left_in=names_width_in(names, sheet), gap_in=0.35)
-        left = layout.panel(columns[0][0], 0.0, columns[0][1], rows_in)
-        row_chart.label_rows(left, names, sheet)
-        _draw_step_times(left, self, sheet)
-        right = layout.panel(columns[-1][0], rows_in + legend_in if sheet.is_narrow else 0.0, columns[-1][1], rows_in)
-        row_chart.label_rows(right, names, sheet, shown=False)
-        _draw_tokens(right, self.rows, sheet)
+        layout = create_layout(self.header, sheet, rows_in + legend_in)
+        ((left, width),) = layout.columns(1, left_in=names_width_in(names, sheet), gap_in=0.0)
+        axes = layout.panel(left, 0.0, width, rows_in)
+        row_chart.label_rows(axes, names, sheet)
+        _draw_step_times(axes, self, sheet)
         return layout.figure
 
 
@@ -87,7 +83,7 @@ def gather(summary: Summary, run: Run) -> TrainingPerformanceData | None:
     stride = -(-len(measured) // _MAX_STEPS)
     thinned = measured.iloc[::stride] if stride > 1 else measured
     thinned_note = f"1 in {stride} of {len(measured):,} steps drawn" if stride > 1 else ""
-    title = _title(rows, measured["off_percent"])
+    title = _title(measured["off_percent"])
     return TrainingPerformanceData(
         header=make_header(summary, title, *row_chart.header_facts(summary), thinned_note),
         rows=rows,
@@ -95,15 +91,9 @@ def gather(summary: Summary, run: Run) -> TrainingPerformanceData | None:
     )
 
 
-def _title(rows: tuple[ConfigurationRow, ...], off_percent: pd.Series) -> str:
-    shares = {row.label: row.measured.padding_percent for row in rows if row.measured is not None}
-    lowest, highest = min(shares, key=lambda label: shares[label]), max(shares, key=lambda label: shares[label])
-    low_text, high_text = formatting.number(shares[lowest], 0), formatting.number(shares[highest], 0)
-    spent = f"{high_text} % of the tokens computed"
-    if low_text != high_text:
-        spent = f"{high_text} % of the tokens that {highest} computes, {low_text} % of {lowest}'s"
+def _title(off_percent: pd.Series) -> str:
     percentile = formatting.number(float(off_percent.abs().quantile(0.9)), 1)
-    return f"Padding takes {spent}; 9 in 10 steps are within {percentile} % of their configuration's step time"
+    return f"9 in 10 steps are within {percentile} % of their configuration's step time"
 
 
 TRAINING_PERFORMANCE = Chart(
@@ -187,25 +177,3 @@ def _worker_legend(axes: Any, workers: list[str], sheet: Sheet) -> None:
         handletextpad=0.2,
         columnspacing=1.2,
     )
-
-
-def _draw_tokens(axes: Any, rows: tuple[ConfigurationRow, ...], sheet: Sheet) -> None:
-    max_rate = 0.0
-    for y, row in enumerate(rows):
-        if row.measured is None:
-            continue
-        useful, total = row.measured.elapsed_useful_tokens_per_sec, row.measured.elapsed_tokens_per_sec
-        padding = total.value - useful.value
-        text = (
-            f"{formatting.number(useful.value)} useful + {formatting.number(padding)} padding "
-            f"({formatting.number(row.measured.padding_percent, 0)} %)"
-        )
-        mark_y = row_chart.label_mark(axes, y, text, row.label, sheet)
-        axes.barh(mark_y, useful.value, height=0.36, color=row_chart.row_tone(row), linewidth=0)
-        style = {"facecolor": PAPER, "edgecolor": MUTED, "hatch": "////", "linewidth": 0.8}
-        axes.barh(mark_y, padding, left=useful.value, height=0.36, **style)
-        row_chart.draw_whisker(axes, mark_y, useful.low, useful.high)
-        max_rate = max(max_rate, total.value, useful.high or 0.0)
-    axes.set_xlim(0.0, max_rate * 1.06 or 1.0)
-    axes.set_title("Tokens per second and worker" if sheet.is_narrow else "Tokens per second, per worker")
-    lines.format_x_axis(axes)

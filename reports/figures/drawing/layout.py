@@ -199,9 +199,8 @@ class Drawing(Protocol):
 class Chart:
     """One figure. `gather` returns its drawing, or None if the run has no data for it.
 
-    `needs` then names the missing data, and `command` the command that measures it, if a single one does. `workload`
-    names the only one whose trials it shows. A figure with `is_folded` supports a decision rather than leading to it:
-    the page shows its title, and a click opens it.
+    `needs` then names the missing data, and `command` the command that measures it, if a single one does. A figure
+    with `is_folded` supports a decision rather than leading to it: the page shows its title, and a click opens it.
     """
 
     name: str
@@ -209,7 +208,6 @@ class Chart:
     needs: str
     gather: Callable[[Summary, Run], Drawing | None]
     command: str = ""
-    workload: str = ""
     is_folded: bool = False
 
 

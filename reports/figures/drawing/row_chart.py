@@ -32,7 +32,7 @@ from reports.figures.drawing.style import (
 )
 from reports.formatting import HasInterval
 from reports.read.measurements import MeasuredValue
-from reports.summary.cost import SAMPLES, Amount, seconds_for
+from reports.summary.cost import Amount
 from reports.summary.summary import ConfigurationRow, Summary
 
 MAX_DRAWN = 14  # configurations in one figure: the full suite with its baseline
@@ -101,14 +101,6 @@ def estimate_mark(row: ConfigurationRow, name: str, *, suffix: str = "", publish
         return Mark(value=None, text=formatting.UNKNOWN)
     estimate = getattr(row.measured, name)
     return interval_mark(estimate, f"{formatting.estimate(estimate)}{suffix}", tone=row_tone(row), published=published)
-
-
-def minutes_mark(row: ConfigurationRow) -> Mark:
-    """Make a bar of the minutes that 1,000 samples take on one GPU."""
-    if row.measured is None:
-        return Mark(value=None, text=formatting.UNKNOWN)
-    minutes = seconds_for(SAMPLES, row.measured.elapsed_samples_per_sec).times(1 / 60)
-    return interval_mark(minutes, formatting.estimate(minutes), tone=row_tone(row))
 
 
 def dollars_mark(amount: Amount, *, tone: str) -> Mark:

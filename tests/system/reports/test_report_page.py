@@ -28,7 +28,6 @@ from reports.output.build import build
 from reports.summary.prices import Pricing
 from tests.support.reports import showcase, synthetic
 
-SHOWN_CHARTS = [chart for chart in CHARTS if chart.workload != "health"]  # the suite `all` has no burn-in
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 FLAGS = (
@@ -179,14 +178,14 @@ def test_in_print_figures_are_on_portrait_pages_and_folded_ones_are_open(browser
     assert len(sizes) <= 12
     browser.run_devtools_command("Emulation.setEmulatedMedia", media="print")
     seen = "[...document.querySelectorAll('figure svg.wide')].map(one => one.getBoundingClientRect().height > 0)"
-    assert browser.evaluate(seen) == [True] * len(SHOWN_CHARTS)
+    assert browser.evaluate(seen) == [True] * len(CHARTS)
     assert browser.evaluate("document.querySelector('section[aria-labelledby=raw]').offsetHeight") == 0
 
 
 def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser) -> None:
     browser.open_page("full", 1440)
     drawn = browser.evaluate("[...document.querySelectorAll('figure')].map(one => one.id)")
-    assert drawn == [chart.name for chart in sorted(SHOWN_CHARTS, key=lambda chart: chart.is_folded)]
+    assert drawn == [chart.name for chart in sorted(CHARTS, key=lambda chart: chart.is_folded)]
     assert browser.evaluate("[...document.querySelectorAll('details.figure summary span')].every(p => p.innerText)")
     browser.unfold()
     assert browser.evaluate("[...document.querySelectorAll('figcaption p')].every(p => p.innerText.length > 20)")

@@ -86,7 +86,7 @@ def test_a_good_run_exits_0_and_its_page_says_what_ran_and_that_nothing_failed_o
 
 def test_figures_are_files_and_in_the_page_which_is_written_last(exact):
     names = {path.name for path in exact.files if path.parent.name == "figures"}
-    drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves", "14_worker_map")
+    drawn = ("01_executive_summary", "02_training_performance", "10_loss_curves")
     assert names == {f"{stem}.{kind}" for stem in drawn for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in exact.files if path.suffix == ".png")
     assert read_report_file(exact, "index.html").count('role="img" aria-label="') == 2 * len(

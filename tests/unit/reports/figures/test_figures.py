@@ -24,7 +24,6 @@ from reports.figures import (
     memory,
     renderer,
     run_comparison,
-    worker_map,
 )
 from reports.figures import telemetry as telemetry_figure
 from reports.figures.drawing import style
@@ -163,7 +162,7 @@ def test_the_caption_has_the_cost_of_generated_tokens_for_every_path(a10):
 
 
 def test_the_diagnosis_compares_each_factor_with_the_centre_and_shows_out_of_memory(a10):
-    effect = marks_by_row(diagnostic.gather(*a10), group=1)
+    effect = marks_by_row(diagnostic.gather(*a10))
     assert len(effect) == 11
     assert effect["sequence 512 \N{RIGHTWARDS ARROW} 256"].value == pytest.approx(0.527 / 0.294, rel=0.01)
     off = effect["checkpointing on \N{RIGHTWARDS ARROW} off"]
@@ -172,24 +171,6 @@ def test_the_diagnosis_compares_each_factor_with_the_centre_and_shows_out_of_mem
     rows = {row.label: row.measured for row in a10[0].rows}
     one_of_all = per_config.ratio(rows["rank-8"], rows["optimized"], "samples_per_sec", comparisons=11)
     assert effect["LoRA rank 16 \N{RIGHTWARDS ARROW} 8"].low == one_of_all.low
-
-
-def test_the_path_from_the_baseline_to_the_recommended_configuration_changes_one_factor_per_step(a10):
-    summary, run = a10
-    figure = diagnostic.gather(summary, run)
-    arrow = "\N{RIGHTWARDS ARROW}"
-    assert figure.groups[0].names == (
-        "baseline",
-        f"batch 4 {arrow} 8 = seq-1024",
-        f"sequence 1024 {arrow} 512 = optimized",
-        f"samples padded {arrow} packed = packed",
-    )
-    useful, minutes = figure.groups[0].panels
-    assert ", 1.91x " in useful.marks[2].text
-    assert minutes.marks[3].value == pytest.approx(2.04, rel=0.01)
-    settings = {configuration.label: configuration.planned[0].trial for configuration in run.configurations}
-    only_ends = replace(summary, rows=tuple(row for row in summary.rows if row.label in ("baseline", "packed")))
-    assert diagnostic.shortest_path(only_ends, settings) == []
 
 
 def test_memory_shows_predictions_if_there_are_any_else_only_bars(h200):
@@ -262,22 +243,6 @@ def out_of_memory_on(summary, label, amount):
     return replace(summary, rows=rows)
 
 
-def test_speed_against_memory_names_what_is_fast_and_always_succeeds(a10):
-    summary, run = a10
-    data = memory.gather_scatter(summary, run)
-    points = {point.name: point for point in data.points}
-    assert data.limit_gb == pytest.approx(23.68)
-    assert (points["packed"].memory_gb, points["packed"].label) == (pytest.approx(8.92), "packed")
-    assert data.header.title.startswith("packed is the fastest without a failed trial: ")
-    rows = tuple(replace(row, planned=3, missing=1) if row.label == "packed" else row for row in summary.rows)
-    # A missing result is not a failure.
-    assert memory.gather_scatter(replace(summary, rows=rows), run).header.title == data.header.title
-    assert (points["seq-2048"].rate, points["seq-2048"].label) == (0.0, "seq-2048, 0 of 2 trials")
-    risky = memory.gather_scatter(out_of_memory_on(summary, "packed", 9), run)
-    assert "2 of 11 trials" in risky.header.title
-    assert "packed, 2 of 11 trials" in risky.alt
-
-
 def test_memory_shows_configurations_out_of_memory_without_a_prediction(a10):
     summary, run = a10
     without_predictions = replace(run, measurements=run.measurements[run.measurements["name"] != memory.PREDICTED_PEAK])
@@ -291,22 +256,7 @@ def test_memory_shows_configurations_out_of_memory_without_a_prediction(a10):
     )
 
 
-def test_the_map_of_workers_names_a_slow_one_and_leaves_unmeasured_cells_empty(a10):
-    summary, run = a10
-    assert worker_map.find_slow_worker(summary) is None
-    assert worker_map.gather(summary, run).header.title.startswith("No worker ")
-
-    def medians(label):
-        return {f"node-{number}": 1.0 for number in range(3)} | ({} if label == "packed" else {"node-9": 1.17})
-
-    data = worker_map.gather(with_medians(summary, medians), run)
-    assert re.fullmatch("node-9 is 17 % slower .* 10 of 11 configurations", data.header.title)
-    assert data.workers == ("node-0", "node-1", "node-2", "node-9")
-    assert data.percent[data.names.index("packed")] == (0.0, 0.0, 0.0, None)
-
-
-def test_there_is_no_map_of_a_single_worker_and_no_cost_without_a_price(h200):
-    assert worker_map.gather(*h200) is None
+def test_there_is_no_cost_without_a_price(h200):
     _, run = h200
     assert cost.gather(summarize(run, Pricing(list_prices=None)), run) is None
     assert cost.gather(summarize(run, Pricing(usd_per_gpu_hour=3.0, source="a list")), run) is not None
@@ -367,6 +317,7 @@ def test_telemetry_is_of_the_slow_worker_with_a_healthy_ones_means(a10):
         return {"gpu-node-1": 1.17, "gpu-node-2": 1.0} | ({"gpu-node-3": 1.0} if label != "packed" else {})
 
     data = telemetry_figure.gather(with_medians(summary, medians), run)
+    assert telemetry_figure.find_slow_worker(summary) is None
     assert data.trial == "packed.gpu-node-1"
     assert re.match(r"gpu-node-1 is 17 % slower .*\. The GPU was ", data.header.title)
     (clock,) = (lane for lane in data.lanes if lane.title == "SM clock, MHz")

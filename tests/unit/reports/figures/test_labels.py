@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from reports.figures import diagnostic, inference, loss_curves, memory, training_performance
+from reports.figures import diagnostic, inference, loss_curves, training_performance
 from reports.figures.drawing import lines, row_chart
 from reports.figures.drawing.layout import NARROW, WIDE
 from reports.figures.drawing.style import ELLIPSIS, text_width_in
@@ -53,20 +53,14 @@ def test_published_labels_are_not_crossed_by_lines(a10, sheet):
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-@pytest.mark.parametrize("gather", [memory.gather_scatter, loss_curves.gather])
-def test_names_of_eighty_characters_do_not_leave_the_figure(a10, gather, sheet):
-    data = gather(*a10)
-    name = "long-" * 16
-    is_scatter = gather is memory.gather_scatter
-    if is_scatter:
-        data = replace(data, points=tuple(replace(point, name=name) for point in data.points))
-    else:
-        data = replace(data, curves=tuple(replace(curve, name=name) for curve in data.curves))
-        ending = " k tokens" if sheet is WIDE else ""
+def test_names_of_eighty_characters_do_not_leave_the_figure(a10, sheet):
+    data = loss_curves.gather(*a10)
+    data = replace(data, curves=tuple(replace(curve, name="long-" * 16) for curve in data.curves))
+    ending = " k tokens" if sheet is WIDE else ""
     figure = data.draw(sheet)
     for text, box in drawn_texts(figure):
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
-        assert is_scatter or text.get_text().endswith(ending)
+        assert text.get_text().endswith(ending)
 
 
 def test_a_label_is_next_to_its_point_if_there_is_room():
@@ -83,7 +77,7 @@ def test_a_label_is_next_to_its_point_if_there_is_room():
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_the_dashed_line_does_not_cross_text(a10, sheet):
     figure = diagnostic.gather(*a10).draw(sheet)
-    for axes in figure.axes[2:]:  # the first panels are the path from the baseline, in bars
+    for axes in figure.axes:
         dashed = [line for line in axes.lines if line.get_linestyle() == "--" or line.is_dashed()]
         boxes = [box for text, box in drawn_texts(figure) if text.axes is axes]
         assert len(dashed) == len(axes.get_yticks())  # a segment for every row
