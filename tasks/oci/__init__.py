@@ -3,7 +3,7 @@
 credentials: profiles of the OCI CLI's configuration, private keys, a cluster's token; no SDK
 clients: the SDK's clients with deadlines, retries and pagination; region, compartment, namespace
 instance: the SDK's signer for an instance of the tenancy, such as the build VM
-api_errors: translate API errors into a task's errors, with the missing policy
+api_errors: retries, and translation of API errors into a task's errors, with the missing policy
 commands: flags and help of `inv tenancy` and its subcommands
 show: `inv tenancy`: read everything in parallel, and print it
 discovery: parse a tenancy's resources from API responses, and derive settings from them

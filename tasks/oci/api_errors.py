@@ -1,4 +1,4 @@
-"""Translate an error of Oracle's API into a task's error with operation, reason and remedy. Pure.
+"""Retries of Oracle's API, and the translation of its errors into a task's error with operation, reason and remedy.
 
 The API answers 404 both for a missing object and for missing permission, so the message names both. Every message
 contains the request id, which Oracle's support needs.
@@ -8,10 +8,17 @@ import datetime
 import email.utils
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from jwt import PyJWTError
+from oci.auth.certificate_retriever import InvalidCertificateFromInstanceMetadataError
+from oci.retry import RetryStrategyBuilder
 
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 
 MAX_CLOCK_SKEW_SEC = 300.0  # tolerance of the service for a request's date
+# Errors of the SDK when it requests a token, also while it signs a request: an invalid certificate or token.
+TOKEN_ERRORS = (RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,3 +109,25 @@ def describe_clock_skew(headers: Mapping[str, str], now: datetime.datetime) -> s
         return None
     direction = "ahead" if offset_sec > 0 else "behind"
     return f"this machine's clock is {abs(offset_sec) / 60:.0f} min {direction}, and signatures contain the date"
+
+
+def retry_strategy(max_attempts: int, max_total_sec: float, max_pause_sec: float) -> Any:
+    """Build the SDK's retry strategy."""
+    return RetryStrategyBuilder(
+        max_attempts=max_attempts,
+        total_elapsed_time_seconds=max_total_sec,
+        retry_max_wait_between_calls_seconds=max_pause_sec,
+    ).get_retry_strategy()
+
+
+def root_cause(error: BaseException) -> str:
+    """Return the innermost error's message on one line. Its URL has no secret: signatures are in headers."""
+    if isinstance(error, InvalidCertificateFromInstanceMetadataError):  # its message may contain a received key
+        return "the metadata service returned no certificate; is a proxy intercepting the connection?"
+    cause = getattr(error, "reason", None) or next(iter(error.args), None)
+    return root_cause(cause) if isinstance(cause, BaseException) else one_line(error) or type(error).__name__
+
+
+def one_line(text: object) -> str:
+    """Return the start of a text from outside, on one line."""
+    return " ".join(str(text).split())[:200]

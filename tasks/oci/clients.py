@@ -19,9 +19,16 @@ from oci.identity import IdentityClient
 from oci.object_storage import ObjectStorageClient
 from oci.signer import AbstractBaseSigner
 
-from bench.nodes.oke import TOKEN_ERRORS, retry_strategy, root_cause
 from tasks.errors import RetryableError, UsageError, translate_errors
-from tasks.oci.api_errors import ApiNotFound, Caller, Operation, to_task_error
+from tasks.oci.api_errors import (
+    TOKEN_ERRORS,
+    ApiNotFound,
+    Caller,
+    Operation,
+    retry_strategy,
+    root_cause,
+    to_task_error,
+)
 from tasks.oci.credentials import (
     OciProfile,
     SigningKey,
