@@ -61,7 +61,6 @@ class BenchOptions:
     workers: int | None = number(int, "run on this many of the fleet's workers", ge=1, unset="fleet.size")
     dry_run: bool = switch(DRY_RUN)
     plain: bool = switch(PLAIN)
-    yes: bool = switch("with bench.then: shrink: do not ask for confirmation")
 
 
 bench = Command(
@@ -165,7 +164,7 @@ class TrainOptions:
     dry_run: bool = switch("print the plan and the predicted steps, hours, costs and memory, and start nothing")
     plain: bool = switch(PLAIN)
     job: bool = switch("deploy a Kubernetes Job that trains without this command, and exit; needs cluster.volume")
-    yes: bool = switch(f"with --job: {YES}; with train.then: shrink: do not ask before the run")
+    yes: bool = switch(f"with --job: {YES}")
     discard_results: bool = switch(f"with --job: {DISCARD}")
 
 

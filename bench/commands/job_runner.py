@@ -5,7 +5,7 @@ node or a rank was lost), the next one resumes from the last checkpoint, in this
 decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods share. The
 other pods take part until that end exists. A SIGTERM is passed to the attempt, which writes a checkpoint and ends; the
 replacing pod resumes. The first pod also notifies the order's webhook. A pod whose GPU shows a fault leaves its node
-(`job_faults`), and after a success the pods may give their nodes back (`job_nodes`).
+(`job_faults`).
 
 Only the standard library. Not covered: a limit on the wait for lost pods.
 """
@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.commands.job_faults import NodeFaults
-from bench.commands.job_nodes import JobNodes
 from bench.commands.job_notifications import JobWatch, attempt_numbers, held_sec, open_watch, read_result
 from bench.data.inputs import InputError
 from bench.records import paths, schema
@@ -54,45 +53,13 @@ class JobRunner:
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
         with open_watch(self.order, self.rank, self.folder) as self._watch:
-            nodes = self._make_nodes()
-            has_ended = TrainingJobEnd.read_or_none(self.folder, self.order.turn) is not None
-            if nodes is not None and self.rank == 0 and not has_ended:
-                nodes.check_later()
             end = self._run_attempts()
             if self._watch is not None and end is not None:  # also of a pod that was replaced before it notified
                 self._watch.on_end(end.outcome)
-            if nodes is not None and end is not None and end.end is TrialStatus.SUCCEEDED:
-                self._print_end(end)
-                return ExitCode.OK if self._give_back(nodes, end) else ExitCode.STOPPED
         if end is None:
             return ExitCode.WORKER_FAULTY if self._leaves_node else ExitCode.STOPPED
-        self._print_end(end)
-        return ExitCode.OK if end.end is TrialStatus.SUCCEEDED else ExitCode.FAILED
-
-    def _print_end(self, end: TrainingJobEnd) -> None:
         print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
-
-    def _make_nodes(self) -> JobNodes | None:
-        """Return this pod's part in giving the nodes back; None if the order does not say so."""
-        if self.order.nodes is None:
-            return None
-        return JobNodes(
-            self.order,
-            self.order.nodes,
-            rank=self.rank,
-            address=os.environ.get(paths.NODE_IP_VARIABLE, ""),
-            folder=self.folder,
-            is_stopped=lambda: self._is_stopped,
-            watch=self._watch,
-        )
-
-    def _give_back(self, nodes: JobNodes, end: TrainingJobEnd) -> bool:
-        """Give the nodes back; False if another pod must go on. Its errors do not fail the training."""
-        try:
-            return nodes.finish(end)
-        except Exception as error:  # noqa: BLE001 - the training has succeeded; the line says what it was
-            print(f"{self.order.run_id}: the nodes are kept: {type(error).__name__}: {error}", flush=True)
-            return True
+        return ExitCode.OK if end.end is TrialStatus.SUCCEEDED else ExitCode.FAILED
 
     def _run_attempts(self) -> TrainingJobEnd | None:
         """Run attempts until the training's end, which is returned; None if this pod is stopped or leaves before."""

@@ -27,7 +27,6 @@ class EventKind(Enum):
     STALLED = "stalled"
     BUDGET = "budget"  # BUDGET_SHARE of train.budget_usd is spent
     ENDED = "ended"
-    NODES = "nodes"  # given back after the run, or kept, with the reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +143,6 @@ class RunWatch:
             self._changed_at = None
             text = outcome.status.value if outcome.text is None else f"{outcome.status.value}: {outcome.text}"
             self._emit(EventKind.ENDED, text, outcome=outcome, usd=usd)
-
-    def on_nodes(self, text: str) -> None:
-        """Process that nodes are given back, or kept."""
-        with self._lock:
-            self._emit(EventKind.NODES, text)
 
     def close(self) -> None:
         """Stop watching: the run goes on without this process, or has ended."""

@@ -5,7 +5,6 @@ atomic_files: atomic writes, regular files, sha256
 bootstrap: median, quantiles and bootstrap interval
 checksummed: JSON records with a schema version and a checksum
 forecast: a worker's forecast of a training, and settings derived from its data
-nodes: nodes that a run gives back after its success (nodes.json)
 paths: names of files, folders and environment variables
 quality: held-out losses against the reference (quality.json)
 result: outcome and measurements of one trial (result.json)

@@ -12,13 +12,11 @@
 | | REPORT_FOLDER/ | `inv report` |
 | a trial's folder | RESULT_FILE | the trial's process, last |
 | | PROGRESS_FILE, TELEMETRY_FILE, ENVIRONMENT_FILE | the trial's process, while it runs |
-| | NODES_FILE | `inv train`, `inv bench`: nodes given back; not in SHA256SUMS, as it is written after it |
 | | ADAPTER_CHECK_FILE | `inv adapter.check` |
 | a training's folder | STEPS_FILE | the trial's process, a line per step and per held-out loss |
 | | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
 | CHECKPOINTS_FOLDER | RESTARTS_FILE | each attempt of a training, as it resumes and after its first step |
 | on the shared volume | ORDER_END_FILE | the first pod of a Kubernetes training Job, last |
-| | NODES_FILE, SUMS_FILE, HOLD_FILE, HELD_FILE | the pods of a Job that gives its nodes back |
 | | FAULTY_NODE_FILE | a pod of a Job on a node whose GPU showed a fault |
 
 `remote.fleet.gang_agent` sets the rank variables of each machine of a trial;
@@ -40,7 +38,6 @@ ENVIRONMENT_FILE = "environment.json"
 TRAINING_FILE = "training.json"
 STEPS_FILE = "steps.jsonl"
 ADAPTER_FOLDER = "adapter"
-NODES_FILE = "nodes.json"
 ADAPTER_CHECK_FILE = "adapter-check.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 RESTARTS_FILE = "restarts.json"
@@ -50,9 +47,8 @@ NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
 METRICS_VARIABLE = "QLORA_FLEET_METRICS"  # {"host": ..., "port": ..., "usd_per_gpu_hour": ...}: serve /metrics there
 ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
-HOLD_FILE, HELD_FILE = "hold-{turn}.json", "held-{turn}.{rank}.json"  # the first pod's question, each pod's answer
 FAULTY_NODE_FILE = "faulty-{turn}.{node}.json"
-NODE_NAME_VARIABLE, NODE_IP_VARIABLE = "QLORA_FLEET_NODE_NAME", "QLORA_FLEET_NODE_IP"  # the pod's node
+NODE_NAME_VARIABLE = "QLORA_FLEET_NODE_NAME"  # the pod's node
 HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt
 NOTIFY_KEY_VARIABLE = "QLORA_FLEET_NOTIFY_KEY"  # key that signs the notifications of a training's Job
 

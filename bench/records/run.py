@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.checksummed import Checksummed, ResultError, read_checksummed, write_checksummed
-from bench.records.nodes import NodesRecord
 from bench.records.paths import ORDER_END_FILE, RUN_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
 from bench.records.trial import Trial
@@ -101,8 +100,7 @@ class TrainingJobSpec:
 
     `shared` is the folder of all runs on the volume that the pods share. A run may be submitted again: `turn` counts
     from 1, and attempts up to number `after` belong to earlier turns. The ranks connect to `port` of the first pod and
-    authenticate with `token`. `nodes` is the plan of a Job that gives its nodes back. `notify` and `nodes` are absent
-    in the order of a Job without them, as older images read it.
+    authenticate with `token`. `notify` is absent in the order of a Job without it, as older images read it.
     """
 
     run_id: str
@@ -114,7 +112,6 @@ class TrainingJobSpec:
     port: int
     token: str
     notify: NotifyTarget | None = None
-    nodes: NodesRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ OWN_SLOT_MIN_BYTES = 64 << 20  # weights and files of this size get their own sl
 MAX_LAYER_BYTES = 8_000_000_000  # the largest layer that registries were seen to accept
 DOCKERFILE = "image/Dockerfile"
 _IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py", "image/torch.sh")
-CLOUD_SDK = "cloud-sdk"  # its lock; see bench/nodes
 _IGNORED_FOLDERS = frozenset({"__pycache__", ".git", "build", "dist"})
 
 
@@ -68,7 +67,7 @@ def code_files(
 ) -> tuple[CodeFile, ...]:
     """List the files for a build of `profile`: the project's, wheels for a build without an index, an extension's."""
     sources = {path: root / path for path in _IMAGE_FILES}
-    locks = [f"image/locks/{name}" for name in (f"{profile}.in", f"{profile}.txt", f"{CLOUD_SDK}.txt")]
+    locks = [f"image/locks/{name}" for name in (f"{profile}.in", f"{profile}.txt")]
     sources |= {path: root / path for path in locks}
     sources |= {str(source.relative_to(root)): source for source in bench_files(root)}
     if wheels is not None:

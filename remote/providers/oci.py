@@ -28,7 +28,6 @@ class Oci(Provider):
     preemptible_label = "oci.oraclecloud.com/oke-is-preemptible"
     volume_form = "FILE-SYSTEM-OCID:MOUNT-TARGET-IP:/EXPORT"
     price_table = "prices.yaml"
-    nodes = "tasks.oci.give_back"
     commands = ("tasks.oci.commands",)
     checks = ("tasks.doctor.checks.oci",)
     remedies: ClassVar[Mapping[str, str]] = {
@@ -36,7 +35,7 @@ class Oci(Provider):
         "node-not-ready": "restart or replace the node (OCI console: node pool, cycle); its pods move after 30 s",
         "device-plugin": "enable OKE's NVIDIA GPU plugin add-on, or install the device plugin or the GPU operator",
         "disk": "grow the boot volume (node pool, 200 GB; on OKE also `oci-growfs`), or lower cluster.scratch",
-        "node-pool": "see `inv nodes`; lower fleet.size, or grow the node pool: `inv tenancy.nodes --add=N`",
+        "node-pool": "see `inv nodes`; lower fleet.size, or grow the node pool",
         "dns": "`kubectl -n kube-system get pods -l k8s-app=kube-dns` shows the reason; on OKE restart them",
         "volume-driver": (
             "have it installed (on OKE: the add-on for File Storage), or set cluster.volume.handle to null"

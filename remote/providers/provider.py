@@ -46,7 +46,6 @@ class Provider:
     # Shared volume, prices, modules of the package tasks, which are imported when they are used
     volume_form: ClassVar[str]  # form of cluster.volume.handle, for messages
     price_table: ClassVar[str | None]  # file in reports/ with list prices; None: prices come from the settings only
-    nodes: ClassVar[str]  # module that removes nodes after a run (`NodeProvider` in tasks/fleet/nodes.py)
     commands: ClassVar[tuple[str, ...]]  # modules of `inv` commands
     checks: ClassVar[Sequence[str]]  # modules with checks of `inv doctor`
     remedies: ClassVar[Mapping[str, str]]  # replacements in REMEDIES
@@ -95,7 +94,6 @@ class Generic(Provider):
     preemptible_label = None
     volume_form = "SERVER:/EXPORT (NFS)"
     price_table = None
-    nodes = "tasks.cluster.then_command"
     commands = ()
     checks = ()
     remedies: ClassVar[Mapping[str, str]] = {}

@@ -6,7 +6,6 @@ run: the loaded run: configurations, results, data frames of trials and steps; i
 measurements: the data frame of measurements, their titles and units; selection by name, combined over workers
 telemetry: telemetry.csv as a data frame
 attempts: attempts and their start times from the ledger
-nodes: nodes after a run's end: given back or still rented, and their cost since
 fingerprint: the device, differences between trials, CPU contention
 reference_results: published results, and whether a run measured the same
 """

@@ -17,7 +17,6 @@ from bench.records.units import format_gib, format_mb
 from reports import formatting
 from reports.read import attempts, validation
 from reports.read.attempts import AttemptSpan
-from reports.read.nodes import describe_nodes
 from reports.read.run import Rejected, ReportError
 from reports.training import score
 
@@ -28,7 +27,7 @@ SummaryRow = tuple[str, str]
 class TrainingReport:
     """A loaded training: its folder, plan, record, attempts, forecast. `price` is US dollars per worker and hour.
 
-    `rejected` are files that were read in part; `nodes` says what became of the nodes, if the run gives them back.
+    `rejected` are files that were read in part.
     """
 
     folder: Path
@@ -38,7 +37,6 @@ class TrainingReport:
     rejected: Sequence[Rejected]
     forecast: dict[str, Any]
     price: float | None
-    nodes: str | None = None
 
     @property
     def has_succeeded(self) -> bool:
@@ -82,7 +80,6 @@ def read(run_folder: Path) -> TrainingReport:
         forecast = _read_forecast(run)
         spans = attempts.read(run_folder, trial_id)
         ledger = attempts.read_starts(run_folder)
-        nodes = describe_nodes(run_folder, run, time.time())
     except (ResultError, ValueError) as error:
         remedy = f"run `inv collect --run={run_folder.name}` to fetch its files"
         raise ReportError.from_error(error, remedy=remedy) from error
@@ -97,7 +94,6 @@ def read(run_folder: Path) -> TrainingReport:
         rejected=() if fault is None else (Rejected(file=LEDGER_FILE, reason=fault),),
         forecast=forecast,
         price=forecast.get("usd_per_gpu_hour"),
-        nodes=nodes,
     )
 
 
@@ -237,7 +233,6 @@ def lines(training: TrainingReport) -> list[SummaryRow]:
         ("time of the steps", _hours(sum(record.steps.step_time_sec))),
         ("worker time", f"{formatting.number(training.worker_hours)} hours over all workers, with waits for a restart"),
         ("cost", _cost(training)),
-        *([] if training.nodes is None else [("nodes after the end", training.nodes)]),
         ("restarts", _restarts(restarts)),
         *(
             (f"changed after step {restart.from_step:,}", "; ".join(restart.changed))

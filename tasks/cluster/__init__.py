@@ -5,6 +5,5 @@ nodes     nodes that can run a pod, and the findings on the others
 checks    nodes, controllers, permissions, and results that would be lost, before a plan changes the cluster
 deploy    observe, plan, apply, wait; delete the objects of a deployment
 wait      waits for pods, and reports why one does not start
-then_command  nodes given back after a run by the operator's own command
 status    the pods, their logs, a shell in one
 """

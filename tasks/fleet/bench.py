@@ -13,7 +13,7 @@ from typing import Any
 from invoke.context import Context
 from rich.text import Text
 
-from bench.records.paths import LEDGER_FILE, NODES_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.trial import SUITE_NAMES
@@ -28,8 +28,7 @@ from tasks.clients.notify import check_receivers
 from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
-from tasks.fleet import nodes, plan, runner
-from tasks.fleet.collect import collect_run
+from tasks.fleet import plan, runner
 from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
@@ -61,17 +60,12 @@ def run_bench(context: Context, options: BenchOptions) -> Answer | None:
     if settings.bench.quality:
         print(load_target("tasks.tuning.quality:describe_power")(settings, settings.model.path, settings.data.path))
     if options.dry_run:
-        answer = _plan_answer(settings, run)
-        nodes.plan(settings, "bench", yes=options.yes, dry_run=True)
-        return answer
-    given_back = nodes.plan(settings, "bench", yes=options.yes)
+        return _plan_answer(settings, run)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts)
         run, folder, ledger = runner.write_plan(settings, run)
-        nodes.save_plan(given_back, run, folder)
         with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
             runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
-        _give_nodes_back(settings, run, folder, hosts)
     return None
 
 
@@ -255,15 +249,7 @@ def _resume(settings: Settings, options: BenchOptions) -> Answer | None:
         planned = run if not options.quality else dataclasses.replace(run, settings=_with_quality(run.settings))
         with _then_compare_losses(settings, planned, folder, hosts, plain=options.plain):
             runner.resume(settings, run.run_id, hosts, plain=options.plain)
-        _give_nodes_back(settings, run, folder, hosts)
     return None
-
-
-def _give_nodes_back(settings: Settings, run: RunRecord, folder: Path, hosts: list[Host]) -> None:
-    """Collect a successful run that gives its nodes back, then do that; nothing for other runs."""
-    if (folder / NODES_FILE).exists():
-        collect_run(settings, run, folder, hosts)
-        nodes.give_back(settings, run, folder)
 
 
 def _with_quality(settings: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from bench.records.paths import (
     ADAPTER_FOLDER,
     CANCEL_FILE,
     LEDGER_FILE,
-    NODES_FILE,
     PROGRESS_FILE,
     RESULT_FILE,
     SUMS_FILE,
@@ -48,12 +47,10 @@ from reports import formatting
 from reports.training import score
 from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import refuse_several
-from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console
 from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
-from tasks.fleet import nodes
-from tasks.fleet.k8s_training import import_nodes, is_k8s_training, open_reader_pod, sync_ledger
+from tasks.fleet.k8s_training import is_k8s_training, open_reader_pod, sync_ledger
 from tasks.fleet.pending_results import incomplete_runs, missing_reason
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.settings.load import Settings, load
@@ -97,9 +94,6 @@ def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run:
         return None
     run, folder = open_run(settings, name)
     collect_run(settings, run, folder, run_hosts(settings, run))
-    if (folder / NODES_FILE).exists():
-        with acquire_lock(settings.results_folder, f"collect --run={run.run_id}"):
-            nodes.give_back(settings, run, folder)
     return None
 
 
@@ -163,8 +157,6 @@ def collect_run(
         with open_reader_pod(settings, run) as host:
             ledger = Ledger(folder / LEDGER_FILE)
             sync_ledger(run, folder, ledger, host)
-            if (folder / NODES_FILE).exists():
-                import_nodes(run, folder, host)
             if may_be_open and ledger.open_trials():
                 return
             _fetch_results(settings, run, folder, [host])
@@ -323,7 +315,7 @@ def _write_checksums(folder: Path) -> None:
             [*folder.glob("*.json*"), *(path for name in CHECKSUMMED_FOLDERS for path in folder.glob(f"{name}/**/*"))]
         ):
             name = str(path.relative_to(folder))
-            is_listed = path.name not in (CANCEL_FILE, NODES_FILE) and not name.endswith(".part") and name.isprintable()
+            is_listed = path.name != CANCEL_FILE and not name.endswith(".part") and name.isprintable()
             if is_listed and path.is_file():
                 yield f"{sha256_of(path)}  {name}\n"
 

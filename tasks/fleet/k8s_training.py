@@ -21,7 +21,6 @@ from bench.records import schema
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import (
     CHECKPOINTS_FOLDER,
-    NODES_FILE,
     ORDER_END_FILE,
     PROGRESS_FILE,
     RESTARTS_FILE,
@@ -59,7 +58,6 @@ from tasks.clients.registry import resolve_image
 from tasks.clients.worker_queries import translate_host_errors
 from tasks.clients.workers import component_hosts, pod_hosts
 from tasks.errors import RetryableError, UsageError
-from tasks.fleet.nodes import import_job_record
 from tasks.settings.load import Settings
 
 TRAIN_COMPONENT = "train"
@@ -260,13 +258,6 @@ def _record_restarts(run: RunRecord, ledger: Ledger, restarts: Sequence[Restart]
             usd = None if price is None else round(lost_sec * workers * price / 3600.0, 4)
             cost = {"step": restart.from_step, "lost_sec": lost_sec, "workers": workers, "usd": usd}
             ledger.record_restart(trial_id, restart.attempt, **cost)
-
-
-def import_nodes(run: RunRecord, folder: Path, host: Host) -> None:
-    """Take over what the Job wrote about the nodes that it gives back. Raises HostError and OSError."""
-    incoming = folder / DOWNLOAD_FOLDER
-    pull(Agent(host), run_folder_on_volume(run), incoming, only=(NODES_FILE,))
-    import_job_record(folder, incoming)
 
 
 _DELETE_TIMEOUT_SEC = 180.0

@@ -86,20 +86,19 @@ def incomplete_runs(results_folder: Path) -> list[str]:
     return names
 
 
-def foreign_active_jobs(settings: Settings, cluster: Cluster, *, must_answer: bool = False) -> list[str]:
+def foreign_active_jobs(settings: Settings, cluster: Cluster) -> list[str]:
     """Return a line for each pod that runs another operator's trial, that is, of a run unknown to this machine.
 
     Pods beyond the present fleet.size are queried, too: their operator's setting may be another one. A pod that does
-    not answer has no line: it may be deleted because of that. With `must_answer`, one whose container runs has a line.
+    not answer has no line: it may be deleted because of that.
     """
     workers = [pod for pod in cluster.pods() if label(pod, COMPONENT_LABEL) == WORKER]
-    running = {_worker_name(pod) for pod in workers if must_answer and pod.get("status", {}).get("phase") == "Running"}
 
     def describe_foreign_job(host: Host) -> str | None:
         try:
             holder = Agent(host).holder(slot_path(host))
         except HostError:
-            return f"{host.name} does not answer, so it may run a trial" if host.name in running else None
+            return None
         job = Path(holder or "")
         if holder is None or (settings.results_folder / job.parent.name / RUN_FILE).is_file():
             return None

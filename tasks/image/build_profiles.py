@@ -13,7 +13,6 @@ from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.registry_api import Registry
 from remote.hosts.base import CommandTimedOut
 from remote.hosts.process import run_program
-from remote.image.context import CLOUD_SDK
 from remote.image.plan import BuildProfile
 from remote.image.references import InvalidReference, pull_reference
 from tasks.cli.answer import Answer, plan_answer
@@ -24,9 +23,7 @@ PROFILES_FILE = "image/profiles.yaml"
 LOCK_TIMEOUT_SEC = 1800.0
 DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}\Z")
 PLATFORM = "x86_64-manylinux_2_28"
-HUB_CLIENT = "hub-client"
-# Locks that are no profile's, with the oldest Python that may install them: on a build VM, and in an image.
-OTHER_LOCKS = {HUB_CLIENT: "3.9", CLOUD_SDK: "3.10"}
+HUB_CLIENT, HUB_CLIENT_PYTHON = "hub-client", "3.9"  # the lock that is no profile's, for a build VM's Python
 
 
 def load_profiles(root: Path) -> dict[str, BuildProfile]:
@@ -87,7 +84,7 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool, dry_run:
     profiles = load_profiles(settings.root)
     if profile is not None and profile not in profiles:
         raise UsageError(f"image.lock: --profile: expected one of {', '.join(profiles)}, found {profile!r}")
-    names = [profile] if profile is not None else [*profiles, *OTHER_LOCKS]
+    names = [profile] if profile is not None else [*profiles, HUB_CLIENT]
     if dry_run:
         locks = [f"image/locks/{name}.txt" for name in names]
         bases = {name: pinned_base(settings.root, profiles[name]) for name in names if name in profiles}
@@ -99,8 +96,8 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool, dry_run:
             *(sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--generate-hashes"),
             *("--only-binary", ":all:"),
             *(
-                ("--universal", "--python-version", OTHER_LOCKS[name])
-                if name in OTHER_LOCKS
+                ("--universal", "--python-version", HUB_CLIENT_PYTHON)
+                if name == HUB_CLIENT
                 else ("--python-version", profiles[name].python, "--python-platform", PLATFORM)
             ),
             *("--custom-compile-command", "inv image.lock", "--output-file", f"{name}.txt"),

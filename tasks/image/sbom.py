@@ -27,7 +27,6 @@ from remote.hosts.process import run_program
 from remote.image import artifact, bom, engine
 from remote.image.artifact import InvalidKey, NeedsPassPhrase
 from remote.image.bom import SbomComponent, Subject
-from remote.image.context import CLOUD_SDK
 from remote.image.references import Reference
 from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import format_command
@@ -68,7 +67,6 @@ def write_documents(context: Context, *, push: bool, dry_run: bool = False) -> A
     name = build_profiles.image_name(settings)
     reference, user = configured_image(settings) if push else (None, "")
     lock = settings.root / "image" / "locks" / f"{settings.image.profile}.txt"
-    sdk_lock = lock.with_name(f"{CLOUD_SDK}.txt")
     client = engine_client(settings)
     with build_vm(settings, format_command("image.bom", push=push, dry_run=dry_run)) as host:
         image = image_record(settings, host)
@@ -87,7 +85,7 @@ def write_documents(context: Context, *, push: bool, dry_run: bool = False) -> A
             remedy="`inv push`, then retry `inv image.bom --push`",
         )
     with file_errors(lock, "`inv image.lock` writes it"):
-        locked = lock.read_text(encoding="utf-8") + sdk_lock.read_text(encoding="utf-8")
+        locked = lock.read_text(encoding="utf-8")
     components, documents = _documents(name, subject, inventory, locked)
     parameters = {"profile": settings.image.profile, "target": settings.image.target, "image": name}
     documents["provenance.json"] = bom.provenance(subject, base_digest=_base_digest(base_image), parameters=parameters)

@@ -10,8 +10,6 @@ discovery: parse a tenancy's resources from API responses, and derive settings f
 repository: `inv tenancy.repository`
 kubeconfig: `inv tenancy.kubeconfig`, and the merge of two kubeconfigs
 prices: `inv tenancy.prices`: copy Oracle's public list prices to your own table
-nodes: `inv tenancy.nodes`: list node pools, resize one, wait for its nodes
-give_back: `train.then: shrink`: shrink a run's node pool after its success
 user_config: write settings to ~/.invoke.yaml and files that only their owner may read
 
 kubectl runs `python -m tasks.oci token` for a token.

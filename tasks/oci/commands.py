@@ -64,22 +64,3 @@ prices = Command(
     dry_run=switch("print the prices and the differences, and write nothing"),
     yes=switch("do not ask for confirmation before writing"),
 )
-nodes = Command(
-    "tenancy.nodes",
-    "tasks.oci.nodes:resize",
-    "Show the GPU node pools, or --add or --remove nodes.",
-    section=Section.TENANCY,
-    effect=Effect.BOTH,
-    examples=(
-        "inv tenancy.nodes --add 4 --dry-run  # the plan, and dollars an hour",
-        "inv tenancy.nodes --remove --yes  # all nodes of the pool",
-    ),
-    guard=require_sdk,
-    name=text("name or OCID of the node pool", name="pool", unset="the one with GPUs"),
-    add=text("number of nodes to add", value="N"),
-    remove=text(
-        "number of nodes to remove, e.g. --remove=2; without a number: all nodes", is_value_optional=True, value="N"
-    ),
-    dry_run=switch("print the change and its costs, and change nothing"),
-    yes=switch("do not ask for confirmation"),
-)

@@ -1,8 +1,8 @@
 """Read a tenancy's limits, clusters, node pools, repositories and exports, and derive settings from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from oci import regions
 from oci.artifacts import ArtifactsClient
@@ -19,7 +19,6 @@ from tasks.oci.credentials import check_ocid, ocid_type
 
 GPU_LIMIT = "gpu-a10-count"  # counts GPUs of the shapes VM.GPU.A10.* and BM.GPU.A10.4
 DEFAULT_REPOSITORY = "qlora-fleet"
-Choice = TypeVar("Choice", "NodePoolInfo", "ClusterInfo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +32,12 @@ class GpuLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePoolInfo:
-    """A node pool. `size` is the requested number of nodes; `nodes` are the existing ones, as API objects."""
+    """A node pool. `size` is the requested number of nodes."""
 
-    id: str
     name: str
     cluster_id: str
     shape: str
     size: int
-    nodes: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def has_gpus(self) -> bool:
@@ -94,23 +91,20 @@ class TenancySurvey:
         return registry_host(self.region)
 
 
-def choose_one(items: Sequence[Choice], name: str | None, label: str, flag: str, kind: str) -> Choice:
-    """Return the item with this name or OCID, or the only one. Raises UsageError with the existing ones.
-
-    `label` names the items in messages, `flag` the command and flag for their OCID, `kind` the OCID's resource type.
-    """
+def choose_cluster(clusters: Sequence[ClusterInfo], name: str | None) -> ClusterInfo:
+    """Return the cluster with this name or OCID, or the only one. Raises UsageError with the existing ones."""
     if name is not None and ocid_type(name):
-        check_ocid(flag, name, kind)
-    matching = [item for item in items if name is None or name in (item.name, item.id)]
+        check_ocid("tenancy.kubeconfig: --cluster", name, "cluster")
+    matching = [cluster for cluster in clusters if name is None or name in (cluster.name, cluster.id)]
     if len(matching) == 1:
         return matching[0]
-    known = ", ".join(f"{item.name} ({item.id})" for item in matching or items)
+    known = ", ".join(f"{cluster.name} ({cluster.id})" for cluster in matching or clusters)
     if not matching:
         remedy = f"existing ones: {known}" if known else "set tenancy.compartment to another compartment"
-        raise UsageError(f"no {label}{f' {name}' if name else ''} in this compartment", remedy=remedy)
-    task, _, option = flag.partition(": ")
+        raise UsageError(f"no cluster{f' {name}' if name else ''} in this compartment", remedy=remedy)
     raise UsageError(
-        f"{len(matching)} {label}s{f' named {name}' if name else ''}: {known}", remedy=f"type: inv {task} {option} OCID"
+        f"{len(matching)} clusters{f' named {name}' if name else ''}: {known}",
+        remedy="type: inv tenancy.kubeconfig --cluster OCID",
     )
 
 
@@ -195,28 +189,20 @@ def list_node_pools(api: TenancyApi, compartment: str) -> list[NodePoolInfo]:
     operation = Operation(action="listing node pools", permission="read cluster-node-pools")
     pools = api.list_all(operation, client.list_node_pools, compartment)
     existing = [pool for pool in pools if pool.get("lifecycleState") not in ("DELETED", "DELETING")]
-    return [api.parse(operation, parse_node_pool, pool) for pool in existing]
+    return [api.parse(operation, _parse_node_pool, pool) for pool in existing]
 
 
-def parse_node_pool(item: Json) -> NodePoolInfo:
+def _parse_node_pool(item: Json) -> NodePoolInfo:
     """Parse a node pool; for `TenancyApi.parse`, which reports a malformed one."""
     size = int((item.get("nodeConfigDetails") or {}).get("size") or 0)
     if not 0 <= size < 1 << 31:
         raise ValueError("size")
     return NodePoolInfo(
-        id=require_text(item.get("id")),
         name=str(item.get("name", "?")),
         cluster_id=str(item.get("clusterId", "")),
         shape=str(item.get("nodeShape", "?")),
         size=size,
-        nodes=tuple(node for node in item.get("nodes") or () if _is_existing(node)),
     )
-
-
-def _is_existing(node: Json) -> bool:
-    if not isinstance(node.get("nodeError") or {}, dict):  # its message is read later
-        raise TypeError("nodeError")
-    return bool(node.get("lifecycleState") != "DELETED")
 
 
 def _parse_cluster(item: Json, pools: Sequence[NodePoolInfo]) -> ClusterInfo:

@@ -23,7 +23,7 @@ from tasks.cli.answer import Answer, plan_answer
 from tasks.errors import UsageError, file_errors
 from tasks.oci.api_errors import Operation
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
-from tasks.oci.discovery import ClusterInfo, choose_one, list_clusters
+from tasks.oci.discovery import ClusterInfo, choose_cluster, list_clusters
 from tasks.oci.user_config import back_up, write_private
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
@@ -44,7 +44,7 @@ def write_kubeconfig(
     old = read_kubeconfig(path)  # fails before the first request
     api = connect(settings)
     compartment, _ = resolve_compartment(settings, api)
-    target = choose_one(list_clusters(api, compartment), cluster, "cluster", "tenancy.kubeconfig: --cluster", "cluster")
+    target = choose_cluster(list_clusters(api, compartment), cluster)
     endpoint_type = endpoint or ("public" if target.public_endpoint else "private")
     if not (target.public_endpoint if endpoint_type == "public" else target.private_endpoint):
         raise UsageError(

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.units import format_size
 from remote.fleet.ledger import Ledger, LedgerError
-from reports.read.nodes import describe_nodes
 from tasks.cli.answer import Answer
 from tasks.errors import escape_controls
 from tasks.fleet.pending_results import uncollected_reason
@@ -36,8 +34,7 @@ class RunInfo:
     Fields that could not be read are None.
 
     `state` is "complete" (all trials have ended), "cancelled", "unfinished" or "damaged: REASON"; `collected`, whether
-    all files of an ended run are in its folder. `headline` is the recommendation of a report that is up to date, and
-    `nodes` what became of the nodes of a run that gives them back.
+    all files of an ended run are in its folder. `headline` is the recommendation of a report that is up to date.
     """
 
     run_id: str
@@ -51,7 +48,6 @@ class RunInfo:
     planned: int | None = None
     ends: dict[str, int] | None = None
     headline: str | None = None
-    nodes: str | None = None
 
 
 def list_runs(context: Context) -> Answer:
@@ -72,8 +68,6 @@ def _print_runs(results_folder: Path, runs: Sequence[RunInfo]) -> None:
         print(escape_controls("  ".join(map(str.ljust, cells, widths)).rstrip()))
         if run is not None and run.headline is not None:
             print(f"  {escape_controls(run.headline)}")
-        if run is not None and run.nodes is not None:
-            print(f"  nodes {escape_controls(run.nodes)}")
 
 
 def _format_row(run: RunInfo) -> tuple[str, ...]:
@@ -130,7 +124,6 @@ def _read_run(folder: Path) -> RunInfo:
         planned=planned,
         ends=ends,
         headline=_headline(folder / REPORT_FOLDER / SUMMARY_FILE, planned - sum((ends or {}).values())),
-        nodes=_nodes(folder, record),
     )
 
 
@@ -142,13 +135,6 @@ def _byte_count(folder: Path) -> int:
             with contextlib.suppress(OSError):  # removed meanwhile
                 total += Path(parent, name).lstat().st_size
     return total
-
-
-def _nodes(folder: Path, run: RunRecord) -> str | None:
-    try:
-        return describe_nodes(folder, run, time.time())
-    except OSError as error:
-        return f"unknown: {error.strerror}"
 
 
 def _headline(summary: Path, open_trials: int) -> str | None:

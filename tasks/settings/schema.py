@@ -139,7 +139,6 @@ class BenchSection(Section):
     repeats: int = Field(default=1, ge=1, le=100)
     strict: bool = False
     quality: bool = False
-    then: Literal["keep", "shrink"] = "keep"
     only: Texts = Field(default=(), description="a list of trial ids")
     deadline_sec: float | None = Field(default=None, ge=1, le=604_800)
     warmup_steps: int | None = Field(default=None, ge=0, le=10_000)
@@ -219,9 +218,6 @@ class _TrainingFleet(Section):
     max_restarts: int = Field(default=10, ge=0, le=1000)
     replacement_timeout_sec: float = Field(default=600.0, ge=1, le=604_800)
     elastic: bool = False
-    then: Literal["keep", "shrink"] = "keep"
-    then_nodes: int | None = Field(default=None, ge=0, le=1000)
-    then_command: Texts = Field(default=(), description="a list: a program and its arguments")
     budget_usd: float | None = Field(default=None, gt=0, le=10_000_000)
     max_hours: float | None = Field(default=None, gt=0, le=8760)
 
@@ -395,7 +391,6 @@ class ClusterSection(Section):
 
 class TenancySection(Section):
     auth: Literal["config", "instance_principal"] = "config"
-    job_auth: Literal["instance_principal", "workload_identity"] = "instance_principal"
     config_file: Text = Field(default="~/.oci/config", description="a file's path")
     profile: Text = Field(default="DEFAULT", description="the name of a profile in that file")
     region: Text | None = Field(default=None, description="a region like eu-frankfurt-1")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Trial
-from bench.records.paths import LEDGER_FILE, NODES_FILE
+from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import OTHER_SHAPE, Training, TrainingData
@@ -27,7 +27,7 @@ from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
-from tasks.fleet import nodes, runner, trial_spec
+from tasks.fleet import runner, trial_spec
 from tasks.fleet.collect import collect_run
 from tasks.fleet.declared import SETTING_NAMES, setting_errors
 from tasks.fleet.gpu_faults import cordon_faulty_node
@@ -41,7 +41,6 @@ from tasks.train.session import TrainingSession, reachable_workers
 # Settings without influence on the result: the current value always applies.
 OPERATOR_SETTINGS = {
     *("workers", "max_restarts", "replacement_timeout_sec", "elastic", "budget_usd", "max_hours"),
-    *("then", "then_nodes", "then_command"),
 }
 DATA_SETTINGS = {setting.name for setting in settings_of(TrainingData).values()} | {
     *("data", "data_weights", "max_seq_len", "data.path")
@@ -188,8 +187,6 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> Answe
         acquire_lock(settings.results_folder, command, follows=run.run_id),
         runner.ledger_errors(run.run_id),
     ):
-        if not (folder / NODES_FILE).exists():  # the plan is confirmed when a run starts, or here
-            nodes.save_plan(nodes.plan(settings, TRAIN, yes=options.yes), run, folder)
         session = TrainingSession.create(settings, run, folder, ledger, fleet_hosts(settings))
         if not (ledger.needs_work(TRIAL_ID) or _can_resume(ledger.entries[TRIAL_ID], options)):
             print(f"run {run.run_id}: nothing to resume")
@@ -360,9 +357,8 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
 
         if settings.fleet.cordon and not options.dry_run:
             cordon_faulty_node(settings, run, folder)
-        given_back = nodes.RunFolder(folder).read()
-        plan = submit_job.submit(settings, next_run, options, on_accepted, given_back)
-    submit_job.print_submitted(run_id, options, given_back)
+        plan = submit_job.submit(settings, next_run, options, on_accepted)
+    submit_job.print_submitted(run_id, options)
     return plan
 
 

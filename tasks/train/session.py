@@ -26,7 +26,7 @@ from reports.summary.cost import Price
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import checkpoint_folder
 from tasks.errors import Interrupted, SomeTrialsFailed, error_class
-from tasks.fleet import nodes, runner
+from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
 from tasks.fleet.notifications import RunNotifications, notify
 from tasks.fleet.pricing import worker_price
@@ -171,7 +171,6 @@ class TrainingSession:
         if entry.status is TrialStatus.SUCCEEDED:
             print(f"run {run_id}: trained")
             collect_run(self.settings, self.run, self.folder, self.hosts)
-            nodes.give_back(self.settings, self.run, self.folder)
             return
         outcome, command = entry.outcome, resume_command(run_id)
         if outcome is None or outcome.cause is None:

@@ -4,14 +4,12 @@ The pods of the overlay read the order from their environment (`bench.commands.j
 attempts to the adapter, is on their shared volume. `inv monitor`, `cancel` and `collect` find the Job by its run.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from bench.records import schema
-from bench.records.nodes import NodesRecord
 from bench.records.paths import NODE_PORT, NODE_TOKEN
 from bench.records.run import NotifyTarget, PlannedTrial, RunRecord, TrainingJobSpec
 from remote.cluster.client import Cluster
@@ -75,12 +73,10 @@ def submit(
     run: RunRecord,
     options: TrainOptions,
     on_accepted: Callable[[], object],
-    nodes: NodesRecord | None = None,
 ) -> Answer | None:
     """Deploy the Job of a run, or return its plan. `on_accepted` is called after all checks.
 
-    `nodes` is the confirmed plan for the nodes, of which the Job takes over what it can. Raises the errors of `inv
-    deploy`.
+    Raises the errors of `inv deploy`.
     """
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
     target, key = _notify_target(settings, run), webhook_key(settings)
@@ -95,12 +91,10 @@ def submit(
         port=int(rendezvous[NODE_PORT]),
         token=rendezvous[NODE_TOKEN],
         notify=target,
-        nodes=None if nodes is None or nodes.job is None else dataclasses.replace(nodes, run_id=run.run_id),
     )
     document = schema.to_json(order)
-    for name in ("notify", "nodes"):  # older images do not know them
-        if document[name] is None:
-            del document[name]
+    if target is None:  # older images do not know it
+        del document["notify"]
     document["planned"]["trial"] = planned.trial.to_json()  # older images can read this form
     order_json = json.dumps(document, ensure_ascii=False)
     if len(order_json.encode()) > MAX_ORDER_BYTES:
@@ -129,20 +123,12 @@ def submit(
                 *metrics,
                 *(["notify"] if notify else []),
                 *(["notify-key"] if key else []),
-                *(_nodes_component(order.nodes)),
             ),
             on_start=lambda _cluster: on_accepted(),
             before_pods=lambda cluster: _write_key(cluster, key),
             wait=False,
         ),
     )
-
-
-def _nodes_component(nodes: NodesRecord | None) -> list[str]:
-    """Return the component that lets the first pod reach the provider, as the identity of the plan."""
-    if nodes is None or nodes.job is None:
-        return []
-    return [f"nodes-{nodes.job.identity.value.replace('_', '-')}"]
 
 
 def _notify_target(settings: Settings, run: RunRecord) -> NotifyTarget | None:
@@ -161,19 +147,10 @@ def _write_key(cluster: Cluster, key: Secret | None) -> None:
         print(f"wrote secret/{NOTIFY_SECRET}", flush=True)
 
 
-def print_submitted(run_id: str, options: TrainOptions, nodes: NodesRecord | None = None) -> None:
-    """Print the commands that watch, collect and cancel the Job; nothing in a dry run.
-
-    `nodes` is the plan of a run that gives its nodes back.
-    """
+def print_submitted(run_id: str, options: TrainOptions) -> None:
+    """Print the commands that watch, collect and cancel the Job; nothing in a dry run."""
     if not options.dry_run:
         print(
             f"run {run_id}: submitted, it needs no operator; `inv monitor --run={run_id}` shows it, "
             f"`inv collect --run={run_id}` fetches the adapter at its end, `inv cancel --run={run_id}` stops it"
         )
-        if nodes is not None and nodes.job is not None:
-            print(
-                f"after its success the Job gives the nodes back; if it keeps them, `inv collect --run={run_id}` does"
-            )
-        elif nodes is not None:
-            print(f"after its success `inv collect --run={run_id}` gives the nodes back, also when cron runs it")

@@ -23,7 +23,7 @@ from tasks.clients.notify import check_receivers
 from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
-from tasks.fleet import nodes, runner, trial_spec
+from tasks.fleet import runner, trial_spec
 from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
@@ -61,10 +61,9 @@ def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
     if options.job:
         submit_job.check_settings(settings)
-    elif options.discard_results or (options.yes and settings.train.then == "keep"):
+    elif options.discard_results or options.yes:
         raise UsageError(
-            "train: --yes and --discard-results apply to a deployed training, --yes also to train.then: shrink",
-            remedy="pass them with --job",
+            "train: --yes and --discard-results apply to a deployed training", remedy="pass them with --job"
         )
     if options.resume:
         if options.trial_file is not None:
@@ -100,9 +99,7 @@ def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
         output.show_plan(console(), trial, probe, predicted, names)
         costs = shapes.shape_costs(settings, trial, probe, predicted.steps)
         shapes.show_shapes(console(), costs, shapes.hosted_line(settings, trial, probe, predicted.steps))
-        nodes.plan(settings, TRAIN, yes=options.yes, dry_run=True)
         return Answer(data={**_plan_document(trial, names, predicted), "shapes": [asdict(cost) for cost in costs]})
-    given_back = nodes.plan(settings, TRAIN, yes=options.yes)
     run = runner.new_record(
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
     )
@@ -110,7 +107,6 @@ def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
         runner.refuse_busy_workers(settings, hosts[:count])
         init_adapter.send(settings, adapter, hosts[:count])
         run, folder, ledger = runner.write_plan(settings, run)
-        nodes.save_plan(given_back, run, folder)
         for line in output.summary_lines(probe, trial, predicted):
             print(escape_controls(line))
         TrainingSession.create(settings, run, folder, ledger, hosts).wait(plain=options.plain)
@@ -153,14 +149,9 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Answ
         for line in output.summary_lines(probe, trial, predicted):
             print(escape_controls(line))
     run = submit_job.new_run(settings, _planned_trial(trial, names[0]), names, inputs)
-    given_back = nodes.plan(settings, TRAIN, yes=options.yes, dry_run=options.dry_run, job_pods=trial.world_size)
 
-    def on_accepted() -> None:
-        _, folder, _ = runner.write_plan(settings, run)
-        nodes.save_plan(given_back, run, folder)
-
-    plan = submit_job.submit(settings, run, options, on_accepted, given_back)
-    submit_job.print_submitted(run.run_id, options, given_back)
+    plan = submit_job.submit(settings, run, options, lambda: runner.write_plan(settings, run))
+    submit_job.print_submitted(run.run_id, options)
     if plan is None:
         return None
     return Answer(data={**_plan_document(trial, names, predicted), "cluster": plan.data})

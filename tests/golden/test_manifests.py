@@ -105,9 +105,8 @@ VARIANTS = {
         volume_source=None,
         pull_secret=None,
         preemptible_label=OCI.preemptible_label,
-        components=("metrics", "notify", "notify-key", "nodes-instance-principal"),
+        components=("metrics", "notify", "notify-key"),
     ),
-    "job-4gpu-with-workload-identity": with_changes(overlay="job-4gpu", components=("nodes-workload-identity",)),
     "serve": with_changes(overlay="serve", server_image=SERVER),
     "serve-without-fss": with_changes(overlay="serve", server_image=SERVER, volume_source=None, pull_secret=None),
 }
@@ -229,7 +228,7 @@ def test_every_pod_fulfils_the_fleets_requirements(name: str) -> None:
     assert set(mounts.values()) == set(volumes)
     assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
     assert {"/scratch", "/tmp", "/workspace/results"} <= set(mounts)
-    assert spec["automountServiceAccountToken"] is ("nodes-workload-identity" in VARIANTS[name].components)
+    assert spec["automountServiceAccountToken"] is False
     if "several-per-node" in VARIANTS[name].components:
         assert "affinity" not in spec
     else:
@@ -348,19 +347,6 @@ def test_the_network_is_closed_but_for_dns_and_the_fleet() -> None:
     assert ports == {53}, "pods do not use the API"
     for spec in (closed, *policies.values()):
         assert spec["podSelector"]["matchLabels"] == {"app.kubernetes.io/part-of": "qlora-fleet"}
-
-
-def test_only_the_first_pod_of_a_job_may_reach_the_provider() -> None:
-    for name, ports in (
-        ("job-4gpu-jobset-with-everything", {80, 443}),
-        ("job-4gpu-with-workload-identity", {443, 12250}),
-    ):
-        policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind(name, "NetworkPolicy")}
-        assert {port["port"] for rule in policies["nodes"]["egress"] for port in rule["ports"]} == ports
-        labels = policies["nodes"]["podSelector"]["matchLabels"]
-        assert labels.pop("batch.kubernetes.io/job-completion-index") == "0"
-        assert labels.items() <= job_spec(name)["template"]["metadata"]["labels"].items()
-    assert "nodes" not in [policy["metadata"]["name"] for policy in of_kind("job-4gpu", "NetworkPolicy")]
 
 
 def test_the_role_allows_only_reading_and_exec() -> None:

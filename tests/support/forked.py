@@ -58,7 +58,7 @@ INV_CODE = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv';
 PACKAGES = ("bench", "remote", "reports", "tasks")
 # Run as __main__ or on hosts, or importing Oracle's SDK.
 NOT_PRELOADED = (
-    *("bench.__main__", "bench.nodes.oke", "remote.agent.jobs", "remote.agent.build_vm", "remote.agent.scripts"),
+    *("bench.__main__", "remote.agent.jobs", "remote.agent.build_vm", "remote.agent.scripts"),
     "tasks.oci",
 )
 RANK_MODULES = "bench.workloads."  # prefix of the modules that start torchrun and run ranks

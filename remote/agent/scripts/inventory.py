@@ -21,7 +21,7 @@ MAX_SUPPLIER_CHARS = 200
 
 def python_packages() -> list[dict[str, Any]]:
     packages = {}
-    for distribution in metadata.distributions(path=[*sys.path, str(ROOT / "opt/cloud-sdk")]):
+    for distribution in metadata.distributions(path=sys.path):
         fields: Any = distribution.metadata  # an email.message.Message, unlike its declared type
         classifiers = fields.get_all("Classifier") or []
         licences = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: ")]

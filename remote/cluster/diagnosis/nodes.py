@@ -341,9 +341,6 @@ def _version_findings(report: NodeReport, need: NodeRequirements) -> Iterator[Di
         yield Diagnosis("driver", reason, remedy)
 
 
-_SECTIONS = ("requests", "limits")
-
-
 def _requested(pod: Object, resource: str, section: str = "requests") -> Decimal:
     resources = [container.get("resources") or {} for container in pod.get("spec", {}).get("containers") or []]
     return sum(
@@ -360,16 +357,6 @@ def gpu_count(pod: Object) -> int:
     if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
     return int(_requested(pod, GPU_RESOURCE)) or int(_requested(pod, GPU_RESOURCE, "limits"))
-
-
-def may_use_gpus(pod: Object) -> bool:
-    """Return True if a pod that has not ended may use a GPU: whole, a part of one, or by a claim on a device."""
-    spec = pod.get("spec", {})
-    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
-    sections = [(container.get("resources") or {}).get(key) or {} for container in containers for key in _SECTIONS]
-    is_gpu = any(name.startswith("nvidia.com/") and parse_quantity(each[name]) for each in sections for name in each)
-    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return not has_ended and (is_gpu or bool(spec.get("resourceClaims")))
 
 
 def _full_name(pod: Object) -> str:

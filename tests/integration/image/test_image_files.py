@@ -1,12 +1,9 @@
 """The image's files, with real processes: hadolint, a compiler, sh, pip-audit."""
 
-import contextlib
-import fnmatch
 import json
 import re
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -58,35 +55,6 @@ def test_the_apt_snapshot_replaces_the_archive_in_every_source(tmp_path: Path) -
     assert (tmp_path / "ubuntu.sources").read_text() == f"URIs: {ubuntu}\nURIs: {ubuntu}\n"
     assert (tmp_path / "cuda.list").read_text() == f"{nvidia}\n"
     assert "Check-Valid-Until" in (tmp_path / "apt.conf.d" / "99snapshot").read_text()
-
-
-def test_the_reduced_sdk_of_a_job_that_gives_nodes_back_is_complete(tmp_path: Path) -> None:
-    """Links what the Dockerfile keeps of the SDK's packages, and imports what a pod does, without others.
-
-    Not covered: the lock's wheels for the image's Python.
-    """
-    oci = pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` installs it")
-    stage = (IMAGE / "Dockerfile").read_text().split("AS cloud-sdk", 1)[1].split("\nFROM ", 1)[0]
-    kept = re.findall(r"oci/(\w+)/", stage.split("esac", 1)[0].split("case", 1)[1])
-    removed = stage.split("rm -rf bin ", 1)[1].split(";", 1)[0].replace("\\", " ").split()
-    folder, sdk = tmp_path / "cloud-sdk", Path(oci.__file__).parent
-    (folder / "oci").mkdir(parents=True)
-    for path in sdk.iterdir():
-        if path.is_file() or path.name in kept:
-            (folder / "oci" / path.name).symlink_to(path)
-    for name in re.findall(r"^([a-z0-9_.-]+)==", (IMAGE / "locks" / "cloud-sdk.txt").read_text(), re.MULTILINE):
-        with contextlib.suppress(metadata.PackageNotFoundError):  # for other versions of Python
-            for top in {Path(str(file)).parts[0] for file in metadata.files(name) or ()} - {"oci", ".."}:
-                if not any(fnmatch.fnmatch(top, pattern) for pattern in removed) and not (folder / top).exists():
-                    (folder / top).symlink_to(sdk.parent / top)
-    program = f"""
-import sys
-sys.path += [{str(ROOT)!r}, {str(folder)!r}]
-import oci
-import bench.nodes.oke
-assert oci.__file__.startswith({str(folder)!r}), oci.__file__
-"""
-    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, timeout=120)
 
 
 # Output of pip-audit 2.10, with exit code 0, if its index is not PyPI.

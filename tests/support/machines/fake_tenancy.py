@@ -143,7 +143,6 @@ class Resources:
 
     collections: dict[str, list[Json]] = field(default_factory=dict)
     objects: dict[str, Json] = field(default_factory=dict)  # keyed by path below the API version
-    work_requests: list[Json] = field(default_factory=list)  # successive states of a work request; the last one repeats
     kubeconfig: str = ""
 
 
@@ -164,7 +163,6 @@ class FakeTenancy(StubServer):
         self.faults: list[Fault] = []
         self.instance: FakeInstance | None = None
         self.page_size, self.skew_sec = 2, 0.0
-        self.resizes, self.stuck = False, 0  # a pool's new size removes its nodes at once, but for `stuck` ones
 
     def fail(
         self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **flags: bool
@@ -203,15 +201,6 @@ def default_resources() -> Resources:
         "lifecycleState": "ACTIVE",
         "nodeShape": "VM.GPU.A10.1",
         "nodeConfigDetails": {"size": 2},
-        "nodes": [
-            {
-                "id": ocid("instance", f"n{n}"),
-                "lifecycleState": "ACTIVE",
-                "name": f"n{n}",
-                "privateIp": f"10.99.0.{10 + n}",
-            }
-            for n in (1, 2)
-        ],
     }
     target = {
         "id": ocid("mounttarget", "mt"),
@@ -255,7 +244,6 @@ def default_resources() -> Resources:
         objects={
             f"/tenancies/{TENANCY}": {"id": TENANCY, "name": "acme"},
             f"/users/{USER}": {"id": USER, "name": "oracleidentitycloudservice/me@example.com"},
-            f"/nodePools/{pool['id']}": pool,
             f"/privateIps/{target['privateIpIds'][0]}": {"ipAddress": "10.0.20.5"},
             "/resourceAvailability": {"used": 1, "available": 3},
         },
@@ -340,11 +328,6 @@ class _Handler(StubHandler):
         if path.endswith("/kubeconfig/content"):
             self.server.bodies.append(json.loads(body or b"{}"))
             return self._send(200, resources.kubeconfig.encode(), kind="application/x-yaml")
-        if path.startswith("/workRequests/"):
-            if path.endswith("/errors"):
-                return self._send(200, json.dumps(resources.collections.get("/errors", [])).encode())
-            item = resources.work_requests.pop(0) if len(resources.work_requests) > 1 else resources.work_requests[0]
-            return self._send(200, json.dumps(item).encode())
         if "/resourceAvailability" in path:
             return self._send(200, json.dumps(resources.objects["/resourceAvailability"]).encode())
         if "/limitValues" in path or path.endswith("/limits"):
@@ -356,25 +339,12 @@ class _Handler(StubHandler):
             return self._send(200, json.dumps(repository).encode())
         if self.command == "GET" and path in resources.collections:
             return self._send_page(path, query)
-        return self._send_object(path, body)
-
-    def _send_object(self, path: str, body: bytes) -> None:
-        resource = self.server.resources.objects.get(path)
+        resource = resources.objects.get(path)
         if resource is None:
             return self._send_error(
                 404, "NotAuthorizedOrNotFound", "Authorization failed or requested resource not found."
             )
-        etag = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).hexdigest()[:16]
-        if self.command == "PUT":
-            if self.headers.get("if-match") not in (None, etag):
-                return self._send_error(412, "NoEtagMatch", "The etag does not match.")
-            change = json.loads(body or b"{}")
-            self.server.bodies.append(change)
-            if self.server.resizes:
-                resource["nodeConfigDetails"] = change["nodeConfigDetails"]
-                resource["nodes"] = resource["nodes"][: max(change["nodeConfigDetails"]["size"], self.server.stuck)]
-            return self._send(202, b"", extra={"opc-work-request-id": ocid("clustersworkrequest", "w")})
-        return self._send(200, json.dumps(resource).encode(), extra={"etag": etag})
+        return self._send(200, json.dumps(resource).encode())
 
     def _send_page(self, path: str, query: dict[str, list[str]]) -> None:
         items = self.server.resources.collections[path]

@@ -212,35 +212,6 @@ def notifications(hook: Webhook, key: bytes) -> list[dict[str, Any]]:
     return [json.loads(request.body) for request in hook.requests]
 
 
-def test_a_training_without_an_operator_gives_the_nodes_back_once_it_is_collected(
-    trainer: Operator, workspace: Path, tmp_path: Path
-) -> None:
-    install_fake_finetune(workspace).unlink(missing_ok=True)
-    given_back, plans, sent = tmp_path / "given-back", tmp_path / "plans", tmp_path / "sent"
-    # The first time, the command kills the program that waits for it.
-    script = 'cat >> "$1"; echo >> "$1"; test -e "$2" || { touch "$2"; kill -9 $PPID; sleep 9; }'
-    trainer.set_cluster(provider="generic", volume={"handle": "10.0.0.1:/export"})
-    command = ["sh", "-c", script, "sh", str(plans), str(given_back)]
-    trainer.settings["train"] |= {"then": "shrink", "then_command": command}
-    trainer.settings["notify"] = {"command": ["sh", "-c", 'cat >> "$1"', "sh", str(sent)]}
-    assert "pass --yes" in trainer.inv("train", "--job", code=4)
-    assert list(trainer.results.glob("*-train*")) == []
-    trainer.inv("train", "--job", "--yes", stdin=f"{PASSWORD}\n")
-    run_id = (trainer.results / "latest").resolve().name
-    trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
-    assert "not given back" not in trainer.inv("runs"), "the end is not known before it is collected"
-
-    trainer.inv("collect", f"--run={run_id}", code=-9)
-    assert trainer.objects("jobs.batch") == []
-    assert "nodes not given back: rented for " in trainer.inv("runs")
-    assert "nodes: given back (by train.then_command)" in trainer.inv("collect", f"--run={run_id}")
-    assert "nodes given back (by train.then_command)" in trainer.inv("runs")
-    assert [json.loads(line)["state"] for line in plans.read_text().splitlines()] == ["requested"] * 2
-    trainer.inv("collect", f"--run={run_id}")
-    assert len(plans.read_text().splitlines()) == 2
-    assert [json.loads(line)["event"] for line in sent.read_text().splitlines()] == ["nodes"]
-
-
 def test_the_pods_program_exports_metrics_of_the_training(
     workspace: Path, tiny_model: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

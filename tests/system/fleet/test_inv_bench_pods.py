@@ -60,29 +60,6 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
     assert "was started with cluster.namespace: default, found other" in pods.inv_error("bench", "--resume")
 
 
-def test_a_resumed_run_gives_the_nodes_back_unless_pods_of_others_use_them(pods, cluster: Cluster) -> None:
-    plan, file = pods.folder / "plan.json", pods.folder / "pods.yaml"
-    settings = json.loads(file.read_text())
-    settings |= {"bench": {"then": "shrink"}, "train": {"then_command": ["sh", "-c", 'cat > "$1"', "sh", str(plan)]}}
-    settings["cluster"] = {**settings.get("cluster", {}), "provider": "generic"}
-    file.write_text(json.dumps(settings))
-    operator = pods.start("bench", "--quick", "--yes", INVOKE_BENCH_MEASURED_STEPS="200")
-    pods.wait_until(lambda: len(pods.events("started")) == 2, "two trials")
-    pods.kill(operator)
-
-    # The pods of this cluster do not have the labels of `inv deploy`.
-    refused = pods.inv("bench", "--resume", code=4).stderr
-    assert "uses a GPU of node" in refused
-    run_id = pods.run_folder().resolve().name
-    assert f"`inv collect --run={run_id}`" in refused
-    assert not plan.exists()
-    labels = ("app.kubernetes.io/part-of=qlora-fleet", "app.kubernetes.io/component=worker")
-    assert cluster.kubectl("label", "pods", "--all", *labels).returncode == 0
-    assert "nodes: given back" in pods.inv("collect", f"--run={run_id}").stdout
-    assert json.loads(plan.read_text())["run_id"] == run_id
-    pods.inv("collect", f"--run={run_id}")
-
-
 @only_thorough
 def test_a_pod_lost_from_a_gang_stops_all_ranks_and_the_gang_starts_again(pods, cluster: Cluster) -> None:
     running = pods.start(

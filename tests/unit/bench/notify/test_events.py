@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from bench.notify.events import Notification, RunWatch
-from bench.notify.sender import Sender
 from bench.records.run import Progress
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from tests.support.cases import Case, load_cases
@@ -63,18 +62,3 @@ def test_a_notification_is_one_line_of_json_whatever_a_reason_holds() -> None:
     body = sent[0].to_bytes()
     assert body.count(b"\n") == 1
     assert json.loads(body)["status"] == "FAILED"
-
-
-def test_what_is_queued_is_delivered_before_the_machine_goes() -> None:
-    delivered, lines = list[bytes](), list[str]()
-
-    def deliver(body: bytes) -> None:
-        delivered.append(body)
-        raise ValueError("refused")
-
-    with Sender({"notify.url": deliver}, lines.append) as sender:
-        watch = RunWatch(run_id="r", source="job", send=sender.send, stalled_sec=STALLED_SEC)
-        watch.on_nodes("gpus: 2 -> 0")
-        sender.flush()
-        assert [json.loads(body)["event"] for body in delivered] == ["nodes"]
-        assert len(lines) == 1

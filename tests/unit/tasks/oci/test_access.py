@@ -197,7 +197,7 @@ def test_no_secret_is_in_an_error_or_a_repr(
         assert not [text for text in texts if secret in text]
 
 
-@pytest.mark.parametrize("verb", ["show", "repository", "kubeconfig", "nodes", "check"])
+@pytest.mark.parametrize("verb", ["show", "repository", "kubeconfig", "check"])
 def test_without_the_sdk_one_line_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, context: Callable[..., Context], verb: str
 ) -> None:

@@ -12,9 +12,8 @@ import yaml
 from invoke import Context
 
 from tasks import ns
-from tasks.oci import nodes, prices
+from tasks.oci import prices
 from tests.support.dry_runs import plan_of
-from tests.support.kubernetes.listed_cluster import FakeCluster
 from tests.support.machines.fake_tenancy import FakeTenancy
 from tests.unit.tasks.oci.test_tasks import SERVICE_KUBECONFIG
 
@@ -26,7 +25,6 @@ CASES: dict[str, dict[str, Any]] = {
     "tenancy.repository": {"name": "team/new"},
     "tenancy.kubeconfig": {},
     "tenancy.prices": {},
-    "tenancy.nodes": {"add": "2"},
 }
 
 
@@ -44,7 +42,6 @@ def test_a_dry_run_prints_its_plan_as_json_and_changes_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(prices, "PRICE_LIST_URL", f"{tenancy.url}/pls/apex/cetools/api/v1/products/")
-    monkeypatch.setattr(nodes, "open_cluster", lambda _: FakeCluster())
     tenancy.resources.kubeconfig = yaml.safe_dump(SERVICE_KUBECONFIG)
     invoked = context(text="{}")
     plan_of(CHANGING[name], invoked, project.parent, capsys, **CASES[name])

@@ -75,7 +75,7 @@ def test_a_failed_job_with_equal_settings_is_submitted_again_on_request(
     job = {"overlay": "job-1gpu", "turn": 1, "after": 0, "shared": "/results"}
     folder = write_training(configured, status, "no rank has ended its step", job=job)
     before = RunRecord.read(folder / RUN_FILE).planned
-    monkeypatch.setattr(submit_job, "submit", lambda _settings, _run, _options, on_accepted, _nodes: on_accepted())
+    monkeypatch.setattr(submit_job, "submit", lambda _settings, _run, _options, on_accepted: on_accepted())
     resume.resume(configured, RUN, options)
     run, ledger = RunRecord.read(folder / RUN_FILE), Ledger(folder / LEDGER_FILE)
     assert run.provenance["inputs"]["job"]["turn"] == 2

@@ -1,0 +1,93 @@
+"""A training's Job without an operator leaves a node with a sick GPU.
+
+Real kubectl and the tests' own cluster; steps compute nothing (tests/support/hosts/fake_worker_finetune.py), and the
+GPUs' driver is a fake.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.forked import ForkServer
+from tests.support.hosts.fake_worker_finetune import install_fake_finetune
+from tests.support.inv_pods import make_workspace
+from tests.support.kubernetes import Cluster
+from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
+from tests.system.cluster.test_deploy_training import VOLUME, WAIT_SEC, Volume, conditions, events, running_pod
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PODS, OTHER_NODE = 2, "node-2"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the content of the image: bench/ and the fake driver, with a switch for each node."""
+    folder = make_workspace(tmp_path_factory)
+    with (folder / "bench" / "commands" / "job_faults.py").open("a") as file:
+        file.write("\nRETURN_DELAY_SEC = 0.5\n")
+    driver = (ROOT / "tests" / "support" / "fakes" / "pynvml.py").read_text()
+    switch = 'os.environ.get("FAKE_NVML_SWITCH", "")'
+    assert switch in driver
+    (folder / "pynvml.py").write_text(driver.replace(switch, f'{switch} + os.environ.get("QLORA_FLEET_NODE_NAME", "")'))
+    (folder / "sick").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
+    image = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": str(workspace),
+        "FAKE_NVML": json.dumps([{}]),
+        "FAKE_NVML_SWITCH": f"{workspace}/sick/",
+    }
+    folders = (tiny_model.parent, tiny_data.parent, workspace)
+    with Cluster(nodes=PODS + 1, image_paths=folders, image_environment=image) as cluster:
+        cluster.patience_sec = WAIT_SEC
+        yield cluster
+
+
+@pytest.fixture
+def trainer(
+    cluster: Cluster, tiny_model: Path, tiny_data: Path, tmp_path: Path, inv_server: ForkServer
+) -> Iterator[Operator]:
+    """Provide an operator of two nodes with a GPU; the third node has none."""
+    operator = make_operator(cluster, tmp_path, inv_server)
+    operator.settings |= {
+        "model": {"path": str(tiny_model)},
+        "data": {"path": str(tiny_data)},
+        "train": {"max_steps": 40, "max_seq_len": 256},
+    }
+    operator.set_cluster(volume=VOLUME)
+    cluster.faults.set_gpus(OTHER_NODE, 0)
+    yield operator
+    operator.inv("teardown", "--yes", "--discard-results")
+
+
+def test_a_training_leaves_a_node_whose_gpu_shows_an_xid(trainer: Operator, workspace: Path) -> None:
+    hold = install_fake_finetune(workspace)
+    hold.touch()
+    trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
+    run_id = (trainer.results / "latest").resolve().name
+    volume = Volume(trainer, run_id, hold)
+    volume.continue_until(5)
+    sick = running_pod(trainer, 1)
+    node = next(pod for pod in trainer.objects("pods") if pod["metadata"]["name"] == sick)["spec"]["nodeName"]
+    (workspace / "sick" / node).write_text(json.dumps({"xids": [79]}))
+    trainer.cluster.wait_until(lambda: conditions(trainer).get("Failed") == "True", "the Job to give up the node")
+    hold.unlink()  # not earlier: the training could end before the fault is seen
+
+    output = trainer.inv("collect", f"--run={run_id}")
+    (end,) = events(trainer, "ended")
+    assert (end["end"], end["reason_code"]) == ("LOST", "gpu_fault"), output
+    assert f"node {node}" in end["reason"]
+    assert "XID 79" in end["reason"]
+    trainer.cluster.faults.set_gpus(OTHER_NODE, 1)
+    output = trainer.inv("train", "--job", f"--resume={run_id}", "--cordon")
+    assert f"cordoned node {node}\n" in output
+    trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
+    assert "verified" in trainer.inv("collect", f"--run={run_id}")
+    assert [event["end"] for event in events(trainer, "ended")] == ["LOST", "SUCCEEDED"]
