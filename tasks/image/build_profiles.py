@@ -23,7 +23,7 @@ PROFILES_FILE = "image/profiles.yaml"
 LOCK_TIMEOUT_SEC = 1800.0
 DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}\Z")
 PLATFORM = "x86_64-manylinux_2_28"
-HUB_CLIENT, HUB_CLIENT_PYTHON = "hub-client", "3.9"  # the lock that is no profile's, for a build VM's Python
+HUB_CLIENT, HUB_CLIENT_PYTHON = "hub-client", "3.9"  # its lock is for a build VM, the others for profiles
 
 
 def load_profiles(root: Path) -> dict[str, BuildProfile]:
