@@ -23,13 +23,7 @@ from rich.terminal_theme import TerminalTheme
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "docs" / "terminal"
-PICTURES: dict[str, tuple[str, ...]] = {
-    "list": ("inv",),
-    "help-train": ("inv help train",),
-    "help-nodes": ("inv help nodes",),
-    "help-compare": ("inv help compare",),
-    "settings": ("inv settings fleet", "inv settings fleet.size"),
-}
+PICTURES: dict[str, tuple[str, ...]] = {"list": ("inv",)}
 TUTORIAL = {
     "laptop-data": ("export INVOKE_RUNTIME_CONFIG=docs/demo-train.yaml", "inv data.check"),
     "laptop-report": ("inv report",),
