@@ -208,7 +208,7 @@ def test_a_shell_runs_in_the_requested_pod_which_is_as_in_the_manifest(deployed:
 
 def test_a_lost_pod_is_replaced_and_status_shows_it(deployed: Operator) -> None:
     lost = next(pod["metadata"]["name"] for pod in deployed.objects("pods") if "bench-0" in pod["metadata"]["name"])
-    deployed.kubectl("delete", "pod", lost)
+    deployed.kubectl("delete", "pod", lost, "--timeout=20s")  # its shell would wait for a job for 27 s
 
     def replaced() -> bool:
         output = deployed.inv("status")

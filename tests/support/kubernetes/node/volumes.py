@@ -86,8 +86,8 @@ def _resolve_value(store: Store, pod: Json, source: Json) -> str:
 
 
 def expand(text: str, known: dict[str, str]) -> str:
-    """Expand `$(NAME)` like the kubelet; unknown names stay unchanged."""
-    return re.sub(r"\$\(([\w.-]+)\)", lambda match: known.get(match[1], match[0]), text)
+    """Expand `$(NAME)` and `$$` like the kubelet: an unknown name stays unchanged, `$$` becomes `$`."""
+    return re.sub(r"\$(\$|\(([^)]*)\))", lambda match: "$" if match[1] == "$" else known.get(match[2], match[0]), text)
 
 
 def environment(store: Store, pod: Json, container: Json, base: dict[str, str]) -> dict[str, str]:
