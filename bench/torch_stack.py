@@ -5,7 +5,6 @@ This module handles all differences between transformers 4.48 and 5.x and makes 
 
 import gc
 import importlib
-import inspect
 import logging
 import os
 import time
@@ -46,23 +45,15 @@ class Stack:
         major, minor = (int(part) for part in self.transformers.__version__.split(".")[:2])
         return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}
 
-    def static_cache(self, config: Any, *, batch: int, length: int, device: Any, dtype: Any) -> Any:
-        """Make a key-value cache of `length` positions at fixed addresses. From 4.56 on only `length` is read."""
-        return self.transformers.StaticCache(
-            config=config, max_batch_size=batch, max_cache_len=length, device=device, dtype=dtype
-        )
+    def cache_arguments(self, model: Any) -> dict[str, Any]:
+        """Return the generation settings of a static cache, if the model says that it can have one; else none.
 
-    def layer_cache(self, cache: Any, layer: int) -> tuple[Any, Any]:
-        """Return a layer's keys and values in a static cache; from 4.54 on caches are lists of layers."""
-        if hasattr(cache, "layers"):
-            return cache.layers[layer].keys, cache.layers[layer].values
-        return cache.key_cache[layer], cache.value_cache[layer]
-
-    def position_arguments(self, decoder: Any, positions: Any) -> dict[str, Any]:
-        """Return a decoder's keywords for token `positions` of shape (tokens,). 5.x has no `cache_position`."""
-        known = inspect.signature(decoder.forward).parameters
-        cache_position = {"cache_position": positions} if "cache_position" in known else {}
-        return {"position_ids": positions.unsqueeze(0), **cache_position}
+        4.48 has no such flag. Without `disable_compile` each new length of a batch would be compiled on a GPU.
+        """
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if not getattr(base, "_can_compile_fullgraph", False):
+            return {}
+        return {"cache_implementation": "static", "disable_compile": True}
 
 
 class DeviceClock:

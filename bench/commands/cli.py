@@ -140,14 +140,11 @@ def _add_trial_commands(commands: Any) -> None:
         commands,
         "profile",
         _profile,
-        "measure a training or decoding step by kind of kernel",
-        "Run a training trial's steps, or an inference trial's decoding steps on the fast path, and record a few: "
-        "milliseconds by kind of kernel, and the longest kernels. The trial comes from flags as for `run`: --suite "
-        "recipes --trial-name fast --model DIR --data FILE, or --suite inference --trial-name generate-nf4 --set "
-        "micro_batch_size=8.",
+        "measure a training step by kind of kernel",
+        "Run a training trial's steps and record a few: milliseconds by kind of kernel, and the longest kernels. The "
+        "trial comes from flags as for `run`: --suite recipes --trial-name fast --model DIR --data FILE.",
     )
     _add_trial_arguments(profile)
-    profile.add_argument("--adapters", action="store_true", help="decode with LoRA adapters on the model")
     profile.add_argument("--json", type=Path, metavar="FILE", help="write the profile as JSON to this file")
     profile.set_defaults(trial=None)
 
@@ -335,11 +332,9 @@ def _profile(arguments: argparse.Namespace) -> int:
     trial = _trial_from_flags(arguments)
     if trial is None or not trial.workload.is_profiled:
         raise TrialError(f"profile: expected a {names_with('is_profiled')} trial", remedy="choose it with --trial-name")
-    if arguments.adapters and trial.workload.has_steps:
-        raise TrialError("--adapters: a training always has adapters", remedy="use it only with --suite inference")
     from bench.commands.profile import format_profile, profile
 
-    step_profile = profile(trial, with_adapters=arguments.adapters)
+    step_profile = profile(trial)
     print(format_profile(step_profile, trial))
     if arguments.json:
         arguments.json.write_text(step_profile.to_json(), encoding="utf-8")

@@ -1,10 +1,8 @@
 """Time of a step by kind of kernel on this machine: `python -m bench profile`.
 
-A training trial is profiled by its training steps, an inference trial by its decoding steps on the fast path. Steps run
-as in a trial, after the same warm-up; a few more are recorded by PyTorch's profiler. Kernels are sorted into kinds by
-their names. The profiler slows the host and not the kernels, so times are the device's; idle time is a step measured
-without the profiler, less its kernels. The time of kernels that begin before the previous one ends (decoding, from
-Hopper on) includes their wait.
+Training steps run as in a trial, after the same warm-up; a few more are recorded by PyTorch's profiler. Kernels are
+sorted into kinds by their names. The profiler slows the host and not the kernels, so times are the device's; idle time
+is a step measured without the profiler, less its kernels.
 
 On a CPU, PyTorch's operators are reported instead of kernels.
 """
@@ -25,8 +23,7 @@ from bench.workloads import RECORDED_STEPS, load
 
 # The first pattern that matches a kernel's name decides.
 KERNEL_KINDS = (
-    ("attention", r"flash|fmha|attention|attend_row|sdpa|cudnn"),
-    ("products over NF4", r"nf4_products"),
+    ("attention", r"flash|fmha|attention|sdpa|cudnn"),
     ("products in 8 bits", r"_int8_matmul"),
     ("to 8 bits: activations", r"_int8_quantize_rows|_int8_swiglu"),
     ("NF4 dequantization", r"dequantize|_int8_weight"),
@@ -95,17 +92,14 @@ def sum_by_kind(kernels: Iterable[tuple[str, float, float]], step_ms: float) -> 
     return tuple(sorted(shares, key=lambda share: -share.milliseconds))
 
 
-def profile(trial: Trial, *, with_adapters: bool = False) -> StepProfile:
-    """Load, warm up, measure and record. `with_adapters` is for inference; a training always has them.
-
-    Raises InputError and any error of the torch stack.
-    """
+def profile(trial: Trial) -> StepProfile:
+    """Load, warm up, measure and record. Raises InputError and any error of the torch stack."""
     require_gpus_for(trial.profile)
     inputs = check_trial(trial)
     modules = torch_stack.load()
     session = TorchSession(modules=modules, placement=choose_placement(modules))
     torch, is_cuda = modules.torch, session.placement.is_cuda
-    steps = load(trial.workload).profiled_steps(session, trial, inputs, with_adapters=with_adapters)
+    steps = load(trial.workload).profiled_steps(session, trial, inputs)
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CUDA if is_cuda else activity.CPU]) as recorded:
         steps.run_more()
@@ -122,20 +116,17 @@ def profile(trial: Trial, *, with_adapters: bool = False) -> StepProfile:
 
 def format_profile(step_profile: StepProfile, trial: Trial) -> str:
     """Format the profile as text."""
-    batch, is_decoding = trial.micro_batch_size, not trial.workload.has_steps
-    digits = 3 if is_decoding else 2
-    rate = f", {1e3 * batch / step_profile.milliseconds:,.0f} tokens/s" if is_decoding else ""
     lines = [
-        f"{step_profile.device}, recipe {step_profile.recipe}, {trial.max_seq_len} x {batch}: "
-        f"{step_profile.milliseconds:.{digits - 1}f} ms a step{rate}",
+        f"{step_profile.device}, recipe {step_profile.recipe}, {trial.max_seq_len} x {trial.micro_batch_size}: "
+        f"{step_profile.milliseconds:.1f} ms a step",
         f"{'':28}{'ms':>9}{'share':>8}{'launches':>10}",
     ]
     lines += [
-        f"{share.kind:28}{share.milliseconds:9.{digits}f}{share.percent:7.1f}%{share.launches:10.0f}"
+        f"{share.kind:28}{share.milliseconds:9.2f}{share.percent:7.1f}%{share.launches:10.0f}"
         for share in step_profile.shares
     ]
     lines += ["", "the longest kernels, ms a step:"]
-    return "\n".join([*lines, *(f"{milliseconds:9.{digits}f}  {name}" for name, milliseconds in step_profile.kernels)])
+    return "\n".join([*lines, *(f"{milliseconds:9.2f}  {name}" for name, milliseconds in step_profile.kernels)])
 
 
 def _kernel_times(recorded: Any, *, is_cuda: bool) -> Iterator[tuple[str, float, float]]:

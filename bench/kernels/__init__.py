@@ -1,8 +1,7 @@
-"""Kernels for a training or decoding step, except the library's matrix products, in PyTorch, Triton and CUDA C++.
+"""Kernels for a training step, except the library's matrix products, in PyTorch and Triton.
 
 adamw8: AdamW with 8-bit state, one launch for all adapters
 attention: causal attention within samples
-decode: one new token of a few sequences, in CUDA C++
 int8: products with frozen weights in INT8
 lora: the A side of LoRA adapters, with dropout
 lora_out: the B side of LoRA adapters
@@ -21,6 +20,5 @@ and round once, at the end. Shapes: T tokens of a micro-batch (its rows concaten
 of a head, R the LoRA rank.
 
 No kernel adds numbers atomically, so equal inputs give equal bits: programs write partial sums to separate memory, and
-these are added in a fixed order. Only `decode` uses atomic operations, on counters that tell a block that all the
-parts it needs are ready.
+these are added in a fixed order.
 """

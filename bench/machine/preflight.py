@@ -170,8 +170,7 @@ def _needs_bitsandbytes(trial: Trial) -> bool:
 
 
 def _has_kernels(trial: Trial) -> bool:
-    needs = trial.workload.needs
-    return "kernels" in needs or ("recipe" in needs and trial.recipe != "reference")
+    return "recipe" in trial.workload.needs and trial.recipe != "reference"
 
 
 def _check_bf16(torch: Any, trial: Trial) -> None:

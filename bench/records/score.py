@@ -101,8 +101,8 @@ class TrainingScore:
     """The score of a training's answers to held-out prompts. `sha256` is that of the score file.
 
     `measures` is empty if no row has a score. `before`, `after` and `places` have all rows; `shown` are a few of them
-    with their texts, `unscored` the first without a score. `failure` is why there are no answers. `generator` is how
-    the answers were computed, `seconds` the time of answers and scores after the training.
+    with their texts, `unscored` the first without a score. `failure` is why there are no answers, `seconds` the time of
+    answers and scores after the training.
     """
 
     method: str
@@ -114,7 +114,6 @@ class TrainingScore:
     shown: list[ScoredRow]
     unscored: list[ScoredRow]
     unscored_rows: int
-    generator: str
     seconds: float
     failure: str | None = None
 

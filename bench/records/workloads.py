@@ -13,7 +13,7 @@ from bench.records.validation import ALL_LINEAR
 
 # Parts of the machine and of the software: `model` loads the trial's base model, `optimizer` its optimizer, `recipe`
 # builds the training step by its recipe, `kernels` compiles kernels with any recipe.
-NEEDS = ("model", "optimizer", "recipe", "kernels")
+NEEDS = ("model", "optimizer", "recipe")
 # Fields of a trial that reduce its memory, the least harmful first.
 MEMORY_FIELDS = ("held_layers", "micro_batch_size", "gradient_checkpointing", "max_seq_len", "base_precision")
 
@@ -207,8 +207,6 @@ INFERENCE = Workload(
     name="inference",
     title="Inference",
     size="{max_seq_len} + {new_tokens} x {micro_batch_size}",
-    needs=("model", "kernels"),
-    is_profiled=True,
     suites=(
         Suite(
             "inference",

@@ -5,8 +5,6 @@ hardware: matrix products, copies, and reads of the model folder
 health: burn-in of the GPUs: memory, exact products, copies, an exchange
 loading: loading a model from files onto the device
 inference: generating answers to prompts
-decoding: the default and the fast decoding path
-decode_step: one decoding step of the fast path, fused for NF4 on a GPU
 distributed: training steps on several ranks, and the cost of communication
 distributed_rank: the program of each of these ranks
 finetune: a fine-tuning on one or several ranks

@@ -1,22 +1,21 @@
-"""The inference trial: greedy answers to prompts, for doubling batch sizes, on two paths.
+"""The inference trial: greedy answers by transformers' `generate`, for doubling batch sizes.
 
 Arithmetic limits the prompt, which multiplies matrices by matrices. Memory bandwidth limits the answer, which reads
 every weight once per token, shared by the batch. Therefore they are measured separately: up to the first token
 (`prefill`), and from there to the last (`decode`).
 
-Prompts are packed text without padding, and all answers have the same length, so both paths do the same work.
+Prompts are packed text without padding, and all answers have the same length, so every batch does the same work.
 `decode_tokens_per_sec` counts all sequences together. `decode_read_gb_per_sec` is the bytes of weights that a step must
 read, divided by the step's time; its limit is the chip's memory bandwidth.
 
-On a GPU the fast path is measured again as path `adapter`, with unmerged LoRA adapters of the trial's rank on the
-trial's layers: the cost of an answer with a fine-tuned model.
+The base is measured first (path `base`), then with unmerged LoRA adapters of the trial's rank on the trial's layers
+(path `adapter`): the cost of an answer with a fine-tuned model.
 """
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-from bench.architectures import find
 from bench.data.collate import make_rows
 from bench.data.inputs import Conversation, InputError, Inputs
 from bench.data.tokenizer import load_trial_tokenizer
@@ -27,16 +26,9 @@ from bench.machine import gpu_specs
 from bench.qlora.step import TorchSession, add_lora, load_base, open_session
 from bench.records import Trial
 from bench.records.bootstrap import summarize
-from bench.torch_stack import free_memory
-from bench.workloads import RECORDED_STEPS, ProfiledSteps
-from bench.workloads.decoding import DefaultPath, FastPath, Generated, prepare_model
+from bench.torch_stack import DeviceClock, Stack, free_memory
 
-DecodingPath: TypeAlias = DefaultPath | FastPath
-PATHS = (DefaultPath.name, FastPath.name)
-ADAPTER = "adapter"
-PROFILED_ANSWERS = 5
-AGREEMENT = "two greedy answers differ from the first token that depends on rounding"
-NO_GPU = "no CUDA device: no graph of kernels to capture"
+BASE, ADAPTER = "base", "adapter"  # paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,64 +47,33 @@ LIMITS = {
 
 
 def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
-    """Measure each batch; a path that runs out of memory ends there, the others continue. Raises InputError."""
+    """Measure each batch; a path that runs out of memory ends there, the other continues. Raises InputError."""
     trial, sizes = record.trial, LIMITS[record.trial.profile]
     model_facts, _, conversations = inputs
     new_tokens = min(trial.new_tokens, sizes.max_new_tokens)
     check_length(trial, new_tokens, model_facts.max_position_embeddings)
     batches = batch_sizes(min(trial.micro_batch_size, sizes.max_batch))
     session = open_session(record, stops)
-    # Six figures per path and the agreement of two; without a GPU six figures of one path and a note for the others.
-    record.steps_planned = len(batches) * 19 + 3 if session.placement.is_cuda else len(batches) * 8 + 1
+    record.steps_planned = 2 * (len(batches) * 6 + 1)  # on each path six figures a batch, and the largest batch
     with record.timed("data"):
         prompts = make_prompts(session, trial, conversations, batches[-1])
     with record.timed("load"):
         model = load_base(session.modules, trial, session.placement)
         prepare_model(session.modules, model)
-        disable_sliding_window(trial, model.config, trial.max_seq_len + new_tokens)
     record.log(
         f"batches {batches} of {trial.max_seq_len} prompt tokens, {new_tokens} new tokens, {trial.base_precision}"
     )
     bench = Generation(record=record, session=session, model=model, new_tokens=new_tokens, repeats=sizes.repeats)
     try:
         with record.timed("measure"):
-            fitted = bench.measure_all(prompts, batches, stops) | bench.measure_adapter(prompts, batches, stops)
+            fitted = {BASE: bench.measure_path(BASE, prompts, batches, stops)}
+            add_adapters(session, trial, model)
+            fitted[ADAPTER] = bench.measure_path(ADAPTER, prompts, batches, stops)
     finally:
         if session.placement.is_cuda:
             record.peak_vram_bytes = session.modules.torch.cuda.max_memory_allocated()
     for path, largest in fitted.items():
         record.add("largest_batch_sequences", largest, path=path, **bench.context())
-
-
-def profiled_steps(session: TorchSession, trial: Trial, inputs: Inputs, *, with_adapters: bool) -> ProfiledSteps:
-    """Run a few answers on the fast path, with new adapters if asked for. Raises InputError."""
-    modules, placement = session.modules, session.placement
-    model_facts, _, conversations = inputs
-    check_length(trial, trial.new_tokens, model_facts.max_position_embeddings)
-    if trial.new_tokens <= RECORDED_STEPS:
-        raise InputError(f"new_tokens: expected more than {RECORDED_STEPS}, found {trial.new_tokens}")
-    model = load_base(modules, trial, placement)
-    prepare_model(modules, model)
-    disable_sliding_window(trial, model.config, trial.max_seq_len + trial.new_tokens)
-    if with_adapters:
-        add_adapters(session, trial, model)
-    prompts = make_prompts(session, trial, conversations, trial.micro_batch_size)
-    path = FastPath(modules, model, placement, prompts, trial.new_tokens, capture=placement.is_cuda)
-    path.generate()
-    times = [path.generate().decode_sec for _ in range(PROFILED_ANSWERS)]
-    path.begin()
-
-    def run_more() -> None:
-        for _ in range(RECORDED_STEPS):
-            path.step()
-        if placement.is_cuda:
-            modules.torch.cuda.synchronize()
-
-    labels = ["decoding", *(["with adapters"] if with_adapters else [])]
-    if path.not_fused_reason is not None:
-        labels.append(f"(not the fused step of five kernels per layer: {path.not_fused_reason})")
-    seconds = [total / (trial.new_tokens - 1) for total in times if total is not None]
-    return ProfiledSteps(recipe=" ".join(labels), seconds=seconds, run_more=run_more)
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -131,17 +92,14 @@ def check_length(trial: Trial, new_tokens: int, positions: int) -> None:
         )
 
 
-def disable_sliding_window(trial: Trial, config: Any, tokens: int) -> None:
-    """Disable a sliding window of at least `tokens`, which has no effect. Raises InputError for a narrower one."""
-    content = config.to_dict()
-    window = find(content).geometry(content).window
-    if window is not None and tokens > window:
-        raise InputError(
-            f"max_seq_len: prompt and answer of {tokens} tokens exceed the sliding window of {window} in "
-            f"{trial.model}/config.json, which this trial does not support",
-            remedy="reduce max_seq_len or new_tokens",
-        )
-    config.sliding_window = None
+def prepare_model(stack: Stack, model: Any) -> None:
+    """Configure a base model for greedy generation with its cache, up to the maximum number of tokens."""
+    model.eval()
+    model.config.use_cache = True
+    # Without an end-of-sequence token nothing stops early; min_new_tokens would change logits.
+    model.generation_config = stack.transformers.GenerationConfig(
+        do_sample=False, use_cache=True, eos_token_id=None, pad_token_id=0, **stack.cache_arguments(model)
+    )
 
 
 def make_prompts(session: TorchSession, trial: Trial, conversations: list[Conversation], count: int) -> Any:
@@ -158,6 +116,41 @@ def make_prompts(session: TorchSession, trial: Trial, conversations: list[Conver
     rows = make_rows(packed, conversations, tokenizer)
     ids = [rows[index % len(rows)].ids for index in range(count)]
     return session.modules.torch.tensor(ids, dtype=session.modules.torch.int64, device=session.placement.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerTimes:
+    """Times of one batch's answers. `decode_sec`: from the first token to the last, None if there is only one."""
+
+    time_to_first_token_sec: float
+    decode_sec: float | None
+
+
+def time_answers(session: TorchSession, model: Any, prompts: Any, new_tokens: int) -> AnswerTimes:
+    """Generate `new_tokens` for each of `prompts`, int64 of shape (batch, prompt tokens) on the device."""
+    torch, transformers = session.modules.torch, session.modules.transformers
+    clock = DeviceClock(torch, is_cuda=session.placement.is_cuda)
+    never_stop = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
+    clock.synchronize()
+    stamps = [clock.stamp()]
+
+    def on_token(_ids: Any, _scores: Any, **_more: Any) -> Any:
+        stamps.append(clock.stamp())
+        return never_stop
+
+    ids = model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=new_tokens,
+        stopping_criteria=transformers.StoppingCriteriaList([on_token]),
+    )
+    seconds = [clock.seconds(stamps[0], stamp) for stamp in stamps]
+    count = ids.shape[1] - prompts.shape[1]
+    if count != new_tokens or len(seconds) != new_tokens + 1:
+        raise RuntimeError(f"generate returned {count} tokens in {len(seconds) - 1} steps")
+    return AnswerTimes(
+        time_to_first_token_sec=seconds[1], decode_sec=seconds[-1] - seconds[1] if new_tokens > 1 else None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,91 +171,44 @@ class Generation:
             "new_tokens": self.new_tokens,
         }
 
-    def measure_all(
-        self, prompts: Any, batches: list[int], stops: StopSignals, paths: tuple[str, ...] = PATHS
-    ) -> dict[str, int]:
-        """Measure each batch on each path; return the largest batch that fitted, by path, 0 if none did."""
-        is_cuda = self.session.placement.is_cuda
-        fitted = {name: 0 for name in paths if is_cuda or name == DefaultPath.name}
-        running = set(fitted)
+    def measure_path(self, path: str, prompts: Any, batches: list[int], stops: StopSignals) -> int:
+        """Measure batches until one does not fit in memory; return the largest that fitted, 0 if none did."""
+        fitted, has_failed = 0, False
         for batch in batches:
-            tokens: dict[str, Any] = {}
-            for name in paths:
-                context = {"batch": batch, "path": name, **self.context()}
-                if name not in fitted:
-                    self.record.add("decode_tokens_per_sec", None, note=NO_GPU, **context)
-                else:
-                    self._measure_if_smaller_fit(name, prompts[:batch], context, fitted, running, tokens, stops)
-            if len(tokens) == len(PATHS):
-                same = tokens[PATHS[0]] == tokens[PATHS[1]]
-                agreeing = 100.0 * float(same.float().mean())
-                self.record.add("agreeing_tokens_percent", agreeing, note=AGREEMENT, batch=batch, **self.context())
+            context = {"batch": batch, "path": path, **self.context()}
+            note: str | None = f"not tried: batch {fitted} was the last that fitted"
+            if not has_failed:
+                note = self._measure_batch(prompts[:batch], context, stops)
+                free_memory(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
+            if note is None:
+                fitted = batch
+                continue
+            has_failed = True
+            self.record.add("decode_tokens_per_sec", None, note=note, **context)
         return fitted
 
-    def measure_adapter(self, prompts: Any, batches: list[int], stops: StopSignals) -> dict[str, int]:
-        """Run `measure_all` for the fast path with adapters, which stay on the model."""
-        if self.session.placement.is_cuda:
-            add_adapters(self.session, self.record.trial, self.model)
-        return self.measure_all(prompts, batches, stops, (ADAPTER,))
-
-    def _measure_if_smaller_fit(
-        self,
-        name: str,
-        prompts: Any,
-        context: dict[str, Any],
-        fitted: dict[str, int],
-        running: set[str],
-        tokens: dict[str, Any],
-        stops: StopSignals,
-    ) -> None:
-        """Measure one batch if the smaller ones fitted, and update `fitted` and `running`."""
-        failure: str | None = f"not tried: batch {fitted[name]} was the last that fitted"
-        if name in running:
-            failure = self._measure_batch(name, prompts, context, tokens, stops)
-            free_memory(self.session.modules.torch, is_cuda=self.session.placement.is_cuda)
-        if failure is None:
-            fitted[name] = len(prompts)
-            return
-        running.discard(name)
-        self.record.add("decode_tokens_per_sec", None, note=failure, **context)
-
-    def _measure_batch(
-        self, name: str, prompts: Any, context: dict[str, Any], tokens: dict[str, Any], stops: StopSignals
-    ) -> str | None:
-        """Measure one batch on one path and store its tokens; return the reason if memory ran out."""
+    def _measure_batch(self, prompts: Any, context: dict[str, Any], stops: StopSignals) -> str | None:
+        """Measure one batch; return the reason if memory ran out."""
         cuda = self.session.modules.torch.cuda if self.session.placement.is_cuda else None
         if cuda is not None:
             cuda.reset_peak_memory_stats()
-        answers: list[Generated] = []
+        answers: list[AnswerTimes] = []
         try:
-            path = self._path(name, prompts)
-            path.generate()  # warm-up
+            time_answers(self.session, self.model, prompts, self.new_tokens)  # warm-up
             for _ in range(self.repeats):
                 stops.check()
-                answers.append(path.generate())
+                answers.append(time_answers(self.session, self.model, prompts, self.new_tokens))
         except Exception as error:
-            # A failed capture raises while its cause is being handled.
-            causes = [error, error.__context__]
-            messages = [str(cause) for cause in causes if cause is not None and termination.is_out_of_memory(cause)]
-            if not messages:
+            if not termination.is_out_of_memory(error):
                 raise
-            return f"out of memory: {' '.join(messages[0].split())[:200]}"
-        tokens[name] = answers[-1].tokens
-        self._add_measurements(answers, len(prompts), context, note=getattr(path, "not_fused_reason", None))
+            return f"out of memory: {' '.join(str(error).split())[:200]}"
+        self._add_measurements(answers, len(prompts), context)
         peak = None if cuda is None else cuda.max_memory_allocated()
         note = "no CUDA device" if cuda is None else "peak of all allocations, including the model"
         self.record.add("peak_memory_bytes", peak, note=note, **context)
         return None
 
-    def _path(self, name: str, prompts: Any) -> DecodingPath:
-        modules, placement = self.session.modules, self.session.placement
-        if name == DefaultPath.name:
-            return DefaultPath(modules, self.model, placement, prompts, self.new_tokens)
-        return FastPath(modules, self.model, placement, prompts, self.new_tokens, capture=True)
-
-    def _add_measurements(
-        self, answers: list[Generated], batch: int, context: dict[str, Any], *, note: str | None
-    ) -> None:
+    def _add_measurements(self, answers: list[AnswerTimes], batch: int, context: dict[str, Any]) -> None:
         first = [answer.time_to_first_token_sec for answer in answers]
         prompt_tokens = batch * self.record.trial.max_seq_len
         values = {
@@ -275,8 +221,7 @@ class Generation:
             values["decode_time_per_token_sec"] = [seconds / later for seconds in decode]
             values["decode_tokens_per_sec"] = [batch * later / seconds for seconds in decode]
         for name, repeated in values.items():
-            path_note = f"not the step of five kernels a layer: {note}" if note and name.startswith("decode") else None
-            self.record.add(name, summarize(repeated), note=path_note, **context)
+            self.record.add(name, summarize(repeated), **context)
         if decode:
             count = weight_bytes_per_token(self.model)
             read = summarize([count / seconds / 1e9 for seconds in values["decode_time_per_token_sec"]])

@@ -72,13 +72,7 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
         _add_ceilings(record, session)
 
 
-def profiled_steps(
-    session: TorchSession,
-    trial: Trial,
-    inputs: Inputs,
-    *,
-    with_adapters: bool,  # noqa: ARG001 - a training always has adapters
-) -> ProfiledSteps:
+def profiled_steps(session: TorchSession, trial: Trial, inputs: Inputs) -> ProfiledSteps:
     """Run the warm-up and the measured steps."""
     modules, placement = session.modules, session.placement
     tokenizer = load_trial_tokenizer(trial)

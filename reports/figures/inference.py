@@ -16,7 +16,7 @@ from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _TONES = {"nf4": DEEP_TONE, "bf16": ACCENT_TONE}
-_LINE_STYLES = {"default": ("o", (0, (4, 2))), "fast": ("s", "-"), "adapter": ("D", (0, (1, 1.2)))}
+_LINE_STYLES = {"base": ("s", "-"), "adapter": ("D", (0, (1, 1.2)))}
 _PRICED_BATCHES = (1, 8, 32)  # batches with a cost in the caption
 _PRECISION_NAMES = {"nf4": "4 bit", "bf16": "16 bit"}
 _PANEL_HEIGHT_IN = 3.5
@@ -53,11 +53,10 @@ class InferenceData:
     @property
     def caption(self) -> str:
         paths = {line.path for lines in self.lines for line in lines}
-        path_note = " Dashed: the library's own generate. Solid: one captured decoding step." if len(paths) > 1 else ""
-        adapter_note = " Dotted: the same step with LoRA adapters on." if "adapter" in paths else ""
+        adapter_note = " Dotted: with LoRA adapters on." if "adapter" in paths else ""
         return (
             "Tokens per second of all sequences of a batch together. A line that keeps rising still gains from larger "
-            f"batches; where it flattens, the GPU is saturated.{path_note}{adapter_note}{self._describe_gain()}"
+            f"batches; where it flattens, the GPU is saturated.{adapter_note}{self._describe_gain()}"
             f"{self._describe_cost()}"
         )
 

@@ -85,7 +85,7 @@ def lines(record: TrainingRecord) -> list[tuple[str, str]]:
     ]
     if score.unscored_rows:
         rows.append(("rows without a score", f"{score.unscored_rows:,}; first {unscored_reason(score)}"))
-    return [*rows, ("answers computed by", score.generator)]
+    return rows
 
 
 def fault(score: TrainingScore) -> str | None:

@@ -1,4 +1,4 @@
-"""Answers on a GPU: one captured step for prompts of different lengths, and the decoding kernels with an adapter on."""
+"""Answers on a GPU: batches of prompts of different lengths, and between the steps of a training."""
 
 import pytest
 
@@ -6,9 +6,8 @@ torch = pytest.importorskip("torch")
 
 from bench import torch_stack  # noqa: E402 - after the skip
 from bench.qlora.step import Placement, TorchSession, load_base  # noqa: E402
-from bench.workloads import decoding  # noqa: E402
-from bench.workloads.finetune.answers import AnswerGenerator, BatchPath  # noqa: E402
-from bench.workloads.inference import add_adapters  # noqa: E402
+from bench.workloads.finetune.answers import AnswerGenerator  # noqa: E402
+from bench.workloads.inference import add_adapters, prepare_model  # noqa: E402
 from tests.support import tiny_training  # noqa: E402
 from tests.support.gpu import on_gpu  # noqa: E402
 
@@ -43,37 +42,30 @@ def answer_one(modules, model, prompt, limit):
     return out[0, len(prompt) :].tolist()
 
 
-def test_a_captured_batch_writes_the_tokens_of_single_prompts(tiny_model):
+def test_a_batch_has_the_tokens_of_single_prompts(tiny_model):
     modules = torch_stack.load()
     model = modules.transformers.AutoModelForCausalLM.from_pretrained(
         str(tiny_model), local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
     )
-    decoding.prepare_model(modules, model)
-    model.config.sliding_window = None
     prompts = make_prompts()
-    expected = [answer_one(modules, model, prompt, limit) for prompt, limit in zip(prompts, LIMITS, strict=True)]
-    placement = Placement(device=torch.device("cuda", 0), compute_dtype=torch.float32)
-    length = max(map(sum, zip(LENGTHS, LIMITS, strict=True)))
-    path = BatchPath(modules, model, placement, batch=4, length=length, capture=True)
-    written = path.generate_answers(prompts[:4], LIMITS[:4], {PAD_TOKEN}) + path.generate_answers(
-        prompts[4:], LIMITS[4:], {PAD_TOKEN}
-    )
-    assert written == expected
+    answers = AnswerGenerator(modules, model, Tokenizer(), {PAD_TOKEN}).generate(prompts, LIMITS)
+    for answer, prompt, limit in zip(answers, prompts, LIMITS, strict=True):
+        expected = list(map(str, answer_one(modules, model, prompt, limit)))
+        assert answer.text.split() == expected[: len(answer.text.split())]
+        assert answer.has_ended or len(answer.text.split()) == limit
 
 
-def test_an_nf4_model_with_adapters_answers_by_the_decoding_kernels(tiny_model, make_trial):
+def test_an_nf4_model_with_adapters_gives_the_same_bits_again(tiny_model, make_trial):
     modules = torch_stack.load()
     placement = Placement(device=torch.device("cuda", 0), compute_dtype=torch.bfloat16)
     trial = make_trial(model=str(tiny_model), base_precision="nf4")
     model = load_base(modules, trial, placement)
-    decoding.prepare_model(modules, model)
+    prepare_model(modules, model)
     add_adapters(TorchSession(modules=modules, placement=placement), trial, model)
     prompts, limits = make_prompts() * 8, LIMITS * 8
     generator = AnswerGenerator(modules, model, Tokenizer(), {PAD_TOKEN})
     answers = [answer.text.split() for answer in generator.generate(prompts, limits)]
-    assert generator.method == "decoding kernels (batches of 32)"
-    assert answers == [answer.text.split() for answer in generator.generate(prompts, limits)], "the same bits again"
-    assert [len(answer) for answer in answers] == list(limits)
+    assert answers == [answer.text.split() for answer in generator.generate(prompts, limits)]
     # Greedy answers in bf16 differ from the first token that depends on rounding: most first tokens do not.
     plain = [list(map(str, answer_one(modules, model, prompt, 1))) for prompt in prompts[: len(LENGTHS)]]
     same = sum(answer[:1] == first for answer, first in zip(answers, plain, strict=False))
@@ -81,7 +73,7 @@ def test_an_nf4_model_with_adapters_answers_by_the_decoding_kernels(tiny_model, 
 
 
 @pytest.mark.parametrize("recipe", ["fast", "stock"])
-def test_a_training_is_scored_by_the_decoding_kernels_between_its_steps(tiny_model, tmp_path, recipe):
+def test_a_training_is_scored_between_its_steps(tiny_model, tmp_path, recipe):
     modules = torch_stack.load()
     settings = {
         "score": "contains",
@@ -102,18 +94,5 @@ def test_a_training_is_scored_by_the_decoding_kernels_between_its_steps(tiny_mod
     trainer.set_adapter(adapter)
     result = trainer.score_adapter(step)
     assert result.failure is None
-    assert result.generator.startswith("decoding kernels (batches of")
-    assert "not fused" not in result.generator
     assert [evaluation.score is not None for evaluation in trainer.state.evaluations] == [True] * 4
     assert trainer.sample_answers()[0].after is not None
-
-
-def test_answers_of_a_model_in_float32_say_why_transformers_wrote_them(tiny_model):
-    modules = torch_stack.load()
-    model = modules.transformers.AutoModelForCausalLM.from_pretrained(
-        str(tiny_model), local_files_only=True, device_map={"": "cuda:0"}, **modules.dtype_argument(torch.float32)
-    )
-    generator = AnswerGenerator(modules, model, Tokenizer(), {PAD_TOKEN})
-    (answer,) = generator.generate([make_prompts()[0]], [3])
-    assert len(answer.text.split()) <= 3
-    assert generator.method == "transformers (a model in torch.float32, not bfloat16)"

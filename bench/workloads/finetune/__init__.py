@@ -6,7 +6,7 @@ trainer: the training loop, from the newest checkpoint to the end
 training_set: examples, global batches, rows as tensors
 derived: settings that follow from the data where the user has set none
 evaluate: held-out loss with its interval
-answers: greedy answers in batches, by the decoding step on a GPU
+answers: greedy answers in batches
 score: scores of answers against the data's own
 score_program: the process of a user's score file or pattern
 scoring: answers and scores of a training, before and after, on all ranks

@@ -50,7 +50,6 @@ class ScoredAnswers(Checksummed):
     scorer: str
     answers: list[str]
     scores: list[RowScore]
-    generator: str
     failure: str | None = None
 
     @property
@@ -152,14 +151,9 @@ class TrainingScorer:
         start = time.monotonic()
         self._prepare()
         try:
-            answers, generator, failure = self._answer()
+            answers, failure = self._answer()
             result = ScoredAnswers(
-                questions=self._questions,
-                scorer=self._scoring.digest,
-                answers=answers,
-                scores=[],
-                generator=generator,
-                failure=failure,
+                questions=self._questions, scorer=self._scoring.digest, answers=answers, scores=[], failure=failure
             )
             result = result if failure is not None else self._score(result)
             self._context.report(mean_score=None if result.mean is None else result.mean[0])
@@ -215,7 +209,6 @@ class TrainingScorer:
             shown=rows[: score.SHOWN_ROWS],
             unscored=unscored[: score.NAMED_ROWS],
             unscored_rows=len(unscored),
-            generator=after.generator,
             seconds=time.monotonic() - start,
             failure=failure,
         )
@@ -235,7 +228,7 @@ class TrainingScorer:
     def _failed(self, failure: str) -> ScoredAnswers:
         self._context.report(log=f"score: {failure}", flag=f"score: {failure}")
         return ScoredAnswers(
-            questions=self._questions, scorer=self._scoring.digest, answers=[], scores=[], generator="", failure=failure
+            questions=self._questions, scorer=self._scoring.digest, answers=[], scores=[], failure=failure
         )
 
     def _load_base(self) -> ScoredAnswers | None:
@@ -263,8 +256,8 @@ class TrainingScorer:
             return f"{self._folder}: the answers before the training are not stored: {error.strerror}"
         return None
 
-    def _answer(self) -> tuple[list[str], str, str | None]:
-        """Return all answers, how they were computed, and the failure of any rank. Raises StopRequested."""
+    def _answer(self) -> tuple[list[str], str | None]:
+        """Return all answers, and the failure of any rank. Raises StopRequested."""
         group, texts, failure, is_stopped = self._group, list[str](), None, False
         generator = self._make_generator([case.end_token for case in self._cases], self._context.check)
         share = self._cases[group.rank :: group.world_size]
@@ -282,11 +275,11 @@ class TrainingScorer:
             raise StopRequested
         failure = next((each for _, each, _ in gathered if each is not None), None)
         if failure is not None:
-            return [], generator.method, failure
+            return [], failure
         answers = [""] * len(self._cases)
         for rank, (rank_texts, _, _) in enumerate(gathered):
             answers[rank :: group.world_size] = rank_texts
-        return answers, generator.method, None
+        return answers, None
 
     def _score(self, result: ScoredAnswers) -> ScoredAnswers:
         """Score the answers on rank 0, for all ranks. Raises StopRequested."""

@@ -313,19 +313,17 @@ def _loading_measurements(trial: Trial) -> list[Measurement]:
 
 def _inference_measurements(trial: Trial) -> list[Measurement]:
     is_nf4 = trial.base_precision == "nf4"
-    default = {1: 29.0, 2: 58.5, 4: 116.0, 8: 181.0, 16: 346.0, 32: 695.0}
-    fast = {1: 76.0, 2: 149.0, 4: 295.0, 8: 457.0, 16: 756.0, 32: 1157.0}
+    rates = {1: 29.0, 2: 58.5, 4: 116.0, 8: 181.0, 16: 346.0, 32: 695.0}
     if not is_nf4:
-        default = {1: 59.1, 2: 118.0, 4: 235.0, 8: 467.0, 16: 949.0, 32: 1905.0}
-        fast = {1: 134.0, 2: 246.0, 4: 446.0, 8: 743.0, 16: 1108.0, 32: 1532.0}
+        rates = {1: 59.1, 2: 118.0, 4: 235.0, 8: 467.0, 16: 949.0, 32: 1905.0}
     base = {"precision": trial.base_precision, "prompt_tokens": trial.max_seq_len, "new_tokens": trial.new_tokens}
-    by_path = {"default": default, "fast": fast, "adapter": {batch: 0.9 * rate for batch, rate in fast.items()}}
+    scale = {"base": 1.0, "adapter": 0.9}  # rates relative to the base, by path
     measurements = []
-    for batch in default:
-        for path, rates in by_path.items():
+    for batch, rate in rates.items():
+        first = (0.024 + 0.0095 * batch) * (1.0 if is_nf4 else 0.84)
+        for path in scale:
             context = {"batch": batch, "path": path, **base}
-            first = (0.024 + 0.0095 * batch) * (1.0 if is_nf4 else 0.84) * (1.0 if path == "default" else 0.97)
-            decode = rates[batch]
+            decode = rate * scale[path]
             measurements += [
                 _repeated("time_to_first_token_sec", first, 0.02, 5, **context),
                 _repeated("prefill_tokens_per_sec", batch * trial.max_seq_len / first, 0.02, 5, **context),
@@ -338,8 +336,7 @@ def _inference_measurements(trial: Trial) -> list[Measurement]:
                     **context,
                 ),
             ]
-        measurements.append(_single("agreeing_tokens_percent", 60.0 - batch, batch=batch, **base))
-    return measurements + [_single("largest_batch_sequences", 32, path=path, **base) for path in by_path]
+    return measurements + [_single("largest_batch_sequences", 32, path=path, **base) for path in scale]
 
 
 def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement]:

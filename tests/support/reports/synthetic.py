@@ -295,7 +295,7 @@ def measurements_of(kind: str) -> list[Measurement]:
     if kind == "inference":
         return [
             measurement(name, value * batch, batch=batch, path=path, precision="nf4")
-            for path in ("default", "static")
+            for path in ("base", "adapter")
             for batch in (1, 8, 32)
             for name, value in (
                 ("prefill_tokens_per_sec", 800.0),

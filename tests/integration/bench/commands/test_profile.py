@@ -1,4 +1,4 @@
-"""`python -m bench profile`: the table, the JSON file, and a profiled decoding step."""
+"""`python -m bench profile`: the table and the JSON file."""
 
 import json
 
@@ -21,16 +21,3 @@ def test_the_command_prints_the_table_and_writes_it_as_json(monkeypatch, capsys,
     assert "matrix products                  8.00   80.0%       264\n" in output
     assert trials[0].held_layers == 3
     assert json.loads((tmp_path / "p.json").read_text())["shares"][0]["kind"] == "matrix products"
-
-
-def test_a_decoding_step_is_recorded_with_adapters_on(capsys, tiny_model, tiny_data):
-    argv = ["profile", "--suite", "inference", "--profile", "tiny", "--trial-name", "generate-nf4", "--adapters"]
-    sizes = ("max_seq_len=16", "micro_batch_size=2", "new_tokens=6")
-    argv += [word for size in sizes for word in ("--set", size)]
-    assert main([*argv, "--model", str(tiny_model), "--data", str(tiny_data)]) == 0
-    output = capsys.readouterr().out
-    assert output.startswith(
-        "cpu, recipe decoding with adapters (not the fused step of five kernels per layer: no GPU), 16 x 2: "
-    )
-    assert " tokens/s\n" in output.split(" ms a step, ")[1]
-    assert "matrix products" in output

@@ -181,7 +181,7 @@ def test_several_workers_give_their_median_and_their_range(folder):
 
 def test_measurements_of_a_failed_trial_are_marked_with_its_status(folder):
     run = run_of(folder, synthetic.trial("one", kind="inference"), workers=2)
-    values = [synthetic.measurement("decode_tokens_per_sec", 8.0, batch=1, path="default", precision="nf4")]
+    values = [synthetic.measurement("decode_tokens_per_sec", 8.0, batch=1, path="base", precision="nf4")]
     failed = {"status": TrialStatus.OUT_OF_MEMORY, "reason": "batch 8 did not fit"}
     synthetic.rewrite(folder, run.planned[1], measurements=values, **failed)
     names = {line.keys[0] for table in tables_of(folder) for line in table.lines}

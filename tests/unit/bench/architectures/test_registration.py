@@ -24,11 +24,9 @@ from bench.data.trial_inputs import check_trial
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, nvml
 from bench.predict import flops, memory, throughput
-from bench.qlora.step import load_text_model
 from bench.records.atomic_files import sha256_of
 from bench.records.validation import ALL_LINEAR
 from bench.workloads import training
-from bench.workloads.decoding import DefaultPath, FastPath, prepare_model
 from bench.workloads.finetune import checkpoint
 from tests.support import tiny_training
 from tests.support.small_inputs import edit_json
@@ -140,25 +138,6 @@ def test_a_trial_of_a_registered_architecture_is_measured(folders, tmp_path, mak
     assert mfu.context["flop_per_token"] == flops.trial_flops(read_config(folders["plain"]), trial).model
 
 
-@pytest.mark.parametrize("name", DUMMIES)
-def test_both_decoding_paths_give_the_same_tokens(modules, folders, name):
-    torch = modules.torch
-    model = modules.transformers.AutoModelForCausalLM.from_pretrained(folders[name])
-    prepare_model(modules, model)
-    prompts = torch.randint(2, 250, (2, 9), generator=torch.Generator().manual_seed(2))
-    placement = Lab.create(modules, None).placement  # type: ignore[arg-type]
-    answers = [
-        path.generate().tokens
-        for path in (
-            DefaultPath(modules, model, placement, prompts, 6),
-            FastPath(modules, model, placement, prompts, 6, capture=False),
-        )
-    ]
-    assert torch.equal(*answers)
-    not_fused = FastPath(modules, model, placement, prompts, 6, capture=False).not_fused_reason
-    assert (not_fused == REASON) is (name == "refused")
-
-
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -226,15 +205,6 @@ def test_a_family_is_checked_trained_resumed_merged_and_decoded(modules, tmp_pat
     forms = {form.name: form.loss for form in check.Checker(check_request, lambda _: None, None).run().forms}
     assert forms["folder"] == pytest.approx(forms["merged-nf4"], abs=1e-6)
     assert forms["merged-nf4"] == pytest.approx(forms["trained"], abs=0.02)
-
-    model = load_text_model(modules, str(folder))
-    prepare_model(modules, model)
-    prompts = modules.torch.randint(2, 250, (2, 9), generator=modules.torch.Generator().manual_seed(2))
-    paths = [
-        DefaultPath(modules, model, lab.placement, prompts, 6),
-        FastPath(modules, model, lab.placement, prompts, 6, capture=False),
-    ]
-    assert modules.torch.equal(*(path.generate().tokens for path in paths))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_kernels_that_overlap_leave_no_idle_time():
     [
         (["--trial-name", "load-nf4", "--suite", "loading"], "; choose it with --trial-name"),
         ([], "--trial-name"),
-        (["--trial-name", "fast", "--suite", "recipes", "--adapters"], "--adapters: "),
+        (["--trial-name", "generate-nf4", "--suite", "inference"], "; choose it with --trial-name"),
         (["--trial-name", "fast", "--suite", "recipes"], "profile gpu "),
     ],
 )

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.architectures import find
 from bench.qlora.recipes import fast
 from bench.qlora.step import Placement
-from bench.workloads import decode_step
 from tests.support import families
 from tests.support.families import LossAndGradients, gradient_errors
 from tests.support.paths import ROOT
@@ -69,17 +67,6 @@ def test_every_recipe_has_pefts_loss_and_gradients(run, case, dropout):
                 assert error < limit, (recipe, matmul, dtype, layout, name)
 
 
-def decoding(config: dict[str, Any]) -> str:
-    """Return the column `decoding kernels` of a family."""
-    architecture = find(config)
-    if reason := architecture.unsupported_feature(config, decode_step.FEATURES, 1):
-        return f"transformers' step: {reason}"
-    if reason := architecture.unsupported_feature(config, decode_step.FUSED_FEATURES, 1):
-        return f"the loop: {reason}"
-    is_joined = len(architecture.product("gate_up")) != decode_step.GATE_UP_LAYERS
-    return "the loop: gate and up in one layer" if is_joined else "fused"
-
-
 @pytest.mark.parametrize("case", families.families())
 def test_the_documented_table_has_these_bounds(case):
     config = families.SIZES | case["input"]
@@ -87,4 +74,4 @@ def test_the_documented_table_has_these_bounds(case):
     (cells,) = (cells.split(" | ") for name, _, cells in table if name == config["model_type"])
     fast = [BOUNDS[torch.float32, matmul][1] for matmul in ("bf16", "int8_backward", "int8")]
     columns = map(str, fast if "fast" in case["expected"] else ("refused",) * 3)
-    assert cells == [str(BOUNDS[torch.float32, "bf16"][1]), *columns, decoding(config)]
+    assert cells == [str(BOUNDS[torch.float32, "bf16"][1]), *columns]

@@ -44,7 +44,7 @@ def test_a_name_is_registered_once(others: list[Workload], message: str) -> None
         register(make(suites=(Suite(name="s", trials=()),)), *others)
 
 
-@pytest.mark.parametrize(("name", "lacking"), [("dummy", "no such module"), ("decoding", "measure: missing")])
+@pytest.mark.parametrize(("name", "lacking"), [("dummy", "no such module"), ("ranks", "measure: missing")])
 def test_a_workload_without_its_function_is_refused_by_its_name(
     name: str, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

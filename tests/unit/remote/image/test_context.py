@@ -74,7 +74,7 @@ def test_the_dockerfile_has_exactly_the_planned_slots() -> None:
 def test_the_context_has_only_what_the_dockerfile_copies(profile: str) -> None:
     paths = {file.path for file in code_files(ROOT, profile)}
     assert {"image/Dockerfile", "image/selfcheck.py", f"image/locks/{profile}.txt"} <= paths
-    assert {"bench/__main__.py", "bench/machine/gpu_specs.json", "bench/kernels/decode/products.cu"} <= paths
+    assert {"bench/__main__.py", "bench/machine/gpu_specs.json"} <= paths
     assert not [path for path in paths if path.split("/")[0] not in ("bench", "image") or "__pycache__" in path]
 
 

@@ -144,7 +144,7 @@ def test_loading_and_inference_take_their_values_over_workers(a10):
     assert cold.low <= cold.value <= cold.high
     lines = inference.gather(*a10).lines[0]
     assert {(line.precision, line.path) for line in lines} == {
-        (precision, path) for precision in ("nf4", "bf16") for path in ("default", "fast", "adapter")
+        (precision, path) for precision in ("nf4", "bf16") for path in ("base", "adapter")
     }
     assert [point[0] for point in lines[0].points] == [1, 2, 4, 8, 16, 32]
 

@@ -1,11 +1,9 @@
-"""Greedy answers in batches: every path writes the tokens that transformers writes for a single prompt."""
+"""Greedy answers in batches: the tokens that transformers writes for a single prompt."""
 
 import pytest
 
 from bench.data.inputs import InputError
-from bench.workloads.decoding import prepare_model
-from bench.workloads.finetune.answers import AnswerGenerator, BatchPath, plain_model
-from tests.support import tiny_training
+from bench.workloads.finetune.answers import AnswerGenerator
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 LENGTHS, LIMITS = (9, 31, 4, 17, 17, 26), (24, 3, 40, 18, 1, 30)
@@ -37,7 +35,14 @@ def answer_one(modules, model, prompt, limit, ends):
     return out[0, len(prompt) :].tolist()
 
 
-def test_each_answer_of_a_batch_is_the_one_of_its_prompt_answer_one(modules, lab, model, prompts):
+@pytest.mark.parametrize("has_static_cache", [True, False])
+def test_each_answer_of_a_batch_is_the_one_of_its_prompt_alone(
+    modules, lab, model, prompts, has_static_cache, monkeypatch
+):
+    base = model.get_base_model()
+    assert type(base)._can_compile_fullgraph
+    monkeypatch.setattr(type(base), "_can_compile_fullgraph", has_static_cache)
+    assert ("cache_implementation" in modules.cache_arguments(model)) is has_static_cache
     tokenizer = lab().tokenizer
     free = [answer_one(modules, model, prompt, limit, {263}) for prompt, limit in zip(prompts, LIMITS, strict=True)]
     ends = {263, free[0][len(free[0]) // 2]}  # one that ends some answers before their limits
@@ -51,24 +56,13 @@ def test_each_answer_of_a_batch_is_the_one_of_its_prompt_answer_one(modules, lab
     assert [answer.text for answer in answers] == [
         tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in expected
     ]
-    assert generator.method == "transformers (no GPU)"
     assert len(looks) >= max(map(len, expected))
-
-    base = plain_model(model)
-    prepare_model(modules, base)
-    placement = tiny_training.Placement(device=modules.torch.device("cpu"), compute_dtype=modules.torch.float32)
-    length = max(map(sum, zip(LENGTHS, LIMITS, strict=True)))
-    path = BatchPath(modules, base, placement, batch=4, length=length, capture=False)
-    written = path.generate_answers(prompts[:4], LIMITS[:4], ends) + path.generate_answers(
-        prompts[4:], LIMITS[4:], ends
-    )
-    assert written == expected
 
 
 def test_a_batch_that_does_not_fit_in_memory_is_halved(modules, lab, model, prompts, monkeypatch):
     generator = AnswerGenerator(modules, model, lab().tokenizer, {263})
     expected, sizes = generator.generate(prompts, LIMITS), []
-    real = generator._answer_plainly
+    real = generator._answer_batch
 
     def limited(prompts, limits):
         sizes.append(len(prompts))
@@ -76,7 +70,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(modules, lab, model, prom
             raise MemoryError
         return real(prompts, limits)
 
-    monkeypatch.setattr(generator, "_answer_plainly", limited)
+    monkeypatch.setattr(generator, "_answer_batch", limited)
     assert generator.generate(prompts, LIMITS) == expected
     assert sizes == [6, 6, 4, 2]
 
