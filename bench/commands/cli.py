@@ -400,10 +400,9 @@ def _read_trials(arguments: argparse.Namespace) -> tuple[Trial, ...]:
 
 
 def _survey(arguments: argparse.Namespace) -> int:
-    from bench.predict import chips, throughput
+    from bench.predict import throughput
 
-    report = throughput.survey(arguments.model, arguments.data, _read_trials(arguments))
-    return _print_json(report | {"chips": chips.chip_rates()})
+    return _print_json(throughput.survey(arguments.model, arguments.data, _read_trials(arguments)))
 
 
 def _forecast(arguments: argparse.Namespace) -> int:

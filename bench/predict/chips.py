@@ -56,21 +56,6 @@ def predict_chips(config: Mapping[str, Any], trial: Trial) -> list[ChipForecast]
     return forecasts
 
 
-def chip_rates() -> list[dict[str, Any]]:
-    """Return the chips for a survey: the largest peak that fits, and what a trial's `score` is multiplied by.
-
-    `rates` has the lowest, the middle and the highest factor of each recipe; the product is useful tokens per second.
-    """
-    return [
-        {
-            "name": name,
-            "largest_peak_bytes": _largest_peak(chip),
-            "rates": {recipe: [tflops / ratio for ratio in reversed(ratios)] for recipe, ratios in RATIOS.items()},
-        }
-        for name, chip, tflops in _named_chips()
-    ]
-
-
 def _named_chips() -> Iterator[tuple[str, gpu_specs.GpuSpec, float]]:
     """Yield name, figures and achievable TFLOP/s of each chip whose entry stands for one name."""
     for chip in gpu_specs.CHIPS:

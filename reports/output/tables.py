@@ -45,7 +45,7 @@ _COUNTS, _SHARES = ("n_workers", "n_processes", "n_steps"), ("padding_percent", 
 _RATIO_FIELDS = ("value", "low", "high", "verdict", "over")
 _NOT_IN_JSON = ("log_tail", "reason_code", "phase")  # excluded from a failure
 _OTHER_FIELDS = ("kind", "reason", "planned", "ends", "missing", "n_measurements")
-_AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh", "fine_tuning_co2_kg")
+_AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh")
 
 
 def summary_json(summary: Summary, run: Run) -> bytes:

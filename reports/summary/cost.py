@@ -313,41 +313,25 @@ _JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carbon:
-    """A CO2 factor: kilograms per kilowatt hour, and its source."""
-
-    kg_per_kwh: float
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Energy:
     """The GPU energy of one configuration.
 
-    `joules_per_1000_useful_tokens` has its interval over workers or processes. The other amounts are for a fine-tuning
-    on FINE_TUNING_SAMPLES samples on one GPU; CO2 is in kilograms, None without a factor.
+    `joules_per_1000_useful_tokens` has its interval over workers or processes. `fine_tuning_kwh` is for a
+    fine-tuning on FINE_TUNING_SAMPLES samples on one GPU.
     """
 
     joules_per_1000_useful_tokens: Estimate
     fine_tuning_kwh: Amount
-    fine_tuning_co2_kg: Amount | None
-    carbon: Carbon | None
 
     @property
     def sentence(self) -> str:
         """A sentence about the energy of the fine-tuning."""
         kwh = formatting.estimate(self.fine_tuning_kwh, " kWh")
-        sentence = f"The GPU uses {kwh} for {FINE_TUNING_SAMPLES:,} samples"
-        if self.carbon is not None and self.fine_tuning_co2_kg is not None:
-            co2 = formatting.estimate(self.fine_tuning_co2_kg, " kg")
-            factor = f"{formatting.number(self.carbon.kg_per_kwh)} kg per kWh ({self.carbon.source})"
-            sentence += f", which is {co2} of CO2 at {factor}"
-        return f"{sentence}; the host and the time before the first step are not included."
+        uses = f"The GPU uses {kwh} for {FINE_TUNING_SAMPLES:,} samples"
+        return f"{uses}; the host and the time before the first step are not included."
 
 
-def measure_energy(
-    results: Iterable[TrialResult], processes: Mapping[str, Sequence[Process]], factor: Carbon | None
-) -> dict[str, Energy]:
+def measure_energy(results: Iterable[TrialResult], processes: Mapping[str, Sequence[Process]]) -> dict[str, Energy]:
     """Compute the energy of each configuration of which at least one process had its power sampled."""
     by_id = {result.trial_id: result for result in results}
     samples_by_label: dict[str, list[Sample]] = {}
@@ -362,13 +346,12 @@ def measure_energy(
         label: _energy(
             per_config.estimate(per_config.mean_of_logs(samples, spreads.get(label)), len(samples)),
             processes[label],
-            factor,
         )
         for label, samples in samples_by_label.items()
     }
 
 
-def _energy(joules: Estimate, processes: Sequence[Process], factor: Carbon | None) -> Energy:
+def _energy(joules: Estimate, processes: Sequence[Process]) -> Energy:
     tokens_per_sample = [
         process.elapsed_useful_tokens_per_sec / process.elapsed_samples_per_sec for process in processes
     ]
@@ -378,6 +361,4 @@ def _energy(joules: Estimate, processes: Sequence[Process], factor: Carbon | Non
     return Energy(
         joules_per_1000_useful_tokens=joules,
         fine_tuning_kwh=kwh,
-        fine_tuning_co2_kg=None if factor is None else kwh.times(factor.kg_per_kwh),
-        carbon=factor,
     )

@@ -18,7 +18,7 @@ from bench.records.atomic_files import read_regular
 from bench.records.status import Failure
 from reports import formatting
 from reports.read.fingerprint import CPU
-from reports.summary.cost import BootVolume, Carbon, HostedPrice, Price, PublishedPrice
+from reports.summary.cost import BootVolume, HostedPrice, Price, PublishedPrice
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
 _MAX_TABLE_BYTES = 1_000_000  # room for thousands of shapes
@@ -45,8 +45,6 @@ class Pricing:
     hosted_usd_per_10000_samples: float | None = None
     hosted_usd_per_million_tokens: float | None = None
     hosted_source: str | None = None
-    co2_kg_per_kwh: float | None = None
-    co2_source: str | None = None
 
     def price(self) -> Price | None:
         """Return the price from the settings. Raises PriceError."""
@@ -54,13 +52,6 @@ class Pricing:
             return None
         requirement = "price_source: a price needs its source, e.g. 'list price B95909, 2025-06'"
         return Price(usd_per_gpu_hour=usd, source=_source("price_usd_per_gpu_hour", usd, self.source, requirement))
-
-    def carbon(self) -> Carbon | None:
-        """Return the CO2 factor from the settings. Raises PriceError."""
-        if (kg := self.co2_kg_per_kwh) is None:
-            return None
-        requirement = "co2_source: a factor needs its source: the electricity supplier and the year"
-        return Carbon(kg_per_kwh=kg, source=_source("co2_kg_per_kwh", kg, self.co2_source, requirement))
 
     def hosted(self) -> HostedPrice | None:
         """Return the hosted service to compare with. Raises PriceError."""

@@ -131,9 +131,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     measured = _measure_all(run, trained)
     baseline = _baseline(trained)
     over_workers = _aggregate_workers(run.trials)
-    used = cost.measure_energy(
-        run.results, {label: rate.processes for label, rate in measured.items()}, pricing.carbon()
-    )
+    used = cost.measure_energy(run.results, {label: rate.processes for label, rate in measured.items()})
     speedups = _measure_speedups(run, trained, measured)
     succeeded = _succeeded_by_label(run)
     ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)

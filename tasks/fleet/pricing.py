@@ -25,8 +25,6 @@ def pricing(settings: Settings) -> Pricing:
         hosted_usd_per_10000_samples=cost.hosted_usd_per_10000_samples,
         hosted_usd_per_million_tokens=cost.hosted_usd_per_million_tokens,
         hosted_source=cost.hosted_source,
-        co2_kg_per_kwh=cost.co2_kg_per_kwh,
-        co2_source=cost.co2_source,
     )
 
 

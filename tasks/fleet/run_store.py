@@ -86,8 +86,8 @@ def newest_results(results_folder: Path) -> Iterator[list[TrialResult]]:
         yield results
 
 
-def newest_trainings(results_folder: Path) -> Iterator[tuple[Path, TrialResult, TrainingRecord]]:
-    """Yield folder, result and record of the newest collected trainings, newest first, without unreadable ones."""
+def newest_trainings(results_folder: Path) -> Iterator[tuple[TrialResult, TrainingRecord]]:
+    """Yield result and record of the newest collected trainings, newest first, without unreadable ones."""
     paths = [
         path
         for path in results_folder.glob(f"*-{TRAIN}*/{TRIALS_FOLDER}/*/{TRAINING_FILE}")
@@ -95,7 +95,7 @@ def newest_trainings(results_folder: Path) -> Iterator[tuple[Path, TrialResult, 
     ]
     for path in sorted(paths, reverse=True)[:_MAX_HISTORY_RUNS]:
         with contextlib.suppress(ResultError):
-            yield path.parents[2], TrialResult.read(path.with_name(RESULT_FILE)), TrainingRecord.read(path)
+            yield TrialResult.read(path.with_name(RESULT_FILE)), TrainingRecord.read(path)
 
 
 def count_statuses(entries: Iterable[Entry]) -> dict[str, int]:

@@ -152,7 +152,6 @@ SOURCE_SETTINGS = {
     "price_usd_per_gpu_hour": "price_source",
     "hosted_usd_per_10000_samples": "hosted_source",
     "hosted_usd_per_million_tokens": "hosted_source",
-    "co2_kg_per_kwh": "co2_source",
 }
 
 
@@ -290,12 +289,9 @@ class CostSection(Section):
     price_source: Text | None = Field(default=None, description="text that says where the price is from")
     shape: Text | None = Field(default=None, description="a shape's name in the table of prices")
     prices: Text | None = Field(default=None, description="a file's path")
-    interruptions_per_hour: float | None = Field(default=None, gt=0, le=1000)
     hosted_usd_per_10000_samples: float | None = Field(default=None, gt=0, le=1_000_000)
     hosted_usd_per_million_tokens: float | None = Field(default=None, gt=0, le=1_000_000)
     hosted_source: Text | None = Field(default=None, description="text that says where the price is from")
-    co2_kg_per_kwh: float | None = Field(default=None, gt=0, le=10)
-    co2_source: Text | None = Field(default=None, description="text that says where the factor is from")
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:

@@ -275,7 +275,7 @@ def _trained_step_sec(
     It has the same rows in a step and the same number of workers; a step's time includes its communication. None if
     there is no such training.
     """
-    for _, result, record in newest_trainings(settings.results_folder):
+    for result, record in newest_trainings(settings.results_folder):
         seconds = record.steps.step_time_sec
         if seconds and _is_same_training(result, trial, probe):
             value = max(0.0, statistics.fmean(seconds) - all_reduce_sec)

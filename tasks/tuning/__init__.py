@@ -6,6 +6,5 @@ search        predict the rate of every candidate, choose the candidates to meas
 search_loop   run the waves and the finalists over the fleet, and print the answer
 quality       compare held-out losses with the reference, also for `inv bench --quality`
 pareto        the Pareto front of speed against memory
-shapes        the cheapest configuration on each priced GPU
 search_state  the search on disk
 """

@@ -36,7 +36,7 @@ from tasks.fleet.plan import plan_trials
 from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
-from tasks.tuning import pareto, quality, shapes
+from tasks.tuning import pareto, quality
 from tasks.tuning.search import Outcomes, Surrogate, choose_wave, finalists
 from tasks.tuning.search_state import TuneRecord
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation, with_held_layers
@@ -352,7 +352,6 @@ def show_answer(
         f"{facts['worker_sec'] / 60:.1f} worker-minutes, {device}"
     )
     console().print(table)
-    shapes.show_shapes(console(), shapes.shape_rates(settings, record, front[0]))
     best = settings.results_folder / SEARCH_FOLDER / record.tune_id / BEST_FILE
     print(f"train with the best: `inv train --from={record.tune_id}`")
     print(f"rerun it: `inv bench --trial-file {display_path(best)}`")

@@ -23,18 +23,6 @@ from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
 SCHEMA_VERSION = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChipRates:
-    """A kind of GPU: the largest peak that fits, and by recipe the lowest, middle and highest factor of a score.
-
-    Score times factor is the estimate of useful tokens per second.
-    """
-
-    name: str
-    largest_peak_bytes: int
-    rates: dict[str, list[float]]
-
-
 @dataclass(kw_only=True)
 class TuneRecord:
     """One search. `gpu` is None on CPUs; `limit_bytes` is None without a limit; `longest` is the rows' length.
@@ -53,7 +41,6 @@ class TuneRecord:
     settings: dict[str, Any]
     candidates: list[Candidate]
     inputs: dict[str, Any] = field(default_factory=dict)
-    chips: list[ChipRates] = field(default_factory=list)  # empty in a search of an older version
     waves: list[str] = field(default_factory=list)
     final: str | None = None
     held_variants: list[Candidate] = field(default_factory=list)

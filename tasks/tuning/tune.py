@@ -24,9 +24,9 @@ from tasks.clients.workers import fleet_hosts, inspect, survey
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
 from tasks.fleet.plan import input_trial
 from tasks.settings.load import Settings, load
-from tasks.tuning import quality, search_loop, search_state, shapes, space
+from tasks.tuning import quality, search_loop, search_state, space
 from tasks.tuning.search import Surrogate, choose_wave
-from tasks.tuning.search_state import ChipRates, TuneRecord
+from tasks.tuning.search_state import TuneRecord
 from tasks.tuning.space import Candidate
 
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
@@ -52,7 +52,6 @@ def tune_fleet(
     if dry_run:
         wave = choose_wave(Surrogate(search.candidates), {}, search.memory_limit(), len(hosts))
         show_plan(search, wave, len(hosts))
-        shapes.show_shapes(console(), shapes.shape_rates(settings, search))
         print(*([power] if settings.tune.quality else []), "nothing was changed", sep="\n")
         return Answer(data=_plan_document(search, wave))
     if settings.tune.quality:
@@ -110,8 +109,7 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         samples=observed["data"]["samples"],
     )
     surveyed = survey(settings, hosts[0], [candidate.trial for candidate in candidates])
-    try:  # a worker of an older version names no chips
-        chips = [schema.from_json(ChipRates, chip) for chip in observed.get("chips", [])]
+    try:
         predicted = space.with_predictions(candidates, surveyed["trials"])
         candidates = [schema.from_json(Candidate, schema.to_json(candidate)) for candidate in predicted]
     except (KeyError, ValueError, TypeError) as error:
@@ -129,7 +127,6 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         settings=settings.public(),
         candidates=candidates,
         inputs={name: {"sha256": observed[name]["sha256"]} for name in ("model", "data")},
-        chips=chips,
     )
     _check_limit(record)
     return record

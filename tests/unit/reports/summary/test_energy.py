@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,9 @@ import pytest
 from reports.output import html, markdown, tables
 from reports.read.load import load
 from reports.summary import text
-from reports.summary.prices import PriceError, Pricing
+from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
-
-FACTOR = Pricing(co2_kg_per_kwh=0.5, co2_source="our grid, 2026")
 
 
 @pytest.fixture
@@ -33,17 +30,15 @@ def without_watts(run):
 
 
 def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_are_in_files_and_a_sentence(run):
-    summary = summarize(run, FACTOR)
+    summary = summarize(run)
     row = summary.rows[0]
     # 384 useful tokens and 4 samples in 0.16 s at 148 W.
     assert row.energy.joules_per_1000_useful_tokens.value == pytest.approx(148 * 0.16 / 0.384)
     assert row.energy.joules_per_1000_useful_tokens.over == "workers"
     assert row.energy.fine_tuning_kwh.value == pytest.approx(148 * 0.16 / 4 * 10_000 / 3.6e6)
-    assert row.energy.fine_tuning_co2_kg.value == pytest.approx(row.energy.fine_tuning_kwh.value / 2)
 
     line = next(csv.DictReader(io.StringIO(tables.summary_csv(summary).decode())))
     assert float(line["joules_per_1000_useful_tokens"]) == pytest.approx(148 * 0.16 / 0.384)
-    assert float(line["fine_tuning_co2_kg_low"]) > 0
     assert json.loads(tables.summary_json(summary, run))["configurations"][0]["fine_tuning_kwh"]["value"] > 0
     assert "J per 1,000 useful tokens" in markdown.render(summary, ())
     column = 'data-label="GPU energy, J per 1,000 useful tokens"'
@@ -53,23 +48,12 @@ def test_joules_and_kilowatt_hours_follow_from_watts_and_time_and_are_in_files_a
     sentence = text.energy_sentence(summary)
     assert sentence.startswith("With optimized: 30.8 J (30.8 to 30.8) per 1,000 useful tokens.")
     assert " 0.00411 kWh" in sentence
-    assert re.search(r"CO2 at 0\.500 kg \S+ kWh \(our grid, 2026\)", sentence)
 
 
-def test_without_a_factor_there_is_no_co2_and_without_watts_no_energy(run):
-    summary = summarize(run)
-    assert "CO2" not in text.energy_sentence(summary)
+def test_without_watts_there_is_no_energy(run):
     unsampled = summarize(without_watts(run))
     assert [row.energy for row in unsampled.rows] == [None, None]
     assert text.energy_sentence(unsampled) is None
-
-
-@pytest.mark.parametrize(
-    ("factor", "message"), [((0.0, "x"), "co2_kg_per_kwh: .* above 0"), ((0.4, " "), "co2_source")]
-)
-def test_a_factor_that_is_zero_or_has_no_source_is_refused(factor, message):
-    with pytest.raises(PriceError, match=message):
-        Pricing(co2_kg_per_kwh=factor[0], co2_source=factor[1]).carbon()
 
 
 def test_slow_steps_cost_money_and_energy_but_not_the_steady_state(run):

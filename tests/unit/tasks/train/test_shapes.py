@@ -12,11 +12,10 @@ from rich.console import Console
 
 from bench.records import Trial
 from bench.records.forecast import ChipForecast
-from reports.summary.cost import Amount
 from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
 from tasks.train import shapes
-from tests.support.reports import synthetic, training_run
+from tests.support.reports import synthetic
 from tests.unit.tasks.train.test_forecast import SLOW, make_probe, write_measured_run
 
 TABLE = """
@@ -94,41 +93,19 @@ def test_hours_are_measured_where_a_run_measured_that_gpu(priced: Settings, tria
     assert math.isclose(hours.value, STEPS * ROWS * (19 * 0.1 + SLOW) / 20 / 3600, rel_tol=1e-6)
 
 
-def test_interruptions_of_a_preemptible_node_cost_the_restarts_measured_here(priced: Settings, trial: Trial) -> None:
-    unmeasured = rows_of(priced, trial)["BIG"].preemptible
-    assert unmeasured is not None
-    assert (unmeasured.restart, unmeasured.break_even) == (None, None)
-    folder = training_run.write_run(priced.results_folder / "20260101-000000-train")
-    (plan,) = synthetic.planned((trial,), ["worker-0"])
-    result = synthetic.result(dataclasses.replace(plan, trial_id="train"), run_id=folder.name)
-    synthetic.write_result(folder, result)
-    big = rows_of(priced, trial)["BIG"]
-    assert big.hours is not None
-    assert big.preemptible is not None
-    assert big.preemptible.restart is not None
-    assert big.preemptible.restart.sec == 90.0, "from the ledger: since the checkpoint"
-    assert big.preemptible.break_even == pytest.approx(big.hours.value / (90 / 3600)), "it saves half of the price"
-    assert rows_of(priced, trial)["ONE"].preemptible is None
-
-
-@pytest.mark.parametrize(("rate", "factor"), [(None, None), (4.0, 1 / 0.9), (39.0, 40.0), (40.0, None)])
-def test_the_expected_price_of_a_preemptible_node_includes_interruptions_of_restarts(
-    rate: float | None, factor: float | None
-) -> None:
-    restart = shapes.RestartTime(sec=90.0, source="s")
-    hours, usd = (Amount(value=value, low=None, high=None) for value in (2.0, 40.0))
-    priced_node = shapes.price_preemptible(hours, usd, 10.0, restart, rate)
-    assert (priced_node.interruption_usd, priced_node.break_even) == (0.25, 80.0)
-    expected = None if priced_node.expected_usd is None else priced_node.expected_usd.value
-    assert expected == (None if factor is None else pytest.approx(20.0 * factor))
+def test_a_preemptible_price_is_of_the_same_hours(priced: Settings, trial: Trial) -> None:
+    rows = rows_of(priced, trial)
+    on_demand, preemptible = rows["BIG"].usd, rows["BIG"].preemptible_usd
+    assert on_demand is not None
+    assert preemptible is not None
+    assert preemptible.value == pytest.approx(on_demand.value / 2)
+    assert rows["ONE"].preemptible_usd is None
 
 
 @pytest.mark.parametrize("steps", [1, STEPS, 100 * STEPS])
 def test_the_table_fits_eighty_columns(priced: Settings, trial: Trial, steps: int) -> None:
     out = Console(file=io.StringIO(), width=80)
-    cost = priced.cost.model_copy(update={"interruptions_per_hour": 2.0})
-    settings = priced.model_copy(update={"cost": cost})
-    costs = shapes.shape_costs(settings, trial, make_probe(chips=CHIPS), steps)
+    costs = shapes.shape_costs(priced, trial, make_probe(chips=CHIPS), steps)
     longest = [dataclasses.replace(row, shape=row.shape.ljust(16, "x")) for row in costs]  # as BM.GPU.A100-v2.8
     shapes.show_shapes(out, longest)
     assert isinstance(out.file, io.StringIO)
