@@ -149,17 +149,10 @@ class TrainOptions:
         "use the recommended configuration of this benchmark or search", name="from", value="RUN"
     )
     cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere", unset="fleet.cordon")
-    elastic: bool = switch(
-        "without a replacement within train.replacement_timeout_sec, continue with the remaining workers"
-    )
     resume: str | bool | None = text(
         "resume the newest training, or the run with this id, from its last checkpoint",
         is_value_optional=True,
         value="RUN",
-    )
-    changed: bool = switch("with --resume: use the current settings, data and model even if they changed")
-    retry_failed: bool = switch(
-        "with --resume: also retry a training that has failed, unchanged, from its last checkpoint"
     )
     dry_run: bool = switch("print the plan and the predicted steps, hours, costs and memory, and start nothing")
     plain: bool = switch(PLAIN)

@@ -86,10 +86,7 @@ class TrialStatus(str, Enum):
 
 
 RESUME_REMEDY = "`{resume}` resumes it from its last checkpoint"
-RETRY_REMEDY = (
-    "`{resume} --retry-failed` retries it unchanged from its last checkpoint, --changed with other settings, and "
-    "`inv collect report` shows the results so far"
-)
+RETRY_REMEDY = "`{resume}` tries it again from its last checkpoint, and `inv collect report` shows the results so far"
 # Attributes that differ from those of the status.
 _LIMIT = {"is_transient": False, "counts_as_attempt": False, "remedy": "raise that limit, then run `{resume}`"}
 _NOT_BEGUN = {"is_rejected": True, "remedy": "{fix}, then run `{resume}`"}
@@ -208,6 +205,11 @@ class Outcome:
     def is_transient(self) -> bool:
         """True if the same run may retry the trial: neither the trial itself nor its limit ended it."""
         return self.cause is not None and self.cause.is_transient
+
+    @property
+    def is_final(self) -> bool:
+        """True if the attempt's own verified end is behind it: a reopened trial needs another attempt."""
+        return self.status.is_failure or (self.cause is not None and self.cause.is_worker_faulty)
 
     @property
     def text(self) -> str | None:

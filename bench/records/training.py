@@ -17,7 +17,6 @@ from bench.records.validation import (
     checked,
     expect,
     setting,
-    settings_of,
 )
 
 LABELS = ("assistant", "all")
@@ -29,10 +28,6 @@ MAX_WEIGHT = 100.0
 SCHEDULES = ("constant", "linear", "cosine")
 GRADIENT_DTYPES = ("fp32", "bf16")
 BEST_BY = ("loss", "score")
-# Reasons why a resumed training cannot change a setting.
-OTHER_SHAPE = "the checkpoint's adapters have another shape"
-RESCALED = "the learned weights would be rescaled"
-OTHER_STATE = "the checkpoint's optimizer state has another layout"
 # Settings that limit a training's hours, with the cause of its end.
 BUDGET_LIMIT = "train.budget_usd"
 LIMITS = {"train.max_hours": ReasonCode.MAX_HOURS, BUDGET_LIMIT: ReasonCode.BUDGET_USD}
@@ -239,11 +234,8 @@ class Training:
     training (`bench.workloads.finetune.score`): one of SCORE_METHODS, or a Python file. With `best_by` "score" they are
     scored at each evaluation, and the score decides in place of the loss.
 
-    `may_differ`: values that may differ from the checkpoint's on resume, because the operator confirmed the change:
-    `model`, `data`, fields of the trial, `training.` and fields of this class, none of them fixed (`Setting.fixed`).
-
     `input_digests`: the planned sha256 of the model and of each data file, by path; an attempt with other inputs is
-    rejected. Empty if no worker has read them. `revision`: how often the plan was changed by the operator.
+    rejected. Empty if no worker has read them.
 
     `init_adapter`, in a plan: folder on the workers with the adapter that step 0 has, whose sha256 is `init_sha256`.
 
@@ -274,9 +266,9 @@ class Training:
     )
     weight_decay: float = setting(0.0, "weight decay of AdamW, 0 to 1", ge=0, le=1)
     max_gradient_norm: float = setting(1.0, "gradient clipping: maximum norm, above 0", gt=0, le=1_000_000)
-    rank_stabilized: bool = setting(False, "true: scale adapters by alpha / sqrt(rank) (rsLoRA)", fixed=RESCALED)
+    rank_stabilized: bool = setting(False, "true: scale adapters by alpha / sqrt(rank) (rsLoRA)")
     lora_plus_ratio: float = setting(
-        1.0, "learning rate of B divided by that of A (LoRA+), 0.01 to 100", ge=0.01, le=100, fixed=OTHER_STATE
+        1.0, "learning rate of B divided by that of A (LoRA+), 0.01 to 100", ge=0.01, le=100
     )
     gradients: str = setting(
         "fp32",
@@ -323,14 +315,11 @@ class Training:
         None,
         "adapter to begin from: a run of `inv train`, or a local folder of peft; null: a new adapter",
         expected="a run's id or a folder's path",
-        fixed="the training has begun from that adapter",
     )
     init_sha256: str | None = None
     max_hours: float | None = checked(None, gt=0, le=8760)
     limited_by: str = checked("train.max_hours", choices=tuple(LIMITS))
-    may_differ: tuple[str, ...] = ()
     input_digests: dict[str, str] = field(default_factory=dict)
-    revision: int = checked(0, ge=0, le=1_000_000)
     derive: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -343,9 +332,6 @@ class Training:
         expect(all(self.prompts), "prompts", "texts, none of them empty")
         is_scorable = held_out and self.data.labels == "assistant"
         check_score(self.score, self.score_pattern, self.best_by, is_scorable=is_scorable)
-        for name, declared in settings_of(type(self)).items():
-            is_allowed = declared.fixed is None or f"training.{name}" not in self.may_differ
-            expect(is_allowed, "may_differ", f"no training.{name}: {declared.fixed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,8 +391,7 @@ class Restart:
 
     `reason_code` is the cause of the last attempt's end, None if unknown. `lost_sec` is the time of those steps.
     `since_checkpoint_sec` is the time from the checkpoint to the attempt's own first step, by the clock of their files;
-    None without a checkpoint or step. `changed` names values that differ from the checkpoint's, as the operator
-    confirmed.
+    None without a checkpoint or step.
     """
 
     attempt: int
@@ -414,7 +399,6 @@ class Restart:
     reason: str
     lost_steps: int
     lost_sec: float
-    changed: list[str] = field(default_factory=list)
     reason_code: ReasonCode | None = None
     since_checkpoint_sec: float | None = None
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
-from bench.records.training import DEFAULT_DATA_OPTIONS, OTHER_SHAPE, OTHER_STATE, RESCALED, DataOptions, Training
+from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions, Training
 from bench.records.validation import (
     ATTENTION_PROJECTIONS,
     TrialError,
@@ -92,10 +92,8 @@ class Trial:
     gradient_accumulation_steps: int = checked(1, ge=1, le=4096)
     layout: str = checked("pad", choices=LAYOUTS)
     base_precision: str = setting("nf4", "precision of the frozen base weights: nf4 or bf16", choices=BASE_PRECISIONS)
-    lora_rank: int = setting(16, "rank of the LoRA adapters, 1 to 1024", ge=1, le=1024, fixed=OTHER_SHAPE)
-    lora_alpha: int = setting(
-        32, "LoRA alpha, 1 to 4096; an adapter's output is scaled by alpha / rank", ge=1, le=4096, fixed=RESCALED
-    )
+    lora_rank: int = setting(16, "rank of the LoRA adapters, 1 to 1024", ge=1, le=1024)
+    lora_alpha: int = setting(32, "LoRA alpha, 1 to 4096; an adapter's output is scaled by alpha / rank", ge=1, le=4096)
     lora_dropout: float = setting(0.05, "dropout of the adapters' input, 0 to 0.99", ge=0, le=0.99)
     lora_targets: tuple[str, ...] = ATTENTION_PROJECTIONS
     optimizer: str = setting(
@@ -103,7 +101,6 @@ class Trial:
         "adamw_torch, or paged_adamw_8bit, which needs a quarter of the memory",
         stored_default="paged_adamw_8bit",
         choices=OPTIMIZERS,
-        fixed=OTHER_STATE,
     )
     learning_rate: float = setting(2e-4, "peak learning rate, above 0, at most 1", gt=0, le=1)
     gradient_checkpointing: bool = setting(True, "true: recompute activations in backward to save memory")

@@ -59,9 +59,8 @@ class Setting:
     """A setting of the section `train`, or without `help` the valid values of another field.
 
     `default` is the user's default. A value is one of `choices`, or at least `ge` or above `gt`, and at most `le`.
-    `help` is the comment in invoke.yaml. `expected` describes the values in an error; empty: their type. `fixed` is the
-    reason why a resumed training cannot change it. `usual` is the value of a record where the user has set none and it
-    is not derived from the data.
+    `help` is the comment in invoke.yaml. `expected` describes the values in an error; empty: their type. `usual` is the
+    value of a record where the user has set none and it is not derived from the data.
     """
 
     name: str
@@ -72,7 +71,6 @@ class Setting:
     le: float | None = None
     choices: tuple[str, ...] = ()
     expected: str = ""
-    fixed: str | None = None
     usual: float | None = None
 
     def problem(self, value: object) -> str | None:

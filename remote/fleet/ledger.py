@@ -10,8 +10,7 @@ inconsistent (a second end, a trial that was not planned, a damaged line) is an 
     ended     trial_id attempt end reason reason_code      the trial's status; attempt is null if none ran
               remedy
     restarted trial_id attempt step lost_sec workers usd   the attempt resumed a training from `step`, at this cost
-    reopened  trial_id changed                             a resumed run retries a LOST, PREEMPTED or CANCELLED trial,
-                                                           or a failed one after the `changed` settings
+    reopened  trial_id                                     a resumed run tries a trial again that did not succeed
 
 Every line also has `time`, and the `version` of the software that wrote it.
 """
@@ -23,7 +22,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -45,8 +44,9 @@ class LedgerError(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of a trial: the job's folder on a worker. `reason` is set once it has ended without a result.
+    """One start of a trial: the job's folder on a worker.
 
+    `reason` is set once it has ended without a result, or with one that no longer counts, as the trial was reopened.
     `reason_code` is None in ledgers of versions without reason codes.
     """
 
@@ -55,6 +55,11 @@ class Attempt:
     folder: str
     reason: str | None = None
     reason_code: ReasonCode | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """True if its result ended the trial, which was reopened since: that result does not end it again."""
+        return self.reason_code is not None and self.reason_code.status.is_failure
 
 
 @dataclass(kw_only=True)
@@ -144,10 +149,9 @@ class Ledger:
         with self._lock:
             return attempt in self._entry(trial_id).restarted_attempts
 
-    def reopen(self, trial_id: str, changed: Sequence[str] = ()) -> None:
-        """Reopen a trial that has ended. `changed` describes each difference from the plan that it ended with."""
-        fields = {"changed": list(changed)} if changed else {}
-        self._append("reopened", trial_id, None, **fields)
+    def reopen(self, trial_id: str) -> None:
+        """Reopen a trial that has ended without success."""
+        self._append("reopened", trial_id)
 
     def open_trials(self) -> list[str]:
         """List the planned trials that have not ended, in plan order."""
@@ -159,10 +163,10 @@ class Ledger:
             return self._entry(trial_id).status is None
 
     def needs_work(self, trial_id: str) -> bool:
-        """Check whether a resumed run must run the trial: it is not planned, not ended, or ended resumably."""
+        """Check whether a resumed run must run the trial: it has not succeeded."""
         with self._lock:
             entry = self.entries.get(trial_id)
-            return entry is None or entry.status is None or entry.status.is_resumable
+            return entry is None or entry.status is not TrialStatus.SUCCEEDED
 
     def running_workers(self) -> set[str]:
         """Return the workers with an attempt of which no end is known, at a trial that has not ended."""
@@ -243,8 +247,7 @@ class Ledger:
         if kind not in ("started", "retried", "restarted", "ended", "reopened"):
             raise LedgerError(f"unknown event {kind!r}")
         if kind == "reopened":
-            is_changed = bool(event.get("changed")) and entry.status is not TrialStatus.SUCCEEDED
-            if entry.status is None or not (entry.status.is_resumable or is_changed):
+            if entry.status in (None, TrialStatus.SUCCEEDED):
                 raise LedgerError(f"trial {trial_id!r} cannot be reopened: its status is {entry.status}")
         elif entry.status is not None:
             raise LedgerError(f"trial {trial_id!r} has already ended as {entry.status.value}: {kind!r} is not allowed")
@@ -271,6 +274,10 @@ class Ledger:
             entry.outcome = Outcome(TrialStatus(event["end"]), code, event["reason"], event.get("remedy"))
             entry.winner = None if number is None else entry.find_attempt(number)
         elif kind == "reopened":
+            if entry.winner is not None and entry.outcome is not None and entry.outcome.is_final:
+                reason, code = entry.outcome.text or entry.outcome.status.value, entry.outcome.cause
+                closed = replace(entry.winner, reason=reason, reason_code=code)
+                entry.attempts = [closed if each.number == closed.number else each for each in entry.attempts]
             entry.outcome = entry.winner = None
             entry.attempts_before_reopening = len(entry.attempts)
 

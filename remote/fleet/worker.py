@@ -121,6 +121,8 @@ class Worker:
         absent = JobStatus(state=JobState.ABSENT)
         try:
             for attempt in list(self._fleet.ledger.entries[trial.trial_id].attempts):
+                if attempt.has_failed:
+                    continue
                 fetch = partial(self._fetch_result, trial, attempt, absent)
                 verdict, result = self._retry_policy.call(self.name, fetch)
                 if result is not None and not verdict.status.is_resumable:

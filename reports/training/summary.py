@@ -234,11 +234,6 @@ def lines(training: TrainingReport) -> list[SummaryRow]:
         ("worker time", f"{formatting.number(training.worker_hours)} hours over all workers, with waits for a restart"),
         ("cost", _cost(training)),
         ("restarts", _restarts(restarts)),
-        *(
-            (f"changed after step {restart.from_step:,}", "; ".join(restart.changed))
-            for restart in record.restarts
-            if restart.changed
-        ),
         ("adapter", _adapter(record)),
     ]
 

@@ -248,7 +248,7 @@ def _resume(settings: Settings, options: BenchOptions) -> Answer | None:
         hosts = resume_hosts(settings, running)
         planned = run if not options.quality else dataclasses.replace(run, settings=_with_quality(run.settings))
         with _then_compare_losses(settings, planned, folder, hosts, plain=options.plain):
-            runner.resume(settings, run.run_id, hosts, plain=options.plain)
+            runner.resume(settings, run.run_id, hosts, plain=options.plain, retries_failures=True)
     return None
 
 

@@ -347,9 +347,8 @@ def _report_outcome(
         )
     ends = count_statuses(entries.values())
     if ends.keys() != {TrialStatus.SUCCEEDED.value}:
-        resumes = any(TrialStatus(status).is_resumable for status in ends)
-        advice = f"; `{resume_command(run)}` retries what was stopped or lost" if resumes else ""
-        print(f"run {run.run_id}: {format_statuses(ends, len(run.planned))}{advice}")
+        advice = f"`{resume_command(run)}` tries what did not succeed again"
+        print(f"run {run.run_id}: {format_statuses(ends, len(run.planned))}; {advice}")
 
 
 WEIGHTS_FILE = "adapter_model.safetensors"

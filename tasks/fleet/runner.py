@@ -77,14 +77,15 @@ def new_record(
     )
 
 
-def resume(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
-    """Resume a run: reopen the trials that need work; do not repeat finished ones."""
+def resume(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool, retries_failures: bool = False) -> None:
+    """Resume a run: reopen the trials that were stopped or lost, with `retries_failures` also those that failed."""
     run, folder = open_run(settings, run_id)
     trial_ids = [planned.trial_id for planned in run.planned]
     with ledger_errors(run.run_id):
         ledger = Ledger.create(folder / LEDGER_FILE, trial_ids)
         for trial_id in trial_ids:
-            if ledger.needs_work(trial_id) and not ledger.is_open(trial_id):
+            status = ledger.entries[trial_id].status
+            if status is not None and (status.is_resumable or (retries_failures and status.is_failure)):
                 ledger.reopen(trial_id)
         if ledger.open_trials():
             run_trials(settings, run, folder, ledger, hosts, plain=plain)
@@ -274,11 +275,10 @@ def report_outcome(run: RunRecord, ledger: Ledger, *, interrupted: bool) -> None
         entry.reason for entry in ledger.entries.values() if entry.status is TrialStatus.LOST
     ).most_common(5):
         print(f"LOST: {formatting.count(count, 'trial')}: {escape_controls(reason or 'unknown reason')}")
-    is_resumable = any(end.is_resumable for end in counts)
-    advice = (
-        f"; `inv bench --resume={run.run_id}` runs the PREEMPTED, LOST and CANCELLED ones again" if is_resumable else ""
+    raise SomeTrialsFailed(
+        f"run {run.run_id}: {summary} of {total}",
+        remedy=f"`inv bench --resume={run.run_id}` tries what did not succeed again",
     )
-    raise SomeTrialsFailed(f"run {run.run_id}: {summary} of {total}{advice}")
 
 
 @contextlib.contextmanager

@@ -137,10 +137,8 @@ class TrainingView(View):
         with self._lock:
             is_printed = self._apply(event)
         if is_printed:
-            self.print_note(self.line() if event.kind is EventType.PROGRESS else self._note)
-
-    def print_note(self, text: str) -> None:
-        self._print(self._with_time(self._escaped(text)))
+            text = self.line() if event.kind is EventType.PROGRESS else self._note
+            self._print(self._with_time(self._escaped(text)))
 
     def summary(self) -> Text:
         return self._with_time(self._escaped(self.line()))

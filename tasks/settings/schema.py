@@ -216,7 +216,6 @@ class _TrainingFleet(Section):
     workers: int | None = Field(default=None, ge=1, le=1024)
     max_restarts: int = Field(default=10, ge=0, le=1000)
     replacement_timeout_sec: float = Field(default=600.0, ge=1, le=604_800)
-    elastic: bool = False
     budget_usd: float | None = Field(default=None, gt=0, le=10_000_000)
     max_hours: float | None = Field(default=None, gt=0, le=8760)
 

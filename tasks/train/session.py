@@ -1,15 +1,12 @@
 """Session of a training: follow it to its end, restart it after a loss, detach on Ctrl-C.
 
 The training is a detached job of the leading worker; Ctrl-C, SIGTERM or a closed laptop only end the session. A lost
-attempt is restarted from the last checkpoint, up to train.max_restarts times. If a worker does not come back within
-train.replacement_timeout_sec, an elastic training continues with the reachable workers.
+attempt is restarted from the last checkpoint, up to train.max_restarts times.
 """
 
 import contextlib
 import dataclasses
 import signal
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.records import Trial
@@ -20,7 +17,7 @@ from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Ledger
 from remote.fleet.queue import FleetEvent
 from remote.hosts.base import Host, HostError
-from remote.jobs.job import Agent, Job, slot_path
+from remote.jobs.job import Agent, Job
 from reports.read import attempts
 from reports.summary.cost import Price
 from tasks.cli.signals import as_ctrl_c
@@ -86,8 +83,6 @@ class TrainingSession:
                     plain=plain,
                 ) as view:
                     self._run_fleets(view)
-                    while self._replan_with_reachable(view):
-                        self._run_fleets(view)
                 checkpoint_step = view.checkpoint_step
                 if (outcome := self.ledger.entries[TRIAL_ID].outcome) is not None:
                     self._notifications.end(outcome)
@@ -124,26 +119,8 @@ class TrainingSession:
             usd_per_sec=usd_per_sec,
         )
 
-    def _replan_with_reachable(self, view: TrainingView) -> bool:
-        """Replan an elastic training with the reachable workers if one was not replaced in time. True if replanned."""
-        entry = self.ledger.entries[TRIAL_ID]
-        if not self.settings.train.elastic or entry.status is not TrialStatus.LOST:
-            return False
-        reachable, planned = reachable_workers(self.hosts), self.run.workers
-        if not reachable or all(name in [host.name for host in reachable] for name in planned):
-            return False
-        reachable.sort(key=lambda host: host.name not in planned)  # the current workers first
-        self.hosts = [*reachable, *(host for host in self.hosts if host not in reachable)]
-        reason = entry.reason
-        self.replan(dataclasses.replace(self.trial, world_size=min(self.trial.world_size, len(reachable))))
-        view.print_note(f"{reason}; the training continues on {', '.join(self.run.workers)}")
-        return True
-
-    def replan(self, trial: Trial, changes: Sequence[str] = ()) -> None:
-        """Reopen a stopped training with another plan: this trial, on the first of `hosts`.
-
-        Jobs of earlier attempts that may still run are cancelled. `changes` lists other differences, for the ledger.
-        """
+    def replan(self, trial: Trial) -> None:
+        """Reopen a stopped training with other limits. Jobs of earlier attempts that may still run are cancelled."""
         by_name = {host.name: host for host in self.hosts}
         attempts = [attempt for attempt in self.ledger.entries[TRIAL_ID].attempts if attempt.reason is None]
         for attempt in attempts:
@@ -151,15 +128,14 @@ class TrainingSession:
                 with contextlib.suppress(HostError):  # an unreachable worker: its job has lost its ranks
                     Job(Agent(host), attempt.folder).cancel(grace_sec=CANCEL_GRACE_SEC)
         (before,) = self.run.planned
-        names = [host.name for host in self.hosts[: trial.world_size]]
-        planned = dataclasses.replace(before, trial=trial, worker=names[0])
-        self.run = dataclasses.replace(self.run, workers=names, planned=[planned])
+        self.run = dataclasses.replace(self.run, planned=[dataclasses.replace(before, trial=trial)])
         self.run.write(self.folder)
-        self.ledger.reopen(TRIAL_ID, changes)
-        for attempt in attempts:
-            self.ledger.record_retry(
-                TRIAL_ID, attempt.number, Outcome.of(ReasonCode.REPLANNED, "the training was replanned")
-            )
+        self.ledger.reopen(TRIAL_ID)
+        for attempt in self.ledger.entries[TRIAL_ID].attempts:
+            if attempt.reason is None:
+                self.ledger.record_retry(
+                    TRIAL_ID, attempt.number, Outcome.of(ReasonCode.REPLANNED, "the training was replanned")
+                )
 
     def report_outcome(self, checkpoint_step: int | None = None) -> None:
         """Collect the adapter of a successful training. Otherwise raise an error with the command that resumes it.
@@ -178,17 +154,3 @@ class TrainingSession:
         error_type = error_class(outcome.cause.exit_code)
         problem, remedy = outcome.problem_and_remedy(command)
         raise error_type(f"run {run_id}: {outcome.status.value}: {problem}{last}", remedy=remedy)
-
-
-def reachable_workers(hosts: Sequence[Host]) -> list[Host]:
-    """Return the hosts that answer now, in the same order."""
-
-    def is_reachable(host: Host) -> bool:
-        try:
-            Agent(host).holder(slot_path(host))
-        except HostError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        return [host for host, is_up in zip(hosts, pool.map(is_reachable, hosts), strict=True) if is_up]

@@ -34,12 +34,6 @@ MAX_ORDER_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
 
 def check_settings(settings: Settings) -> None:
     """Raise UsageError if the settings do not allow a Kubernetes Job."""
-    if settings.train.elastic:
-        raise UsageError(
-            "train: --job: an elastic training needs an operator who chooses the remaining workers, and the pods of a "
-            "Job wait for a missing one",
-            remedy="leave out --elastic (train.elastic) or --job",
-        )
     if not settings.connector.is_cluster:
         raise UsageError("train: --job: fleet.kind is local, but a Job needs pods", remedy="set it to pods")
     if settings.cluster.volume.handle is None:

@@ -14,6 +14,8 @@ from invoke.context import Context
 from bench.records import Trial, schema
 from bench.records.forecast import DerivedSettings
 from bench.records.run import PlannedTrial
+from remote.hosts.base import Host, HostError
+from remote.jobs.job import Agent, slot_path
 from tasks.cli.answer import Answer
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
@@ -30,7 +32,7 @@ from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, load
 from tasks.train import forecast, init_adapter, output, resume, shapes, submit_job
 from tasks.train.forecast import TrainingForecast
-from tasks.train.session import TrainingSession, reachable_workers
+from tasks.train.session import TrainingSession
 
 
 def check_data(context: Context, out: str | None) -> Answer:
@@ -57,8 +59,6 @@ def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
     """Start a training, return its plan, submit it as a Job, or resume one."""
     settings = with_cordon(load(context), options.cordon)
     check_receivers(settings)
-    if options.elastic:
-        settings = settings.model_copy(update={"train": settings.train.model_copy(update={"elastic": True})})
     if options.job:
         submit_job.check_settings(settings)
     elif options.discard_results or options.yes:
@@ -66,13 +66,10 @@ def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
             "train: --yes and --discard-results apply to a deployed training", remedy="pass them with --job"
         )
     if options.resume:
-        if options.trial_file is not None:
-            raise UsageError("train: --resume uses the plan of the run", remedy="leave out --trial-file")
+        if options.trial_file is not None or options.workers is not None:
+            raise UsageError("train: --resume uses the plan of the run", remedy="leave out --trial-file and --workers")
         refuse_several("train", {"--resume": options.resume, "--from": options.from_run})
         return resume.resume(settings, options.resume if isinstance(options.resume, str) else None, options)
-    for flag, is_set in (("--changed", options.changed), ("--retry-failed", options.retry_failed)):
-        if is_set:
-            raise UsageError(f"train: {flag} applies to a resumed training", remedy="pass it with --resume")
     configured = settings
     refuse_several("train", {"--trial-file": options.trial_file, "--from": options.from_run})
     if options.from_run is None:
@@ -129,7 +126,7 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Answ
     """
     names, inputs, predicted = [f"worker-{rank}" for rank in range(trial.world_size)], {}, None
     # `deploy` prints which cluster this is.
-    reachable = reachable_workers(pod_hosts(settings, resolve_target(settings))[:1])
+    reachable = [host for host in pod_hosts(settings, resolve_target(settings))[:1] if _answers(host)]
     adapter = init_adapter.find_adapter(settings, has_worker=bool(reachable))
     probe = forecast.probe_workers(settings, reachable, trial) if reachable else None
     if probe is None:
@@ -155,6 +152,15 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Answ
     if plan is None:
         return None
     return Answer(data={**_plan_document(trial, names, predicted), "cluster": plan.data})
+
+
+def _answers(host: Host) -> bool:
+    """Check whether the host runs commands now."""
+    try:
+        Agent(host).holder(slot_path(host))
+    except HostError:
+        return False
+    return True
 
 
 def _planned_trial(trial: Trial, leader: str) -> PlannedTrial:

@@ -84,7 +84,7 @@ class TrainingTarget:
         for run in self._runs():
             self.data.write_bytes(self.versions[self._planned[run.name]])
             if self._status(run) is not TrialStatus.SUCCEEDED:
-                at_last("train", f"--resume={run.name}", "--retry-failed")
+                at_last("train", f"--resume={run.name}")
             assert self._status(run) is TrialStatus.SUCCEEDED, f"{run.name}: {self._status(run)}"
             at_last("collect", f"--run={run.name}")
             adapter = (run / "adapter" / ADAPTER).read_text()

@@ -84,8 +84,7 @@ class TrainingLog:
         self._history = History() if resume_point is None else resume_point.history
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
         self._seconds = before.seconds
-        changed = [] if resume_point is None else resume_point.changed
-        self._restarts = record_restart(folder, record.request.attempt, before.step, changed)
+        self._restarts = record_restart(folder, record.request.attempt, before.step)
         self._resumed_from = None if resume_point is None or not self._restarts else resume_point.written
         self._reported: dict[str, Any] = {}
         self._steps_file = StepsFile(record.request.out, record.log)  # starts with the earlier attempts' steps

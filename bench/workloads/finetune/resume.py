@@ -2,8 +2,7 @@
 
 Standard library only. A broken checkpoint is logged and the previous one is used. If checkpoints exist but none is
 complete, the training is rejected: starting from scratch would overwrite work that the user may want to recover. A
-complete checkpoint with other data, another model or other settings is rejected with the list of differences, except
-for the fields that the user allowed to change (`Training.may_differ`).
+complete checkpoint with other data, another model or other settings is rejected with the list of differences.
 """
 
 import contextlib
@@ -35,8 +34,8 @@ MUTABLE_SETTINGS = {
     *("layout", "warmup_steps", "measured_steps", "new_tokens", "gradient_accumulation_steps"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers"),
     *("training.data", "training.checkpoint_sec", "training.keep_checkpoints", "training.max_hours"),
-    *("training.limited_by", "training.prompts", "training.answer_tokens", "training.may_differ"),
-    *("training.input_digests", "training.revision", "training.derive", "training.init_adapter"),
+    *("training.limited_by", "training.prompts", "training.answer_tokens"),
+    *("training.input_digests", "training.derive", "training.init_adapter"),
 }
 SCORE_SETTINGS = {"training.score", "training.score_pattern", "training.score_rows", "training.best_by"}
 # Not mutable in the recipe `fast`: a recomputed layer starts from its input in bf16, so its gradients differ.
@@ -47,29 +46,26 @@ NO_STEP, NO_REASON = "ended before its first step", "ended without a reason"
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The identity of a training: digests of model, data and code, and its settings. `may_differ`: see `Training`."""
+    """The identity of a training: digests of model, data and code, and its settings."""
 
     model: str
     data: str
     code: str
     settings: dict[str, Any]
-    may_differ: tuple[str, ...] = ()
 
     @classmethod
     def from_trial(cls, trial: Trial, model: str, data: str) -> "Identity":
         training, settings = trial.training, settings_of(trial)
         if "training.score" in settings and training is not None and (scoring := Scoring.load(training)) is not None:
             settings["training.score"] = [scoring.method, scoring.sha256]
-        may_differ = () if training is None else training.may_differ
-        return cls(model=model, data=data, code=code_digest(), settings=settings, may_differ=may_differ)
+        return cls(model=model, data=data, code=code_digest(), settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
     """A checkpoint to resume from.
 
-    `written` is its time by the file system's clock: a later checkpoint may replace it. `changed` describes the
-    differences that the user allowed.
+    `written` is its time by the file system's clock: a later checkpoint may replace it.
     """
 
     path: Path
@@ -77,7 +73,6 @@ class ResumePoint:
     manifest: Manifest
     state: State
     history: History
-    changed: list[str]
 
 
 def settings_of(trial: Trial) -> dict[str, Any]:
@@ -104,21 +99,14 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
             broken.append(str(error))
             log(f"skipped a broken checkpoint: {error}")
             continue
-        changed = differences(manifest, current)
-        if rejected := [difference for name, difference in changed.items() if name not in current.may_differ]:
-            others.append(f"{path}: made with {'; '.join(rejected)}")
+        if changed := differences(manifest, current):
+            others.append(f"{path}: made with {'; '.join(changed)}")
             continue
         for other in others:
             log(f"skipped: {other}")
         if manifest.code != current.code:
             log(f"{path}: written by another version of this program: results may differ in their last bits")
-        if changed:
-            log(f"{path}: made with {'; '.join(changed.values())}; resuming, as the changes are allowed")
-        if changed.keys() & {"model", "data"}:  # losses of other examples or another model cannot be compared
-            state = dataclasses.replace(state, evaluations=[], first_losses=[], best_step=None)
-        return ResumePoint(
-            path=path, written=written, manifest=manifest, state=state, history=history, changed=list(changed.values())
-        )
+        return ResumePoint(path=path, written=written, manifest=manifest, state=state, history=history)
     if others:
         raise InputError(f"{others[0]}", remedy="restore these values, or use another folder for checkpoints")
     if broken:
@@ -147,12 +135,12 @@ def verify_init_adapter(folder: str, sha256: str | None) -> Path:
     return path
 
 
-def differences(manifest: Manifest, current: Identity) -> dict[str, str]:
+def differences(manifest: Manifest, current: Identity) -> list[str]:
     """Describe each field that differs between a checkpoint and the current training."""
-    changes = {}
+    changes = []
     for name, before, after in (("model", manifest.model, current.model), ("data", manifest.data, current.data)):
         if before != after:
-            changes[name] = f"another {name} (sha256 {before[:12]}, now {after[:12]})"
+            changes.append(f"another {name} (sha256 {before[:12]}, now {after[:12]})")
     settings, score = rename_old_fields(manifest.settings, "settings"), current.settings.get("training.score")
     if isinstance(score, list) and settings.get("training.score") == score[0]:  # written without the file's digest
         settings = {**settings, "training.score": score}
@@ -160,7 +148,7 @@ def differences(manifest: Manifest, current: Identity) -> dict[str, str]:
     for key in sorted((settings.keys() | current.settings.keys()) - missing):
         old, new = settings.get(key), current.settings.get(key)
         if old != new:
-            changes[key] = f"{key} {_format(old)}, now {_format(new)}"
+            changes.append(f"{key} {_format(old)}, now {_format(new)}")
     return changes
 
 
@@ -209,7 +197,7 @@ class Journal:
             write_atomic(self._path, json.dumps({"restarts": restarts}).encode() + b"\n")
 
 
-def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Sequence[str] = ()) -> list[Restart]:
+def record_restart(checkpoints: Path, attempt: int, from_step: int) -> list[Restart]:
     """Add this attempt to the restarts on the disk, and return all restarts of this training.
 
     Every attempt except the first is a restart, even after an attempt that was killed before it wrote to the journal.
@@ -224,11 +212,9 @@ def record_restart(checkpoints: Path, attempt: int, from_step: int, changed: Seq
     ends = [(line.end, line.reason_code) for line in lines if line.end is not None]
     reason, code = ends[-1] if ends else (NO_REASON if lines else NO_STEP, None)
     first = 1 + max((restart.attempt for restart in before), default=1)
-    last = Restart(
-        attempt=attempt, from_step=from_step, reason=NO_STEP, lost_steps=0, lost_sec=0.0, changed=list(changed)
-    )
+    last = Restart(attempt=attempt, from_step=from_step, reason=NO_STEP, lost_steps=0, lost_sec=0.0)
     added = [
-        *(dataclasses.replace(last, attempt=number, changed=[]) for number in range(first, attempt)),
+        *(dataclasses.replace(last, attempt=number) for number in range(first, attempt)),
         *([last] if lines or attempt >= first else []),
     ]
     if added:

@@ -62,14 +62,14 @@ def check_digests(planned: Mapping[str, str], current: Mapping[str, str]) -> Non
         if planned.get(path, digest) != digest:
             raise InputRejected(
                 f"{path}: changed since the training was planned (sha256 {planned[path][:12]}, now {digest[:12]})",
-                remedy="restore it (or pass --changed to train on it)",
+                remedy="restore it, or start a new training",
             )
 
 
 def check_first_attempt(checkpoints: Path, training: Training, current: Mapping[str, str]) -> None:
     """Compare the inputs of a training that was planned without digests with those of its first attempt.
 
-    The first attempt of each revision writes them next to the checkpoints. Raises InputRejected and InputError.
+    The first attempt writes them next to the checkpoints. Raises InputRejected and InputError.
     """
     if training.input_digests:
         return
@@ -82,22 +82,19 @@ def check_first_attempt(checkpoints: Path, training: Training, current: Mapping[
         raise InputError(
             f"{path}: the inputs of the first attempt cannot be read: {error}", remedy="remove the file"
         ) from error
-    inputs = AttemptInputs(revision=training.revision, may_differ=training.may_differ, digests=dict(current))
-    if first is not None and (first.revision, first.may_differ) == (inputs.revision, inputs.may_differ):
+    if first is not None:
         check_digests(first.digests, current)
         return
     try:
-        write_atomic(path, json.dumps(schema.to_json(inputs)).encode())
+        write_atomic(path, json.dumps(schema.to_json(AttemptInputs(digests=dict(current)))).encode())
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}", remedy="free some space there") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptInputs:
-    """The inputs of the first attempt of a plan's revision: sha256 by path."""
+    """The inputs of a training's first attempt: sha256 by path."""
 
-    revision: int
-    may_differ: tuple[str, ...]
     digests: dict[str, str]
 
 

@@ -201,6 +201,22 @@ def test_an_ended_attempt_is_not_started_again_on_a_replaced_worker_by_a_new_ope
     assert not Path(job.folder).exists()
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("trial_id", ["oom-once", "faulty-once"])
+def test_a_reopened_trial_is_run_again_and_its_old_result_does_not_count(
+    local: Volume, trial_id: str, is_shared: bool
+) -> None:
+    local.plan(trial_id, workers=1)
+    make_fleet = local.sharing_fleet if is_shared else local.fleet
+    make_fleet(local.hosts(1)).run()
+    ledger = Ledger(local.run_folder / LEDGER_FILE)
+    assert ledger.entries[trial_id].status in (TrialStatus.OUT_OF_MEMORY, TrialStatus.LOST)
+    ledger.reopen(trial_id)
+    make_fleet(local.hosts(1)).run()
+    entry = Ledger(local.run_folder / LEDGER_FILE).entries[trial_id]
+    assert (entry.status, [attempt.number for attempt in entry.attempts]) == (TrialStatus.SUCCEEDED, [1, 2])
+
+
 def test_an_attempt_cancelled_earlier_is_retried_on_a_replaced_worker_by_a_new_operator(local: Volume) -> None:
     local.plan("slow", workers=1, pin="worker-1")
     (wire,) = (CuttableHost(host=host) for host in local.hosts(1))

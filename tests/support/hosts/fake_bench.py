@@ -160,6 +160,10 @@ def oom_result(bench: Bench) -> int:
     return bench.write_result("OUT_OF_MEMORY", "CUDA out of memory in phase measure")
 
 
+def oom_once(bench: Bench) -> int:
+    return fine(bench) if bench.started_before else oom_result(bench)
+
+
 def faulty_once(bench: Bench) -> int:
     if bench.started_before:
         return fine(bench)
@@ -191,7 +195,7 @@ BEHAVIOURS: "dict[str, Callable[[Bench], int]]" = {
     act.__name__.replace("_", "-"): act
     for act in (
         *(fine, steps, slow, hang, crash, exit_2, killed, killed_once, preempted_once, oom_result, wrong_result),
-        *(faulty_once, torn_result, says_done_leaves_nothing, success_then_lingers),
+        *(oom_once, faulty_once, torn_result, says_done_leaves_nothing, success_then_lingers),
     )
 }
 

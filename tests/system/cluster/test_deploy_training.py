@@ -137,7 +137,6 @@ def test_an_impossible_training_is_refused_before_any_change(trainer: Operator) 
     assert "cluster.volume.handle is null" in trainer.inv("train", "--job", code=2)
     trainer.settings["fleet"]["kind"] = "local"
     assert "fleet.kind is local" in trainer.inv("train", "--job", code=2)
-    assert "leave out --elastic" in trainer.inv("train", "--job", "--elastic", code=2)
     assert trainer.objects("jobs.batch") == []
     assert list(trainer.results.glob("*-train*")) == []
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from bench.records.status import Outcome, TrialStatus
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger, LedgerError
 from tests.support.cases import Case, load_cases
 
@@ -82,13 +82,31 @@ def test_the_first_end_counts(path: Path) -> None:
     assert Ledger(path).entries["one"].status is TrialStatus.FAILED
 
 
-def test_a_failed_trial_is_reopened_only_with_a_change(path: Path) -> None:
+@pytest.mark.parametrize("status", [status for status in TrialStatus if status is not TrialStatus.SUCCEEDED])
+def test_whatever_did_not_succeed_is_reopened_and_a_failure_does_not_count_again(
+    path: Path, status: TrialStatus
+) -> None:
     ledger = Ledger.create(path, IDS)
-    ledger.record_end("one", Outcome(TrialStatus.FAILED, reason="the loss is nan"))
-    with pytest.raises(LedgerError, match="cannot be reopened"):
-        ledger.reopen("one")
-    ledger.reopen("one", ["train.learning_rate: 0.1 as planned, 0.01 now"])
-    assert Ledger(path).is_open("one")
+    ledger.record_start("one", 1, "w", "/f")
+    ledger.record_end("one", Outcome(status, reason="it ended"), 1)
+    ledger.reopen("one")
+    for known in (ledger, Ledger(path)):
+        (attempt,) = known.entries["one"].attempts
+        assert known.is_open("one")
+        assert attempt.has_failed == (attempt.reason is not None) == status.is_failure
+
+
+def test_an_attempt_on_a_faulty_gpu_is_over_when_its_trial_is_reopened(path: Path) -> None:
+    ledger = Ledger.create(path, IDS)
+    ledger.record_start("one", 1, "w", "/f")
+    ledger.record_end("one", Outcome.of(ReasonCode.GPU_FAULT, "GPU 0: XID 79"), 1)
+    ledger.reopen("one")
+    (attempt,) = ledger.entries["one"].attempts
+    assert (attempt.reason, attempt.reason_code, attempt.has_failed) == (
+        "GPU 0: XID 79",
+        ReasonCode.GPU_FAULT,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +115,6 @@ def test_a_failed_trial_is_reopened_only_with_a_change(path: Path) -> None:
         (lambda ledger: ledger.record_start("four", 1, "w", "/f"), "'four'"),
         (lambda ledger: ledger.record_end("four", Outcome(TrialStatus.LOST)), "'four'"),
         (lambda ledger: ledger.reopen("one"), "'one'.*reopened.*SUCCEEDED"),
-        (lambda ledger: ledger.reopen("one", ["a setting"]), "'one'.*reopened.*SUCCEEDED"),
         (lambda ledger: ledger.reopen("three"), "'three'.*reopened.*None"),
         (lambda ledger: ledger.record_retry("two", 7, Outcome(TrialStatus.LOST, reason="?")), "'two': attempt 7"),
         (lambda ledger: ledger.record_end("two", Outcome(TrialStatus.LOST), 7), "'two': attempt 7"),
@@ -232,7 +249,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(trial_id=st.sampled_from(IDS))
     def reopen(self, trial_id: str) -> None:
         end = self.ends[trial_id]
-        if self.is_accepted(lambda: self.ledger.reopen(trial_id), end is not None and end.is_resumable):
+        if self.is_accepted(lambda: self.ledger.reopen(trial_id), end not in (None, TrialStatus.SUCCEEDED)):
             self.ends[trial_id] = None
 
     @rule(torn=st.binary(max_size=30).filter(lambda tail: b"\n" not in tail))

@@ -80,8 +80,8 @@ def test_paid_time_is_divided_by_use(tmp_path: Path) -> None:
 def test_steps_count_for_the_workers_that_did_them(tmp_path: Path) -> None:
     training = read(tmp_path)
     first, second = training.attempts
-    elastic = dataclasses.replace(training, attempts=[first, dataclasses.replace(second, workers=1)])
-    assert goodput.uses(elastic)[0].seconds == 1800.0 * 2 + 1800.0
+    smaller = dataclasses.replace(training, attempts=[first, dataclasses.replace(second, workers=1)])
+    assert goodput.uses(smaller)[0].seconds == 1800.0 * 2 + 1800.0
     assert goodput.uses(dataclasses.replace(training, attempts=[])) == []
 
 

@@ -35,7 +35,7 @@ def test_a_setting_is_declared_by_one_record_only() -> None:
 class Extended:
     """A record with a new setting of each form."""
 
-    clip: float = setting(1.5, "clip there, above 0, at most 9", name="clip_at", gt=0, le=9, fixed="it is learned")
+    clip: float = setting(1.5, "clip there, above 0, at most 9", name="clip_at", gt=0, le=9)
     flavour: str | None = setting(None, "a flavour, or null", choices=("sweet", "sour"))
     rows: int = setting(4, "rows, 1 to 8", stored_default=1, ge=1, le=8)
 

@@ -144,7 +144,7 @@ def test_an_unknown_run_and_a_missing_worker_are_refused(settings: MakeSettings,
 
 
 def test_a_resumed_training_cannot_begin_from_another_adapter() -> None:
-    assert "init_adapter" in resume.FIXED_SETTINGS
+    assert "init_adapter" not in resume.OPERATOR_SETTINGS
 
 
 @pytest.mark.parametrize("volume", [None, "10.0.0.1:/export"])

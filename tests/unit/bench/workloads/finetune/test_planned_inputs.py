@@ -62,16 +62,11 @@ def test_a_replaced_model_is_rejected(planned: Trial) -> None:
         training_set.check_inputs(with_training(planned, input_digests=digests))
 
 
-def test_without_planned_digests_the_first_attempt_of_a_revision_sets_them(tmp_path: Path) -> None:
+def test_without_planned_digests_the_first_attempt_sets_them(tmp_path: Path) -> None:
     training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
     training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
     with pytest.raises(InputRejected, match=r"^chats\.jsonl"):
         training_set.check_first_attempt(tmp_path, TRAINING, OTHER)
-    changed = dataclasses.replace(TRAINING, may_differ=("data",), revision=1)
-    training_set.check_first_attempt(tmp_path, changed, OTHER)
-    with pytest.raises(InputRejected):  # the confirmed change is not one for all later attempts
-        training_set.check_first_attempt(tmp_path, changed, DIGESTS)
-    training_set.check_first_attempt(tmp_path, dataclasses.replace(changed, revision=2), DIGESTS)
 
 
 def test_planned_digests_take_precedence_over_the_first_attempt(tmp_path: Path) -> None:
@@ -79,17 +74,15 @@ def test_planned_digests_take_precedence_over_the_first_attempt(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b'{"revision": 0}', b'{"revision": 0, "may_differ": [], "digests": 1}']
-)
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"digests": 1}'])
 def test_unreadable_inputs_of_the_first_attempt_are_an_error_with_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / training_set.INPUTS_FILE).write_bytes(content)
     with pytest.raises(InputError, match=training_set.INPUTS_FILE):
         training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
 
 
-def test_digests_and_revision_are_no_settings_of_a_checkpoint(planned: Trial) -> None:
-    again = with_training(planned, input_digests={}, revision=3)
+def test_digests_are_no_settings_of_a_checkpoint(planned: Trial) -> None:
+    again = with_training(planned, input_digests={})
     assert resume.settings_of(again) == resume.settings_of(planned)
 
 

@@ -11,7 +11,6 @@ from bench.workloads.finetune import checkpoint, finetune, resume, training_set
 from bench.workloads.finetune.trainer import NoTrainableTokens
 from tests.support import tiny_training
 from tests.support.faults import full_disk
-from tests.support.tiny_training import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 
@@ -117,25 +116,6 @@ def test_a_training_continues_without_a_checkpoint_on_a_full_disk(lab, tmp_path,
     flags = [line["flag"] for line in parts.reports if "flag" in line]
     assert "step 1 " in flags[0]
     assert f"No space left on device: {tmp_path}" in flags[0]
-
-
-def test_resuming_with_other_data_starts_a_new_series_of_evaluations(lab, tmp_path, tiny_inputs):
-    checkpoints = tmp_path / "checkpoints"
-    checkpoints.mkdir()
-    lab(training={"max_steps": 2}).trainer(checkpoints).run()
-    more = tiny_training.make_data(tmp_path / "more.jsonl", lines=70)
-    settings = {
-        "max_steps": 4,
-        "evaluate_every": 0,
-        "may_differ": ("data", "training.max_steps", "training.evaluate_every"),
-    }
-    parts = Lab.create(lab().modules, tiny_training.plan(tiny_inputs[0], more, training=settings)).load_inputs()
-    trainer = parts.trainer(checkpoints)
-    trainer.restore(resume.find_checkpoint(checkpoints, parts.identity, lambda _: None))
-    assert trainer.run() == "finished"
-    first, last = trainer.state.evaluations
-    assert (first.step, first.change, last.step, last.change is None) == (2, None, 4, False)
-    assert list(trainer.history.columns["step"]) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
