@@ -39,7 +39,7 @@ class TrialStatus(str, Enum):
     """Final status of a trial. Every planned trial reaches exactly one.
 
     `label` and `tone` are for people: words, and the color on a terminal. `exit_code` is that of the trial's process.
-    `is_resumable`: a resumed run retries the trial, because it was stopped or lost before it had a result.
+    `is_external`: it was stopped or lost before it had a result, which says nothing about its configuration.
     `is_transient`: the same run may retry it.
     """
 
@@ -47,7 +47,7 @@ class TrialStatus(str, Enum):
     label: str
     tone: str
     exit_code: ExitCode
-    is_resumable: bool
+    is_external: bool
     is_transient: bool
 
     def __new__(
@@ -56,16 +56,16 @@ class TrialStatus(str, Enum):
         label: str = "",
         tone: str = "",
         exit_code: ExitCode = ExitCode.FAILED,
-        is_resumable: bool = False,
+        is_external: bool = False,
         is_transient: bool = False,
     ) -> TrialStatus:
         member = str.__new__(cls, value)
         member._value_ = value
         member.label, member.tone, member.exit_code = label, tone, exit_code
-        member.is_resumable, member.is_transient = is_resumable, is_transient
+        member.is_external, member.is_transient = is_external, is_transient
         return member
 
-    # value, label, tone, exit code, is_resumable, is_transient
+    # value, label, tone, exit code, is_external, is_transient
     SUCCEEDED = "SUCCEEDED", "done", "green", ExitCode.OK
     OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", "red"
     FAILED = "FAILED", "failed", "red"
@@ -77,7 +77,7 @@ class TrialStatus(str, Enum):
     @property
     def is_failure(self) -> bool:
         """True if the trial itself failed: it neither succeeded nor was stopped from outside."""
-        return not self.is_resumable and self is not TrialStatus.SUCCEEDED
+        return not self.is_external and self is not TrialStatus.SUCCEEDED
 
     @property
     def default_cause(self) -> ReasonCode | None:
@@ -126,8 +126,8 @@ class ReasonCode(str, Enum):
         member.status, member.label, member.is_transient = status, label, status.is_transient
         member.counts_as_attempt, member.is_rejected, member.may_still_run = True, False, False
         member.is_worker_faulty = False
-        member.exit_code = ExitCode.RETRYABLE if status.is_resumable else ExitCode.FAILED
-        member.remedy = RESUME_REMEDY if status.is_resumable else RETRY_REMEDY
+        member.exit_code = ExitCode.RETRYABLE if status.is_external else ExitCode.FAILED
+        member.remedy = RESUME_REMEDY if status.is_external else RETRY_REMEDY
         for name, item in (attributes or {}).items():
             setattr(member, name, item)
         return member

@@ -52,7 +52,7 @@ def judge(
     `verification_error` says why an existing result could not be verified; `result` is None then.
     """
     of = Outcome.of
-    if job_status.why == "cancelled" and (result is None or result.status.is_resumable):
+    if job_status.why == "cancelled" and (result is None or result.status.is_external):
         return of(ReasonCode.CANCELLED, "cancelled by the operator")
     if result is not None:
         if not is_result_of(result, planned, attempt):

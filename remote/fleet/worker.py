@@ -125,7 +125,7 @@ class Worker:
                     continue
                 fetch = partial(self._fetch_result, trial, attempt, absent)
                 verdict, result = self._retry_policy.call(self.name, fetch)
-                if result is not None and not verdict.status.is_resumable:
+                if result is not None and not verdict.status.is_external:
                     self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict, result)
                     return True
         except (WorkerLost, FleetStopped):
@@ -163,7 +163,7 @@ class Worker:
         elif status.state is JobState.ENDED and self._fleet.ledger.is_open(planned.trial_id):
             # It was done before its replacement: its result counts, if it has one.
             verdict, result = self._retry_policy.call(self.name, lambda: self._fetch_result(trial, attempt, status))
-            if not verdict.status.is_resumable:
+            if not verdict.status.is_external:
                 self._fleet.outcome_writer.end_trial(planned, attempt, verdict, result)
         elif status.state is JobState.RUNNING:
             self._retry_policy.call(self.name, lambda: job.cancel(grace_sec=self._retry_policy.limits.grace_sec))

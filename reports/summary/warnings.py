@@ -118,7 +118,7 @@ def _is_unfit(row: ConfigurationRow | OtherConfiguration, baseline: str) -> bool
 
 
 def _stopped_warnings(results: Sequence[TrialResult]) -> Iterable[RunWarning]:
-    stopped = [result for result in results if result.status.is_resumable]
+    stopped = [result for result in results if result.status.is_external]
     if stopped:
         trials = formatting.count(len(stopped), "trial was", "trials were")
         remedy = f"`inv bench --resume={stopped[0].run_id}` retries {'it' if len(stopped) == 1 else 'them'}"

@@ -85,7 +85,7 @@ def resume(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool, r
         ledger = Ledger.create(folder / LEDGER_FILE, trial_ids)
         for trial_id in trial_ids:
             status = ledger.entries[trial_id].status
-            if status is not None and (status.is_resumable or (retries_failures and status.is_failure)):
+            if status is not None and (status.is_external or (retries_failures and status.is_failure)):
                 ledger.reopen(trial_id)
         if ledger.open_trials():
             run_trials(settings, run, folder, ledger, hosts, plain=plain)

@@ -405,7 +405,7 @@ def _finish(settings: Settings, record: QualityRecord, check: LossCheck) -> Loss
         return compared
     with runner.ledger_errors(newest):
         entries = Ledger(settings.results_folder / newest / LEDGER_FILE).entries
-    if not entries or any(entry.status is None or entry.status.is_resumable for entry in entries.values()):
+    if not entries or any(entry.status is None or entry.status.is_external for entry in entries.values()):
         raise RetryableError(f"run {newest}: its trainings have not ended")
     if len(pairs) > 1:
         return compared

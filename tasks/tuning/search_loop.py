@@ -184,7 +184,7 @@ def measured_outcomes(settings: Settings, record: TuneRecord) -> tuple[dict[str,
             observed.append(TrialObservation(candidate=candidate, peak_bytes=peak_bytes))
         if is_too_large:
             outcomes[candidate.key] = None
-        elif not result.status.is_resumable:
+        elif not result.status.is_external:
             metrics = result.metrics if result.status is TrialStatus.SUCCEEDED else None
             outcomes[candidate.key] = 0.0 if metrics is None else metrics.useful_tokens_per_sec
     return outcomes, record.memory_limit(observed)

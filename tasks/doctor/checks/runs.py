@@ -34,7 +34,7 @@ DAMAGED = Fault("run {run} is {state}", "`inv collect --run {run}` fetches it ag
 _STATUSES = {  # the statuses that each fault reports
     OUT_OF_MEMORY: (TrialStatus.OUT_OF_MEMORY,),
     FAILED: tuple(status for status in TrialStatus if status.is_failure and status is not TrialStatus.OUT_OF_MEMORY),
-    INTERRUPTED: tuple(status for status in TrialStatus if status.is_resumable),
+    INTERRUPTED: tuple(status for status in TrialStatus if status.is_external),
 }
 
 

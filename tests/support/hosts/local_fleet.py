@@ -236,7 +236,7 @@ class LocalFleet:
         """Make a fleet from the plan and the ledger in the run's folder; `more` are arguments of `Fleet`."""
         ledger = Ledger(self.run_folder / LEDGER_FILE)
         for trial_id, entry in ledger.entries.items():
-            if entry.status is not None and entry.status.is_resumable:
+            if entry.status is not None and entry.status.is_external:
                 ledger.reopen(trial_id)
         return Fleet(
             hosts=hosts,
