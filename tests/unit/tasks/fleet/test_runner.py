@@ -1,4 +1,4 @@
-"""What a resumed run does again. Not covered: the fleet itself (tests/faults/fleet)."""
+"""`runner.resume`: the trials that a resumed run reopens. Not covered: the fleet itself (tests/faults/fleet)."""
 
 import contextlib
 from pathlib import Path
