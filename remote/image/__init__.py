@@ -1,11 +1,9 @@
 """The build VM: fetch models to it, build the image on it and push the image from it.
 
-artifact: signatures, in cosign's layout
-bom: bills of materials and build provenance, in standard formats
 context: the files of the build context
 engine: the container engine, its data-root and login, and the VM's disks
 model_fetch: fetches models to the VM
 plan: computes a build from what was observed
-references: validates names of registries, images and users; the record of a push
+references: validates names of registries, images and users
 vm_jobs: long work on the VM as one detached job
 """

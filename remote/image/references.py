@@ -1,14 +1,12 @@
-"""Names of registries, images and users, validated before anything is sent, and the record of a push.
+"""Names of registries, images and users, validated before anything is sent.
 
 The syntax is that of the OCI distribution specification; a provider adds the rules of its own registry.
 """
 
-import json
 import re
 from dataclasses import dataclass
 
 from bench.records.status import Failure
-from bench.records.version import VERSION
 from remote.providers import registry_provider
 
 DOCKER_HUB = "registry-1.docker.io"
@@ -94,17 +92,3 @@ def check_user(user: str, repository: str) -> None:
     host, _, path = repository.partition("/")
     if (problem := registry_provider(host).user_problem(user, path)) is not None:
         raise InvalidReference(problem)
-
-
-def push_record_json(reference: Reference, facts: dict[str, object], pushed_at: str) -> str:
-    """Serialise results/image.json: the pushed image and the digest that pods run."""
-    document = {
-        "schema_version": 1,
-        "version": VERSION,
-        "reference": str(reference),
-        "repository": reference.repository,
-        **{key: facts[key] for key in ("digest", "size_bytes", "compressed_bytes", "labels")},
-        **{key: facts.get(key) for key in ("image_id", "requires")},
-        "pushed_at": pushed_at,
-    }
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -1,15 +1,10 @@
 """Registry of the settings: its names, queries that the build VM runs, and the image that pods run, by its digest."""
 
-import base64
-from collections.abc import Mapping
 from typing import Any
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from remote.cluster.manifests import Image
-from remote.hosts.base import Host
-from remote.hosts.command import Secret
-from remote.image import vm_jobs
 from remote.image.references import InvalidReference, Reference, parse_image_name
 from remote.providers import GENERIC, registry_provider
 from tasks.clients.cluster import known_provider
@@ -17,7 +12,6 @@ from tasks.clients.secrets import check_registry_user
 from tasks.errors import UsageError, translate_errors
 from tasks.settings.load import Settings
 
-QUERY_TIMEOUT_SEC = 900.0  # enough for documents of some megabytes over a slow line
 _MAX_RECORD_BYTES = 1 << 20
 
 
@@ -44,30 +38,6 @@ def configured_user(settings: Settings, repository: str) -> str:
         raise UsageError("registry.user: not set", remedy=f"set it to {forms or 'the user name at that registry'}")
     check_registry_user(user, repository)
     return user
-
-
-def query(
-    settings: Settings,
-    host: Host,
-    where: Reference,
-    login: tuple[str, Secret],
-    parameters: Mapping[str, Any],
-    timeout_sec: float = QUERY_TIMEOUT_SEC,
-) -> Mapping[str, Any]:
-    """Query the registry by `remote.agent.build_vm.__main__` on the VM.
-
-    Raises HostError, and JobFailed for an error of the registry.
-    """
-    user, password = login
-    question = {
-        "host": where.host,
-        "path": where.path,
-        "tag": where.tag,
-        "login": base64.b64encode(f"{user}:{password.reveal()}".encode()).decode(),
-        "token_hosts": list(settings.registry.token_hosts),
-        **parameters,
-    }
-    return vm_jobs.query_registry(vm_jobs.create_agent(host), question, timeout_sec=timeout_sec)
 
 
 def read_push_record(settings: Settings) -> dict[str, Any]:

@@ -25,8 +25,11 @@ def read_secret(settings: Settings, setting: str, name: str, *, in_header: bool 
 
     `in_header`: the secret must be one line, because an HTTP client prints an invalid header in its error.
     """
-    path, text = settings.resolve_path(name), read_secret_text(settings, setting, name).replace("\r\n", "\n")
+    path = settings.resolve_path(name)
     with file_errors(f"{setting}: {path}: cannot be read"):
+        is_open = str(path.parent) in _FD_FOLDERS  # read once, because it may be a shell's pipe
+        content = _read_open_file(path) if is_open else read_regular(path, max_bytes=_MAX_SECRET_BYTES)
+        text = content.decode("utf-8").replace("\r\n", "\n")
         mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(
@@ -40,15 +43,6 @@ def read_secret(settings: Settings, setting: str, name: str, *, in_header: bool 
             f"{setting}: {path}: expected only the secret, one line of ASCII", remedy="remove everything else"
         )
     return Secret(text)
-
-
-def read_secret_text(settings: Settings, setting: str, name: str) -> str:
-    """Read the file that `setting` names once, so that it may be a shell's pipe. Raises UsageError."""
-    path = settings.resolve_path(name)
-    with file_errors(f"{setting}: {path}: cannot be read"):
-        is_open = str(path.parent) in _FD_FOLDERS
-        content = _read_open_file(path) if is_open else read_regular(path, max_bytes=_MAX_SECRET_BYTES)
-        return content.decode("utf-8")
 
 
 def _read_open_file(path: Path) -> bytes:

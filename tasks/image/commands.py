@@ -78,31 +78,6 @@ size = Command(
     mbps=number(float, "bandwidth of a node in megabit/s", 1000.0, gt=0),
     allocatable_gb=number(float, "allocatable storage of a node in GB", 37.0, gt=0, unset="37, of a 50 GB boot volume"),
 )
-bom = Command(
-    "image.bom",
-    "tasks.image.sbom:write_documents",
-    "Write the image's SBOM (CycloneDX, SPDX) and provenance.",
-    section=Section.BUILD,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv image.bom  # into results/image/",
-        "inv image.bom --push  # and attached to the pushed image",
-    ),
-    push=switch("attach the documents to the pushed image in its registry (OCI 1.1 referrers)"),
-    dry_run=switch("print the documents to write and their target, and change nothing"),
-)
-show = Command(
-    "image.show",
-    "tasks.image.sbom:show_image",
-    "Show a pushed image: base, packages, models, signature.",
-    section=Section.BUILD,
-    effect=Effect.SHOWS,
-    examples=(
-        "inv image.show  # the last push from this machine",
-        "inv image.show --digest sha256:0123abcd --json  # another one, for programs",
-    ),
-    digest=text("sha256:... of the image", unset="the last push from this machine, else the tag"),
-)
 archive = Command(
     "image.archive",
     "tasks.image.archive:save_archive",

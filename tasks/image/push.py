@@ -7,6 +7,7 @@ if the registry rejects the login during the push.
 import contextlib
 import datetime
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -17,12 +18,13 @@ from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
 from bench.records.units import format_mb
+from bench.records.version import VERSION
 from remote.hosts.base import Host, HostError
 from remote.hosts.command import Secret
 from remote.image import engine, vm_jobs
 from remote.image.context import ContextError
 from remote.image.plan import outdated_parts
-from remote.image.references import Reference, push_record_json
+from remote.image.references import Reference
 from remote.image.vm_jobs import Outcome
 from remote.jobs.job import Agent, HostBusy
 from remote.providers import registry_provider
@@ -35,9 +37,9 @@ from tasks.clients.secrets import registry_password
 from tasks.errors import RetryableError, UsageError, results_write_errors, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.image.build import engine_client, image_labels, image_record, image_spec
-from tasks.image.sbom import sign, signing_key
 from tasks.settings.load import Settings, load
 
+FACTS = ("digest", "size_bytes", "compressed_bytes", "labels", "image_id", "requires")  # of a push, in its record
 MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 
@@ -53,7 +55,6 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
     if dry_run:
         return plan_answer([f"{image} -> {reference} as {user}"], image=image, target=str(reference), user=user)
     retry_command = format_command("push", force=force)
-    key = signing_key(settings)
     # Cached: a prompt appears only once.
     password = functools.cache(lambda: registry_password(settings, user, reference.host, retry_command))
     with build_vm(settings, retry_command) as host:
@@ -70,8 +71,6 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
         result = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "already there; nothing was sent"
         size = format_mb(facts["compressed_bytes"], 2)
         print(f"{reference.repository}@{facts['digest']} {result}; {size} in the registry")
-        if key is not None:
-            sign(settings, host, reference, facts["digest"], (user, password()), key)
     return None
 
 
@@ -151,9 +150,17 @@ def _push(
 
 
 def _save_outcome(settings: Settings, reference: Reference, facts: Mapping[str, Any]) -> None:
-    pushed_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    """Write results/image.json: the pushed image and the digest that pods run."""
+    document = {
+        "schema_version": 1,
+        "version": VERSION,
+        "reference": str(reference),
+        "repository": reference.repository,
+        **{key: facts[key] for key in FACTS},
+        "pushed_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
     path = settings.image_file
     with results_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, push_record_json(reference, dict(facts), pushed_at).encode())
+        write_atomic(path, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
     print(f"wrote {path}")

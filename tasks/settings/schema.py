@@ -266,9 +266,6 @@ class ImageSection(Section):
     cache_from: Texts = Field(default=(), description="a list of images in a registry")
     cache_to: Text | None = Field(default=None, description="inline, or an image's name in a registry")
     deadline_sec: float = Field(default=14_400.0, ge=60, le=604_800)
-    sign_key: Text | None = Field(default=None, description="a file's path")
-    sign_password_file: Text | None = Field(default=None, description="a file's path")
-    verify_key: Text | None = Field(default=None, description="a file's path")
 
 
 class RegistrySection(Section):

@@ -15,21 +15,17 @@ from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.base import Completed, HostUnreachable, parse_json
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.kubectl import Unreachable
-from remote.image.bom import Subject
 from remote.image.plan import model_digests
 from remote.serving import BadServer, ServerClient, ServerResponse, ServerSoftware
 from reports.read import attempts
 from tasks.clients.cluster import LAST_FILE, _read_last_cluster
 from tasks.clients.registry import read_push_record
 from tasks.errors import TaskFailed, UsageError
-from tasks.image.sbom import _documents, _parse_object
 from tasks.image.verify import parse_report
 from tasks.oci.prices import parse_price
 from tasks.settings.load import Settings
 from tasks.settings.sources import _content
 from tests.support.cases import Case, load_cases
-
-SUBJECT = Subject(repository="h/r", digest="sha256:a", pushed_at="2026-01-01T00:00:00Z", labels={})
 
 
 def write(path: Path, content: str) -> Path:
@@ -92,8 +88,6 @@ READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for eac
     lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
     lambda text, _: parse_price(text.encode(), "B1", "USD"): UsageError,
     lambda text, _: parse_report("i", Completed(exit_code=0, stdout=text.encode())): TaskFailed,
-    lambda text, _: _documents("i", SUBJECT, Completed(exit_code=0, stdout=text.encode()), ""): TaskFailed,
-    lambda text, _: _parse_object(text): None,
     lambda text, folder: _content(write(folder / "settings.json", text)): UsageError,
 }
 

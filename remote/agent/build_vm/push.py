@@ -12,7 +12,7 @@ from typing import Any
 from remote.agent.build_vm.client import classify_failure, query, run_logged, run_push
 from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError, with_retries
-from remote.agent.shared.registry_api import FULL_REGISTRY_REMEDY, Registry, push_forbidden_message, read_login, size_of
+from remote.agent.shared.registry_api import Registry, push_forbidden_message, read_login
 
 FIRST_WAIT_SEC = 2.0
 
@@ -90,7 +90,7 @@ def push_until_confirmed(
                 "forbidden", push_forbidden_message(registry.host, registry.user, registry.path, str(failure))
             )
         if failure is not None and failure.kind == "full":
-            raise VmAgentError("full", failure.problem, remedy=FULL_REGISTRY_REMEDY)
+            raise VmAgentError("full", failure.problem, remedy="delete unused images there, or have its quota raised")
         pushed = manifest_with_retries(job_log, registry, tag)
         if pushed is not None and is_same_image(pushed, image_id):
             if failure is not None:
@@ -112,3 +112,9 @@ def is_same_image(pushed: tuple[str, dict[str, Any]] | None, image_id: str) -> b
 def manifest_with_retries(job_log: JobLog, registry: Registry, tag: str) -> tuple[str, dict[str, Any]] | None:
     """Return digest and manifest of the tag, or None; retry while the registry does not respond."""
     return with_retries(lambda: registry.manifest(tag), FIRST_WAIT_SEC, job_log.add)
+
+
+def size_of(descriptor: Any) -> int | None:
+    """Return the size in a manifest's descriptor; None if it is missing or invalid."""
+    size = descriptor.get("size") if isinstance(descriptor, dict) else None
+    return size if type(size) is int and 0 <= size < 1 << 63 else None

@@ -6,7 +6,6 @@ disk_info: file systems, models, and the engine's DOCKER_TMPDIR
 engine: as root, a second container engine with its data on the share
 exec_relay: runs a command in a pod and frames its output
 install: installs a program of several modules
-inventory: packages and models of an image, run inside it
 link_output: links a job's output folder to a shared volume and becomes its command
 list_attempts: a training's attempts on the shared volume
 login: a configuration folder for the engine client's login, in memory if possible

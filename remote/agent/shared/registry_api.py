@@ -26,45 +26,20 @@ from remote.agent.shared.responses import read_response
 REQUEST_TIMEOUT_SEC = 60.0  # for one response, including its body
 MAX_MANIFEST_BYTES = 4 << 20  # limit of registries (distribution-spec, "Pushing Manifests")
 MAX_TOKEN_BYTES = 1 << 20
-MAX_BLOB_BYTES = 16 << 20  # for blobs read into memory: a document, an image's configuration
-MAX_PAGES = 20
 MAX_REDIRECTS = 5
 CERTIFICATES_FOLDER = Path("/etc/docker/certs.d")
-MANIFEST_TYPE, INDEX_TYPE = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
-    MANIFEST_TYPE,
+    "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
-    INDEX_TYPE,
+    "application/vnd.oci.image.index.v1+json",
 )
-STATUS_FULL = 507
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 # Registries whose token service has another host name; registry.token_hosts adds more.
 TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
-FULL_REGISTRY_REMEDY = "delete unused images there, or have its quota raised"
 CREATE_REPOSITORY_HINT = "create the repository if the registry requires it"
 _RESPONSE_ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)  # from a request, or its parsing
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
-
-
-def digest_of(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def json_objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a JSON list, without other items; empty if the value is not a list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def json_object(value: Any) -> dict[str, Any]:
-    """Return the value if it is a JSON object, else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def size_of(descriptor: Any) -> int | None:
-    """Return the size in a manifest's descriptor; None if it is missing or invalid."""
-    size = json_object(descriptor).get("size")
-    return size if type(size) is int and 0 <= size < 1 << 63 else None
 
 
 def read_login(folder: str, host: str) -> str | None:
@@ -113,60 +88,14 @@ class Registry:
         return "anonymous"
 
     def manifest(self, name: str) -> tuple[str, dict[str, Any]] | None:
-        """Get digest and content of the manifest of a tag or digest; None if not found."""
-        content = self.manifest_bytes(name)
-        return None if content is None else (digest_of(content), self._parse_manifest(content))
-
-    def manifest_bytes(self, name: str) -> bytes | None:
-        """Get a manifest's bytes, verified if `name` is a digest; None if not found."""
-        content = self._get_verified("manifests", name, {"Accept": ", ".join(MANIFEST_TYPES)})
-        if content is not None:
-            self._parse_manifest(content)
-        return content
-
-    def referrers(self, digest: str) -> list[dict[str, Any]] | None:
-        """List the referrers of a manifest, all pages; None if the registry does not support it (OCI 1.1)."""
-        url: str | None = f"{self.base}/{self.path}/referrers/{digest}"
-        descriptors: list[dict[str, Any]] = []
-        for _ in range(MAX_PAGES):
-            try:
-                content, url = self._get_page(str(url))
-            except VmAgentError as failed:
-                if failed.kind == "failed":  # older registries have no such endpoint; their errors vary
-                    return None
-                raise
-            if content is None:
-                return None
-            descriptors += json_objects(self._parse_manifest(content).get("manifests"))
-            if url is None:
-                return descriptors
-        raise VmAgentError("refused", f"{self.host} lists the referrers of {digest} on more than {MAX_PAGES} pages")
-
-    def _get_page(self, url: str) -> tuple[bytes | None, str | None]:
-        """Get a page of a list, and the URL of the next page."""
-        response = self._request(url, {"Accept": INDEX_TYPE})
+        """Get digest and content of the manifest of a tag or digest, verified if a digest; None if not found."""
+        response = self._request(f"{self.base}/{self.path}/manifests/{name}", {"Accept": ", ".join(MANIFEST_TYPES)})
         if response is None:
-            return None, None
-        next_link = re.match(r'<([^>]+)>; *rel="?next"?', response.headers.get("Link", ""))
-        if next_link is None:
-            return response.content, None
-        url = self._resolve_url(url, next_link[1])
-        if _origin(url) != _origin(self.base):
-            raise VmAgentError("refused", f"{self.host} continues its list on another host, {_hostname(url)}")
-        return response.content, url
-
-    def blob(self, digest: str) -> bytes | None:
-        """Get a small blob, verified; None if not found."""
-        return self._get_verified("blobs", digest, max_bytes=MAX_BLOB_BYTES)
-
-    def _get_verified(
-        self, kind: str, name: str, headers: dict[str, str] | None = None, max_bytes: int = MAX_MANIFEST_BYTES
-    ) -> bytes | None:
-        """Get a manifest's or blob's content, verified if `name` is a digest; None if not found."""
-        response = self._request(f"{self.base}/{self.path}/{kind}/{name}", headers, max_bytes=max_bytes)
-        if response is not None and name.startswith("sha256:") and name != digest_of(response.content):
+            return None
+        digest = f"sha256:{hashlib.sha256(response.content).hexdigest()}"
+        if name.startswith("sha256:") and name != digest:
             raise VmAgentError("refused", f"{self.host} returned content for {self.path} that does not match {name}")
-        return None if response is None else response.content
+        return digest, self._parse_manifest(response.content)
 
     def _parse_manifest(self, content: bytes) -> dict[str, Any]:
         try:
@@ -201,32 +130,6 @@ class Registry:
             if location != url and _origin(location) == _origin(self.base):
                 self._request(location, method="DELETE")
 
-    def has_blob(self, digest: str) -> bool:
-        url = f"{self.base}/{self.path}/blobs/{digest}"
-        return self._request(url, method="HEAD") is not None
-
-    def send_blob(self, content: Path | bytes, digest: str) -> None:
-        """Upload a file or bytes in one request. The registry verifies the digest before it stores the blob."""
-        url = f"{self.base}/{self.path}/blobs/uploads/"
-        upload = self._request(url, method="POST")
-        location = None if upload is None else upload.headers.get("Location")
-        if not location:
-            raise VmAgentError("failed", f"{self.host} returned no upload location for {self.path}")
-        url = self._resolve_url(url, location)
-        if not (url.startswith("https://") or (self.base.startswith("http://") and is_loopback_http(url))):
-            raise VmAgentError("refused", f"{self.host} requests the upload at {url}, which is not https")
-        url += f"{'&' if '?' in url else '?'}{urllib.parse.urlencode({'digest': digest})}"
-        if self._request(url, {"Content-Type": "application/octet-stream"}, method="PUT", data=content) is None:
-            raise VmAgentError("transient", f"{self.host} lost the upload to {self.path}")
-
-    def send_manifest(self, name: str, content: bytes, media_type: str) -> bool:
-        """Put a manifest under a tag or its digest. Returns True if the registry lists it as a referrer (OCI 1.1)."""
-        url = f"{self.base}/{self.path}/manifests/{name}"
-        response = self._request(url, {"Content-Type": media_type}, method="PUT", data=content)
-        if response is None:
-            raise VmAgentError("absent", f"{self.host} has no repository {self.path}", remedy=CREATE_REPOSITORY_HINT)
-        return bool(response.headers.get("OCI-Subject"))
-
     def _resolve_url(self, url: str, location: str) -> str:
         """Resolve the location in a response from `url`."""
         try:
@@ -236,21 +139,13 @@ class Registry:
             raise VmAgentError("refused", f"{self.host} redirects to an invalid URL: {location[:200]!r}") from error
         return url
 
-    def _request(
-        self,
-        url: str,
-        headers: dict[str, str] | None = None,
-        *,
-        method: str = "GET",
-        data: bytes | Path | None = None,
-        max_bytes: int = MAX_MANIFEST_BYTES,
-    ) -> _Response | None:
+    def _request(self, url: str, headers: dict[str, str] | None = None, *, method: str = "GET") -> _Response | None:
         """Send a request, with the login if it goes to this registry; None for 404."""
         for is_last in (False, True):
             login = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
             try:
                 authorization = {"Authorization": login} if login and _origin(url) == _origin(self.base) else {}
-                return self._send_request(url, {**(headers or {}), **authorization}, method, data, max_bytes)
+                return self._send_request(url, {**(headers or {}), **authorization}, method, MAX_MANIFEST_BYTES)
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     return None
@@ -262,18 +157,12 @@ class Registry:
                 raise _connection_error(error, self.host) from error
         raise AssertionError("unreachable")
 
-    def _send_request(
-        self, url: str, headers: dict[str, str], method: str, data: bytes | Path | None, max_bytes: int
-    ) -> _Response:
-        """Send `data` (bytes, or a file's content) and read the response."""
-        data = b"" if method == "POST" else data
-        if isinstance(data, Path):
-            headers = {**headers, "Content-Length": str(data.stat().st_size)}
+    def _send_request(self, url: str, headers: dict[str, str], method: str, max_bytes: int) -> _Response:
+        """Send a request without content and read the response."""
+        data = b"" if method == "POST" else None
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - https, or this machine
         try:
-            with contextlib.ExitStack() as stack:
-                body: Any = stack.enter_context(data.open("rb")) if isinstance(data, Path) else data
-                request = urllib.request.Request(url, data=body, headers=headers, method=method)  # noqa: S310 - https, or this machine
-                response = stack.enter_context(self.opener.open(request, timeout=REQUEST_TIMEOUT_SEC))
+            with self.opener.open(request, timeout=REQUEST_TIMEOUT_SEC) as response:
                 content = read_response(response, max_bytes=max_bytes, timeout_sec=REQUEST_TIMEOUT_SEC)
         except urllib.error.HTTPError as error:
             error.close()  # releases the connection
@@ -290,7 +179,7 @@ class Registry:
         realm = fields.get("realm", "")
         try:
             self._check_realm(realm)
-            response = json.loads(self._send_request(f"{realm}?{query}", headers, "GET", None, MAX_TOKEN_BYTES).content)
+            response = json.loads(self._send_request(f"{realm}?{query}", headers, "GET", MAX_TOKEN_BYTES).content)
             token = response.get("token") or response["access_token"]
         except urllib.error.HTTPError as error:
             if error.code in TRANSIENT_STATUSES:
@@ -330,12 +219,6 @@ class Registry:
         if error.code == 403:
             return VmAgentError(
                 "forbidden", push_forbidden_message(self.host, self.user, self.path, _status_line(error))
-            )
-        if error.code == STATUS_FULL:
-            return VmAgentError(
-                "full",
-                f"{self.host} has no space left for {self.path}: {_status_line(error)}",
-                remedy=FULL_REGISTRY_REMEDY,
             )
         kind = "transient" if error.code in TRANSIENT_STATUSES else "failed"
         return VmAgentError(kind, f"{self.host} returned {_status_line(error)} for {self.path}")

@@ -69,12 +69,10 @@ def files(context: CheckContext) -> CheckResult:
 
 @CHECKS.register("secrets", "Do the files with passwords and tokens exist, and are they private?")
 def secret_files(context: CheckContext) -> CheckResult:
-    registry, hub, image = context.settings.registry, context.settings.hub, context.settings.image
+    registry, hub = context.settings.registry, context.settings.hub
     configured = {
         "registry.password_file": registry.password_file,
         "hub.token_file": hub.token_file,
-        "image.sign_key": image.sign_key,
-        "image.sign_password_file": image.sign_password_file,
     }
     named = {name: path for name, path in configured.items() if path}
     if not named:

@@ -1,5 +1,6 @@
 """Checks of the build VM: connection, engine, share, models, room for the image; and from there, of the registry."""
 
+import base64
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -164,8 +165,16 @@ def login(context: CheckContext) -> CheckResult:
 def _query(
     context: CheckContext, host: Host, image: Reference, login: tuple[str, Secret]
 ) -> Mapping[str, Any] | vm_jobs.JobFailed:
+    user, password = login
+    question = {
+        "host": image.host,
+        "path": image.path,
+        "tag": image.tag,
+        "login": base64.b64encode(f"{user}:{password.reveal()}".encode()).decode(),
+        "token_hosts": list(context.settings.registry.token_hosts),
+    }
     try:
-        return registry.query(context.settings, host, image, login, {}, _QUERY_TIMEOUT_SEC)
+        return vm_jobs.query_registry(vm_jobs.create_agent(host), question, timeout_sec=_QUERY_TIMEOUT_SEC)
     except vm_jobs.JobFailed as failed:  # an error of the registry, not of the VM
         return failed
 

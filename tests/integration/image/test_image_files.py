@@ -1,6 +1,5 @@
-"""The image's files, with real processes: hadolint, a compiler, sh, pip-audit."""
+"""The image's files, with real processes: hadolint, a compiler, sh."""
 
-import json
 import re
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.image.sbom import audit
 from tests.support.paths import ROOT
 
 IMAGE = ROOT / "image"
@@ -55,39 +53,3 @@ def test_the_apt_snapshot_replaces_the_archive_in_every_source(tmp_path: Path) -
     assert (tmp_path / "ubuntu.sources").read_text() == f"URIs: {ubuntu}\nURIs: {ubuntu}\n"
     assert (tmp_path / "cuda.list").read_text() == f"{nvidia}\n"
     assert "Check-Valid-Until" in (tmp_path / "apt.conf.d" / "99snapshot").read_text()
-
-
-# Output of pip-audit 2.10, with exit code 0, if its index is not PyPI.
-ALL_SKIPPED = {"dependencies": [{"name": name, "skip_reason": "not found on PyPI"} for name in ("a", "b")]}
-FOUND = {
-    "dependencies": [
-        {"name": "numpy", "version": "2.4", "vulns": []},
-        {"name": "own", "skip_reason": "not on PyPI"},
-        {"name": "odd", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2"]}, {"id": "GHSA-2"}]},
-    ]
-}
-
-
-@pytest.mark.parametrize(("script", "patterns"), [
-    (f"echo '{json.dumps(FOUND)}'; exit 1", [
-        r"vulnerabilities: 2 .*\b1\b.*\b3 packages.*\b1\b.*; vulnerabilities\.json",
-        r"  odd 1: PYSEC-1 \(.*\b2\), GHSA-2 \(",
-    ]),
-    ("echo 'no way' >&2; exit 1", [r"vulnerabilities: .*pip-audit .*\b1: no way; .*grype"]),
-    (f"echo '{json.dumps(ALL_SKIPPED)}'", [r"vulnerabilities: .*pip-audit .*\b2\b.*; .*grype"]),
-    (None, [r"vulnerabilities: .*; `pip install pip-audit`"]),
-])  # fmt: skip
-def test_vulnerabilities_are_listed_or_one_line_has_the_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, patterns: list[str]
-) -> None:
-    """Uses a fake pip-audit 2, which prints this JSON and exits with 1 if there are vulnerabilities."""
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    if script is not None:
-        (tmp_path / "pip-audit").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "pip-audit").chmod(0o755)
-    lines = audit(tmp_path / "current.txt", tmp_path)
-    assert len(lines) == len(patterns)
-    for line, pattern in zip(lines, patterns, strict=True):
-        assert re.match(pattern, line)
-    assert (tmp_path / "vulnerabilities.json").exists() is (script is not None and "dependencies" in script)

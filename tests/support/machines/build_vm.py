@@ -265,27 +265,6 @@ class BuildVm:
         self.password_file.touch(mode=0o600)
         self.password_file.write_text(password + "\n")
 
-    def make_signing_key(self, name: str = "sign") -> tuple[Path, Path]:
-        """Create a key pair with openssl. The private key's pass phrase is the registry's password."""
-        key, public = self.folder / f"{name}.key", self.folder / f"{name}.pub"
-        environment = {**os.environ, "PHRASE": PASSWORD}
-        generate = (
-            "genpkey",
-            "-algorithm",
-            "EC",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-aes-256-cbc",
-            "-out",
-            str(key),
-        )
-        for arguments in ((*generate, "-pass"), ("pkey", "-in", str(key), "-pubout", "-out", str(public), "-passin")):
-            subprocess.run(
-                ("openssl", *arguments, "env:PHRASE"), env=environment, check=True, capture_output=True, timeout=60
-            )
-        key.chmod(0o600)
-        return key, public
-
     def leftover_logins(self) -> str:
         """List the login folders that are left on the VM."""
         return str(self.vm.run("sh", "-c", "ls -d /dev/shm/qlora-fleet-login-* 2>/dev/null || true").stdout)

@@ -6,7 +6,6 @@ The registry has the name fra.ocir.io. Not covered: OCIR's repositories and perm
 import base64
 import json
 import os
-import re
 import shlex
 import threading
 from pathlib import Path
@@ -114,43 +113,6 @@ def test_a_push_is_confirmed_by_the_registry_and_its_digest_recorded(build_vm: B
     assert document["compressed_bytes"] == manifest["config"]["size"] + sum(part["size"] for part in manifest["layers"])
     assert document["labels"]["qlora-fleet.profile"] == "tiny"
     assert build_vm.leftover_logins() == ""
-
-
-def test_a_pushed_image_is_signed_and_has_documents(build_vm: BuildVm) -> None:
-    key, public = build_vm.make_signing_key()
-    signing = {"IMAGE_SIGN_KEY": str(key), "IMAGE_SIGN_PASSWORD_FILE": str(build_vm.password_file)}
-    key.chmod(0o640)
-    assert f"type: chmod 600 {key}" in build_vm.inv_refused("push", **signing)
-    key.chmod(0o600)
-    output = build_vm.inv("push", **signing).stdout
-    digest = read_record(build_vm)["digest"]
-    assert f"signed with image.sign_key: {REPOSITORY}:{digest.replace(':', '-')}.sig" in output
-    assert "already signed with image.sign_key" in build_vm.inv("push", **signing).stdout
-    # Debian's registry is older than OCI 1.1, so the list of documents is under a tag.
-    done = build_vm.inv("image.bom", "--push")
-    assert re.search(r"\d Python packages, [1-9]\d+ Debian packages, 0 models", done.stdout), done.stdout
-    listed_by = f"tag {digest.replace(':', '-')}"
-    assert f"attached 3 documents to {REPOSITORY}@{digest}, listed by {listed_by}" in done.stdout
-    folder = build_vm.project / "results" / "image"
-    packages = json.loads((folder / "bom.spdx.json").read_text())["packages"]
-    assert next(package for package in packages if package["name"] == "tinystack")["checksums"], (
-        "the lock has one file for it"
-    )
-    statement = json.loads((folder / "provenance.json").read_text())
-    assert f"sha256:{statement['subject'][0]['digest']['sha256']}" == digest
-    printed = build_vm.inv("image.show", IMAGE_VERIFY_KEY=str(public)).stdout
-    for line in (f"image       {digest}", "base        standin:base", " Debian", "valid for image.verify_key"):
-        assert line in printed
-    assert "lock: sha256 " in printed
-    shown = json.loads(build_vm.inv("image.show", "--json", IMAGE_VERIFY_KEY=str(public)).stdout)
-    assert (shown["kind"], shown["digest"], ["image", digest] in shown["rows"]) == ("image.show", digest, True)
-    # Another key has not signed the image, and another digest does not exist.
-    other = build_vm.make_signing_key("other")[1]
-    done = build_vm.inv("image.show", code=4, IMAGE_VERIFY_KEY=str(other))
-    assert "1 signatures, but no valid one for image.verify_key" in done.stderr
-    done = build_vm.inv("image.show", "--digest", f"sha256:{'0' * 64}", code=2)
-    assert f"sha256:{'0' * 64}" in done.stderr
-    assert "`inv push`" in done.stderr
 
 
 def test_an_unchanged_push_sends_nothing_and_an_edit_sends_less_than_a_megabyte(build_vm: BuildVm) -> None:

@@ -26,7 +26,7 @@ from tasks.adapter import serve
 from tasks.cli.flags import Command
 from tasks.cluster import deploy, nodes
 from tasks.fleet import bench
-from tasks.image import archive, build, model, sbom, vm
+from tasks.image import archive, build, model, vm
 from tasks.reports import tensorboard
 from tasks.settings.load import load
 from tasks.train import forecast, train
@@ -117,10 +117,9 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
 
     for module in (deploy, nodes, serve):
         monkeypatch.setattr(module, "open_cluster", fake_cluster)
-    for module in (archive, build, model, sbom, vm):
+    for module in (archive, build, model, vm):
         monkeypatch.setattr(module, "build_vm", fake_vm)
-    for module in (archive, sbom):
-        monkeypatch.setattr(module, "image_record", lambda *_: {"Id": DIGEST, "Size": 1, "Config": {"Labels": {}}})
+    monkeypatch.setattr(archive, "image_record", lambda *_: {"Id": DIGEST, "Size": 1, "Config": {"Labels": {}}})
     monkeypatch.setattr(build, "plan_build", lambda *_, **__: None)
     monkeypatch.setattr(serve, "component_hosts", lambda *_, **__: [SimpleNamespace()])
     monkeypatch.setattr("remote.image.vm_jobs.start", refuse("vm_jobs.start"))
@@ -180,7 +179,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "deploy": {},
     "doctor": {"document": True},
     "image.archive": {"path": "/mnt/fss"},
-    "image.bom": {"push": True},
     "image.load": {"path": "/mnt/fss/image.tar.zst"},
     "image.lock": {},
     "image.verify": {"on_node": True},

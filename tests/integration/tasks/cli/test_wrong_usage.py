@@ -42,15 +42,15 @@ def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
 @pytest.mark.parametrize(
     ("argv", "tokens"),
     [
-        ((), ("bench ", "image.bom", "`inv help TASK`")),
+        ((), ("bench ", "image.archive", "`inv help TASK`")),
         (("help",), ("bench ", "`inv help TASK`")),
         (("help", "bench"), ("inv bench [--flags]", "--quick", "Examples:")),
         (("compare", "--help"), ("inv compare FIRST SECOND [--flags]", "--tolerance", "Examples:")),
         (("settings", "-h"), ("inv settings [NAME] [--flags]", "--changed", "Examples:")),
         (("help", "cluster"), ("nodes ", "teardown ")),
         (("help", "serve"), ("--merged", "Examples:", "serve.stop ")),
-        (("help", "image"), (".bom", ".archive")),
-        (("image",), (".bom", ".archive")),
+        (("help", "image"), (".size", ".archive")),
+        (("image",), (".size", ".archive")),
         (("--version",), (f"qlora-fleet {VERSION}, Invoke 2.", f", Python {platform.python_version()}")),
     ],
 )

@@ -9,15 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from invoke.context import Context
 
 from tasks.clients.secrets import check_hub_endpoint, checked_index_url, read_secret, registry_password
 from tasks.errors import UsageError
 from tasks.image.commands import FetchOptions
 from tasks.image.model import fetch_models
-from tasks.image.sbom import verifying_key
 from tasks.settings.load import Settings
 from tasks.settings.schema import HubSection, ImageSection, RegistrySection
 
@@ -190,19 +187,11 @@ def test_the_home_of_an_unknown_user_is_a_missing_file(tmp_path: Path) -> None:
         (lambda path: path.symlink_to("/dev/zero"), "device"),
         (lambda path: path.write_bytes(b"a" * (1 << 20 | 1)), "1,048,576 bytes"),
         (lambda path: path.write_bytes(b"\xff"), "UTF-8"),
-        (lambda path: path.write_text("a"), "P-256"),
     ],
 )
-def test_a_key_to_verify_with_is_read_as_a_secret_is(
+def test_a_file_that_is_no_text_of_a_megabyte_is_refused(
     make: Callable[[Path], object], problem: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "key")
-    with pytest.raises(UsageError, match=rf"^image\.verify_key: .*key: .*{problem}"):
-        verifying_key(Settings(root=tmp_path, image=ImageSection(verify_key="key")))
-
-
-def test_a_key_to_verify_with_may_be_read_by_others(tmp_path: Path) -> None:
-    public = ec.generate_private_key(ec.SECP256R1()).public_key()
-    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "key").write_bytes(pem)
-    assert verifying_key(Settings(root=tmp_path, image=ImageSection(verify_key="key"))) == public
+    with pytest.raises(UsageError, match=rf"^--key-file: .*key: .*{problem}"):
+        read_secret(Settings(root=tmp_path), "--key-file", "key")

@@ -1,6 +1,6 @@
 """Pinning of the base image: its digest is read from a registry and recorded next to the lock."""
 
-import json
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,14 +12,35 @@ from remote.image.references import DOCKER_HUB, InvalidReference, Reference, pul
 from tasks.errors import RetryableError, UsageError
 from tasks.image import build_profiles
 from tasks.settings.load import load
-from tests.support.machines.oci_registry import INDEX, OciRegistry
+from tests.support.machines.http_stubs import StubHandler, StubServer
 
-BASE = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": []}).encode()
+BASE = b'{"schemaVersion": 2, "manifests": []}'
+
+
+class TagRegistry(StubServer):
+    """A registry with a manifest for each tag."""
+
+    def __init__(self) -> None:
+        super().__init__(_Handler)
+        self.manifests: dict[str, bytes] = {}
+
+    def put(self, content: bytes, tag: str) -> str:
+        """Store a manifest as if it had been pushed. Returns its digest."""
+        self.manifests[tag] = content
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+class _Handler(StubHandler):
+    server: TagRegistry
+
+    def do_GET(self) -> None:
+        content = self.server.manifests.get(self.path.rpartition("/")[2])
+        self.reply(404 if content is None else 200, content or b"")
 
 
 @pytest.fixture(scope="module")
-def registry() -> Iterator[OciRegistry]:
-    with OciRegistry() as running:
+def registry() -> Iterator[TagRegistry]:
+    with TagRegistry() as running:
         yield running
 
 
@@ -28,7 +49,7 @@ def profile(base: str) -> BuildProfile:
 
 
 def test_a_base_is_pinned_by_the_digest_that_its_registry_has_until_it_is_upgraded(
-    registry: OciRegistry, context: Callable[..., Context], project: Path, capsys: pytest.CaptureFixture[str]
+    registry: TagRegistry, context: Callable[..., Context], project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "image" / "locks").mkdir(parents=True, exist_ok=True)
     settings, current = load(context()), profile(f"{registry.host}/nvidia/cuda:12")
@@ -49,7 +70,7 @@ def test_a_base_is_pinned_by_the_digest_that_its_registry_has_until_it_is_upgrad
 
 
 def test_a_base_that_cannot_be_found_is_one_line_and_the_packages_stay_locked(
-    registry: OciRegistry, context: Callable[..., Context]
+    registry: TagRegistry, context: Callable[..., Context]
 ) -> None:
     settings = load(context())
     with pytest.raises(UsageError, match=r"image/profiles.yaml: current: base: 127.* nvidia/cuda:none"):
