@@ -29,6 +29,7 @@ from remote.jobs.job import HOST_AGENT, Agent, Job, JobSpec, JobState, JobStatus
 
 FOLDER_NAME = "qlora-fleet"
 _CLAIM_TIMEOUT_SEC = 60.0
+_QUERY_TIMEOUT_SEC = 15.0
 
 
 class WorkdirUnsafe(HostError):
@@ -194,14 +195,14 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
     return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
 
 
-def query_registry(agent: Agent, request: Mapping[str, Any], *, timeout_sec: float) -> Mapping[str, Any]:
+def query_registry(agent: Agent, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """Run `remote.agent.build_vm.__main__` on the VM, without a job, a slot or files.
 
     The request may contain a secret, which goes over standard input. Raises JobFailed, and like `Agent`.
     """
     agent.holder(slot_path(agent))  # installs our program
     command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_VM_AGENT}.__main__"), "ask"))
-    completed = agent.host.run(command, stdin=json.dumps(request).encode(), timeout_sec=timeout_sec)
+    completed = agent.host.run(command, stdin=json.dumps(request).encode(), timeout_sec=_QUERY_TIMEOUT_SEC)
     output = check(agent.host, command, completed).stdout
     label = "the output of the registry query"
     return parse_json(agent.host, output, label, lambda answer: _to_facts({"ok": "kind" not in answer, **answer}))

@@ -39,7 +39,7 @@ from tasks.image import build_profiles, jobs
 from tasks.image.build import engine_client, image_labels, image_record, image_spec
 from tasks.settings.load import Settings, load
 
-FACTS = ("digest", "size_bytes", "compressed_bytes", "labels", "image_id", "requires")  # of a push, in its record
+FACTS = ("digest", "size_bytes", "compressed_bytes", "labels", "image_id", "requires")  # in the record of a push
 MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 

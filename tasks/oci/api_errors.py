@@ -31,16 +31,15 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """The caller of the API: a description of its credentials, its region, and the scope of its policies."""
+    """The caller of the API: a description of its credentials, and its region."""
 
     credentials: str
     region: str
-    scope: str = "tenancy"  # or `compartment id ocid1...`, as in a policy statement
     is_instance: bool = False
 
     def policy_statement(self, permission: str) -> str:
         subject = "dynamic-group DYNAMIC-GROUP" if self.is_instance else "group GROUP"
-        return f"Allow {subject} to {permission} in {self.scope}"
+        return f"Allow {subject} to {permission} in tenancy"
 
 
 class ApiNotFound(UsageError):

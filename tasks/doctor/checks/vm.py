@@ -21,7 +21,6 @@ from tasks.image import build_profiles
 from tasks.image.build import plan_build
 
 CHECKS, REGISTRY_CHECKS = Checks("vm"), Checks("registry")
-_QUERY_TIMEOUT_SEC = 15.0
 
 BUSY = Fault(
     "{folder}, started by {user}, is running: builds, pushes and fetches wait for it",
@@ -174,7 +173,7 @@ def _query(
         "token_hosts": list(context.settings.registry.token_hosts),
     }
     try:
-        return vm_jobs.query_registry(vm_jobs.create_agent(host), question, timeout_sec=_QUERY_TIMEOUT_SEC)
+        return vm_jobs.query_registry(vm_jobs.create_agent(host), question)
     except vm_jobs.JobFailed as failed:  # an error of the registry, not of the VM
         return failed
 
