@@ -30,7 +30,7 @@ def open_cluster(settings: Settings, *, changes: bool = False, yes: bool = False
     target = print_target(settings)
     with translate_cluster_errors():
         if changes:
-            _confirm_production(settings, target, yes=yes)
+            confirm_production(settings, target, yes=yes)
         cluster = Cluster(target, known_provider(settings))
         try:
             yield cluster
@@ -98,7 +98,11 @@ def _read_last_cluster(settings: Settings) -> dict[str, str | None]:
     return {key: last.get(key) for key in ("context", "server", "namespace")}
 
 
-def _confirm_production(settings: Settings, target: Target, *, yes: bool) -> None:
+def confirm_production(settings: Settings, target: Target, *, yes: bool) -> None:
+    """Ask before a cluster is changed that looks like production, unless it was changed last.
+
+    Raises ConfirmationRequired.
+    """
     if not target.looks_like_production or yes or _read_last_cluster(settings) == target_identity(target):
         return
     if not confirm(f"{target.context}/{target.namespace} looks like production. Change it?"):

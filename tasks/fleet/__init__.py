@@ -14,7 +14,6 @@ collect            fetch the workers' results, and a training's adapter, into th
 monitor            `inv monitor`: a live table of the workers' GPUs
 run_store          the run folders on this machine
 k8s_training       trainings that run as a Kubernetes Job: read, cancelled, imported into the ledger
-nodes              nodes that a run gives back after its success
-node_use           whether nodes can be removed: results in their pods, work of others
+after_success      teardown after a benchmark of which everything succeeded and was collected
 pending_results    runs whose results are still in the pods
 """

@@ -28,7 +28,7 @@ from tasks.clients.notify import check_receivers
 from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
-from tasks.fleet import plan, runner
+from tasks.fleet import after_success, plan, runner
 from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
@@ -41,8 +41,15 @@ def run_bench(context: Context, options: BenchOptions) -> Answer | None:
     settings = with_cordon(load(context), options.cordon)
     _check_flags(options)
     check_receivers(settings)
-    if options.resume:
-        return _resume(settings, options)
+    after_success.check(settings, yes=options.yes, dry_run=options.dry_run)
+    begin = _resume if options.resume else _start
+    if options.dry_run:
+        return begin(settings, options)
+    with after_success.teardown_after(context, settings):
+        return begin(settings, options)
+
+
+def _start(settings: Settings, options: BenchOptions) -> Answer | None:
     # The flags are written into the plan, so that a resume does not need them.
     overrides: dict[str, Any] = {
         "spread": options.spread or settings.bench.spread,
@@ -66,6 +73,7 @@ def run_bench(context: Context, options: BenchOptions) -> Answer | None:
         run, folder, ledger = runner.write_plan(settings, run)
         with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
             runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
+        after_success.collect(settings, run, folder, hosts)
     return None
 
 
@@ -227,6 +235,7 @@ def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
         for planned in run.planned
     ]
     facts = {"suite": run.suite, "profile": run.profile, "spread": run.spread, "workers": run.workers}
+    facts |= {"after_success": settings.fleet.after_success}
     return Answer(data={**facts, "expected_sec": total, "trials": trials})
 
 
@@ -241,7 +250,8 @@ def _resume(settings: Settings, options: BenchOptions) -> Answer | None:
             unfinished = [trial_id for trial_id in trial_ids if ledger.needs_work(trial_id)]
         done = f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done"
         lines = [done, f"would run: {', '.join(unfinished) or 'nothing'}"]
-        return plan_answer(lines, run=run.run_id, planned=len(trial_ids), unfinished=unfinished)
+        facts = {"planned": len(trial_ids), "unfinished": unfinished, "after_success": settings.fleet.after_success}
+        return plan_answer(lines, run=run.run_id, **facts)
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()
@@ -249,6 +259,7 @@ def _resume(settings: Settings, options: BenchOptions) -> Answer | None:
         planned = run if not options.quality else dataclasses.replace(run, settings=_with_quality(run.settings))
         with _then_compare_losses(settings, planned, folder, hosts, plain=options.plain):
             runner.resume(settings, run.run_id, hosts, plain=options.plain, retries_failures=True)
+        after_success.collect(settings, run, folder, hosts)
     return None
 
 

@@ -121,6 +121,7 @@ class FleetSection(Section):
     login_timeout_sec: float = Field(default=86_400.0, ge=1, le=604_800)
     max_attempts: int = Field(default=2, ge=1, le=10)
     cordon: bool = False
+    after_success: Literal["keep", "teardown"] = "keep"
     local: LocalSection = LocalSection()
     pods: PodsSection = PodsSection()
 

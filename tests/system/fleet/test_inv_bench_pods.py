@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from remote.cluster.labels import OWNER, OWNER_LABEL, PART_OF_LABEL
 from tests.support import inv_pods
 from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.kubernetes import Cluster
@@ -16,6 +17,7 @@ from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS = 4
+OUR_LABELS = {OWNER_LABEL: OWNER, PART_OF_LABEL: OWNER}
 
 
 workspace, cluster = inv_pods.fixtures(PODS, install_fake_training)
@@ -58,6 +60,25 @@ def test_an_operator_is_killed_a_pod_dies_and_every_result_comes_home(pods, clus
 
     (pods.folder / "pods.yaml").write_text((pods.folder / "pods.yaml").read_text().replace('"default"', '"other"'))
     assert "was started with cluster.namespace: default, found other" in pods.inv_error("bench", "--resume")
+
+
+def test_a_benchmark_tears_the_fleet_down_unless_results_of_another_are_in_its_pods(pods, cluster: Cluster) -> None:
+    container = {"name": "bench", "image": "none", "command": ["true"]}
+    spec = {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "ours", "labels": OUR_LABELS}, "spec": spec}
+    size = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": job["metadata"], "spec": size}
+    for item in (job, claim):
+        assert cluster.kubectl("apply", "--filename=-", stdin=json.dumps(item).encode()).returncode == 0
+    teardown = {"INVOKE_FLEET_AFTER_SUCCESS": "teardown"}
+    pods.inv("bench", "--quick")
+    refused = pods.inv("bench", "--quick", code=4, **teardown)
+    assert "never collected" in refused.stderr
+    assert (pods.run_folder() / "SHA256SUMS").is_file()
+    assert cluster.kubectl("get", "job", "ours").returncode == 0
+    pods.inv("collect", "--all")
+    assert "deleted 2 objects" in pods.inv("bench", "--resume", **teardown).stdout
+    assert cluster.kubectl("get", "job", "ours").returncode == 1
 
 
 @only_thorough
