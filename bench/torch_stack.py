@@ -45,15 +45,17 @@ class Stack:
         major, minor = (int(part) for part in self.transformers.__version__.split(".")[:2])
         return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}
 
-    def cache_arguments(self, model: Any) -> dict[str, Any]:
-        """Return the generation settings of a static cache, if the model says that it can have one; else none.
+    def cache_arguments(self, model: Any, length: int) -> dict[str, Any]:
+        """Return `generate`'s keywords for a static cache of `length` tokens, if the model says that it can have one.
 
-        4.48 has no such flag. Without `disable_compile` each new length of a batch would be compiled on a GPU.
+        4.48 has no such flag. With `cache_implementation` the length would be that of the longest answer so far, and an
+        answer's last bits would depend on earlier ones. Each length would be compiled on a GPU.
         """
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         if not getattr(base, "_can_compile_fullgraph", False):
             return {}
-        return {"cache_implementation": "static", "disable_compile": True}
+        cache = self.transformers.StaticCache(config=base.config.get_text_config(decoder=True), max_cache_len=length)
+        return {"past_key_values": cache, "disable_compile": True}
 
 
 class DeviceClock:

@@ -98,7 +98,7 @@ def prepare_model(stack: Stack, model: Any) -> None:
     model.config.use_cache = True
     # Without an end-of-sequence token nothing stops early; min_new_tokens would change logits.
     model.generation_config = stack.transformers.GenerationConfig(
-        do_sample=False, use_cache=True, eos_token_id=None, pad_token_id=0, **stack.cache_arguments(model)
+        do_sample=False, use_cache=True, eos_token_id=None, pad_token_id=0
     )
 
 
@@ -143,6 +143,7 @@ def time_answers(session: TorchSession, model: Any, prompts: Any, new_tokens: in
         attention_mask=torch.ones_like(prompts),
         max_new_tokens=new_tokens,
         stopping_criteria=transformers.StoppingCriteriaList([on_token]),
+        **session.modules.cache_arguments(model, prompts.shape[1] + new_tokens),
     )
     seconds = [clock.seconds(stamps[0], stamp) for stamp in stamps]
     count = ids.shape[1] - prompts.shape[1]

@@ -152,7 +152,7 @@ class AnswerGenerator:
         )
         settings = transformers.GenerationConfig(
             max_new_tokens=max(limits), do_sample=False, use_cache=True, eos_token_id=sorted(self._end_tokens),
-            pad_token_id=pad, **self._stack.cache_arguments(self._model),
+            pad_token_id=pad,
         )  # fmt: skip
         last = torch.tensor([width + limit for limit in limits], device=self._device)
 
@@ -165,6 +165,7 @@ class AnswerGenerator:
             attention_mask=mask,
             generation_config=settings,
             stopping_criteria=transformers.StoppingCriteriaList([reached_limit]),
+            **self._stack.cache_arguments(self._model, width + max(limits)),
         )
         new_rows = out[:, width:].tolist()
         return [_cut(row, limit, self._end_tokens) for row, limit in zip(new_rows, limits, strict=True)]

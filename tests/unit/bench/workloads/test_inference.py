@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from bench.data.inputs import InputError
-from bench.torch_stack import Stack
 from bench.workloads import inference
 from bench.workloads.inference import AnswerTimes, Generation, batch_sizes, check_length
 from tests.support.faults import OutOfMemoryError
@@ -82,12 +81,3 @@ def test_other_errors_propagate(generation):
     bench = generation(breaks_at=1, error=RuntimeError("an illegal memory access"))
     with pytest.raises(RuntimeError, match="an illegal memory access"):
         bench.measure_path("base", PROMPTS, [1], STOPS)
-
-
-@pytest.mark.parametrize(("flags", "count"), [({}, 0), ({"_can_compile_fullgraph": True}, 2)])
-def test_a_static_cache_is_for_models_that_can_have_one(flags, count):
-    nothing: Any = SimpleNamespace()
-    stack = Stack(torch=nothing, transformers=nothing, peft=nothing, bitsandbytes=nothing)
-    model = SimpleNamespace(**flags)
-    assert len(stack.cache_arguments(model)) == count
-    assert len(stack.cache_arguments(SimpleNamespace(get_base_model=lambda: model))) == count

@@ -42,7 +42,7 @@ def test_each_answer_of_a_batch_is_the_one_of_its_prompt_alone(
     base = model.get_base_model()
     assert type(base)._can_compile_fullgraph
     monkeypatch.setattr(type(base), "_can_compile_fullgraph", has_static_cache)
-    assert ("cache_implementation" in modules.cache_arguments(model)) is has_static_cache
+    assert ("past_key_values" in modules.cache_arguments(model, 8)) is has_static_cache
     tokenizer = lab().tokenizer
     free = [answer_one(modules, model, prompt, limit, {263}) for prompt, limit in zip(prompts, LIMITS, strict=True)]
     ends = {263, free[0][len(free[0]) // 2]}  # one that ends some answers before their limits
