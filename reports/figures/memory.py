@@ -22,7 +22,7 @@ PREDICTED_PEAK = "predicted_peak_vram_bytes"
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
-    predicted = predictions(run, summary)
+    predicted = _predictions(run, summary)
     rows = [
         row
         for row in summary.rows
@@ -31,7 +31,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     ][: row_chart.MAX_DRAWN + 4]
     if not any(row.peak_vram_bytes is not None for row in rows):
         return None
-    capacity = capacity_bytes(run)
+    capacity = _capacity_bytes(run)
     published = reference_results.matching_results(run)
     published_by_label = reference_results.training_by_label(run, published)
     marks = [_mark(row, predicted.get(row.label), published_by_label.get(row.label), capacity) for row in rows]
@@ -61,7 +61,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
 
 
-def predictions(run: Run, summary: Summary) -> dict[str, float]:
+def _predictions(run: Run, summary: Summary) -> dict[str, float]:
     """Map each configuration to its predicted peak in bytes, including those without a successful trial."""
     failed_labels = {row.label for row in summary.rows if row.measured is None}
     table = run.measurements
@@ -78,7 +78,7 @@ def predictions(run: Run, summary: Summary) -> dict[str, float]:
     }
 
 
-def capacity_bytes(run: Run) -> int | None:
+def _capacity_bytes(run: Run) -> int | None:
     """Return the memory of the run's smallest GPU."""
     sizes = (result.fingerprint.get("gpu_memory_bytes") for result in run.results)
     return min((int(size) for size in sizes if size), default=None)

@@ -199,7 +199,7 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
             axes.barh(
                 mark_y, mark.value, height=0.36, linewidth=0.8 if style else 0.0, **(style or {"color": mark.tone})
             )
-        draw_whisker(axes, mark_y, mark.low, mark.high)
+        _draw_whisker(axes, mark_y, mark.low, mark.high)
         if mark.value is not None and panel.kind == "dots":
             face = PAPER if mark.is_hollow else mark.tone
             axes.plot(mark.value, mark_y, "o", markersize=7, color=face, markeredgecolor=INK, markeredgewidth=0.8)
@@ -304,7 +304,7 @@ def _mark_y(y: float, sheet: Sheet) -> float:
     return y + (0.2 if sheet.is_narrow else 0.1)
 
 
-def draw_whisker(axes: Any, y: float, low: float | None, high: float | None) -> None:
+def _draw_whisker(axes: Any, y: float, low: float | None, high: float | None) -> None:
     """Draw an interval, if there is one, as a line with end caps."""
     if low is None or high is None:
         return

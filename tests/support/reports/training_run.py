@@ -6,10 +6,8 @@ from pathlib import Path
 
 from bench.records import Trial
 from bench.records.adapter import AdapterCheck, ServedForm
-from bench.records.paths import LEDGER_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.score import ScoredRow, ScoreFault, ScoreMeasure, TrainingScore
-from bench.records.status import Outcome, TrialStatus
 from bench.records.training import (
     Evaluation,
     TrainedSteps,
@@ -17,8 +15,6 @@ from bench.records.training import (
     TrainingData,
     TrainingRecord,
 )
-from remote.fleet.ledger import Ledger
-from tasks.fleet.collect import _write_checksums
 
 DATA = TrainingData(files=["d.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
 TRIAL = Trial(
@@ -65,17 +61,6 @@ def write_run_with_adapter(folder: Path) -> Path:
     adapter = write_run(folder) / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"weights")
-    return folder
-
-
-def write_successful_run(folder: Path) -> Path:
-    """Write a run with its collected adapter, whose only trial succeeded, and its checksums."""
-    write_run_with_adapter(folder)
-    (folder / LEDGER_FILE).unlink()
-    ledger = Ledger.create(folder / LEDGER_FILE, ["train"])
-    ledger.record_start("train", 1, "worker-0", "/scratch/r/train.1", 2)
-    ledger.record_end("train", Outcome(TrialStatus.SUCCEEDED), 1)
-    _write_checksums(folder)
     return folder
 
 
