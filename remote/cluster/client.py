@@ -394,6 +394,13 @@ class Cluster:
             _server_side_arguments("apply", force_conflicts), objects, timeout_sec=_KUBECTL_TIMEOUT_SEC, secrets=secrets
         )
 
+    def check_creation(self, objects: Sequence[Object]) -> None:
+        """Have the server try the creation of objects, under other names than theirs. Raises like `apply`."""
+        for resource in objects:
+            metadata = {**resource["metadata"], "name": f"{resource['metadata']['name']}-new"}
+            arguments = ("create", "--dry-run=server", "-f", "-")
+            self._run_kubectl(arguments, [{**resource, "metadata": metadata}], timeout_sec=_KUBECTL_TIMEOUT_SEC)
+
     def diff(self, objects: Sequence[Object], *, force_conflicts: bool) -> str:
         """Return kubectl's diff of a server-side apply. Raises like `apply`."""
         completed = self._run_kubectl(

@@ -1,7 +1,8 @@
 """Actions that bring the live objects to the desired ones. Pure.
 
 An object is unchanged if the digest of the rendered object (an annotation) is the same and every rendered field has
-the same value in the cluster. The digest detects a field that left the manifests, the comparison a manual change.
+the same value in the cluster. The digest detects a field that left the manifests, the comparison a manual change. A
+template of pods cannot change, so that a difference under the same digest is admission's and stays.
 """
 
 import json
@@ -91,7 +92,8 @@ class ClusterPlan:
     @property
     def pod_ending_actions(self) -> tuple[Action, ...]:
         """Actions that end running pods and lose their uncollected results."""
-        return tuple(a for a in self.with_verb(Verb.REPLACE, Verb.DELETE) if a.kind in ("Job", "JobSet"))
+        ended = self.with_verb(Verb.REPLACE, Verb.DELETE)
+        return tuple(a for a in ended if a.kind in ("Job", "JobSet") and not is_being_deleted(a.live))
 
     @property
     def permissions(self) -> tuple[tuple[str, str], ...]:
@@ -104,6 +106,7 @@ class ClusterPlan:
 # Kept after they left the manifests: a volume has data, and a namespace may have objects of others.
 _NEVER_DELETED_KINDS = ("Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret")
 _IMMUTABLE_KINDS = ("Job", "JobSet", "PersistentVolume", "PersistentVolumeClaim")
+_POD_TEMPLATES = {"Job": "spec.template", "JobSet": "spec.replicatedJobs"}
 
 
 @object_errors()
@@ -118,7 +121,8 @@ def plan(
     actions = [_plan_action(resource, live_objects.get(identity(resource)), replace_ended) for resource in desired]
     wanted = {identity(resource) for resource in desired}
     for key, resource in live_objects.items():
-        if key not in wanted and resource["kind"] not in _NEVER_DELETED_KINDS and is_owned(resource):
+        kept = resource["kind"] in _NEVER_DELETED_KINDS or is_being_deleted(resource)
+        if key not in wanted and not kept and is_owned(resource):
             actions.append(
                 Action(verb=Verb.DELETE, kind=key[0], name=key[1], reason="no longer part of it", live=resource)
             )
@@ -131,11 +135,15 @@ def _plan_action(desired: Object, live: Object | None, replace_ended: bool) -> A
     action = partial(Action, kind=kind, name=name, desired=desired, live=live)
     if live is None:
         return action(verb=Verb.CREATE)
+    if is_being_deleted(live):
+        return action(verb=Verb.REPLACE, reason="it is being deleted")
     if kind == "Namespace" and not is_owned(live):
         return action(verb=Verb.LEAVE, reason="it existed before: its labels are not changed")
     if replace_ended and kind == "Job" and end_state(live) is not None:
         return action(verb=Verb.REPLACE, reason=f"it {end_state(live)}")
     different = list(differences(desired, live))
+    if kind in _POD_TEMPLATES and not any(DIGEST_ANNOTATION in difference.path for difference in different):
+        different = [difference for difference in different if not difference.path.startswith(_POD_TEMPLATES[kind])]
     if not different:
         return action(verb=Verb.KEEP)
     visible = tuple(difference for difference in different if DIGEST_ANNOTATION not in difference.path)
@@ -146,6 +154,11 @@ def _plan_action(desired: Object, live: Object | None, replace_ended: bool) -> A
         verb = Verb.LEAVE
         reason = f"{reason} cannot change while it is bound: `inv teardown`, then `inv deploy`"
     return action(verb=verb, reason=reason, differences=visible)
+
+
+def is_being_deleted(live: Object | None) -> bool:
+    """Return True for an object that still exists only until its finalizers have run."""
+    return live is not None and bool(live["metadata"].get("deletionTimestamp"))
 
 
 def end_state(job: Object) -> str | None:

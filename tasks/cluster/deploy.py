@@ -12,7 +12,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object, is_owned
 from remote.cluster.manifests import JOB_PREFIX, Image, pull_secret, render
-from remote.cluster.plan import Action, ClusterPlan, Verb, plan
+from remote.cluster.plan import Action, ClusterPlan, Verb, is_being_deleted, plan
 from remote.hosts.command import Secret
 from remote.providers import registry_provider
 from tasks.cli.answer import Answer, plan_answer
@@ -204,10 +204,15 @@ def _execute_plan(
 ) -> None:
     """Apply the plan in the order of dependencies: other objects, the secret, old Jobs deleted, new Jobs."""
     section = settings.cluster
-    deleted = [a.live for a in cluster_plan.with_verb(Verb.DELETE, Verb.REPLACE) if a.live is not None]
+    gone = [a.live for a in cluster_plan.with_verb(Verb.DELETE, Verb.REPLACE) if a.live is not None]
+    ending = [live for live in gone if is_being_deleted(live)]
+    deleted = [live for live in gone if not is_being_deleted(live)]
     written = cluster_plan.with_verb(Verb.CREATE, Verb.APPLY, Verb.REPLACE)
     workloads = [a.desired for a in written if a.kind in ("Job", "JobSet") and a.desired is not None]
     others = [a.desired for a in written if a.kind not in ("Job", "JobSet") and a.desired is not None]
+    if ending:
+        print(f"waiting until {_titles(ending)} are gone", flush=True)
+        cluster.delete(ending, wait_sec=DELETE_TIMEOUT_SEC)
     if others:
         cluster.apply(others, force_conflicts=force_conflicts)
         print(f"applied {len(others)} object{'' if len(others) == 1 else 's'}", flush=True)
@@ -223,6 +228,7 @@ def _execute_plan(
         print(f"wrote secret/{section.pull_secret}", flush=True)
     hooks.before_pods(cluster)
     if deleted:
+        cluster.check_creation([a.desired for a in cluster_plan.with_verb(Verb.REPLACE) if a.desired in workloads])
         print(f"deleting {_titles(deleted)}, and waiting until their pods are gone", flush=True)
         cluster.delete(deleted, wait_sec=DELETE_TIMEOUT_SEC)
     if workloads:

@@ -68,12 +68,13 @@ class ExecFault(CountedFault):
 class AnswerFault(CountedFault):
     """Answer the `nth` matching request and the `times - 1` after it with `status`.
 
-    `path` is a shell pattern on the whole path.
+    `path` is a shell pattern on the whole path, `method` one on the method.
     """
 
     status: int
     message: str
     path: str
+    method: str = "*"
 
 
 @dataclass(kw_only=True)
@@ -92,8 +93,9 @@ class Faults:
     def of_exec(self, pod: str) -> ExecFault | None:
         return _due(fault for fault in self.execs if fnmatch.fnmatch(pod, fault.pod))
 
-    def of_request(self, path: str) -> AnswerFault | None:
-        return _due(fault for fault in self.answers if fnmatch.fnmatch(path, fault.path))
+    def of_request(self, method: str, path: str) -> AnswerFault | None:
+        armed = (fault for fault in self.answers if fnmatch.fnmatch(method, fault.method))
+        return _due(fault for fault in armed if fnmatch.fnmatch(path, fault.path))
 
     def denies(self, **asked: Any) -> bool:
         """Return whether a rule of shell patterns denies `verb` on `resource` (`pods/exec`) to `user`."""

@@ -4,6 +4,7 @@ Real `inv`, kubectl and Python client. The responses of the tests' own cluster t
 """
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -288,6 +289,30 @@ def wait_for_pods(operator: Operator) -> None:
         waiting.wait_for_pods(settings.model_copy(update={"cluster": cluster}), reader, [job], plain=True)
     finally:
         reader.close()
+
+
+def test_a_deployment_waits_for_what_a_killed_teardown_deletes(deployed: Operator) -> None:
+    before = {job["metadata"]["uid"] for job in deployed.objects("jobs.batch")}
+    hold = '{"metadata": {"finalizers": ["tests/hold"]}}'
+    deployed.kubectl("patch", "job", "bench", "--type=merge", f"--patch={hold}")
+    deployed.kubectl("delete", "job", "bench", "--wait=false")
+    assert "replace    job/bench  (it is being deleted)" in deployed.inv("deploy", "--dry-run")
+    release = threading.Timer(
+        3.0, deployed.kubectl, ("patch", "job", "bench", "--type=merge", '--patch={"metadata": {"finalizers": null}}')
+    )
+    release.start()
+    assert "2 of 2 pods are up" in deployed.inv("deploy")
+    release.join()
+    assert before.isdisjoint(job["metadata"]["uid"] for job in deployed.objects("jobs.batch"))
+
+
+def test_a_job_that_the_server_refuses_does_not_end_the_old_one(deployed: Operator) -> None:
+    before = {pod["metadata"]["uid"] for pod in deployed.objects("pods")}
+    refusal = 'admission webhook "no.example" denied the request: no'
+    deployed.cluster.faults.fail_requests(status=403, message=refusal, path="*/jobs", method="POST")
+    deployed.set_cluster(memory="65Mi")
+    assert refusal in deployed.inv("deploy", code=2)
+    assert {pod["metadata"]["uid"] for pod in deployed.objects("pods")} == before
 
 
 def test_late_pods_end_a_deployment_with_the_command_that_continues_and_an_absent_server_is_waited_for(

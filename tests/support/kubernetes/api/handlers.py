@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _STATUS_AFTER_DELETE = ("configmaps", "secrets", "jobs.batch", "serviceaccounts", "roles.rbac.authorization.k8s.io")
 _WATCH_POLL_SEC = 1.0
+_FOREGROUND = "foregroundDeletion"
 
 
 class Api:
@@ -115,24 +117,55 @@ class Api:
         return web.json_response(self._typed(at.resource, gone))
 
     def delete(self, key: str, namespace: str, name: str, options: Json) -> Json:
-        """Delete an object and its dependents; pods with their grace period."""
+        """Delete an object and its dependents; pods with their grace period.
+
+        An object with finalizers is marked and stays until they are gone (`finalize`); one that is deleted in the
+        foreground has such a finalizer until its dependents are gone.
+        """
         obj = self.store.get(key, namespace, name)
         if key == "pods":
             return self._delete_pod(obj, options)
         if key == "namespaces":
             return self._delete_namespace(name)
-        gone = self.store.remove(key, namespace, name)
-        if options.get("propagationPolicy") != "Orphan":
+        finalizers = list(obj["metadata"].get("finalizers") or ())
+        if options.get("propagationPolicy") == "Foreground" and any(self._owned(obj)):
+            finalizers.append(_FOREGROUND)
+        if finalizers:
+
+            def mark(changed: Json) -> None:
+                changed["metadata"].setdefault("deletionTimestamp", now())
+                changed["metadata"]["finalizers"] = sorted(set(finalizers))
+
+            gone = self.store.edit(key, namespace, name, mark) or obj
+        else:
+            gone = self.store.remove(key, namespace, name)
+        if _FOREGROUND in finalizers or (not finalizers and options.get("propagationPolicy") != "Orphan"):
             self._delete_owned(gone)
         return gone
 
-    def _delete_owned(self, owner: Json) -> None:
+    def finalize(self) -> None:
+        """Remove the marked objects whose finalizers are gone."""
+        for key in list(self.store.keys()):
+            for obj in self.store.list(key) if key not in ("pods", "namespaces") else ():
+                metadata = obj["metadata"]
+                if not metadata.get("deletionTimestamp"):
+                    continue
+                finalizers = set(metadata.get("finalizers") or ())
+                if not finalizers or (finalizers == {_FOREGROUND} and not any(self._owned(obj))):
+                    with contextlib.suppress(Refusal):
+                        self._delete_owned(self.store.remove(key, metadata.get("namespace", ""), metadata["name"]))
+
+    def _owned(self, owner: Json) -> Iterator[tuple[str, Json]]:
         uid, namespace = owner["metadata"]["uid"], owner["metadata"].get("namespace", "")
         for key in list(self.store.keys()):
             for obj in self.store.list(key, namespace):
                 if any(ref["uid"] == uid for ref in obj["metadata"].get("ownerReferences", [])):
-                    with contextlib.suppress(Refusal):  # gone meanwhile
-                        self.delete(key, namespace, obj["metadata"]["name"], {})
+                    yield key, obj
+
+    def _delete_owned(self, owner: Json) -> None:
+        for key, obj in list(self._owned(owner)):
+            with contextlib.suppress(Refusal):  # gone meanwhile
+                self.delete(key, owner["metadata"].get("namespace", ""), obj["metadata"]["name"], {})
 
     def _delete_pod(self, pod: Json, options: Json) -> Json:
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]

@@ -23,7 +23,7 @@ _OPENAPI_V2_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _OPENAPI_V2 = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.34"  # swagger, and info with title and version
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _MAX_BODY_BYTES = 16 * 2**20
-_REASONS = {409: "Conflict", 429: "TooManyRequests", 503: "ServiceUnavailable", 504: "Timeout"}
+_REASONS = {403: "Forbidden", 409: "Conflict", 429: "TooManyRequests", 503: "ServiceUnavailable", 504: "Timeout"}
 
 
 def status_response(refusal: Refusal) -> web.Response:
@@ -99,7 +99,7 @@ class Server:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         await self._faults.responsive.wait()
         self.requests.append(f"{request.method} {request.path_qs}")
-        fault = self._faults.of_request(request.path)
+        fault = self._faults.of_request(request.method, request.path)
         if fault is not None:
             return status_response(Refusal(fault.status, _REASONS.get(fault.status, "InternalError"), fault.message))
         try:

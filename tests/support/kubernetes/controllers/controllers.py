@@ -50,6 +50,7 @@ class Controllers:
 
     def step(self) -> None:
         self._namespaces()
+        self._api.finalize()
         self._claims()
         self.jobs.run()
         self._job_deadlines()

@@ -33,12 +33,14 @@ def make_live(
     drop: tuple[str, ...] = (),
     labels: dict[str, str] | None = None,
     ended: str | None = None,
+    deleted: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
     """Return an object as a server stores it: with defaults, an identity and a status."""
     live = make_object(kind, **fields)
     live["metadata"] |= {"uid": "1", "resourceVersion": "7", "creationTimestamp": "2026-11-20T00:00:00Z"}
     live["metadata"] |= {} if labels is None else {"labels": labels}
+    live["metadata"] |= {"deletionTimestamp": "2026-11-20T00:00:00Z"} if deleted else {}
     live["spec"] |= {"aDefault": True, **(by_hand or {})}
     live["spec"] = {name: value for name, value in live["spec"].items() if name not in drop}
     return live | {"status": {"conditions": [{"type": ended, "status": "True"}]} if ended else {}}
@@ -75,7 +77,11 @@ def test_the_plan(case: Case) -> None:
     )
     assert [str(action) for action in planned.actions] == case["expected"]
     assert planned.is_empty == all(action.verb in (Verb.KEEP, Verb.LEAVE) for action in planned.actions)
-    ended = [action.title for action in planned.actions if action.verb in (Verb.REPLACE, Verb.DELETE)]
+    ended = [
+        action.title
+        for action in planned.actions
+        if action.verb in (Verb.REPLACE, Verb.DELETE) and "being deleted" not in action.reason
+    ]
     assert [action.title for action in planned.pod_ending_actions] == [
         title for title in ended if title.startswith("job/")
     ]
