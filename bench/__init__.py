@@ -2,7 +2,6 @@
 
 records: trials, results and file names; only the standard library, shared with the operator's side and the reports
 commands: `python -m bench COMMAND`
-notify: notifications of a run
 harness: a trial's process: its record, termination and progress
 workloads: one module for each kind of trial
 data: model folder and data file to batches

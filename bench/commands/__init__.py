@@ -4,7 +4,6 @@ cli: arguments, help and exit codes; a trial changed by `--set`; requests about 
 run: one trial, from its file to its result
 job_faults: nodes of a Job whose GPU showed a fault, which its pods leave
 job_runner: a training in the pods of a Kubernetes Job, with restarts
-job_notifications: what the first pod of such a Job sends to the operator's webhook
 profile: a step's time by kind of kernel
 selfcheck: a two-step trial that checks the installation
 """

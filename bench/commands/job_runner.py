@@ -4,13 +4,15 @@ An attempt is `python -m bench run` with this pod's rank. After an attempt that 
 node or a rank was lost), the next one resumes from the last checkpoint, in this pod or its replacement. The first pod
 decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods share. The
 other pods take part until that end exists. A SIGTERM is passed to the attempt, which writes a checkpoint and ends; the
-replacing pod resumes. The first pod also notifies the order's webhook. A pod whose GPU shows a fault leaves its node
+replacing pod resumes. A pod whose GPU shows a fault leaves its node
 (`job_faults`).
 
 Only the standard library. Not covered: a limit on the wait for lost pods.
 """
 
+import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,10 +23,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.commands.job_faults import NodeFaults
-from bench.commands.job_notifications import JobWatch, attempt_numbers, held_sec, open_watch, read_result
 from bench.data.inputs import InputError
 from bench.records import paths, schema
-from bench.records.result import FAULTY_RANK
+from bench.records.checksummed import ResultError
+from bench.records.result import FAULTY_RANK, TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 
@@ -43,7 +45,6 @@ class JobRunner:
         self._child: subprocess.Popen[str] | None = None
         self._is_stopped, self._leaves_node = False, False
         self._faults = NodeFaults(order, rank, os.environ.get(paths.NODE_NAME_VARIABLE, ""), self.folder)
-        self._watch: JobWatch | None = None  # None: not the first pod, or no webhook
 
     def run(self) -> int:
         """Run attempts until the end and return the exit code. Raises OSError.
@@ -52,10 +53,7 @@ class JobRunner:
         """
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open_watch(self.order, self.rank, self.folder) as self._watch:
-            end = self._run_attempts()
-            if self._watch is not None and end is not None:  # also of a pod that was replaced before it notified
-                self._watch.on_end(end.outcome)
+        end = self._run_attempts()
         if end is None:
             return ExitCode.WORKER_FAULTY if self._leaves_node else ExitCode.STOPPED
         print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
@@ -102,11 +100,9 @@ class JobRunner:
     def _run_attempt(self, number: int) -> tuple[int, str]:
         """Run one attempt and return its exit code and the last line of its stderr."""
         planned, held = self.order.planned, held_sec(self.order, self.folder) if self.rank == 0 else 0.0
-        out = self.folder / f"{planned.trial_id}.{number}"
+        out = _attempt_folder(self.order, self.folder, number)
         if self.rank == 0:
             out.mkdir()
-        if self._watch is not None:
-            self._watch.on_attempt(number)
         trial = Path(tempfile.gettempdir()) / f"{self.order.run_id}.json"
         trial.write_text(planned.trial.to_text(), encoding="utf-8")
         argv = (
@@ -148,7 +144,7 @@ class JobRunner:
 
     def _handle_exit(self, number: int, code: int, last_line: str) -> None:
         """Write the training's end after an attempt of the first pod, unless another attempt may succeed."""
-        result = read_result(self.order, self.folder, number)
+        result = _read_result(self.order, self.folder, number)
         if result is not None:
             outcome = result.outcome
         elif code in REJECTIONS:
@@ -174,12 +170,10 @@ class JobRunner:
         if len(counted) > self.order.max_restarts:
             why = f"{reason}; train.max_restarts: {self.order.max_restarts} are used up"
             self._write_end(number, Outcome.of(ReasonCode.RESTARTS_USED_UP, why))
-        elif self._watch is not None:
-            self._watch.on_loss(outcome)
 
     def _is_external(self, number: int) -> bool:
         """Check whether an attempt ended because a pod was drained, preempted, or had not started yet."""
-        result = read_result(self.order, self.folder, number)
+        result = _read_result(self.order, self.folder, number)
         cause = None if result is None else result.outcome.cause
         return cause is not None and not cause.counts_as_attempt
 
@@ -191,6 +185,44 @@ class JobRunner:
             reason_code=outcome.reason_code,
             remedy=outcome.remedy,
         ).write(self.folder, self.order.turn)
+
+
+def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
+    """List the numbers of the attempts that have a folder in `folder`."""
+    matches = (re.fullmatch(rf"{re.escape(trial_id)}\.([0-9]{{1,9}})", path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _read_result(order: TrainingJobSpec, folder: Path, number: int) -> TrialResult | None:
+    """Return the result of an attempt; None without a valid one."""
+    try:
+        return TrialResult.read(_attempt_folder(order, folder, number) / paths.RESULT_FILE)
+    except ResultError:
+        return None
+
+
+def _attempt_folder(order: TrainingJobSpec, folder: Path, number: int) -> Path:
+    return folder / f"{order.planned.trial_id}.{number}"
+
+
+def held_sec(order: TrainingJobSpec, folder: Path) -> float:
+    """Return the seconds for which the pods were held: earlier turns by their attempts, this turn from its first one.
+
+    Times are those of the files, as in the operator's ledger, and so is the current one, that of a new file: the clocks
+    of the volume's server and of this node may differ. Raises OSError.
+    """
+    total_sec, began_at = 0.0, None
+    for number in attempt_numbers(folder, order.planned.trial_id):
+        with contextlib.suppress(OSError):  # a file that is just being replaced
+            times = [path.stat().st_mtime for path in _attempt_folder(order, folder, number).iterdir()]
+            if times and number > order.after:
+                began_at = min(times) if began_at is None else began_at
+            elif times:
+                total_sec += max(times) - min(times)
+    if began_at is None:
+        return total_sec
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return total_sec + max(0.0, os.fstat(file.fileno()).st_mtime - began_at)
 
 
 def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:

@@ -50,7 +50,6 @@ ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
 FAULTY_NODE_FILE = "faulty-{turn}.{node}.json"
 NODE_NAME_VARIABLE = "QLORA_FLEET_NODE_NAME"  # the pod's node
 HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt
-NOTIFY_KEY_VARIABLE = "QLORA_FLEET_NOTIFY_KEY"  # key that signs the notifications of a training's Job
 
 # Model folder and data file of `python -m bench demo`, of the small model and, for True, of the real one.
 DEMO_INPUTS = {

@@ -80,27 +80,12 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotifyTarget:
-    """Webhook that a run notifies. `stalled_sec` without a finished step is a notification.
-
-    `usd_per_sec` is the price of all workers together, of which `budget_usd` may be spent; or None.
-    """
-
-    url: str
-    allow_private: bool = False
-    allow_redirects: bool = False
-    stalled_sec: float = 1800.0
-    usd_per_sec: float | None = None
-    budget_usd: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingJobSpec:
     """Training that a Kubernetes Job runs without the operator's machine; its pods read it from ORDER_VARIABLE.
 
     `shared` is the folder of all runs on the volume that the pods share. A run may be submitted again: `turn` counts
     from 1, and attempts up to number `after` belong to earlier turns. The ranks connect to `port` of the first pod and
-    authenticate with `token`. `notify` is absent in the order of a Job without it, as older images read it.
+    authenticate with `token`.
     """
 
     run_id: str
@@ -111,7 +96,6 @@ class TrainingJobSpec:
     max_restarts: int
     port: int
     token: str
-    notify: NotifyTarget | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

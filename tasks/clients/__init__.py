@@ -6,7 +6,6 @@ cluster         the Kubernetes cluster, its provider, the values of its manifest
 pod_check       a check in a pod of its own, read from its log
 build_vm        the build VM, over SSH
 registry        the registry of the settings, queried from the build VM; the image that pods run
-notify          receivers of a run's notifications: a program, a webhook
 secrets         passwords and tokens
 prompt          hidden input from the terminal
 """

@@ -24,13 +24,13 @@ from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.notify import check_receivers
 from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import after_success, plan, runner
 from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
+from tasks.fleet.notify import check_command, notify_end
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.settings.load import Settings, load
@@ -40,7 +40,7 @@ def run_bench(context: Context, options: BenchOptions) -> Answer | None:
     """Start a run, return its plan, or resume a run."""
     settings = with_cordon(load(context), options.cordon)
     _check_flags(options)
-    check_receivers(settings)
+    check_command(settings)
     after_success.check(settings, yes=options.yes, dry_run=options.dry_run)
     begin = _resume if options.resume else _start
     if options.dry_run:
@@ -154,11 +154,13 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
             print(f"run {run.run_id}: nothing to cancel, every trial has ended")
             return None
         if is_k8s_training(run):
-            cancel_training(settings, run, folder, ledger)
+            with notify_end(settings, run, folder, ledger):
+                cancel_training(settings, run, folder, ledger)
             return None
-        for fleet in runner.make_fleets(settings, run, folder, ledger, run_hosts(settings, run)):
-            fleet.stop()
-            fleet.run()
+        with notify_end(settings, run, folder, ledger):
+            for fleet in runner.make_fleets(settings, run, folder, ledger, run_hosts(settings, run)):
+                fleet.stop()
+                fleet.run()
         outcomes = [entry.outcome for entry in ledger.entries.values() if entry.outcome is not None]
         unreachable_reasons = [end.text for end in outcomes if end.cause is not None and end.cause.may_still_run]
         if unreachable_reasons:

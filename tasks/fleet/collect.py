@@ -51,6 +51,7 @@ from tasks.cli.terminal import console
 from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet.k8s_training import is_k8s_training, open_reader_pod, sync_ledger
+from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import incomplete_runs, missing_reason
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.settings.load import Settings, load
@@ -156,7 +157,8 @@ def collect_run(
             return
         with open_reader_pod(settings, run) as host:
             ledger = Ledger(folder / LEDGER_FILE)
-            sync_ledger(run, folder, ledger, host)
+            with notify_end(settings, run, folder, ledger):
+                sync_ledger(run, folder, ledger, host)
             if may_be_open and ledger.open_trials():
                 return
             _fetch_results(settings, run, folder, [host])

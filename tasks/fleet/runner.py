@@ -19,7 +19,7 @@ from bench.records import schema
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, RunRecord
-from bench.records.status import Outcome, TrialStatus
+from bench.records.status import TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
@@ -38,7 +38,7 @@ from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_c
 from tasks.fleet import plan
 from tasks.fleet.gpu_faults import make_mover
 from tasks.fleet.live_display import FleetView
-from tasks.fleet.notifications import notify
+from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import expected_sec
 from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, refuse_copied_latest, resume_command
@@ -164,7 +164,7 @@ def run_trials(
     plain: bool,
     notifies: bool = True,
 ) -> None:
-    """Run the ledger's open trials with a live view, then report the outcome. `notifies` the settings' receivers."""
+    """Run the ledger's open trials with a live view, then report the outcome. `notifies`: run notify.command."""
     with ledger_errors(run.run_id):
         clear_discarded(folder)
     still_open = set(ledger.open_trials())
@@ -177,15 +177,10 @@ def run_trials(
         plain=plain,
     )
     was_stopped = False
-    notifications = notify(settings, run, folder, ledger, is_on=notifies)
-    with ledger_errors(run.run_id), as_ctrl_c(signal.SIGTERM), notifications as sent, view:
-
-        def handle(event: FleetEvent) -> None:
-            view.handle(event)
-            sent.handle(event)
-
+    notification = notify_end(settings, run, folder, ledger) if notifies else contextlib.nullcontext()
+    with ledger_errors(run.run_id), as_ctrl_c(signal.SIGTERM), notification, view:
         try:
-            for fleet in make_fleets(settings, run, folder, ledger, hosts, handle):
+            for fleet in make_fleets(settings, run, folder, ledger, hosts, view.handle):
                 if was_stopped:
                     fleet.stop()
                 fleet.run()
@@ -195,7 +190,6 @@ def run_trials(
                 f"run {run.run_id}: detached, its trials continue",
                 remedy=f"reattach with `inv bench --resume={run.run_id}`",
             ) from error
-        sent.end(_worst_outcome(ledger))
     report_outcome(run, ledger, interrupted=was_stopped)
 
 
@@ -203,17 +197,6 @@ def _held_sec(run: RunRecord, folder: Path) -> float:
     """Return the seconds for which a training's workers have been held. Raises OSError."""
     (planned,) = run.planned
     return attempts.held_sec(attempts.read(folder, planned.trial_id), time.time()) / planned.trial.world_size
-
-
-def _worst_outcome(ledger: Ledger) -> Outcome:
-    """Return the outcome of a run: success, or that of its first trial that did not succeed, with their number."""
-    outcomes = [entry.outcome for entry in ledger.entries.values() if entry.outcome is not None]
-    others = [outcome for outcome in outcomes if outcome.status is not TrialStatus.SUCCEEDED]
-    if not others:
-        return Outcome(TrialStatus.SUCCEEDED)
-    first = others[0]
-    reason = f"{len(others)} of {formatting.count(len(outcomes), 'trial')} did not succeed; the first: {first.text}"
-    return dataclasses.replace(first, reason=reason, remedy=None)
 
 
 def make_fleets(

@@ -322,11 +322,6 @@ class MetricsSection(Section):
 
 class NotifySection(Section):
     command: Texts = Field(default=(), description="a list: a program and its arguments")
-    url: Text | None = Field(default=None, description="an address like https://HOST/PATH")
-    key_file: Text | None = Field(default=None, description="a file's path")
-    stalled_sec: float = Field(default=1800.0, ge=10, le=604_800)
-    allow_private: bool = False
-    allow_redirects: bool = False
 
 
 class VolumeSection(Section):

@@ -15,7 +15,6 @@ from bench.records.run import RunRecord
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Ledger
-from remote.fleet.queue import FleetEvent
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent, Job
 from reports.read import attempts
@@ -25,7 +24,7 @@ from tasks.clients.workers import checkpoint_folder
 from tasks.errors import Interrupted, SomeTrialsFailed, error_class
 from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
-from tasks.fleet.notifications import RunNotifications, notify
+from tasks.fleet.notify import notify_end
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import resume_command
 from tasks.fleet.training_progress import TrainingView
@@ -45,7 +44,6 @@ class TrainingSession:
     ledger: Ledger
     hosts: list[Host]
     price: Price | None
-    _notifications: RunNotifications = dataclasses.field(init=False)
 
     @classmethod
     def create(
@@ -66,15 +64,8 @@ class TrainingSession:
         Ctrl-C raises Interrupted, and the training continues.
         """
         runner.clear_discarded(self.folder)
-        notifications = notify(
-            self.settings,
-            self.run,
-            self.folder,
-            self.ledger,
-            price=self.price,
-            budget_usd=self.settings.train.budget_usd,
-        )
-        with runner.ledger_errors(self.run.run_id), as_ctrl_c(signal.SIGTERM), notifications as self._notifications:
+        notification = notify_end(self.settings, self.run, self.folder, self.ledger)
+        with runner.ledger_errors(self.run.run_id), as_ctrl_c(signal.SIGTERM), notification:
             try:
                 with TrainingView(
                     run_id=self.run.run_id,
@@ -84,8 +75,6 @@ class TrainingSession:
                 ) as view:
                     self._run_fleets(view)
                 checkpoint_step = view.checkpoint_step
-                if (outcome := self.ledger.entries[TRIAL_ID].outcome) is not None:
-                    self._notifications.end(outcome)
             except KeyboardInterrupt as error:
                 run_id = self.run.run_id
                 raise Interrupted(
@@ -98,12 +87,8 @@ class TrainingSession:
     def _run_fleets(self, view: TrainingView) -> None:
         checkpoint_sync = self._make_checkpoint_sync()
 
-        def handle(event: FleetEvent) -> None:
-            view.handle(event)
-            self._notifications.handle(event)
-
         fleets = runner.make_fleets(
-            self.settings, self.run, self.folder, self.ledger, self.hosts, handle, checkpoint_sync=checkpoint_sync
+            self.settings, self.run, self.folder, self.ledger, self.hosts, view.handle, checkpoint_sync=checkpoint_sync
         )
         for fleet in fleets:
             fleet.run(cancel_on_interrupt=False)

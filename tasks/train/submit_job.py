@@ -7,28 +7,22 @@ attempts to the adapter, is on their shared volume. `inv monitor`, `cancel` and 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from bench.records import schema
 from bench.records.paths import NODE_PORT, NODE_TOKEN
-from bench.records.run import NotifyTarget, PlannedTrial, RunRecord, TrainingJobSpec
-from remote.cluster.client import Cluster
-from remote.cluster.manifests import JOB_PREFIX, key_secret
+from bench.records.run import PlannedTrial, RunRecord, TrainingJobSpec
+from remote.cluster.manifests import JOB_PREFIX
 from remote.fleet.gang_agent import rank_environment
-from remote.hosts.command import Secret
 from tasks.cli.answer import Answer
-from tasks.clients.notify import webhook_key, webhook_target
 from tasks.clients.workers import metrics_environment
 from tasks.cluster import deploy
 from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError
 from tasks.fleet import runner
-from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
-NOTIFY_SECRET = "notify-key"  # noqa: S105 - the name of a Kubernetes object
 MAX_ORDER_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
 
 
@@ -73,7 +67,6 @@ def submit(
     Raises the errors of `inv deploy`.
     """
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
-    target, key = _notify_target(settings, run), webhook_key(settings)
     rendezvous = rank_environment(run.run_id, "", 0)
     order = TrainingJobSpec(
         run_id=run.run_id,
@@ -84,11 +77,8 @@ def submit(
         max_restarts=settings.train.max_restarts,
         port=int(rendezvous[NODE_PORT]),
         token=rendezvous[NODE_TOKEN],
-        notify=target,
     )
     document = schema.to_json(order)
-    if target is None:  # older images do not know it
-        del document["notify"]
     document["planned"]["trial"] = planned.trial.to_json()  # older images can read this form
     order_json = json.dumps(document, ensure_ascii=False)
     if len(order_json.encode()) > MAX_ORDER_BYTES:
@@ -99,7 +89,6 @@ def submit(
         )
     metrics_setting = next(iter(metrics_environment(settings).values()), None)  # it is equal for all pods
     metrics = {} if metrics_setting is None else {"metrics": metrics_setting}
-    notify = {} if target is None else {"notify_port": urlsplit(target.url).port or 443}
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
     return deploy.apply(
         settings.model_copy(update={"cluster": section}),
@@ -112,33 +101,12 @@ def submit(
             partial=True,
         ),
         deploy.DeployHooks(
-            values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size, **metrics, **notify},
-            components=(
-                *metrics,
-                *(["notify"] if notify else []),
-                *(["notify-key"] if key else []),
-            ),
+            values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},
+            components=tuple(metrics),
             on_start=lambda _cluster: on_accepted(),
-            before_pods=lambda cluster: _write_key(cluster, key),
             wait=False,
         ),
     )
-
-
-def _notify_target(settings: Settings, run: RunRecord) -> NotifyTarget | None:
-    """Return the webhook of the Job with the price of its pods; None if it is not set. Raises UsageError."""
-    device = run.provenance["inputs"].get("device")
-    price = worker_price(settings, device)
-    usd_per_sec = None if price is None else len(run.workers) * price.usd_per_gpu_hour / 3600.0
-    return webhook_target(settings, usd_per_sec=usd_per_sec, budget_usd=settings.train.budget_usd)
-
-
-def _write_key(cluster: Cluster, key: Secret | None) -> None:
-    """Write the key of the notifications into the cluster, from where the first pod reads it."""
-    if key is not None:
-        secret, hidden = key_secret(name=NOTIFY_SECRET, namespace=cluster.target.namespace, key=key)
-        cluster.apply([secret], force_conflicts=True, secrets=hidden)
-        print(f"wrote secret/{NOTIFY_SECRET}", flush=True)
 
 
 def print_submitted(run_id: str, options: TrainOptions) -> None:

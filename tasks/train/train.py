@@ -21,12 +21,12 @@ from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, print_path
 from tasks.clients.cluster import resolve_target
-from tasks.clients.notify import check_receivers
 from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner, trial_spec
 from tasks.fleet.gpu_faults import with_cordon
+from tasks.fleet.notify import check_command
 from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, load
@@ -58,7 +58,7 @@ def check_data(context: Context, out: str | None) -> Answer:
 def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
     """Start a training, return its plan, submit it as a Job, or resume one."""
     settings = with_cordon(load(context), options.cordon)
-    check_receivers(settings)
+    check_command(settings)
     if options.job:
         submit_job.check_settings(settings)
     elif options.discard_results or options.yes:

@@ -68,7 +68,6 @@ BASIC = ManifestValues(
         "server_arguments": ["/scratch/serve/base", "--enable-lora"],
         "run_id": "20261122-101500-train-0a1b2c",
         "metrics": '{"host": "", "port": 9400}',
-        "notify_port": 8443,
     },
 )
 
@@ -105,7 +104,7 @@ VARIANTS = {
         volume_source=None,
         pull_secret=None,
         preemptible_label=OCI.preemptible_label,
-        components=("metrics", "notify", "notify-key"),
+        components=("metrics",),
     ),
     "serve": with_changes(overlay="serve", server_image=SERVER),
     "serve-without-fss": with_changes(overlay="serve", server_image=SERVER, volume_source=None, pull_secret=None),

@@ -18,7 +18,6 @@ import yaml
 
 from tests.support.forked import ForkServer
 from tests.support.kubernetes.real_cluster import AnyCluster, RealCluster, real_or_fake_cluster
-from tests.support.machines.webhook import Webhook
 from tests.support.paths import ROOT
 
 INV = Path(sys.executable).with_name("inv")
@@ -32,17 +31,6 @@ def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
     """Provide a cluster of four nodes with one GPU each. Shared: a test undoes its changes of nodes and its faults."""
     with real_or_fake_cluster(pytestconfig, tmp_path_factory.mktemp("kube-cache"), nodes=4) as shared_cluster:
         yield shared_cluster
-
-
-@pytest.fixture(scope="module")
-def hook(workspace: Path) -> Iterator[Webhook]:
-    """Provide a webhook whose certificate authority is in the module's `workspace`, the content of the image."""
-    folder = workspace / "authority"
-    folder.mkdir()
-    with Webhook(folder) as hook:
-        folder.chmod(0o755)
-        hook.authority.chmod(0o644)
-        yield hook
 
 
 @dataclass(kw_only=True)

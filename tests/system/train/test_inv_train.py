@@ -82,7 +82,7 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
     assert "nothing to resume" in again.stdout
 
 
-def test_what_a_restart_cost_is_in_the_ledger_and_is_notified(project, hold_file: Path) -> None:
+def test_what_a_restart_cost_is_in_the_ledger_and_the_end_is_notified(project, hold_file: Path) -> None:
     project.environment["INVOKE_TRAIN_MAX_STEPS"] = "300"  # long enough for two progress reports after the restart
     sent = project.folder / "notifications.jsonl"
     settings = {"notify": {"command": ["sh", "-c", 'cat >> "$1"; exit 3', "sh", str(sent)]}}
@@ -100,11 +100,8 @@ def test_what_a_restart_cost_is_in_the_ledger_and_is_notified(project, hold_file
     assert cost["lost_sec"] > 0
     assert cost["usd"] == pytest.approx(0.2 * cost["lost_sec"], rel=0.01)
     assert "1 restart" in out
-    started, restarted, ended = map(json.loads, sent.read_text().splitlines())
-    assert [note["event"] for note in (started, restarted, ended)] == ["started", "restarted", "ended"]
-    assert restarted["usd"] == pytest.approx(0.2 * restarted["lost_sec"], rel=0.01)
-    assert restarted["reason_code"] == project.events("retried")[0]["reason_code"]
-    assert (ended["status"], ended["attempt"]) == ("SUCCEEDED", 2)
+    (end,) = map(json.loads, sent.read_text().splitlines())
+    assert (end["status"], end["folder"]) == ("SUCCEEDED", str(project.run_folder().resolve()))
     assert "notify.command" in out, "a failure to notify is one line"
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from bench.commands import cli, job_faults, job_runner
-from bench.commands.job_notifications import held_sec
-from bench.commands.job_runner import JobRunner, attempt_numbers, read_order
+from bench.commands.job_runner import JobRunner, attempt_numbers, held_sec, read_order
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
 from bench.records.paths import NODE_NAME_VARIABLE, ORDER_VARIABLE

@@ -27,7 +27,8 @@ def cancel(monkeypatch, tmp_path):
             end = ("baseline", outcome, 1)
             yield SimpleNamespace(stop=lambda: None, run=lambda: ledger.record_end(*end))
 
-        monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=tmp_path))
+        settings = SimpleNamespace(results_folder=tmp_path, notify=SimpleNamespace(command=()))
+        monkeypatch.setattr(bench, "load", lambda _: settings)
         monkeypatch.setattr(bench, "open_run", lambda *_: (run, tmp_path))
         monkeypatch.setattr(bench, "run_hosts", lambda *_: [])
         monkeypatch.setattr(bench.runner, "make_fleets", fleet)
