@@ -96,4 +96,4 @@ def test_the_page_names_the_files_that_a_provider_needs() -> None:
         tables = [f"reports/{provider.price_table}"] if provider.price_table else []
         modules = [f"{module.replace('.', '/')}.py" for module in (*provider.checks, *provider.commands)]
         assert [path for path in (*tables, *modules) if not (ROOT / path).is_file()] == []
-    assert {path.partition("/")[0] for path in optional} == {"bench", "reports", "tasks"}
+    assert {path.partition("/")[0] for path in optional} == {"reports", "tasks"}
