@@ -30,10 +30,8 @@ from bench.records.trial import (
     SCALES,
     SUITE_NAMES,
     build_record,
-    old_names_text,
     parse_json,
     read_text,
-    rename_old_fields,
 )
 from bench.records.version import VERSION
 from bench.records.workloads import names_with
@@ -288,9 +286,6 @@ def apply_overrides(trial: Trial, settings: Sequence[str]) -> Trial:
         key, equals, text = setting.partition("=")
         if not equals:
             raise TrialError(f"--set {_clip(setting)}: expected key=value, e.g. --set max_seq_len=256")
-        if (renamed := old_names_text({key: text})) is not None:
-            print(f"--set {renamed}", file=sys.stderr)
-            ((key, text),) = rename_old_fields({key: text}, "--set").items()
         if key not in types:
             raise TrialError(f"--set {_clip(key)}: unknown field", remedy=schema.suggest_field(key, types))
         if key in values:

@@ -35,7 +35,7 @@ class FaultyNode:
 
 
 class NodeFaults:
-    """Record of this pod's node. Without its valid name, as with older manifests, nothing is recorded."""
+    """Record of this pod's node. Without its valid name nothing is recorded."""
 
     def __init__(self, order: TrainingJobSpec, rank: int, node: str, folder: Path) -> None:
         self._order, self._rank, self._folder = order, rank, folder

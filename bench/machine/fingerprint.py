@@ -20,7 +20,7 @@ from bench.data.inputs import DataFacts, ModelFacts
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import ENVIRONMENT_FILE
-from bench.records.version import VERSION
+from bench.records.version import SCHEMA_VERSION, VERSION
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors")
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
@@ -114,7 +114,7 @@ def write(folder: Path, fingerprint: dict[str, Any]) -> Path:
     It takes 0.2 s, before anything is measured, so that a trial that dies has one too.
     """
     path = folder / ENVIRONMENT_FILE
-    _write(path, {"kind": "environment", "schema_version": 1, **fingerprint, **environment_facts()})
+    _write(path, {"kind": "environment", "schema_version": SCHEMA_VERSION, **fingerprint, **environment_facts()})
     return path
 
 

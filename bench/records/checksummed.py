@@ -13,10 +13,9 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular, write_atomic
 from bench.records.status import Failure
 from bench.records.validation import TrialError
-from bench.records.version import VERSION
+from bench.records.version import SCHEMA_VERSION, VERSION
 
 S = TypeVar("S", bound="Checksummed")
-SCHEMA_VERSION = 1
 MAX_BYTES = 32_000_000  # a plan of 10,000 trials takes 10 MB, a result of 100,000 steps 7 MB
 
 
@@ -55,6 +54,19 @@ class Checksummed:
         return read_checksummed(cls, path, cls.KIND)
 
 
+def refuse_other_version(where: str, *versions: object) -> None:
+    """Raise ResultError if one of a document's versions, of its software or schema, has another first number."""
+    for version in versions:
+        major = str(version).partition(".")[0]
+        if major == str(SCHEMA_VERSION):
+            continue
+        is_known = major.isdecimal() and len(major) < 4
+        raise ResultError(
+            f"{where}: written by " + (f"qlora-fleet {major}.x" if is_known else "an unknown version"),
+            remedy=f"this is {VERSION}, which reads {SCHEMA_VERSION}.x" + (f"; {major}.x reads it" if is_known else ""),
+        )
+
+
 def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
     """Read and verify a record. Raises ResultError."""
     try:
@@ -67,18 +79,14 @@ def read_checksummed(cls: type[schema.T], path: Path, kind: str) -> schema.T:
         raise ResultError(f"{path}: not complete JSON", remedy="the file is truncated or damaged") from error
     if not isinstance(document, dict) or document.get("kind") != kind:
         raise ResultError(f"{path}: not a {kind} record")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise ResultError(
-            f"{path}: schema version {document.get('schema_version')!r}", remedy=f"this version reads {SCHEMA_VERSION}"
-        )
+    refuse_other_version(str(path), document.get("schema_version"), document.get("version"))
     try:
         is_whole = document.pop("sha256", None) == _digest(document)
     except (ValueError, RecursionError):  # a lone surrogate or 1e999, which are never written
         is_whole = False
     if not is_whole:
         raise ResultError(f"{path}: its sha256 does not match its content", remedy="the file was changed or damaged")
-    del document["kind"], document["schema_version"]
-    document.pop("version", None)  # the writer's; older versions wrote none
+    del document["kind"], document["schema_version"], document["version"]
     try:
         return schema.from_json(cls, document, str(path))
     except (schema.SchemaError, TrialError) as error:

@@ -31,6 +31,7 @@ class Forecast:
 
     `peak_bytes` is GPU memory, `row_sec` one GPU's estimated time per packed row without communication; both are None
     without a GPU or its published figures. `recipe` is the one that will be built, with the reason for a fallback.
+    `data` and `steps` are None until the data are read. `chips` is empty for a model whose sizes are not known.
     """
 
     model_sha256: str
@@ -40,8 +41,8 @@ class Forecast:
     peak_bytes: int | None
     adapter_weights: int
     row_sec: float | None
+    recipe: str
     data: DataReport | None = None
-    recipe: str | None = None  # None from a worker of an older version, as are steps
     steps: int | None = None
-    chips: list[ChipForecast] = field(default_factory=list)  # empty from a worker of an older version
+    chips: list[ChipForecast] = field(default_factory=list)
     derived: DerivedSettings = field(default_factory=DerivedSettings)

@@ -57,16 +57,16 @@ class LossCheck:
     """Comparison of one configuration with the reference.
 
     `run_id` is the run of stage 1, `more_run_ids` are those of stage 2. `pairs` is empty until the newest of them has
-    ended; then `reason` says why none has two losses. `planned_pairs` counts all stages (None in older records).
+    ended; then `reason` says why none has two losses. `planned_pairs` counts all stages.
     """
 
     label: str
     trial: Trial
     reference: Trial
     run_id: str
+    planned_pairs: int = checked(ge=2, le=1000)
     pairs: list[LossPair] = field(default_factory=list)
     reason: str | None = None
-    planned_pairs: int | None = checked(None, ge=2, le=1000)
     more_run_ids: list[str] = field(default_factory=list)
 
     @property

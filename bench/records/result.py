@@ -1,13 +1,12 @@
 """Status and measurements of one trial: result.json."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.records.bootstrap import Interval
 from bench.records.checksummed import Checksummed
 from bench.records.paths import RESULT_FILE
-from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.trial import Trial
 
 FAULTY_RANK = "gpu_fault_rank"  # in a fingerprint: the rank whose GPU showed a fault; rank 0 without it
@@ -103,7 +102,3 @@ class TrialResult(Checksummed):
     @property
     def outcome(self) -> Outcome:
         return Outcome(self.status, self.reason_code, self.reason, self.remedy)
-
-    @classmethod
-    def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
-        return add_reason_code(document)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.records.checksummed import Checksummed, ResultError, read_checksummed, write_checksummed
 from bench.records.paths import ORDER_END_FILE, RUN_FILE
-from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.trial import Trial
 from bench.records.validation import TrialError
 
@@ -33,7 +32,10 @@ class PlannedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(Checksummed):
-    """Plan of a run, written before anything starts. `settings` contains no secrets."""
+    """Plan of a run, written before anything starts. `settings` contains no secrets.
+
+    `is_on_one_machine`: the workers share the operator's machine.
+    """
 
     FILE, KIND = RUN_FILE, "run"
 
@@ -43,15 +45,11 @@ class RunRecord(Checksummed):
     profile: str
     spread: str
     fleet_kind: str
+    is_on_one_machine: bool
     workers: list[str]
     planned: list[PlannedTrial]
     settings: dict[str, Any]
     provenance: dict[str, Any]
-
-    @property
-    def is_on_one_machine(self) -> bool:
-        """True if the workers share this machine; in plans of earlier versions only `local` did."""
-        return bool(self.provenance.get("is_on_one_machine", self.fleet_kind == "local"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +113,6 @@ class TrainingJobEnd:
     @property
     def outcome(self) -> Outcome:
         return Outcome(self.end, self.reason_code, self.reason, self.remedy)
-
-    @classmethod
-    def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
-        return add_reason_code(document, "end")
 
     def write(self, folder: Path, turn: int) -> Path:
         """Write the record. Raises OSError."""

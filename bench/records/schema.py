@@ -79,8 +79,6 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
     prefix = f"{where}: " if where else ""
     if not isinstance(document, Mapping):
         raise SchemaError(f"{prefix}expected an object, found {type_name(document)}")
-    upgrade = getattr(cls, "upgrade_json", None)  # a record with renamed fields has this class method
-    document = document if upgrade is None else upgrade(document, where)
     fields = fields_of(cast(Any, cls))
     if not document.keys() <= fields.keys():
         unknown = min(set(document) - fields.keys())

@@ -27,7 +27,7 @@ def check_score(score: str | None, pattern: str | None, best_by: str, *, is_scor
 class SampleAnswer:
     """Greedy answers to a prompt by the model before training and by the final adapter; None if not generated.
 
-    `*_ended`: False if the answer reached `answer_tokens` before its end; None if unknown, as in earlier versions.
+    `*_ended`: False if the answer reached `answer_tokens` before its end; None for a prompt that was not answered.
     """
 
     prompt: str

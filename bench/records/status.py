@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
+
+from bench.records.version import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from typing import Self
@@ -251,11 +251,11 @@ class Failure(Exception):
 def failure_to_json(failure: Failure, code: ReasonCode) -> dict[str, Any]:
     """Return the failure as the JSON that a program prints for the program that started it."""
     cause = {"reason_code": code.value, "reason": failure.problem, "remedy": failure.remedy}
-    return {"kind": "error", "schema_version": 1, **cause}
+    return {"kind": "error", "schema_version": SCHEMA_VERSION, **cause}
 
 
 def read_failure(output: bytes) -> tuple[ReasonCode, Failure] | None:
-    """Read the failure in the last line of a program's output; None without one, as of earlier versions."""
+    """Read the failure in the last line of a program's output; None without one."""
     lines = output.strip().splitlines()
     try:
         document = json.loads(lines[-1]) if lines and lines[-1].startswith(b"{") else None
@@ -277,45 +277,6 @@ def escape_controls(text: str) -> str:
 def join_remedy(problem: str | None, remedy: str | None) -> str:
     """Join what failed and what to type next to one line for people."""
     return "; ".join(filter(None, (problem, remedy)))
-
-
-# Beginnings of reasons in records of versions without reason codes. A row holds for the status of its code.
-_OLD_REASONS = (
-    (r"stopped by train\.max_hours( |$)", ReasonCode.MAX_HOURS),
-    (r"stopped by train\.budget_usd ", ReasonCode.BUDGET_USD),
-    (r"exit 2: ", ReasonCode.BAD_INPUT),
-    (r"exit 4: ", ReasonCode.INPUT_REJECTED),
-    (r"exit 74: ", ReasonCode.NOT_WRITTEN),
-    (r"exit 127: ", ReasonCode.CANNOT_START),
-    (r"exit \d+: ", ReasonCode.PROCESS_FAILED),
-    (r"exit \d+, ", ReasonCode.NO_RESULT),
-    (r"NonFiniteLoss: ", ReasonCode.NON_FINITE_LOSS),
-    (r"refused by --strict: ", ReasonCode.STRICT),
-    (r"killed by ", ReasonCode.KILLED),
-    (r"rank \d+ did not (come|start) within ", ReasonCode.START_TIMED_OUT),
-    (r"rank \d+ ", ReasonCode.RANK_LOST),
-    (r".*could not be asked to stop it, so it may still run", ReasonCode.CANCEL_UNCONFIRMED),
-)
-
-
-def old_reason_code(status: TrialStatus, reason: str | None) -> ReasonCode | None:
-    """Return the cause of a record without a reason code, by the beginning of its reason; else its status's default."""
-    rows = (code for pattern, code in _OLD_REASONS if code.status is status and re.match(pattern, reason or ""))
-    return next(rows, status.default_cause)
-
-
-def add_reason_code(document: Mapping[str, Any], status_key: str = "status") -> Mapping[str, Any]:
-    """Return a record's parsed JSON with the reason code that older versions did not write."""
-    status, reason = document.get(status_key), document.get("reason")
-    if (
-        document.get("reason_code") is not None
-        or not isinstance(status, str)
-        or not isinstance(reason, (str, type(None)))
-    ):
-        return document
-    if status not in TrialStatus.__members__:
-        return document
-    return {**document, "reason_code": old_reason_code(TrialStatus(status), reason)}
 
 
 @functools.cache

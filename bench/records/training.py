@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.records.checksummed import Checksummed
 from bench.records.paths import TRAINING_FILE
 from bench.records.score import SampleAnswer, TrainingScore, TrainingTime, check_score
-from bench.records.status import Outcome, ReasonCode, TrialStatus, add_reason_code
+from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.validation import (
     REQUIRED,
     FieldError,
@@ -57,11 +56,9 @@ class DataOptions:
         "names of the data's columns, e.g. {prompt: question, completion: answer}; empty: the known names",
         expected="a mapping of our name to the file's, each file's once",
     )
-    # Plans of versions without this field kept the tokens.
     special_tokens: str = setting(
         "text",
         "control tokens typed in a text of the data, e.g. </s>: text, or keep them as control tokens",
-        stored_default="keep",
         choices=SPECIAL_TOKENS,
     )
     system: str | None = setting(
@@ -87,7 +84,7 @@ class DataOptions:
         return self.chat_template is None and self.labels != "all"
 
 
-DEFAULT_DATA_OPTIONS = DataOptions(special_tokens="text")  # a benchmark without any setting has these
+DEFAULT_DATA_OPTIONS = DataOptions()  # a benchmark without any setting has these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +130,7 @@ class TrainingData(DataOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """One data file: its kind and sha256, its lines with an example, their weight and tokens per epoch.
-
-    `tokens` is None in reports of earlier versions.
-    """
+    """One data file: its kind and sha256, its lines with an example, their weight and tokens per epoch."""
 
     path: str
     kind: str
@@ -144,7 +138,7 @@ class FileFacts:
     bytes: int
     lines: int
     weight: float
-    tokens: int | None = None
+    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,14 +396,6 @@ class Restart:
     reason_code: ReasonCode | None = None
     since_checkpoint_sec: float | None = None
 
-    @classmethod
-    def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
-        """Add the reason code that older versions did not write. Their reason begins with the status."""
-        if document.get("reason_code") is not None:
-            return document
-        status, _, reason = str(document.get("reason")).partition(": ")
-        return {**document, "reason_code": add_reason_code({"status": status, "reason": reason}).get("reason_code")}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord(Checksummed):
@@ -418,8 +404,8 @@ class TrainingRecord(Checksummed):
     `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
     `LIMITS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the step of the saved
     adapter: the best by held-out loss or score, or the last. `data` has no example previews. Shares of communication
-    are of a step's time. `score` and `time` are None in records of earlier versions. `init_adapter_sha256` is that of
-    the adapter at step 0, None for a new one.
+    are of a step's time. `score` is None without train.score, `time` if no rank has trained. `init_adapter_sha256` is
+    that of the adapter at step 0, None for a new one.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -458,7 +444,3 @@ class TrainingRecord(Checksummed):
     @property
     def outcome(self) -> Outcome:
         return Outcome(TrialStatus(self.status), self.reason_code, self.reason, self.remedy)
-
-    @classmethod
-    def upgrade_json(cls, document: Mapping[str, Any], _where: str) -> Mapping[str, Any]:
-        return add_reason_code(document)

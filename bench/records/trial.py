@@ -9,12 +9,9 @@ Not covered: whether a trial fits a given GPU; whether its model and data exist 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -39,16 +36,8 @@ LAYOUTS = ("pad", "bucket", "pack", "varlen")
 RECIPES = ("reference", "stock", "fast")
 MATMULS = ("bf16", "int8_backward", "int8")
 PROFILES = ("gpu", "tiny")
-# Fields of a training that older workers do not know.
-NEWER_TRAINING_FIELDS = (
-    *("input_digests", "revision", "derive", "init_adapter", "init_sha256"),
-    *("score", "score_pattern", "score_rows", "best_by"),
-)
 FAST_ONLY_FIELDS = ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul")
 MAX_BYTES = 16 << 20  # size limit of a file of trials; one trial takes about 1000 bytes
-# Older trial files and records have `products` instead of `matmul`, with these values.
-OLD_MATMUL_FIELD = "products"
-OLD_MATMULS = {"eight_backward": "int8_backward", "eight": "int8"}
 
 
 @schema.interned
@@ -180,18 +169,8 @@ class Trial:
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the trial as JSON values, without newer fields that have their default: older workers can read it."""
-        document = cast("dict[str, Any]", schema.to_json(self))
-        _drop_defaults(document, self, ("training", "data_options", "matmul", "held_out_parts"))
-        if self.training is not None:
-            _drop_defaults(document["training"], self.training, NEWER_TRAINING_FIELDS)
-            _drop_defaults(document["training"]["data"], self.training.data, ("system", "chat_template", "columns"))
-        return document
-
-    @classmethod
-    def upgrade_json(cls, document: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """Replace old names of fields and values by today's. Raises SchemaError if an old and a new name are given."""
-        return rename_old_fields(document, where)
+        """Return the trial as JSON values."""
+        return cast("dict[str, Any]", schema.to_json(self))
 
     @classmethod
     def from_json(cls, document: object, where: str = "trial") -> Trial:
@@ -202,7 +181,6 @@ class Trial:
     def read(cls, path: Path) -> Trial:
         """Read one trial from a JSON file. Raises TrialError with the file's path and the place in it."""
         document = parse_json(read_text(path), str(path))
-        _print_old_names(document, str(path))
         return cls.from_json(document, str(path))
 
 
@@ -226,42 +204,6 @@ def read_text(path: Path) -> str:
         raise TrialError(f"{path}: not UTF-8 text", remedy="the file is JSON") from error
 
 
-def _drop_defaults(document: dict[str, Any], record: Any, names: Sequence[str]) -> None:
-    """Remove these fields of a record from its document, if they have their default."""
-    for field in dataclasses.fields(record):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if field.name in names and getattr(record, field.name) == default:
-            del document[field.name]
-
-
-def rename_old_fields(fields: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a trial's fields under today's names. Raises SchemaError if an old and a new name are given."""
-    if OLD_MATMUL_FIELD not in fields and "matmul" not in fields:
-        return fields
-    if OLD_MATMUL_FIELD in fields and "matmul" in fields:
-        raise schema.SchemaError(f"{where}: {OLD_MATMUL_FIELD} is now matmul, and both are set; remove the old one")
-    renamed = {"matmul" if name == OLD_MATMUL_FIELD else name: value for name, value in fields.items()}
-    if isinstance(renamed["matmul"], str):
-        renamed["matmul"] = OLD_MATMULS.get(renamed["matmul"], renamed["matmul"])
-    return renamed
-
-
-def _print_old_names(document: object, where: str) -> None:
-    """Print a line for an old name in a trial file."""
-    if isinstance(document, Mapping) and (text := old_names_text(document)):
-        print(f"{where}: {text}; rename it there", file=sys.stderr)
-
-
-def old_names_text(fields: Mapping[str, Any]) -> str | None:
-    """Name the old names in a trial's fields and their new names, or None."""
-    for name in (OLD_MATMUL_FIELD, "matmul"):
-        value = fields.get(name)
-        new_value = OLD_MATMULS.get(value, value) if isinstance(value, str) else value
-        if name in fields and (name == OLD_MATMUL_FIELD or new_value != value):
-            return f"{name}: {value} is now matmul: {new_value}"
-    return None
-
-
 def parse_json(text: str, where: str) -> object:
     """Parse a trial file's text. Raises TrialError, with the line if the parser names one."""
     try:
@@ -278,8 +220,6 @@ def read_trials(text: str, where: str) -> tuple[Trial, ...]:
     items = document if isinstance(document, list) else [document]
     if not items:
         raise TrialError(f"{where}: the list is empty", remedy="it must hold at least one trial")
-    old_items = [item for item in items if isinstance(item, Mapping) and old_names_text(item)]
-    _print_old_names(old_items[0] if old_items else None, where)
     trials = tuple(Trial.from_json(item, f"{where}: trial {number}") for number, item in enumerate(items, 1))
     seen: set[str] = set()
     for trial in trials:

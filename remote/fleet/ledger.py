@@ -29,7 +29,8 @@ from typing import Any, Self
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
-from bench.records.status import Failure, Outcome, ReasonCode, TrialStatus, add_reason_code
+from bench.records.checksummed import ResultError, refuse_other_version
+from bench.records.status import Failure, Outcome, ReasonCode, TrialStatus
 from bench.records.version import VERSION
 from remote.agent.shared.files import sync_folder
 
@@ -47,7 +48,6 @@ class Attempt:
     """One start of a trial: the job's folder on a worker.
 
     `reason` is set once it has ended without a result, or with one that no longer counts, as the trial was reopened.
-    `reason_code` is None in ledgers of versions without reason codes.
     """
 
     number: int
@@ -185,9 +185,13 @@ class Ledger:
         for number, line in enumerate(content[:whole].splitlines(), start=1):
             try:
                 event = schema.parse_object(line)
+                if number == 1:
+                    refuse_other_version(str(self.path), event.get("version"))
                 _check_types(event)
                 self._validate(event)
                 self._apply(event)
+            except ResultError as error:
+                raise LedgerError.from_error(error) from error
             except (ValueError, KeyError, TypeError, LedgerError) as error:
                 raise LedgerError(
                     f"{self.path}: line {number} is damaged: {error}", remedy="restore the file"
@@ -270,7 +274,7 @@ class Ledger:
         elif kind == "restarted":
             entry.restarted_attempts.add(event["attempt"])
         elif kind == "ended":
-            code = _read_code(add_reason_code(event, "end"))
+            code = _read_code(event)
             entry.outcome = Outcome(TrialStatus(event["end"]), code, event["reason"], event.get("remedy"))
             entry.winner = None if number is None else entry.find_attempt(number)
         elif kind == "reopened":

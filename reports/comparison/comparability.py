@@ -104,8 +104,8 @@ def _distinct_software(documents: Iterable[Mapping[str, Any]]) -> tuple[Mapping[
 def _with_common_packages(runs: Sequence[Conditions]) -> Iterator[Conditions]:
     """Yield the runs with locks over the packages that a trial of any of these runs imported.
 
-    Packages that are only installed do not count. Trials of earlier versions do not say what they
-    imported: then all packages count.
+    Packages that are only installed do not count. If a trial does not say what it imported, all
+    packages count.
     """
     environments = [environment for run in runs for environment in run.environments]
     imported = [environment.get("imported") for environment in environments]

@@ -22,7 +22,7 @@ from statistics import median, median_high
 from typing import Any
 
 from bench.records.status import ExitCode, Failure, TrialStatus
-from bench.records.version import VERSION
+from bench.records.version import SCHEMA_VERSION, VERSION
 from bench.records.workloads import WORKLOADS
 from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
@@ -421,7 +421,7 @@ def to_json(comparison: Comparison) -> bytes:
     """Render compare.json, the comparison for programs; reports/README.md documents every field."""
     document = {
         "kind": "comparison",
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "version": VERSION,
         "runs": list(comparison.run_ids),
         "tolerance_percent": 100.0 * comparison.tolerance,

@@ -17,7 +17,7 @@ import pandas as pd
 
 from bench.records.status import TrialStatus
 from bench.records.trial import Trial
-from bench.records.version import VERSION
+from bench.records.version import SCHEMA_VERSION, VERSION
 from reports import formatting
 from reports.read import measurements
 from reports.read.run import Run
@@ -26,7 +26,6 @@ from reports.summary import cost
 from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
 
-SUMMARY_SCHEMA_VERSION = 2
 ESTIMATES = (
     *("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec"),
     *("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
@@ -53,7 +52,7 @@ def summary_json(summary: Summary, run: Run) -> bytes:
     record = summary.record
     document = {
         "kind": "report_summary",
-        "schema_version": SUMMARY_SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION,
         "version": VERSION,
         "run": _fields(record, *_RUN_FIELDS),
         "profile_note": summary.profile_note,

@@ -11,9 +11,9 @@ from typing import Any, TextIO
 from invoke.exceptions import Exit
 
 from bench.records.status import ExitCode
+from bench.records.version import SCHEMA_VERSION
 from tasks.errors import TaskFailed, UsageError, escape_controls
 
-JSON_VERSION = 1  # schema version of every object that a command prints
 JSON_FLAG = "--json"
 _CODE_NAMES = {code.value: code.name.lower() for code in ExitCode}
 
@@ -90,8 +90,8 @@ def deliver(answer: Answer | None, kind: str, out: TextIO, *, as_json: bool) -> 
 
 
 def print_object(kind: str, fields: Mapping[str, Any], out: TextIO) -> None:
-    """Print one JSON object: the kind, JSON_VERSION, then the fields."""
-    document = {"kind": kind, "schema_version": JSON_VERSION, **fields}
+    """Print one JSON object: the kind, SCHEMA_VERSION, then the fields."""
+    document = {"kind": kind, "schema_version": SCHEMA_VERSION, **fields}
     is_unicode = (out.encoding or "").lower().startswith("utf") and not getattr(out, "is_ascii", False)
     print(json.dumps(document, indent=1, ensure_ascii=not is_unicode), file=out, flush=True)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
+from bench.records.checksummed import ResultError, refuse_other_version
 from remote.cluster.manifests import Image
 from remote.image.references import InvalidReference, Reference, parse_image_name
 from remote.providers import GENERIC, registry_provider
@@ -42,7 +43,9 @@ def configured_user(settings: Settings, repository: str) -> str:
 
 def read_push_record(settings: Settings) -> dict[str, Any]:
     """Parse the record of the last `inv push`. Raises OSError and ValueError."""
-    return schema.parse_object(read_regular(settings.image_file, max_bytes=_MAX_RECORD_BYTES))
+    document = schema.parse_object(read_regular(settings.image_file, max_bytes=_MAX_RECORD_BYTES))
+    refuse_other_version(str(settings.image_file), document.get("schema_version"), document.get("version"))
+    return document
 
 
 def resolve_image(settings: Settings) -> Image:
@@ -62,6 +65,8 @@ def resolve_image(settings: Settings) -> Image:
         raise UsageError(
             f"{path}: no such file", remedy="`inv push` writes it, or set cluster.image to HOST/REPOSITORY@sha256:..."
         ) from error
+    except ResultError as error:
+        raise UsageError.from_error(error, remedy="`inv push` rewrites it") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}", remedy="`inv push` rewrites it") from error
     try:

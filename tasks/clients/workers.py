@@ -276,17 +276,12 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
             f"fleet.workspace: {settings.workspace}: no such folder",
             remedy="name another, or null for the project's own",
         )
-    # Omitted for pods: they have their node's GPU, and the bench of an older image may not know the flag.
+    # Omitted for pods: they have their node's GPU.
     profile = ("--profile", settings.bench.profile) if is_local else ()
-    arguments, stdin = ("inspect", *_input_flags(settings), *profile), _trials_json(trials)
+    arguments, stdin = ("inspect", *_input_flags(settings), *profile, "--trials", "-"), _trials_json(trials)
 
     def inspect_host(host: Host) -> Mapping[str, Any]:
-        try:
-            return _run_for_json(host, _bench_command(settings, host, *arguments, "--trials", "-"), stdin)
-        except OldBenchError:
-            if is_local:
-                raise
-            return _run_for_json(host, _bench_command(settings, host, *arguments))  # without the newer flag
+        return _run_for_json(host, _bench_command(settings, host, *arguments), stdin)
 
     first, *others = query_all(settings, hosts, inspect_host, activity=_CHECK)
     for host, inputs in zip(hosts[1:], others, strict=True):
@@ -400,23 +395,14 @@ def _run_for_json(host: Host, command: Command, stdin: bytes | None = None) -> M
     return _parse_document(host, command, completed)
 
 
-class OldBenchError(UsageError):
-    """An unusable input or flag, from a bench that does not report its errors as JSON, as that of an older image."""
-
-
 def _to_error(host: Host, command: Command, completed: Completed, output: bytes) -> Exception:
-    """Return the error for a failed command of the bench, from its `output` or, for an older one, its exit code."""
+    """Return the error for a failed command of the bench, from its `output`, else from standard error."""
     if completed.exit_code > 128:  # killed by a signal (eviction, OOM killer), not a usage error
         return CommandFailed(host.name, command, completed)
     if (failed := read_failure(output)) is not None:
         code, failure = failed
         return error_class(code.exit_code).from_error(failure, prefix=f"{host.name}: ")
-    error_type: type[TaskFailed] = UsageError
-    if completed.exit_code == ExitCode.BAD_INPUT:
-        error_type = OldBenchError
-    elif completed.exit_code == ExitCode.REFUSED:
-        error_type = ConfirmationRequired
-    return error_type(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
+    return UsageError(f"{host.name}: {_last_line(completed) or f'exit {completed.exit_code}: {command.render()}'}")
 
 
 def _last_line(completed: Completed) -> str:

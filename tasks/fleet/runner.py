@@ -65,13 +65,13 @@ def new_record(
         profile=settings.bench.profile,
         spread=settings.bench.spread,
         fleet_kind=settings.fleet.kind,
+        is_on_one_machine=settings.connector.is_local,
         workers=names,
         planned=planned,
         settings=settings.public(),
         provenance={
             **plan.git_state(settings.root),
             "inputs": dict(inputs),
-            "is_on_one_machine": settings.connector.is_local,
             **({"cluster": cluster} if cluster else {}),
         },
     )

@@ -18,7 +18,7 @@ from invoke.context import Context
 
 from bench.records.atomic_files import write_atomic
 from bench.records.units import format_mb
-from bench.records.version import VERSION
+from bench.records.version import SCHEMA_VERSION, VERSION
 from remote.hosts.base import Host, HostError
 from remote.hosts.command import Secret
 from remote.image import engine, vm_jobs
@@ -152,7 +152,7 @@ def _push(
 def _save_outcome(settings: Settings, reference: Reference, facts: Mapping[str, Any]) -> None:
     """Write results/image.json: the pushed image and the digest that pods run."""
     document = {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "version": VERSION,
         "reference": str(reference),
         "repository": reference.repository,

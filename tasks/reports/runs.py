@@ -33,8 +33,9 @@ class RunInfo:
 
     Fields that could not be read are None.
 
-    `state` is "complete" (all trials have ended), "cancelled", "unfinished" or "damaged: REASON"; `collected`, whether
-    all files of an ended run are in its folder. `headline` is the recommendation of a report that is up to date.
+    `state` is "complete" (all trials have ended), "cancelled", "unfinished" or "unreadable: REASON"; `collected`,
+    whether all files of an ended run are in its folder. `headline` is the recommendation of a report that is up to
+    date.
     """
 
     run_id: str
@@ -100,7 +101,7 @@ def _read_run(folder: Path) -> RunInfo:
         record = RunRecord.read(folder / RUN_FILE)
     except ResultError as error:
         reason = str(error).removeprefix(f"{folder}/")
-        return RunInfo(run_id=folder.name, state=f"damaged: {reason}", byte_count=size)
+        return RunInfo(run_id=folder.name, state=f"unreadable: {reason}", byte_count=size)
     planned = len(record.planned)
     state, ends, is_collected = "unfinished", None, None
     try:
@@ -108,7 +109,7 @@ def _read_run(folder: Path) -> RunInfo:
         ends = count_statuses(Ledger(folder / LEDGER_FILE).entries.values())
     except (LedgerError, OSError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{folder / LEDGER_FILE}: ")
-        state = f"damaged: {LEDGER_FILE}: {reason}"
+        state = f"unreadable: {LEDGER_FILE}: {reason}"
     if ends is not None and sum(ends.values()) >= planned:
         state = "cancelled" if TrialStatus.CANCELLED.value in ends else "complete"
         is_collected = uncollected_reason(folder, record) is None

@@ -263,7 +263,7 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         all_reduce_sec=all_reduce,
         max_hours=training.max_hours,
         limiting_setting=training.limited_by,
-        fallback=None if probe.forecast.recipe in (None, trial.recipe) else probe.forecast.recipe,
+        fallback=None if probe.forecast.recipe == trial.recipe else probe.forecast.recipe,
     )
 
 
@@ -318,7 +318,7 @@ def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -
 
 
 def _estimated_row_sec(probe: ProbeResult) -> Amount | None:
-    """Return the estimate for a row on the worker's GPU, with its range, which a worker of an older version lacks."""
+    """Return the estimate for a row on the worker's GPU, with its range if the GPU is one of the chips."""
     for chip in probe.forecast.chips:
         if chip.name == probe.device:
             return Amount(value=chip.row_sec, low=chip.row_sec_low, high=chip.row_sec_high)

@@ -194,7 +194,7 @@ def _source_warnings(report: DataReport, training: Training) -> dict[str, str]:
             f"! {report.duplicates:,} of {all_lines:,} lines repeat another line: they count more than others; remove "
             "them, or set train.data_weights if that is wanted"
         )
-    tokens = {file.path: file.tokens or 0 for file in report.files if file.path != training.data.validation_file}
+    tokens = {file.path: file.tokens for file in report.files if file.path != training.data.validation_file}
     largest = max(tokens, key=lambda path: tokens[path])
     percent = 100 * tokens[largest] / max(1, sum(tokens.values()))
     if len(tokens) > 1 and percent > MAX_SOURCE_PERCENT and set(training.data.weights) == {1.0}:
@@ -239,7 +239,7 @@ def show_plan(
         "model": trial.model,
         "data": ", ".join(file.path for file in probe.data.files),
         "examples": f"{probe.data.examples:,}, {probe.data.validation_examples:,} held out",
-        "recipe": f"{probe.forecast.recipe or trial.recipe}, {trial.base_precision}, {trial.optimizer}",
+        "recipe": f"{probe.forecast.recipe}, {trial.base_precision}, {trial.optimizer}",
         "adapters": f"rank {trial.lora_rank} on {', '.join(trial.lora_targets)}",
         "row": f"{trial.micro_batch_size} x {trial.max_seq_len} tokens",
     }

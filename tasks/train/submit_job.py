@@ -78,9 +78,7 @@ def submit(
         port=int(rendezvous[NODE_PORT]),
         token=rendezvous[NODE_TOKEN],
     )
-    document = schema.to_json(order)
-    document["planned"]["trial"] = planned.trial.to_json()  # older images can read this form
-    order_json = json.dumps(document, ensure_ascii=False)
+    order_json = json.dumps(schema.to_json(order), ensure_ascii=False)
     if len(order_json.encode()) > MAX_ORDER_BYTES:
         size = len(order_json.encode())
         raise UsageError(

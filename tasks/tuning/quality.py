@@ -138,24 +138,19 @@ def is_settled(record: QualityRecord | None, trial: Trial, reference: Trial) -> 
 def _next_stage(settings: Settings, record: QualityRecord | None) -> Comparison | None:
     """Return a comparison of the record that needs more pairs than were planned, within quality.max_pairs."""
     for check in () if record is None else record.checks:
-        if _pairs_wanted(settings, record, check) > _pairs_planned(check):
+        if _pairs_wanted(settings, record, check) > check.planned_pairs:
             return Comparison(label=check.label, trial=check.trial, reference=check.reference)
     return None
-
-
-def _pairs_planned(check: LossCheck) -> int:
-    return check.planned_pairs or len(check.pairs)
 
 
 def _pairs_wanted(settings: Settings, record: QualityRecord | None, check: LossCheck) -> int:
     """Return the number of pairs that the deviation in stage 1 asks for, within the budget.
 
-    It does not depend on the difference, which would raise the share of false claims. What stage 2 has decided, or a
-    version without stages, is not compared again.
+    It does not depend on the difference, which would raise the share of false claims. What stage 2 has decided is not
+    compared again.
     """
     first = first_difference_of(check)
-    is_final = check.planned_pairs is None or bool(check.more_run_ids)
-    if record is None or first is None or (is_final and verdict_of(record, check.trial) != "undecided"):
+    if record is None or first is None or (check.more_run_ids and verdict_of(record, check.trial) != "undecided"):
         return 0
     return pairs_of_both_stages(first, record.max_increase_percent, settings.quality.max_pairs)
 
@@ -272,7 +267,7 @@ def _outcome(settings: Settings, record: QualityRecord, trial: Trial) -> str:
     if check is None:
         raise ValueError("a finished comparison is in the record")
     first, difference = first_difference_of(check), difference_of(check)
-    margin, planned = record.max_increase_percent, _pairs_planned(check)
+    margin, planned = record.max_increase_percent, check.planned_pairs
     text = f"{check.label}: {{}} ({difference_text(check)})"
     if first is None or difference is None:
         return text.format("not shown to be at the same loss as the reference")
@@ -302,7 +297,7 @@ def _plan_stage(
         done, seed = 0, settings.bench.seed
         pairs, _ = planned_pairs(settings, comparison.trial.model, comparison.trial.data)
     else:
-        done, seed = _pairs_planned(check), min(pair.seed for pair in check.pairs)
+        done, seed = check.planned_pairs, min(pair.seed for pair in check.pairs)
         pairs = _pairs_wanted(settings, record, check)
     parts = max(pairs, settings.quality.max_pairs)
     arms = [training_arm(settings, comparison, seed + number, parts) for number in range(done, pairs)]
@@ -320,10 +315,12 @@ def _plan_stage(
     run, _, _ = runner.write_plan_once(settings, run)
     if check is None:
         trial, reference = comparison.trial, comparison.reference
-        check = LossCheck(label=comparison.label, trial=trial, reference=reference, run_id=run.run_id)
+        check = LossCheck(
+            label=comparison.label, trial=trial, reference=reference, run_id=run.run_id, planned_pairs=pairs
+        )
     else:
-        check = dataclasses.replace(check, pairs=[], more_run_ids=[*check.more_run_ids, run.run_id])
-    check = dataclasses.replace(check, planned_pairs=pairs)
+        more = [*check.more_run_ids, run.run_id]
+        check = dataclasses.replace(check, pairs=[], more_run_ids=more, planned_pairs=pairs)
     record.with_check(check).write(folder)
     return check
 

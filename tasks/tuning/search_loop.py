@@ -297,7 +297,7 @@ def _write_answer(
         ),
         "final_run": run_id,
     }
-    if not accepted:  # an answer without compared losses may be older
+    if not accepted:  # an earlier answer no longer holds
         record.remove_answer()
     failures = [check.reason for check in losses.checks if check.reason is not None] if losses else []
     if not accepted and failures:

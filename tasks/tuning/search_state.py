@@ -1,6 +1,6 @@
 """State of a search on disk, `results/tune/<id>/`, from which it can be resumed.
 
-The result of each candidate is in the folder of its run. An older version also wrote journal.log, which is ignored.
+The result of each candidate is in the folder of its run.
 
 tune.json      GPU, model and data, the candidates with their predictions, and the runs started so far
 answer.json    the Pareto front of speed against memory; written last
@@ -15,12 +15,11 @@ from typing import Any
 
 from bench.records import TrialError, schema
 from bench.records.atomic_files import write_atomic
-from bench.records.version import VERSION
+from bench.records.checksummed import ResultError, refuse_other_version
+from bench.records.version import SCHEMA_VERSION, VERSION
 from tasks.errors import UsageError, results_write_errors
 from tasks.fleet.run_store import ANSWER_FILE, BEST_FILE, SEARCH_FILE, SEARCH_FOLDER, make_folder
 from tasks.tuning.space import Candidate, MemoryLimit, TrialObservation
-
-SCHEMA_VERSION = 2
 
 
 @dataclass(kw_only=True)
@@ -40,7 +39,7 @@ class TuneRecord:
     limit_bytes: int | None
     settings: dict[str, Any]
     candidates: list[Candidate]
-    inputs: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any]
     waves: list[str] = field(default_factory=list)
     final: str | None = None
     held_variants: list[Candidate] = field(default_factory=list)
@@ -113,11 +112,11 @@ def _read(folder: Path) -> TuneRecord:
     path = folder / SEARCH_FILE
     try:
         document = schema.parse(path.read_bytes())
-        version = document.pop("schema_version")
-        if version != SCHEMA_VERSION:
-            raise UsageError(f"{path}: schema_version: expected {SCHEMA_VERSION}, found {version}")
-        document.pop("version", None)
+        refuse_other_version(str(path), document.get("schema_version"), document.get("version"))
+        del document["schema_version"], document["version"]
         record = schema.from_json(TuneRecord, document)
+    except ResultError as error:
+        raise UsageError.from_error(error) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, TrialError) as error:
         raise UsageError(f"{path}: invalid: {error}", remedy="start a new search with `inv tune`") from error
     record.folder = folder

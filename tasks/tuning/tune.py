@@ -151,8 +151,7 @@ def _limit_bytes(limit: float | None, gpu: Mapping[str, Any] | None) -> int | No
     """Return the largest peak of a configuration: the limit, else what fits the GPU as its worker predicts."""
     if limit is not None:
         return round(limit * 2**30)
-    # A worker of an older image does not predict it.
-    return None if gpu is None else gpu.get("largest_peak_bytes", gpu["memory_bytes"])
+    return None if gpu is None else gpu["largest_peak_bytes"]
 
 
 def _check_limit(record: TuneRecord) -> None:

@@ -21,7 +21,7 @@ def plan_of(
     command(context, *positional, dry_run=True, json=True, **typed)
     assert _contents(folder) == before
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (document.pop("kind"), document.pop("schema_version")) == (f"{command.full_name}.plan", 1)
+    assert (document.pop("kind"), document.pop("schema_version")) == (f"{command.full_name}.plan", 2)
     assert document
     return document
 

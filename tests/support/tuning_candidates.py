@@ -90,4 +90,5 @@ def make_record() -> search_state.TuneRecord:
         limit_bytes=20 * GIB,
         settings={"fleet": {"size": 4}},
         candidates=predicted_candidates()[:3],
+        inputs={},
     )

@@ -3,7 +3,7 @@
 import datetime
 import re
 
-from bench.records.version import VERSION
+from bench.records.version import SCHEMA_VERSION, VERSION
 from tests.support.paths import ROOT
 
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
@@ -13,7 +13,8 @@ def test_every_version_has_a_date_and_an_upgrade_note() -> None:
     sections = re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1:]
     titles = [section.partition("\n")[0].split(" - ") for section in sections]
     released = [(version, date) for version, date in titles if date != "unreleased"]
-    assert released[0][0] == VERSION
+    assert titles[0][0] == VERSION
+    assert int(VERSION.partition(".")[0]) == SCHEMA_VERSION
     versions = [tuple(map(int, version.split("."))) for version, _ in titles]
     dates = [datetime.date.fromisoformat(date) for _, date in released]
     assert (versions, dates) == (sorted(versions, reverse=True), sorted(dates, reverse=True))

@@ -35,7 +35,6 @@ from bench.records.paths import MANIFEST_FILE
 from bench.records.score import TrainingTime
 from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
 
-FORMAT = 1
 MANIFEST, STATE, STEPS = MANIFEST_FILE, "state.json", "steps.f64"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # Tokenizer files copied next to an adapter: those that the training reads, and those that other programs may read.
@@ -59,7 +58,6 @@ class Manifest:
     `settings` are the trial's settings that must not change on resume, `code` is the digest of the bench's sources.
     """
 
-    format: int
     step: int
     world_size: int
     code: str
@@ -76,7 +74,7 @@ class State:
     `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples' losses before training,
     for comparison with later ones. `best_step` has the lowest held-out loss or the highest score so far, None before
     the first evaluation. `answers` are the model's answers before training to the prompts `asked`, `ended` whether
-    each ended before its limit; earlier versions stored neither `asked` nor `ended`.
+    each ended before its limit.
     """
 
     step: int
@@ -147,8 +145,6 @@ def verify(checkpoint: Path) -> Manifest:
         manifest = read_checksummed(Manifest, checkpoint / MANIFEST, "checkpoint")
     except ResultError as error:
         raise BrokenCheckpoint(str(error)) from error
-    if manifest.format != FORMAT:
-        raise BrokenCheckpoint(f"{checkpoint}: written in format {manifest.format}; this version reads {FORMAT}")
     if checkpoint_folder(checkpoint.parent, manifest.step) != checkpoint:
         raise BrokenCheckpoint(f"{checkpoint}: its manifest belongs to step {manifest.step}")
     for name, expected in manifest.files.items():

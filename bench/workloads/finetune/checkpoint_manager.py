@@ -266,7 +266,6 @@ class CheckpointManager:
         if best is not None and best[0] != state.step:
             contents[checkpoint.BEST] = save(best[1], HEADER)
         manifest = Manifest(
-            format=checkpoint.FORMAT,
             step=state.step,
             world_size=self._world_size,
             code=self._identity.code,

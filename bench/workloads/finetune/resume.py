@@ -22,7 +22,6 @@ from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import HELD_VARIABLE, RESTARTS_FILE
 from bench.records.status import ReasonCode
 from bench.records.training import BUDGET_LIMIT, Restart, Training
-from bench.records.trial import rename_old_fields
 from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Manifest, State
@@ -141,11 +140,8 @@ def differences(manifest: Manifest, current: Identity) -> list[str]:
     for name, before, after in (("model", manifest.model, current.model), ("data", manifest.data, current.data)):
         if before != after:
             changes.append(f"another {name} (sha256 {before[:12]}, now {after[:12]})")
-    settings, score = rename_old_fields(manifest.settings, "settings"), current.settings.get("training.score")
-    if isinstance(score, list) and settings.get("training.score") == score[0]:  # written without the file's digest
-        settings = {**settings, "training.score": score}
-    missing = RECOMPUTATION_SETTINGS - settings.keys()  # earlier versions did not compare these
-    for key in sorted((settings.keys() | current.settings.keys()) - missing):
+    settings = manifest.settings
+    for key in sorted(settings.keys() | current.settings.keys()):
         old, new = settings.get(key), current.settings.get(key)
         if old != new:
             changes.append(f"{key} {_format(old)}, now {_format(new)}")
@@ -276,7 +272,7 @@ def max_training_sec(training: Training, earlier_sec: float, environment: Mappin
     max_sec = training.max_hours * 3600.0
     try:
         held_sec = float(environment.get(HELD_VARIABLE, ""))
-    except ValueError:  # not set, as by older versions
+    except ValueError:  # not set
         return max_sec
     is_counted = training.limited_by == BUDGET_LIMIT and math.isfinite(held_sec)
     return max_sec - max(0.0, held_sec - earlier_sec) if is_counted else max_sec

@@ -471,9 +471,8 @@ class Trainer:
     def sample_answers(self) -> list[SampleAnswer]:
         """Answer the prompts with the present weights, next to the answers before training. Rank 0 only."""
         after = self._generate_answers(lambda _: None)
-        prompts = self.state.asked or self.training.prompts
-        before = dict(zip(prompts, self.state.answers, strict=False))
-        ended = dict(zip(prompts, self.state.ended, strict=False))
+        before = dict(zip(self.state.asked, self.state.answers, strict=True))
+        ended = dict(zip(self.state.asked, self.state.ended, strict=True))
         return [
             SampleAnswer(
                 prompt=prompt,

@@ -79,7 +79,8 @@ class Bench:
     def write_result(self, end: str, reason: str | None, trial_id: str | None = None, **more: str) -> int:
         result = {
             "kind": "trial_result",
-            "schema_version": 1,
+            "schema_version": 2,
+            "version": "2.0.0",
             "trial_id": trial_id or self.trial_id,
             "trial": self.trial,
             "status": end,

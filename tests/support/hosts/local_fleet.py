@@ -215,6 +215,7 @@ class LocalFleet:
             profile="tiny",
             spread="replicate" if replicate else "shard",
             fleet_kind="local",
+            is_on_one_machine=True,
             workers=ids,
             planned=planned,
             settings={},

@@ -71,6 +71,7 @@ def record(
         "profile": "tiny",
         "spread": spread,
         "fleet_kind": "local",
+        "is_on_one_machine": changed.get("fleet_kind", "local") == "local",
         "workers": names,
         "planned": planned(trials, names, spread),
         "settings": {},

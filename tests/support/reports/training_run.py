@@ -15,6 +15,7 @@ from bench.records.training import (
     TrainingData,
     TrainingRecord,
 )
+from bench.records.version import VERSION
 
 DATA = TrainingData(files=["d.jsonl"], weights=[1.0], max_seq_len=64, validation_share=0.1)
 TRIAL = Trial(
@@ -68,7 +69,7 @@ def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     RunRecord(
         run_id="r", created_at="2026-11-22T00:00:00+00:00", suite="train", profile="tiny", spread="replicate",
-        fleet_kind="local", workers=["worker-0", "worker-1"],
+        fleet_kind="local", is_on_one_machine=True, workers=["worker-0", "worker-1"],
         planned=[PlannedTrial(trial_id="train", trial=TRIAL, worker="worker-0")], settings={},
         provenance={"inputs": {"device": "NVIDIA A10", "foreseen": FORESEEN}},
     ).write(folder)  # fmt: skip
@@ -83,7 +84,7 @@ def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
          "usd": 0.1, "workers": 2},
         {"time": "2026-11-22T02:00:00+00:00", "event": "ended", "attempt": 2, "end": "SUCCEEDED", "reason": None},
     ]  # fmt: skip
-    lines = [json.dumps({"trial_id": "train", **event}) for event in events]
+    lines = [json.dumps({"version": VERSION, "trial_id": "train", **event}) for event in events]
     (folder / "ledger.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 

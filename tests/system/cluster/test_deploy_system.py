@@ -185,6 +185,7 @@ def test_the_pushed_image_is_read_from_its_file(operator: Operator) -> None:
     operator.inv("deploy", code=2)
     operator.results.mkdir()
     pushed = {"repository": "fra.ocir.io/ns/pushed", "digest": DIGEST, "size_bytes": 1, "compressed_bytes": 1}
+    pushed |= {"schema_version": 2, "version": "2.0.0"}
     (operator.results / "image.json").write_text(json.dumps(pushed))
     assert f"image: fra.ocir.io/ns/pushed@{DIGEST}" in operator.inv("deploy", "--dry-run")
 
@@ -249,6 +250,7 @@ def write_run(operator: Operator, make_trial: Any) -> str:
         profile="tiny",
         spread="shard",
         fleet_kind="pods",
+        is_on_one_machine=False,
         workers=["worker-0"],
         planned=[PlannedTrial(trial_id="small", trial=make_trial(), worker="worker-0")],
         settings={},

@@ -100,7 +100,7 @@ def test_a_wrong_password_is_reported_with_the_forms_of_a_user_name(build_vm: Bu
 def test_a_push_is_confirmed_by_the_registry_and_its_digest_recorded(build_vm: BuildVm) -> None:
     done = build_vm.inv("push")
     document = read_record(build_vm)
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["repository"] == REPOSITORY
     assert document["reference"] == f"{REPOSITORY}:test"
     assert f"{REPOSITORY}@{document['digest']} pushed in" in done.stdout

@@ -1,6 +1,5 @@
 """Tests of a fleet over a connector that only its registration adds: settings, hosts, plan and trials."""
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,7 +57,6 @@ def test_trials_run_over_the_hosts_of_a_registered_connector(
     assert not run.is_on_one_machine
     monkeypatch.setattr(DummyConnector, "is_local", True)
     assert new_record(settings, "quick", planned, names, inputs={}).is_on_one_machine
-    assert dataclasses.replace(run, fleet_kind="local", provenance={}).is_on_one_machine  # an earlier version
     (group,) = worker_groups(settings, run_hosts(settings, run), run)
     local.plan("fine one", "fine two", "fine three")
     local.fleet(group.hosts[1:], make_agent=group.make_agent).run()

@@ -105,20 +105,6 @@ def test_only_workers_on_this_machine_get_the_flag_profile(
         assert hosts[0].commands[0][-4:] == (*flag, "--trials", "-")
 
 
-def test_a_bench_of_an_older_image_is_called_without_the_trials(pods: Settings) -> None:
-    class OldHost(FakeHost):
-        def run(self, command: Command, **_: Any) -> Completed:
-            self.commands.append(command.argv)
-            if "--trials" in command.argv:
-                stderr = b"python -m bench: unrecognized arguments: --trials -; `python -m bench --help` says more"
-                return Completed(exit_code=2, stderr=stderr)
-            return report()
-
-    host = OldHost(name="worker-0", answer=report())
-    assert inspect(pods, [host]) == json.loads(report().stdout)
-    assert len(host.commands) == 2
-
-
 def test_profile_gpu_without_a_gpu_is_refused_before_anything_starts(inv: Any, project: Path) -> None:
     completed = inv("bench", "--quick", env={"INVOKE_BENCH_PROFILE": "gpu", "CUDA_VISIBLE_DEVICES": ""})
     assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)

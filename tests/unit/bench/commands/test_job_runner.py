@@ -19,8 +19,8 @@ from bench.records.result import FAULTY_RANK, TrialResult
 from bench.records.run import PlannedTrial, TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 
-# For each attempt: exit code, and the result's status and reason (None: no result).
-Script = list[tuple[int, TrialStatus | None, str | None]]
+# For each attempt: exit code, and the result's status or its cause (None: no result) and reason.
+Script = list[tuple[int, TrialStatus | ReasonCode | None, str | None]]
 
 
 @pytest.fixture
@@ -46,9 +46,10 @@ def run_script(
             folder.mkdir()
             code, end, reason = remaining.pop(0)
             if end is not None:
+                status, cause = (end.status, end) if isinstance(end, ReasonCode) else (end, None)
                 TrialResult(
-                    trial_id="train", trial=planned.trial, status=end, reason=reason, worker="worker-0", run_id="r1",
-                    attempt=number,
+                    trial_id="train", trial=planned.trial, status=status, reason=reason, reason_code=cause,
+                    worker="worker-0", run_id="r1", attempt=number,
                 ).write(folder)  # fmt: skip
             if code == 143:
                 pod._is_stopped = True
@@ -73,9 +74,9 @@ def test_an_attempt_that_ended_for_an_external_reason_is_restarted(run_script, t
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
-        ((1, TrialStatus.FAILED, "loss is not finite"), (TrialStatus.FAILED, ReasonCode.ERROR)),
+        ((1, ReasonCode.ERROR, "loss is not finite"), (TrialStatus.FAILED, ReasonCode.ERROR)),
         ((2, None, "train.data: no such file"), (TrialStatus.FAILED, ReasonCode.BAD_INPUT)),
-        ((143, TrialStatus.PREEMPTED, "stopped by train.max_hours"), (TrialStatus.PREEMPTED, ReasonCode.MAX_HOURS)),
+        ((143, ReasonCode.MAX_HOURS, "stopped by train.max_hours"), (TrialStatus.PREEMPTED, ReasonCode.MAX_HOURS)),
     ],
 )
 def test_an_end_that_a_restart_cannot_change_is_final(run_script, last, expected) -> None:
@@ -86,8 +87,8 @@ def test_an_end_that_a_restart_cannot_change_is_final(run_script, last, expected
 
 
 def test_restarts_for_pods_that_were_drained_or_had_not_started_are_not_counted(run_script) -> None:
-    drained = (1, TrialStatus.PREEMPTED, "one of its workers was told to stop")
-    absent = (1, TrialStatus.LOST, "rank 1 did not start within 180 s")
+    drained = (1, ReasonCode.WORKER_STOPPED, "one of its workers was told to stop")
+    absent = (1, ReasonCode.START_TIMED_OUT, "rank 1 did not start within 180 s")
     died = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
     code, end = run_script([died, drained, absent, absent, drained, died, died])
     assert code == 1

@@ -78,7 +78,12 @@ def test_a_result_with_any_bit_flipped_is_refused_or_equal(result, tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(({"schema_version": version}, f"schema version {version}; this version reads 1") for version in (2, None)),
+        *(
+            ({"schema_version": number}, rf"qlora-fleet {number}\.x; .* 2\.x; {number}\.x reads it")
+            for number in (1, 3)
+        ),
+        *(({"version": text}, "an unknown version; .* 2.x$") for text in (None, "x", "9" * 99, ["2"])),
+        ({"version": "1.9.0"}, "1.x reads it"),
         *(({"kind": kind}, "not a trial_result record") for kind in ("run", None)),
         *((change, "sha256 does not match") for change in ({"sha256": None}, {"sha256": "0" * 64}, {"attempt": 9})),
     ],

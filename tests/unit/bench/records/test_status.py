@@ -1,45 +1,19 @@
-"""Statuses, their causes and exit codes: the attributes of each row, old records and unknown codes."""
+"""Statuses, their causes and exit codes: the attributes of each row, and unknown codes."""
 
 import ast
-import json
 import re
 from enum import Enum, IntEnum
 from pathlib import Path
 
 import pytest
 
-from bench.records import schema, status
+from bench.records import schema, status, version
 from bench.records.result import TrialResult
-from bench.records.run import TrainingJobEnd
-from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus, old_reason_code
-from bench.records.training import Restart
+from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 from remote.agent.shared import secure_dir, wire
 from remote.fleet.ledger import Ledger
 from tasks import errors
-from tests.support.cases import Case, load_cases
 from tests.support.hosts import fake_bench
-
-
-@pytest.mark.parametrize("case", load_cases(__file__, "old_reasons.yaml"))
-def test_an_old_record_gets_the_code_of_its_reason(case: Case, make_trial, tmp_path: Path) -> None:
-    end, reason = TrialStatus(case["status"]), case["reason"]
-    code = case["expected"] and ReasonCode(case["expected"])
-    assert old_reason_code(end, reason) is code
-    document = schema.to_json(TrialResult(trial_id="a", trial=make_trial(), status=end, reason=reason))
-    for name in ("reason_code", "remedy"):
-        del document[name]
-    assert schema.from_json(TrialResult, document).reason_code is code
-    job_end = {"attempt": 1, "end": end.value, "reason": reason}
-    assert schema.from_json(TrainingJobEnd, job_end).reason_code is code
-    restart = {"attempt": 2, "from_step": 0, "lost_steps": 0, "lost_sec": 0.0, "reason": f"{end.value}: {reason}"}
-    if reason is not None:
-        assert schema.from_json(Restart, restart).reason_code is code
-    events = [
-        {"event": "planned", "trial_id": "a"},
-        {"event": "ended", "trial_id": "a", "attempt": None, "end": end.value, "reason": reason},
-    ]
-    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    assert Ledger(tmp_path / "ledger.jsonl").entries["a"].outcome == Outcome(end, code, reason)
 
 
 def test_an_unknown_code_is_an_unknown_cause_with_its_text_and_the_retries_of_its_status(make_trial, tmp_path) -> None:
@@ -90,6 +64,6 @@ def test_the_programs_on_hosts_use_the_same_exit_codes() -> None:
 def test_the_module_can_be_read_by_python_3_9() -> None:
     tree = ast.parse(Path(status.__file__).read_text(encoding="utf-8"), feature_version=(3, 9))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported <= {"__future__", "collections.abc", "dataclasses", "enum", "typing"}
+    assert imported <= {"__future__", "collections.abc", "dataclasses", "enum", "typing", version.__name__}
     assert issubclass(ExitCode, IntEnum)
     assert issubclass(ReasonCode, Enum)

@@ -33,13 +33,11 @@ def test_evaluations_need_data_that_is_held_out(changes):
         training(data=nothing, **changes)
 
 
-def test_a_fine_tuning_round_trips_and_other_trials_omit_the_field(make_trial):
+def test_a_fine_tuning_round_trips_and_needs_its_field(make_trial):
     trial = make_trial(kind="finetune", world_size=4, training=training(prompts=("Who?",), max_hours=2.0))
     assert Trial.from_json(json.loads(trial.to_text())) == trial
-    assert "input_digests" not in trial.to_json()["training"]  # older workers can read it
     pinned = make_trial(kind="finetune", training=training(input_digests={"chats.jsonl": "0" * 64}))
     assert Trial.from_json(json.loads(pinned.to_text())) == pinned
-    assert "training" not in make_trial().to_json()
     with pytest.raises(TrialError, match=r"^training: expected .*finetune"):
         make_trial(kind="finetune")
 
@@ -52,16 +50,3 @@ def test_the_record_comes_back_from_its_file_equal(tmp_path: Path):
     )  # fmt: skip
     for record in (RECORD, stopped):
         assert TrainingRecord.read(record.write(tmp_path)) == record
-
-
-def test_fields_that_older_workers_do_not_know_are_left_out_at_their_defaults() -> None:
-    trial = Trial(
-        name="train", reason="a test", suite="train", kind="finetune", profile="tiny", model="m", data="chats.jsonl",
-        max_seq_len=64, training=training(),
-    )  # fmt: skip
-    document = trial.to_json()["training"]
-    assert not {"derive", "init_adapter", "init_sha256", "score", "best_by"} & document.keys()
-    assert not {"columns", "system", "chat_template"} & document["data"].keys()
-    data = TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64, columns={"prompt": "q"})
-    changed = dataclasses.replace(trial, training=training(data=data, derive=("rows_per_step",), init_adapter="a"))
-    assert Trial.from_json(changed.to_json()) == changed

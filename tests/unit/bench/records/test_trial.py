@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.records import Trial, TrialError, checksummed, choose, read_trials, suite
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records import Trial, TrialError, choose, read_trials, suite
 from bench.records.training import Training, TrainingData
 from bench.records.trial import SCALES
 from tests.support.cases import Case, load_cases
-from tests.support.reports import synthetic
 
 SIZES = {
     "hardware": 1,
@@ -116,59 +114,3 @@ def test_unknown_suites_profiles_and_trials_are_refused_with_the_choice_whose_or
             call()
     chosen = choose(trials, ("optimized", "baseline", "optimized"))
     assert [trial.trial_id for trial in chosen] == ["optimized", "baseline"]
-
-
-OLD_MATMULS = [("bf16", "bf16"), ("eight_backward", "int8_backward"), ("eight", "int8")]
-
-
-@pytest.mark.parametrize(("old", "new"), OLD_MATMULS)
-@pytest.mark.parametrize("field", ["products", "matmul"])
-def test_a_trial_file_with_old_names_means_the_same_and_is_one_line_that_names_the_new_ones(
-    make_trial, tmp_path: Path, capsys, field, old, new
-):
-    trial = make_trial(recipe="fast", matmul=new)
-    document = {key: value for key, value in trial.to_json().items() if key != "matmul"} | {field: old}
-    (tmp_path / "t.json").write_text(json.dumps(document))
-    has_old_name = field == "products" or old != new
-    line = f"{field}: {old} is now matmul: {new}; rename it there\n"
-    assert Trial.read(tmp_path / "t.json") == trial
-    assert capsys.readouterr().err == (f"{tmp_path}/t.json: {line}" if has_old_name else "")
-    other = {**document, "name": "other"}
-    assert read_trials(json.dumps([document, other]), "t.json") == (trial, dataclasses.replace(trial, name="other"))
-    assert capsys.readouterr().err == (f"t.json: {line}" if has_old_name else "")
-
-
-@pytest.mark.parametrize(("old", "new"), OLD_MATMULS)
-def test_old_records_are_read_without_a_line_and_new_ones_are_written_with_the_new_name(
-    make_trial, tmp_path: Path, capsys, old, new
-):
-    trial = make_trial(recipe="fast", matmul=new)
-    record = synthetic.record(planned=[PlannedTrial(trial_id="a", trial=trial)])
-    path = record.write(tmp_path)
-    document = json.loads(path.read_bytes())
-    written = document["planned"][0]["trial"]
-    assert (written["matmul"], written.get("products")) == (new, None)
-    written["products"] = old
-    del written["matmul"], document["sha256"]
-    path.write_text(json.dumps({**document, "sha256": checksummed._digest(document)}))
-    assert RunRecord.read(path) == record
-    assert capsys.readouterr().err == ""
-
-
-def test_an_old_and_a_new_name_in_one_trial_are_refused_by_their_place(make_trial):
-    document = make_trial(recipe="fast", matmul="int8").to_json() | {"products": "eight"}
-    with pytest.raises(TrialError, match=r"^t\.json: trial 1: products is now matmul, and both are set; remove"):
-        read_trials(json.dumps(document), "t.json")
-
-
-@pytest.mark.parametrize("name", ["matmul", "products"])
-@pytest.mark.parametrize("value", [[], {}, 3, None])
-def test_a_matmul_of_another_type_is_a_trial_error(make_trial, name: str, value: object):
-    document = make_trial(recipe="fast").to_json() | {name: value}
-    with pytest.raises(TrialError, match="matmul"):
-        read_trials(json.dumps(document), "t.json")
-
-
-def test_a_trial_without_newer_options_is_written_so_that_older_workers_read_it(make_trial):
-    assert not {"matmul", "training", "products"} & make_trial().to_json().keys()
-    assert make_trial(recipe="fast", matmul="int8").to_json()["matmul"] == "int8"

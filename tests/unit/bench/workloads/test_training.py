@@ -241,15 +241,6 @@ def test_settings_are_parsed_as_the_type_of_their_field(make_trial):
     assert apply_overrides(trial, ()) is trial
 
 
-@pytest.mark.parametrize("setting", ["products=eight", "matmul=eight"])
-def test_an_old_field_or_value_is_accepted_with_one_line(make_trial, capsys, setting):
-    trial = apply_overrides(make_trial(recipe="fast"), [setting, "seed=7"])
-    assert (trial.matmul, trial.seed) == ("int8", 7)
-    assert capsys.readouterr().err == f"--set {setting.replace('=', ': ')} is now matmul: int8\n"
-    with pytest.raises(TrialError, match="--set matmul: given twice"):
-        apply_overrides(make_trial(recipe="fast"), [setting, "matmul=int8"])
-
-
 @pytest.mark.parametrize("case", load_cases(__file__, "invalid_settings.yaml"))
 def test_an_invalid_setting_is_rejected_in_one_line(make_trial, case):
     with pytest.raises(TrialError) as caught:

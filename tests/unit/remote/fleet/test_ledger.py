@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from bench.records.status import Outcome, ReasonCode, TrialStatus
+from bench.records.version import VERSION
 from remote.fleet.ledger import Ledger, LedgerError
 from tests.support.cases import Case, load_cases
 
@@ -144,6 +145,14 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_line(path: Path
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:1], case["line"], *lines[1:]]) + "\n")
     with pytest.raises(LedgerError, match=r"ledger\.jsonl: line 2 "):
+        Ledger(path)
+
+
+@pytest.mark.parametrize(("version", "problem"), [('"1.0.0"', "1.x"), ("null", "unknown"), ('"3.1.0"', "3.x")])
+def test_a_ledger_of_another_version_is_refused_by_name(path: Path, version: str, problem: str) -> None:
+    Ledger.create(path, IDS)
+    path.write_text(path.read_text().replace(f'"{VERSION}"', version))
+    with pytest.raises(LedgerError, match=rf"ledger\.jsonl: written by .*{problem}.*; this is "):
         Ledger(path)
 
 

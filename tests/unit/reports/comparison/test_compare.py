@@ -259,7 +259,7 @@ def test_the_json_has_every_field_and_a_hostile_name_stays_text(runs):
     comparison = compare(runs({}, {}, trials=trials, later={"workers": 1}), allow=["workers"])
     document = json.loads(to_json(comparison))
     header = (document["kind"], document["schema_version"], document["exit_code"])
-    assert header == ("comparison", 1, ExitCode.UNDECIDED)
+    assert header == ("comparison", 2, ExitCode.UNDECIDED)
     assert document["unlike"] == [{"name": "workers", "refused": False, "values": {"a": ["4"], "b": ["1"]}}]
     assert document["rows"][0]["configuration"] == HOSTILE
     assert document["rows"][0]["after"]["n_processes"] == 1

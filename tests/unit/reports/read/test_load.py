@@ -77,7 +77,8 @@ def test_a_run_with_no_trials_folder_misses_everything(folder):
     [
         ('"wall_time_sec": 6.5', '"wall_time_sec": 5.5', "sha256 does not match"),
         ('"wall_time_sec": 6.5', '"wall_time_sec": NaN', "JSON"),
-        ('"schema_version": 1', '"schema_version": 99', "schema version 99"),
+        ('"schema_version": 2', '"schema_version": 99', "by qlora-fleet 99.x"),
+        ('"schema_version": 2', '"schema_version": 1', "1.x reads it"),
     ],
 )
 def test_a_record_that_was_changed_is_rejected_and_does_not_stop_the_report(folder, text, other, reason):

@@ -26,7 +26,7 @@ def make_record(reference: list[float], losses: list[float], first: int | None =
         for seed, (base, loss) in enumerate(zip(reference, losses, strict=True))
     ]
     published = reference_of(synthetic.trial(), TRIAL)
-    check = LossCheck(label="fast", trial=TRIAL, reference=published, run_id="r", pairs=pairs)
+    check = LossCheck(label="fast", trial=TRIAL, reference=published, run_id="r", planned_pairs=9, pairs=pairs)
     return QualityRecord(max_increase_percent=0.15, steps=60, checks=[check])
 
 

@@ -120,6 +120,7 @@ def write_losses(summary, losses, folder):
             trial=trials[label],
             reference=reference_of(trials["baseline"], trials[label]),
             run_id="pairs",
+            planned_pairs=3,
             pairs=[LossPair(seed=seed, reference=2.0, loss=loss) for seed in range(3)],
         )
         for label, loss in losses.items()

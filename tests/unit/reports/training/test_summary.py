@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.status import ReasonCode
 from bench.records.training import CheckpointFacts, DataFinding, Restart
 from reports.read.run import ReportError
 from reports.training import loss_curves, page, summary
@@ -82,16 +83,16 @@ def test_a_finding_counts_the_places_that_it_does_not_name() -> None:
 
 def test_the_timeline_marks_checkpoints_restarts_and_preemptions_at_the_hours_of_their_steps(tmp_path: Path) -> None:
     ends = (
-        "ended without a word",
-        "PREEMPTED: stopped by SIGTERM",
-        "PREEMPTED: stopped by train.budget_usd after step 2",
+        ("ended without a word", None),
+        ("PREEMPTED: stopped by SIGTERM", ReasonCode.WORKER_STOPPED),
+        ("PREEMPTED: stopped by train.budget_usd after step 2", ReasonCode.BUDGET_USD),
     )
     record = dataclasses.replace(
         RECORD,
         checkpoints=[CheckpointFacts(step=1, seconds=1.0, stall_sec=0.1, bytes=9)],
         restarts=[
-            Restart(attempt=2 + step, from_step=step, reason=reason, lost_steps=1, lost_sec=9.0)
-            for step, reason in enumerate(ends)
+            Restart(attempt=2 + step, from_step=step, reason=reason, reason_code=code, lost_steps=1, lost_sec=9.0)
+            for step, (reason, code) in enumerate(ends)
         ],
     )
     training = summary.read(write_run(tmp_path, record))

@@ -32,6 +32,7 @@ def with_trial(trained: TrainedAdapter, fleet: str = "local", **changes: object)
     run = dataclasses.replace(
         trained.run,
         fleet_kind=fleet,
+        is_on_one_machine=fleet == "local",
         planned=[PlannedTrial(trial_id=planned.trial_id, trial=trial, worker=planned.worker)],
     )
     return dataclasses.replace(trained, run=run)

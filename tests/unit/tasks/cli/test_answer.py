@@ -59,7 +59,7 @@ def test_text_is_printed_as_it_is_made(capsys: Capture) -> None:
 def test_json_is_alone_on_standard_output(dry_run: bool, kind: str, capsys: Capture) -> None:
     make(Effect.BOTH)(Context(), json=True, dry_run=dry_run)
     output = capsys.readouterr()
-    assert json.loads(output.out) == {"kind": kind, "schema_version": 1, "rows": [1], "dry": dry_run}
+    assert json.loads(output.out) == {"kind": kind, "schema_version": 2, "rows": [1], "dry": dry_run}
     assert output.err == "progress\n"
 
 
@@ -87,7 +87,7 @@ def test_a_failure_after_the_data_is_in_the_same_object(capsys: Capture) -> None
 def test_a_failure_is_an_object_of_kind_error(case: Case, capsys: Capture) -> None:
     error = ERRORS[case["error"]]()
     assert _print_error(error, ["inv", "x", "--json"]) == case["expected"]["exit_code"]
-    assert json.loads(capsys.readouterr().out) == {"kind": "error", "schema_version": 1, **case["expected"]}
+    assert json.loads(capsys.readouterr().out) == {"kind": "error", "schema_version": 2, **case["expected"]}
     _print_error(error, ["inv", "x"])
     assert capsys.readouterr().out == ""
 

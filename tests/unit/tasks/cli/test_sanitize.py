@@ -64,7 +64,7 @@ def test_symbols_and_tables_are_ascii_for_a_reader_without_others(monkeypatch: p
     assert drawn.isascii()
     text, _, document = rest.partition("\n")
     assert text == "ät - 3 ... 4"
-    expected = {"kind": "paths", "schema_version": 1, "path": "Gerät – 3"}  # noqa: RUF001
+    expected = {"kind": "paths", "schema_version": 2, "path": "Gerät – 3"}  # noqa: RUF001
     assert json.loads(document) == expected
 
 

@@ -11,7 +11,14 @@ from tasks.clients.registry import resolve_image
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 
-PUSHED = {"repository": "h.example/r", "digest": f"sha256:{'a' * 64}", "size_bytes": 5, "compressed_bytes": 7}
+PUSHED = {
+    "schema_version": 2,
+    "version": "2.0.0",
+    "repository": "h.example/r",
+    "digest": f"sha256:{'a' * 64}",
+    "size_bytes": 5,
+    "compressed_bytes": 7,
+}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +35,14 @@ def test_a_record_that_cannot_be_read_is_one_line(make: Callable[[Path], object]
     settings.image_file.parent.mkdir(parents=True)
     make(settings.image_file)
     with pytest.raises(UsageError, match=f"{settings.image_file}: .*{problem}.*; `inv push`"):
+        resolve_image(settings)
+
+
+def test_a_push_of_1_x_is_refused_by_name(tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    settings.image_file.parent.mkdir(parents=True)
+    settings.image_file.write_text(json.dumps(PUSHED | {"version": "1.0.0"}))
+    with pytest.raises(UsageError, match=rf"{settings.image_file}: .* 1\.x; .*; `inv push` rewrites it"):
         resolve_image(settings)
 
 

@@ -29,7 +29,14 @@ MakeRun = Callable[..., tuple[Path, Ledger]]
 HEX = "sha256:" + "ab" * 32
 DEV = {"context": "dev", "server": "https://dev:6443", "namespace": "qlora-fleet"}
 TARGET = Target(cluster="c", user="u", **DEV)
-IMAGE = {"schema_version": 1, "repository": "fra.ocir.io/ns/r", "digest": HEX, "size_bytes": 5, "compressed_bytes": 2}
+IMAGE = {
+    "schema_version": 2,
+    "version": "2.0.0",
+    "repository": "fra.ocir.io/ns/r",
+    "digest": HEX,
+    "size_bytes": 5,
+    "compressed_bytes": 2,
+}
 
 
 def write_image_file(project: Path, text: str) -> None:

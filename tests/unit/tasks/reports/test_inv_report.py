@@ -120,9 +120,16 @@ def test_allow_needs_a_run_to_compare_with_and_a_known_condition(folder: Path, c
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_a_damaged_run_is_a_usage_error(folder: Path, context: MakeContext) -> None:
+@pytest.mark.parametrize(
+    ("written", "instead", "problem"),
+    [("{", "", "not complete JSON"), ('"schema_version": 2', '"schema_version": 1', "1.x reads it")],
+)
+def test_a_damaged_run_or_one_of_1_x_is_a_usage_error(
+    folder: Path, context: MakeContext, written: str, instead: str, problem: str
+) -> None:
     synthetic.exact_run(folder)
-    (folder / "run.json").write_text("{")
-    with pytest.raises(UsageError, match=r"run\.json") as refused:
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace(written, instead, 1))
+    with pytest.raises(UsageError, match=rf"run\.json: .*{problem}") as refused:
         report.write_report(context(), "r", follow=False, against=None)
     assert refused.value.exit_code == 2

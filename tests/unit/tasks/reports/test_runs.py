@@ -98,9 +98,14 @@ def test_unreadable_files_are_reported_without_blocking(results):
     piped = planned(results, "piped")
     (piped / LEDGER_FILE).unlink()
     os.mkfifo(piped / LEDGER_FILE)
+    planned(results, "whole")
+    plan = planned(results, "of-1") / "run.json"
+    plan.write_text(plan.read_text().replace('"schema_version": 2', '"schema_version": 1'))
     states = {run.run_id: run.state for run in listing.find_runs(results)}
-    assert states["broken"].startswith("damaged: run.json: ")
-    assert states["piped"].startswith("damaged: ledger.jsonl: ")
+    assert states["broken"].startswith("unreadable: run.json: ")
+    assert states["piped"].startswith("unreadable: ledger.jsonl: ")
+    assert states["of-1"].startswith("unreadable: run.json: written by qlora-fleet 1.x; ")
+    assert states["whole"] == "unfinished"
 
 
 @pytest.mark.usefixtures("results")

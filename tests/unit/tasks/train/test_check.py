@@ -28,7 +28,7 @@ from tests.support.cases import Case, load_cases
 from tests.unit.tasks.train.conftest import MakeSettings
 
 REPORT = DataReport(
-    files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, bytes=9, lines=7, weight=0.5)],
+    files=[FileFacts(path="d.jsonl", kind="Alpaca", sha256="ab" * 32, bytes=9, lines=7, weight=0.5, tokens=600)],
     examples=6,
     validation_examples=1,
     tokens=600,
@@ -67,7 +67,7 @@ PREDICTED = forecast.TrainingForecast(
 
 def make_probe(**fields: Any) -> forecast.ProbeResult:
     unknown = {"gpu": None, "gpus": 0, "gpu_memory_bytes": None, "peak_bytes": None, "row_sec": None}
-    answer = Forecast(**{"model_sha256": "0" * 64, "adapter_weights": 9} | unknown | fields)
+    answer = Forecast(**{"model_sha256": "0" * 64, "adapter_weights": 9, "recipe": "fast"} | unknown | fields)
     return forecast.ProbeResult(forecast=answer, data=REPORT)
 
 

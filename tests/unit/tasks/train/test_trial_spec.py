@@ -146,10 +146,6 @@ def test_a_chat_template_is_read_from_its_file(settings: MakeSettings, tmp_path:
     trial = trial_spec.make_trial(settings(chat_template=str(path), system="s"), None, workers=1, max_hours=None)
     assert trial.training is not None
     assert (trial.training.data.chat_template, trial.training.data.system) == ("{{ messages }}", "s")
-    assert (
-        "chat_template"
-        not in trial_spec.make_trial(settings(), None, workers=1, max_hours=None).to_json()["training"]["data"]
-    )
     for content in (b" \n", b"\xff", b"x" * (declared.MAX_TEMPLATE_BYTES + 1)):
         path.write_bytes(content)
         with pytest.raises(UsageError, match=r"^train\.chat_template: "):

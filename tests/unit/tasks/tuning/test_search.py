@@ -55,7 +55,6 @@ def test_rows_are_as_long_as_the_samples_that_are_kept_whole(percent, profile, p
     [
         (12.0, {"memory_bytes": 24 * GIB, "largest_peak_bytes": 21 * GIB}, 12 * GIB),
         (None, {"memory_bytes": 24 * GIB, "largest_peak_bytes": 21 * GIB}, 21 * GIB),
-        (None, {"memory_bytes": 24 * GIB}, 24 * GIB),  # an older image
         (None, {"memory_bytes": None, "largest_peak_bytes": None}, None),
         (None, None, None),
     ],
