@@ -43,7 +43,6 @@ class BenchOptions:
     )
     trial_file: str | None = text(f"JSON file with the trial to run, or a list of trials {TRIAL_FILE}")
     repeats: int | None = number(int, "processes per trial and worker", ge=1, le=100, unset="bench.repeats")
-    cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere", unset="fleet.cordon")
     strict: bool = switch(
         "mark a trial on a shared or throttled GPU or CPU, or with another recipe, as FAILED instead of flagging it",
         unset="bench.strict",
@@ -149,7 +148,6 @@ class TrainOptions:
     from_run: str | None = text(
         "use the recommended configuration of this benchmark or search", name="from", value="RUN"
     )
-    cordon: bool = switch("cordon the node of a GPU that shows a fault, and go on elsewhere", unset="fleet.cordon")
     resume: str | bool | None = text(
         "resume the newest training, or the run with this id, from its last checkpoint",
         is_value_optional=True,

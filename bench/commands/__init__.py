@@ -2,7 +2,6 @@
 
 cli: arguments, help and exit codes; a trial changed by `--set`; requests about an adapter
 run: one trial, from its file to its result
-job_faults: nodes of a Job whose GPU showed a fault, which its pods leave
 job_runner: a training in the pods of a Kubernetes Job, with restarts
 profile: a step's time by kind of kernel
 selfcheck: a two-step trial that checks the installation

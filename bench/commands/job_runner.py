@@ -4,8 +4,7 @@ An attempt is `python -m bench run` with this pod's rank. After an attempt that 
 node or a rank was lost), the next one resumes from the last checkpoint, in this pod or its replacement. The first pod
 decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods share. The
 other pods take part until that end exists. A SIGTERM is passed to the attempt, which writes a checkpoint and ends; the
-replacing pod resumes. A pod whose GPU shows a fault leaves its node
-(`job_faults`).
+replacing pod resumes. A GPU with a fault ends the training: the operator cordons the node that it names, and resumes.
 
 Only the standard library. Not covered: a limit on the wait for lost pods.
 """
@@ -22,11 +21,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.commands.job_faults import NodeFaults
 from bench.data.inputs import InputError
 from bench.records import paths, schema
 from bench.records.checksummed import ResultError
-from bench.records.result import FAULTY_RANK, TrialResult
+from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
 
@@ -43,27 +41,24 @@ class JobRunner:
         self.order, self.rank, self._service = order, rank, service
         self.folder = Path(order.shared) / order.run_id
         self._child: subprocess.Popen[str] | None = None
-        self._is_stopped, self._leaves_node = False, False
-        self._faults = NodeFaults(order, rank, os.environ.get(paths.NODE_NAME_VARIABLE, ""), self.folder)
+        self._is_stopped = False
 
     def run(self) -> int:
         """Run attempts until the end and return the exit code. Raises OSError.
 
-        0 SUCCEEDED, 143 stopped, 69 this pod leaves a node with a faulty GPU, else 1.
+        0 SUCCEEDED, 143 stopped, else 1.
         """
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
         end = self._run_attempts()
         if end is None:
-            return ExitCode.WORKER_FAULTY if self._leaves_node else ExitCode.STOPPED
+            return ExitCode.STOPPED
         print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
         return ExitCode.OK if end.end is TrialStatus.SUCCEEDED else ExitCode.FAILED
 
     def _run_attempts(self) -> TrainingJobEnd | None:
-        """Run attempts until the training's end, which is returned; None if this pod is stopped or leaves before."""
-        while (end := TrainingJobEnd.read_or_none(self.folder, self.order.turn)) is None and not self._must_end:
-            if self._has_returned():
-                continue
+        """Run attempts until the training's end, which is returned; None if this pod is stopped before."""
+        while (end := TrainingJobEnd.read_or_none(self.folder, self.order.turn)) is None and not self._is_stopped:
             # The first pod numbers its attempts by their folders; the other pods write no folder.
             number = 1 + max(attempt_numbers(self.folder, self.order.planned.trial_id), default=0)
             try:
@@ -73,24 +68,9 @@ class JobRunner:
                 continue
             if self.rank == 0:
                 self._handle_exit(number, code, last_line)
-            elif code == ExitCode.WORKER_FAULTY:
-                numbers = attempt_numbers(self.folder, self.order.planned.trial_id)
-                self._leaves_node = self._faults.record(max(numbers, default=number), last_line)
-            if not self._must_end:
+            if not self._is_stopped:
                 time.sleep(RETRY_DELAY_SEC)
         return end
-
-    @property
-    def _must_end(self) -> bool:
-        return self._is_stopped or self._leaves_node
-
-    def _has_returned(self) -> bool:
-        """Check whether this pod came to a node that it must leave; write the training's end if it always does."""
-        is_faulty, end = self._faults.on_return(lambda: self._is_stopped)
-        if end is not None:
-            end.write(self.folder, self.order.turn)
-        self._leaves_node = is_faulty and end is None
-        return is_faulty
 
     def _stop(self, _number: int, _frame: object) -> None:
         self._is_stopped = True
@@ -151,11 +131,8 @@ class JobRunner:
             outcome = Outcome.of(REJECTIONS[code], last_line)
         else:
             outcome = Outcome.of(ReasonCode.NO_RESULT, f"exit {code}, without a result")
-        if outcome.is_transient:
+        if outcome.is_transient and outcome.reason_code is not ReasonCode.GPU_FAULT:
             self._record_loss(number, outcome)
-            is_faulty = outcome.cause is not None and outcome.cause.is_worker_faulty
-            if is_faulty and result is not None and result.fingerprint.get(FAULTY_RANK, 0) == 0:
-                self._leaves_node = self._faults.record(number, outcome.text or "")
         else:
             self._write_end(number, outcome)
 

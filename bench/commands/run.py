@@ -84,7 +84,7 @@ def run(request: Request) -> int:
     except Stopped as stopped:
         if record is None:
             print(f"{request.trial_file}: {stopped} {where}", file=sys.stderr)
-            return ExitCode.WORKER_FAULTY if stopped.code.is_worker_faulty else stopped.outcome.status.exit_code
+            return stopped.outcome.status.exit_code
         outcome = stopped.outcome
     try:
         record.write(outcome)

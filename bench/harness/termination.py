@@ -20,6 +20,7 @@ from typing import Any
 from bench.harness.record import Record, peak_rss_bytes
 from bench.records import Trial
 from bench.records.atomic_files import DISK_ERRNOS
+from bench.records.paths import NODE_NAME_VARIABLE
 from bench.records.status import Outcome, ReasonCode
 from bench.records.units import format_gib, format_mib
 
@@ -37,6 +38,8 @@ _CONNECTION_LOST = re.compile(
     r"|ncclRemoteError|ncclSystemError|unhandled system error|remote process exited|watchdog .*timeout",
     re.IGNORECASE,
 )
+
+_NODE_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,200}\Z")
 
 # Messages of CUDA for errors of the hardware (cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable) and a lost GPU.
 _CUDA_FAULT = re.compile(r"uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost", re.IGNORECASE)
@@ -60,6 +63,14 @@ class GpuFault(WorkerGone):
     """A fault of a GPU, found by its wrong results or reported by its driver."""
 
     reason_code = ReasonCode.GPU_FAULT
+
+
+def name_node(fault: str) -> str:
+    """Return the fault of a GPU with this pod's node and the command that keeps new pods away from it."""
+    node = os.environ.get(NODE_NAME_VARIABLE, "")
+    if not _NODE_NAME.match(node):  # not in a pod
+        return fault
+    return f"{fault} (node {node}: `kubectl cordon {node}` keeps new pods away)"
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -134,15 +145,16 @@ def classify_error(error: BaseException, record: Record | None = None) -> Outcom
     message = " ".join(str(error).split()) or "no message"
     code, remedy = getattr(error, "reason_code", None), getattr(error, "remedy", None)
     if isinstance(error, WorkerGone):
-        return Outcome.of(error.reason_code, message[:300])
+        reason = message[:300]
+        return Outcome.of(error.reason_code, name_node(reason) if isinstance(error, GpuFault) else reason)
     if is_out_of_memory(error):
         reason, remedy = (message[:300], None) if record is None else _explain_out_of_memory(message, record)
         return Outcome.of(ReasonCode.OUT_OF_MEMORY, reason, remedy)
     message = f"{type(error).__name__}: {message}"
     default = ReasonCode.ERROR
-    if isinstance(error, RuntimeError) and _CUDA_FAULT.search(message):
-        default = ReasonCode.GPU_FAULT
-    elif isinstance(error, RuntimeError) and is_connection_error(message):
+    if code is None and isinstance(error, RuntimeError) and _CUDA_FAULT.search(message):
+        return Outcome.of(ReasonCode.GPU_FAULT, name_node(message[:300]))
+    if isinstance(error, RuntimeError) and is_connection_error(message):
         default = ReasonCode.CONNECTION_LOST
     elif isinstance(error, OSError) and error.errno in DISK_ERRNOS:
         default = ReasonCode.NOT_WRITTEN

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
-from bench.harness.termination import StopSignals
+from bench.harness.termination import StopSignals, name_node
 from bench.machine import cpu_contention, nvml, prometheus
 from bench.machine.fingerprint import import_path
 from bench.machine.gpu_health import link_flag
@@ -143,6 +143,7 @@ class _HealthReader(threading.Thread):
             for line in self._lines:
                 message = json.loads(line)
                 if fault := message.get("fault"):
+                    fault = name_node(fault)
                     self._record.gpu_fault = Outcome.of(ReasonCode.GPU_FAULT, fault)
                     self._record.log(f"GPU fault: {fault}")
                     if self._stops is not None:

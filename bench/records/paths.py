@@ -17,7 +17,6 @@
 | | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
 | CHECKPOINTS_FOLDER | RESTARTS_FILE | each attempt of a training, as it resumes and after its first step |
 | on the shared volume | ORDER_END_FILE | the first pod of a Kubernetes training Job, last |
-| | FAULTY_NODE_FILE | a pod of a Job on a node whose GPU showed a fault |
 
 `remote.fleet.gang_agent` sets the rank variables of each machine of a trial;
 `bench.workloads.ranks.multi_node` reads them.
@@ -47,7 +46,6 @@ NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
 METRICS_VARIABLE = "QLORA_FLEET_METRICS"  # {"host": ..., "port": ..., "usd_per_gpu_hour": ...}: serve /metrics there
 ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
-FAULTY_NODE_FILE = "faulty-{turn}.{node}.json"
 NODE_NAME_VARIABLE = "QLORA_FLEET_NODE_NAME"  # the pod's node
 HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt
 

@@ -9,8 +9,6 @@ from bench.records.paths import RESULT_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.trial import Trial
 
-FAULTY_RANK = "gpu_fault_rank"  # in a fingerprint: the rank whose GPU showed a fault; rank 0 without it
-
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:

@@ -98,17 +98,13 @@ class TrainingJobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJobEnd:
-    """Final status of a training Job, in the run's folder on the shared volume. Written last, by the first pod.
-
-    `node` is the node whose GPU has a fault, if that ended the training; the pod that cannot leave it then writes this.
-    """
+    """Final status of a training Job, in the run's folder on the shared volume. Written last, by the first pod."""
 
     attempt: int
     end: TrialStatus
     reason: str | None
     reason_code: ReasonCode | None = None
     remedy: str | None = None
-    node: str | None = None
 
     @property
     def outcome(self) -> Outcome:

@@ -27,7 +27,6 @@ class ExitCode(IntEnum):
     RETRYABLE = 3  # stopped by something that may pass
     REFUSED = 4  # for safety: a checksum, another run's lock, another user's folder
     UNDECIDED = 5  # a comparison that shows neither a difference nor its absence
-    WORKER_FAULTY = 69  # the GPU of this machine showed a fault (sysexits' EX_UNAVAILABLE)
     NOT_WRITTEN = 74  # the trial ran but its result could not be written (sysexits' EX_IOERR)
     CANNOT_START = 127  # the program does not exist, as in a shell
     INTERRUPTED = 130  # 128 + SIGINT
@@ -159,7 +158,7 @@ class ReasonCode(str, Enum):
     CONNECTION_LOST = "connection_lost", TrialStatus.LOST, "the connection between ranks broke"
     GPU_FAULT = (
         *("gpu_fault", TrialStatus.LOST, "its GPU has a fault"),
-        {"is_worker_faulty": True, "remedy": "replace its node (`inv nodes`, --cordon), then run `{resume}`"},
+        {"is_worker_faulty": True, "remedy": "cordon its node and delete the pod there, then run `{resume}`"},
     )
     NO_RESULT = "no_result", TrialStatus.LOST, "it left no result"
     RESULT_UNVERIFIED = "result_unverified", TrialStatus.LOST, "its result is damaged"

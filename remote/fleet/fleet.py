@@ -35,8 +35,6 @@ class Fleet:
     expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.outcome`).
     `on_event` is called from several threads and must not raise. `trial_ids` limits the fleet to these trials (None:
     all). `checkpoint_sync` transfers a training's checkpoints. `diagnose` says why a lost host does not come back.
-    `move_worker` gets a worker's name and a rank of its trial whose GPU showed a fault. It returns True if it gave that
-    rank another machine, and a text for the operator; a worker without another machine takes no more trials.
     `is_cancel_requested` is polled while the fleet runs, and stops it.
     """
 
@@ -55,7 +53,6 @@ class Fleet:
         trial_ids: Collection[str] | None = None,
         checkpoint_sync: CheckpointSync | None = None,
         diagnose: Callable[[], str | None] = lambda: None,
-        move_worker: Callable[[str, int], tuple[bool, str]] = lambda _name, _rank: (False, ""),
         is_cancel_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         limits = RetryLimits() if limits is None else limits
@@ -83,7 +80,6 @@ class Fleet:
             shared_folder=shared_folder,
             checkpoint_sync=checkpoint_sync,
             diagnose=diagnose,
-            move_worker=move_worker,
         )
         self._workers = {host.name: Worker(make_agent(host), state) for host in hosts}
         self._failure: BaseException | None = None

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.records.atomic_files import write_atomic
 from bench.records.checksummed import ResultError
 from bench.records.paths import NODE_RANK, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
-from bench.records.result import FAULTY_RANK, TrialResult
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import ExitCode, Outcome, ReasonCode
 from remote.fleet.ledger import Attempt, Ledger
@@ -81,12 +81,6 @@ def judge(
     last_line = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
     cause = _CAUSES.get(code, ReasonCode.PROCESS_FAILED)
     return of(cause, last_line if cause.is_rejected else f"exit {code}: {last_line}")
-
-
-def faulty_rank(result: Path | None) -> int:
-    """Return the rank whose GPU showed a fault, by a verified result; 0 if it does not name one."""
-    rank = None if result is None else TrialResult.read(result).fingerprint.get(FAULTY_RANK)
-    return rank if isinstance(rank, int) else 0
 
 
 def is_result_of(result: TrialResult, planned: PlannedTrial, attempt: int) -> bool:

@@ -26,7 +26,7 @@ class EventType(Enum):
     WORKER_BUSY = "worker busy"  # it runs another run's trial; the fleet waits for it
     WORKER_DIAGNOSED = "still waiting"  # why a lost worker does not come back, each time this changes
     WORKER_BACK = "worker back"
-    WORKER_FAULTY = "worker faulty"  # its GPU showed a fault; `reason` says what is done about it
+    WORKER_FAULTY = "worker faulty"  # its GPU showed a fault: it takes no more trials of the run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ from remote.fleet.outcome import (
     PROGRESS_PATH,
     TRIAL_FILE,
     OutcomeWriter,
-    faulty_rank,
     fetch_result,
     shared_output_folder,
 )
@@ -61,7 +60,6 @@ class FleetState:
     shared_folder: str | None
     checkpoint_sync: CheckpointSync | None = None
     diagnose: Callable[[], str | None] = lambda: None
-    move_worker: Callable[[str, int], tuple[bool, str]] = lambda _name, _rank: (False, "")
 
 
 class Worker:
@@ -258,20 +256,16 @@ class Worker:
             return
         is_running, healthy = not self._retry_policy.is_halted, self._fleet.healthy_workers
         is_faulty = verdict.cause is not None and verdict.cause.is_worker_faulty
-        note = ""
         if is_faulty and is_running:
-            is_moved, note = self._fleet.move_worker(self.name, faulty_rank(result))
-            if not is_moved:
-                healthy.discard(self.name)
+            healthy.discard(self.name)
         may_retry = verdict.is_transient and trial.allows_retry_after(attempt) and is_running
         if may_retry and any(map(trial.can_run_on, set(healthy))):
             self.agent.free_members(attempt.folder, grace_sec=self._retry_policy.limits.grace_sec)
             self._fleet.outcome_writer.requeue(trial, attempt, verdict)
         else:
             self._fleet.outcome_writer.end_trial(trial.planned, attempt, verdict, result)
-        if note:
-            self._fleet.on_event(FleetEvent(kind=EventType.WORKER_FAULTY, worker=self.name, reason=note))
         if self.name not in healthy:
+            self._fleet.on_event(FleetEvent(kind=EventType.WORKER_FAULTY, worker=self.name, reason=verdict.text))
             raise WorkerFaulty(verdict)
 
     def _cancel(self, trial: OpenTrial, attempt: Attempt) -> None:

@@ -7,7 +7,6 @@ trial_spec         the trial of a training, from settings, flags and a trial fil
 runner             run a plan over the fleet until every trial has ended
 live_display       progress of a fleet on the terminal
 training_progress  progress of a training on the terminal
-gpu_faults         name or replace the node of a GPU that showed a fault
 notify             run the operator's program at the end of a run
 pricing            cost settings, and the price of a worker
 collect            fetch the workers' results, and a training's adapter, into the run's folder

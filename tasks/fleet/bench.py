@@ -28,7 +28,6 @@ from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import after_success, plan, runner
-from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.notify import check_command, notify_end
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
@@ -38,7 +37,7 @@ from tasks.settings.load import Settings, load
 
 def run_bench(context: Context, options: BenchOptions) -> Answer | None:
     """Start a run, return its plan, or resume a run."""
-    settings = with_cordon(load(context), options.cordon)
+    settings = load(context)
     _check_flags(options)
     check_command(settings)
     after_success.check(settings, yes=options.yes, dry_run=options.dry_run)

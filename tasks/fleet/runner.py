@@ -36,7 +36,6 @@ from tasks.clients.worker_queries import query_all
 from tasks.clients.workers import PodDiagnosis, cluster_location, launcher, worker_groups
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_controls, results_write_errors
 from tasks.fleet import plan
-from tasks.fleet.gpu_faults import make_mover
 from tasks.fleet.live_display import FleetView
 from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import DISCARDED_FILE
@@ -237,7 +236,6 @@ def make_fleets(
             trial_ids=group.trial_ids,
             checkpoint_sync=checkpoint_sync,
             diagnose=diagnose,
-            move_worker=make_mover(settings, hosts, run.workers),
             is_cancel_requested=functools.partial(is_cancel_requested, folder),
         )
 

@@ -120,7 +120,6 @@ class FleetSection(Section):
     reconnect_timeout_sec: float = Field(default=600.0, ge=1, le=604_800)
     login_timeout_sec: float = Field(default=86_400.0, ge=1, le=604_800)
     max_attempts: int = Field(default=2, ge=1, le=10)
-    cordon: bool = False
     after_success: Literal["keep", "teardown"] = "keep"
     local: LocalSection = LocalSection()
     pods: PodsSection = PodsSection()

@@ -21,7 +21,6 @@ from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet import runner, trial_spec
 from tasks.fleet.collect import collect_run
 from tasks.fleet.declared import SETTING_NAMES
-from tasks.fleet.gpu_faults import cordon_faulty_node
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
 from tasks.fleet.trial_spec import TRIAL_ID
@@ -199,8 +198,6 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
             if entry.status is not None:
                 ledger.reopen(TRIAL_ID)
 
-        if settings.fleet.cordon and not options.dry_run:
-            cordon_faulty_node(settings, run, folder)
         plan = submit_job.submit(settings, next_run, options, on_accepted)
     submit_job.print_submitted(run_id, options)
     return plan

@@ -25,7 +25,6 @@ from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner, trial_spec
-from tasks.fleet.gpu_faults import with_cordon
 from tasks.fleet.notify import check_command
 from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
@@ -57,7 +56,7 @@ def check_data(context: Context, out: str | None) -> Answer:
 
 def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
     """Start a training, return its plan, submit it as a Job, or resume one."""
-    settings = with_cordon(load(context), options.cordon)
+    settings = load(context)
     check_command(settings)
     if options.job:
         submit_job.check_settings(settings)

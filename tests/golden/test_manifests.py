@@ -23,7 +23,6 @@ import pytest
 import yaml
 from kubernetes_validate.utils import schema_contents
 
-from bench.records.status import ExitCode
 from remote.cluster.diagnosis.nodes import GPU_RESOURCE
 from remote.cluster.labels import is_owned
 from remote.cluster.manifests import Image, ManifestValues, render
@@ -296,9 +295,8 @@ def test_a_training_survives_lost_pods_and_fails_on_its_own_exit_codes(name: str
     job = job_spec(name)
     assert job["completions"] == (1 if name == "job-1gpu" else 4)
     assert job["backoffLimit"] >= 10
-    ignored, faulty, fails = job["podFailurePolicy"]["rules"]
+    ignored, fails = job["podFailurePolicy"]["rules"]
     assert (ignored["action"], ignored["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget"), "a drain"
-    assert (faulty["action"], faulty["onExitCodes"]["values"]) == ("Ignore", [ExitCode.WORKER_FAULTY])
     assert (fails["action"], fails["onExitCodes"]["values"]) == ("FailJob", [1, 2])
     assert "exec python3 -m bench train" in pod_spec(name)["containers"][0]["args"][2], "SIGTERM reaches it"
     assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_ORDER"] == BASIC.extra_settings["order"]

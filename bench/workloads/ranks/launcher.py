@@ -18,8 +18,7 @@ from bench.data.inputs import InputError
 from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals
 from bench.records import Trial
-from bench.records.result import FAULTY_RANK
-from bench.records.status import ExitCode, ReasonCode, escape_controls
+from bench.records.status import ReasonCode, escape_controls
 from bench.workloads.ranks.multi_node import (
     JOIN_TIMEOUT_SEC,
     LeaderGone,
@@ -198,7 +197,7 @@ class RankLauncher:
             raise
         poll()
         link.send_end({"ranks": [], **ranks.local_failures()} if code else {})
-        return 0 if code == 0 else ExitCode.WORKER_FAULTY if ranks.has_faulty_gpu(mine) else 1
+        return 0 if code == 0 else 1
 
 
 def _send_refusal(link: LeaderLink, ranks: range, error: InputError | Stopped) -> None:
@@ -220,8 +219,6 @@ def _send_stop(link: LeaderLink, ranks: range, stopped: Stopped, *, has_ended_st
 def log_failure(record: Record, ranks: Torchrun, error: Exception) -> None:
     """Log the failure and every rank's last lines in the record."""
     record.log(str(error))
-    if isinstance(error, RankFailed) and error.reason_code is not None and error.reason_code.is_worker_faulty:
-        record.fingerprint[FAULTY_RANK] = error.rank
     if isinstance(error, RankOutOfMemory):
         record.peak_vram_bytes, record.peak_rss_bytes = error.peak_vram_bytes, error.peak_rss_bytes
     for rank in range(record.trial.world_size):

@@ -258,11 +258,6 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         message = f"torchrun ended with code {self._process.returncode}: {tail}"
         return RanksDisconnected(message) if termination.is_connection_error(tail) else RankFailed(message)
 
-    def has_faulty_gpu(self, ranks: range) -> bool:
-        """Check whether one of these ranks has reported a fault of its GPU."""
-        reports = filter(None, (read_object(self.folder / f"error-{rank}.json") for rank in ranks))
-        return any(ReasonCode(report["reason_code"]).is_worker_faulty for report in reports)
-
     def _error_of(self, report: dict[str, Any]) -> Exception:
         """Return the error that a rank has reported in its error file."""
         code = ReasonCode(report["reason_code"])

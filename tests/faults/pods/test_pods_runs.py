@@ -9,16 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from remote.cluster.kubeconfig import resolve
-from remote.fleet.queue import EventType, FleetEvent
+from remote.fleet.queue import EventType
 from remote.fleet.retry_policy import LoginTimeout
-from tasks.fleet import gpu_faults
-from tasks.fleet.gpu_faults import make_mover
 from tests.support.hosts.local_fleet import kill_kubectl_execs, wait_for
 from tests.support.pods import (
     EVICTION_SCALE,
@@ -71,35 +67,6 @@ def test_a_pod_that_dies_costs_the_trial_it_ran_and_no_other(pods: PodFleet, str
     assert starts["middle"] in (2, 3), "3: it was requeued to the worker with the last fault"
     assert starts["last"] == 1, "it was done, and its result was on the shared volume"
     assert starts["start"] <= 2
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_the_node_of_a_faulty_gpu_is_cordoned_and_its_pod_replaced(
-    pods: PodFleet, monkeypatch: pytest.MonkeyPatch, rank: int
-) -> None:
-    target = resolve(kubeconfig=str(pods.cluster.kubeconfig), context=None, namespace=pods.namespace)
-    monkeypatch.setattr(gpu_faults, "resolve_target", lambda _settings: target)
-    settings: Any = SimpleNamespace(fleet=SimpleNamespace(cordon=True))
-    hosts = pods.pod_hosts()
-    workers = [host.name for host in hosts]
-    pods.plan("faulty-once", pin=workers[0])
-    before = pods.pod_of(workers[rank])
-    cordoned: list[str] = []
-
-    def on_event(event: FleetEvent) -> None:
-        if event.kind is EventType.WORKER_FAULTY:
-            cordoned.extend(
-                node["metadata"]["name"] for node in pods.cluster.objects("nodes") if node["spec"].get("unschedulable")
-            )
-            pods.cluster.output("uncordon", before["node"])  # there is one node for each pod
-
-    mover = make_mover(settings, hosts, workers)
-    fleet = pods.pod_fleet(hosts=hosts, move_worker=lambda name, _: mover(name, rank), on_event=on_event)
-    fleet.run()
-    assert pods.statuses() == {"faulty-once": "SUCCEEDED"}
-    assert cordoned == [before["node"]]
-    pods.wait_ready()
-    assert pods.pod_of(workers[rank])["uid"] != before["uid"]
 
 
 @moments(("streams cut", "black hole", "kubelet restarted"), ("server gone", "streams frozen", "kubectl killed"))

@@ -61,8 +61,11 @@ def follow(_request: object, _trial: object, machines: NodeList, stops: StopSign
                     time.sleep(STEP_SEC)
                     link.check()
                     stops.check()
-            except Stopped:
-                link.send_end({"stopped": []})
+            except Stopped as stopped:
+                if stopped.code.is_worker_faulty:
+                    link.report_error(machines.rank, stopped.code, str(stopped))
+                else:
+                    link.send_end({"stopped": []})
                 raise
     except LeaderGone:
         return 1
@@ -78,6 +81,9 @@ def node_check(world_size: int, stops: StopSignals) -> Iterator[Callable[[], Non
     with tempfile.TemporaryDirectory() as folder, NodeHub(machines, world_size, Path(folder)) as hub:
 
         def check() -> None:
+            for path in Path(folder).glob("error-*.json"):
+                report = json.loads(path.read_text())
+                raise Stopped(ReasonCode(report["reason_code"]), report["reason"])
             for path in Path(folder).glob("failures-*.json"):
                 if "gone" not in json.loads(path.read_text()):
                     raise Stopped(ReasonCode.WORKER_STOPPED, "one of its workers was told to stop")

@@ -1,10 +1,12 @@
-"""A training's Job without an operator leaves a node with a sick GPU.
+"""A training's Job without an operator ends with the name of the node that has a sick GPU.
 
 Real kubectl and the tests' own cluster; steps compute nothing (tests/support/hosts/fake_worker_finetune.py), and the
 GPUs' driver is a fake.
 """
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +28,6 @@ PODS, OTHER_NODE = 2, "node-2"
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the content of the image: bench/ and the fake driver, with a switch for each node."""
     folder = make_workspace(tmp_path_factory)
-    with (folder / "bench" / "commands" / "job_faults.py").open("a") as file:
-        file.write("\nRETURN_DELAY_SEC = 0.5\n")
     driver = (ROOT / "tests" / "support" / "fakes" / "pynvml.py").read_text()
     switch = 'os.environ.get("FAKE_NVML_SWITCH", "")'
     assert switch in driver
@@ -67,7 +67,9 @@ def trainer(
     operator.inv("teardown", "--yes", "--discard-results")
 
 
-def test_a_training_leaves_a_node_whose_gpu_shows_an_xid(trainer: Operator, workspace: Path) -> None:
+def test_a_training_ends_lost_with_the_node_of_a_sick_gpu_and_a_resume_goes_on_elsewhere(
+    trainer: Operator, workspace: Path
+) -> None:
     hold = install_fake_finetune(workspace)
     hold.touch()
     trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
@@ -77,7 +79,7 @@ def test_a_training_leaves_a_node_whose_gpu_shows_an_xid(trainer: Operator, work
     sick = running_pod(trainer, 1)
     node = next(pod for pod in trainer.objects("pods") if pod["metadata"]["name"] == sick)["spec"]["nodeName"]
     (workspace / "sick" / node).write_text(json.dumps({"xids": [79]}))
-    trainer.cluster.wait_until(lambda: conditions(trainer).get("Failed") == "True", "the Job to give up the node")
+    trainer.cluster.wait_until(lambda: conditions(trainer).get("Failed") == "True", "the Job to end")
     hold.unlink()  # not earlier: the training could end before the fault is seen
 
     output = trainer.inv("collect", f"--run={run_id}")
@@ -85,9 +87,12 @@ def test_a_training_leaves_a_node_whose_gpu_shows_an_xid(trainer: Operator, work
     assert (end["end"], end["reason_code"]) == ("LOST", "gpu_fault"), output
     assert f"node {node}" in end["reason"]
     assert "XID 79" in end["reason"]
+    (command,) = re.findall(r"`kubectl ([^`]+)`", end["reason"])
+    trainer.cluster.output(*shlex.split(command))
+    nodes = {each["metadata"]["name"]: each["spec"] for each in trainer.cluster.objects("nodes")}
+    assert nodes[node]["unschedulable"]
     trainer.cluster.faults.set_gpus(OTHER_NODE, 1)
-    output = trainer.inv("train", "--job", f"--resume={run_id}", "--cordon")
-    assert f"cordoned node {node}\n" in output
+    trainer.inv("train", "--job", f"--resume={run_id}")
     trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
     assert "verified" in trainer.inv("collect", f"--run={run_id}")
     assert [event["end"] for event in events(trainer, "ended")] == ["LOST", "SUCCEEDED"]

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from bench.commands import cli, job_faults, job_runner
+from bench.commands import cli, job_runner
 from bench.commands.job_runner import JobRunner, attempt_numbers, held_sec, read_order
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
-from bench.records.paths import NODE_NAME_VARIABLE, ORDER_VARIABLE
-from bench.records.result import FAULTY_RANK, TrialResult
+from bench.records.paths import ORDER_VARIABLE
+from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, TrainingJobEnd, TrainingJobSpec
-from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
+from bench.records.status import ExitCode, ReasonCode, TrialStatus
 
 # For each attempt: exit code, and the result's status or its cause (None: no result) and reason.
 Script = list[tuple[int, TrialStatus | ReasonCode | None, str | None]]
@@ -133,69 +133,13 @@ def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_tu
     )
 
 
-@pytest.fixture
-def pod_on(
-    tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, list[int]]]:
-    """Function that runs a pod on a node whose attempts show a fault; returns (exit code, its attempts)."""
-    monkeypatch.setattr(job_runner, "RETRY_DELAY_SEC", 0.0)
-    monkeypatch.setattr(job_faults, "RETURN_DELAY_SEC", 0.0)
-    monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
-
-    def run(node: str, *, rank: int = 0, faulty_rank: int | None = None, good: bool = False, turn: int = 1) -> Any:
-        monkeypatch.setenv(NODE_NAME_VARIABLE, node)
-        planned, attempts = PlannedTrial(trial_id="train", trial=make_trial()), []
-        order = TrainingJobSpec(
-            run_id="r1", planned=planned, shared=str(tmp_path), turn=turn, after=0, max_restarts=9, port=1, token="t"
-        )
-        pod = JobRunner(order, rank, "train")
-
-        def attempt(number: int) -> tuple[int, str]:
-            attempts.append(number)
-            pod._is_stopped = len(attempts) == 3
-            if rank > 0:
-                return (0 if good else ExitCode.WORKER_FAULTY), "GPU 0: XID 79"
-            folder = tmp_path / "r1" / f"train.{number}"
-            folder.mkdir()
-            outcome = Outcome(TrialStatus.SUCCEEDED) if good else Outcome.of(ReasonCode.GPU_FAULT, "GPU 0: XID 79")
-            TrialResult(
-                trial_id="train", trial=planned.trial, status=outcome.status, reason=outcome.reason,
-                reason_code=outcome.reason_code, attempt=number,
-                fingerprint={} if faulty_rank is None else {FAULTY_RANK: faulty_rank},
-            ).write(folder)  # fmt: skip
-            return 0 if good else 1, ""
-
-        monkeypatch.setattr(pod, "_run_attempt", attempt)
-        return pod.run(), attempts
-
-    return run
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_no_attempt_runs_again_on_a_node_with_a_faulty_gpu(rank: int, pod_on, tmp_path: Path) -> None:
-    assert pod_on("node-1", rank=rank) == (ExitCode.WORKER_FAULTY, [1])
-    assert pod_on("node-1", rank=rank) == (ExitCode.WORKER_FAULTY, []), "its replacement came to the same node"
-    assert TrainingJobEnd.read_or_none(tmp_path / "r1", 1) is None
-    code, attempts = pod_on("node-2", rank=rank, good=True)
-    assert attempts
-    assert code == (0 if rank == 0 else ExitCode.STOPPED)
-
-
-def test_a_training_ends_if_every_replacement_comes_to_the_faulty_node(pod_on, tmp_path: Path) -> None:
-    for returned in range(job_faults.MAX_RETURNS):
-        assert pod_on("node-1", rank=1)[0] == ExitCode.WORKER_FAULTY, returned
-    assert pod_on("node-1", rank=1) == (ExitCode.FAILED, [])
-    end = TrainingJobEnd.read_or_none(tmp_path / "r1", 1)
-    assert end is not None
-    assert (end.end, end.reason_code, end.node) == (TrialStatus.LOST, ReasonCode.GPU_FAULT, "node-1")
-    assert "XID 79" in str(end.reason)
-    assert pod_on("node-1", turn=2, good=True) == (0, [1]), "the operator's next turn starts again"
-
-
-def test_the_first_pod_stays_if_the_fault_is_on_another_node_or_its_own_is_not_known(pod_on) -> None:
-    assert pod_on("node-1", faulty_rank=1) == (ExitCode.STOPPED, [1, 2, 3])
-    assert pod_on("", turn=2) == (ExitCode.STOPPED, [4, 5, 6])
-    assert pod_on("../x", turn=3) == (ExitCode.STOPPED, [7, 8, 9])
+def test_a_faulty_gpu_ends_the_training_with_the_reason_that_names_its_node(run_script: Any) -> None:
+    reason = "GPU 0: XID 79 (node node-1)"
+    code, end = run_script([(1, ReasonCode.GPU_FAULT, reason)])
+    assert code == ExitCode.FAILED
+    assert (end.end, end.reason_code, end.reason) == (TrialStatus.LOST, ReasonCode.GPU_FAULT, reason)
+    assert run_script([]) == (ExitCode.FAILED, end), "its replacement runs no attempt"
+    assert run_script([(0, TrialStatus.SUCCEEDED, None)], turn=2, after=1)[0] == 0, "the operator's next turn goes on"
 
 
 def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_turns(

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from bench.harness.termination import Stopped, StopSignals, classify_error
+from bench.harness.termination import GpuFault, Stopped, StopSignals, classify_error
+from bench.records.paths import NODE_NAME_VARIABLE
 from bench.records.status import Outcome, ReasonCode
 from tests.support.cases import Case, load_cases
 from tests.support.faults import OutOfMemoryError
@@ -50,6 +51,19 @@ def test_an_error_is_recorded_with_its_cause(case: Case):
     outcome = classify_error(error)
     assert outcome.reason_code is ReasonCode(case["expected"])
     assert case["expected"] == "out_of_memory" or str(outcome.reason).startswith(f"{type(error).__name__}: ")
+
+
+@pytest.mark.parametrize(
+    ("node", "command"), [("gpu-1.example", "`kubectl cordon gpu-1.example`"), ("", None), ("-x; reboot", None)]
+)
+@pytest.mark.parametrize("error", [GpuFault("XID 79"), RuntimeError("CUDA error: uncorrectable ECC error")])
+def test_a_fault_of_a_gpu_names_its_node_and_the_command_in_a_pod(monkeypatch, error, node, command):
+    monkeypatch.setenv(NODE_NAME_VARIABLE, node)
+    outcome = classify_error(error)
+    assert outcome.reason_code is ReasonCode.GPU_FAULT
+    assert str(error) in str(outcome.reason)
+    assert ("cordon" in str(outcome.reason)) == (command is not None)
+    assert command is None or command in str(outcome.reason)
 
 
 def test_a_reason_is_one_short_line_and_never_empty():
