@@ -62,7 +62,8 @@ from tasks.settings.load import Settings
 
 TRAIN_COMPONENT = "train"
 _READER_NEEDS = ("ConfigMap", "NetworkPolicy", "PersistentVolume", "PersistentVolumeClaim", "ServiceAccount")
-_PROBE_TIMEOUT_SEC, _POLL_SEC, _DELETE_TIMEOUT_SEC = 30.0, 1.0, 60.0
+_PROBE_TIMEOUT_SEC, _LIST_TIMEOUT_SEC, _DELETE_TIMEOUT_SEC = 30.0, 60.0, 180.0
+_POLL_SEC = 1.0
 
 
 def is_k8s_training(run: RunRecord) -> bool:
@@ -151,9 +152,6 @@ def _probe_error(host: Host) -> str | None:
     except HostError as error:
         return collapse_whitespace(error)
     return None
-
-
-_LIST_TIMEOUT_SEC = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,9 +256,6 @@ def _record_restarts(run: RunRecord, ledger: Ledger, restarts: Sequence[Restart]
             usd = None if price is None else round(lost_sec * workers * price / 3600.0, 4)
             cost = {"step": restart.from_step, "lost_sec": lost_sec, "workers": workers, "usd": usd}
             ledger.record_restart(trial_id, restart.attempt, **cost)
-
-
-_DELETE_TIMEOUT_SEC = 180.0
 
 
 def find_job(cluster: Cluster, run_id: str) -> Object | None:
