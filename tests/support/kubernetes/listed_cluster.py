@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remote.cluster.kubeconfig import Target
-from remote.hosts.pods.kubectl import Forbidden
 from remote.providers import PROVIDERS, Provider
 
 Json = dict[str, Any]
@@ -14,11 +13,10 @@ TARGET = Target(context="one", cluster="c", user="u", namespace="n", server="htt
 
 @dataclass(kw_only=True)
 class FakeCluster:
-    """Lists as JSON of the API. `pods_everywhere` is forbidden if `others` is None."""
+    """Lists as JSON of the API."""
 
     live_nodes: list[Json] = field(default_factory=list)
     fleet_pods: list[Json] = field(default_factory=list)
-    others: list[Json] | None = field(default_factory=list)
     objects: dict[str, list[Json]] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
     target: Target = TARGET
@@ -31,9 +29,7 @@ class FakeCluster:
         return self.fleet_pods
 
     def pods_everywhere(self) -> list[Json]:
-        if self.others is None:
-            raise Forbidden("user u may not list pods")
-        return [*self.fleet_pods, *self.others]
+        return self.fleet_pods
 
     def list_fleet_objects(self, kind: str) -> list[Json]:
         return [item for item in self.objects.get(kind, []) if item["metadata"]["name"] not in self.deleted]

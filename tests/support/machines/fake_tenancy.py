@@ -133,7 +133,6 @@ class Fault:
     message: str
     times: int
     truncated: bool = False
-    drops_response: bool = False  # the request is executed, but its response is lost
     html: bool = False
 
 
@@ -254,7 +253,6 @@ class _Handler(StubHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # header and body are two writes; Nagle would delay the second by 40 ms
     server: FakeTenancy
-    _drops_response = False
 
     def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002 - signature of the base class
         return email.utils.format_datetime(self._now(), usegmt=True)
@@ -277,12 +275,11 @@ class _Handler(StubHandler):
         error = None if is_unsigned else self._authentication_error(body)
         if error is not None:
             return self._send_error(401, "NotAuthenticated", error)
-        self._drops_response = fault is not None and fault.drops_response
         if fault is not None and fault.html:
             return self._send(200, b"<html><body>Please log in</body></html>", kind="text/html")
         if fault is not None and fault.truncated:
             return self._send(200, b'[{"id": "ocid1', truncated=True)
-        if fault is not None and not fault.drops_response:
+        if fault is not None:
             return self._send_error(fault.status, fault.code, fault.message)
         if self.server.instance is not None and path.startswith(("/opc/", "/v1/x509")):
             return self._send(*self.server.instance.respond(path, self._signable(), body))
@@ -371,9 +368,6 @@ class _Handler(StubHandler):
         extra: Json | None = None,
         truncated: bool = False,
     ) -> None:
-        if self._drops_response:
-            self.close_connection = True
-            return
         length = {"Content-Length": str(len(body) + 100)} if truncated else {}
         self.reply(status, body, {"content-type": kind, "opc-request-id": "REQUEST/7", **length, **(extra or {})})
         if truncated:
