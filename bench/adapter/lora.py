@@ -4,12 +4,11 @@ A base is compared with the one that the adapter was trained on by content, not 
 
     merged = W + scale B A    W (out, in), A (rank, in), B (out, rank); scale = alpha / rank, or alpha / sqrt(rank)
 
-Not covered: anything but plain LoRA on linear layers (DoRA, ranks by layer, trained biases or embeddings). Each is
-rejected by name, because merging it as plain LoRA would silently give another model.
+Not covered: anything but plain LoRA on linear layers (`bench.records.adapter` lists what is understood). It is rejected
+by name, because merging it as plain LoRA would silently give another model.
 """
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -28,19 +27,12 @@ from bench.data.model_folder import TEMPLATE_FILE, check_model, read_config, rea
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
-from bench.records.atomic_files import read_regular, sha256_of
+from bench.records.adapter import read_lora_config
+from bench.records.atomic_files import sha256_of
+from bench.records.checksummed import ResultError
 from bench.workloads.finetune.checkpoint import ADAPTER, ADAPTER_CONFIG, TOKENIZER_FILES
 
-MAX_CONFIG_BYTES = 1 << 20
 RESTORE_BASE = "restore the base of the training at its path"
-UNSUPPORTED_KEYS = (
-    "use_dora",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "fan_in_fan_out",
-    "layers_to_transform",
-)
 _MATRIX_NAME = re.compile(r"base_model\.model\.(?P<weight>.+)\.lora_(?P<part>[AB])\.weight")
 
 
@@ -63,10 +55,13 @@ class Lora:
 def check_base(model: Path, adapter: Path, model_sha256: str | None) -> ModelFacts:
     """Return the base's facts. Raises InputRejected if it is not that of the training, InputError if it is unusable.
 
+    So does an adapter that is not plain LoRA.
+
     The adapter's folder holds copies of the training's tokenizer and chat template, so a change of these is reported as
     such. The template of an unchanged model differs if the training had another one (train.chat_template).
     """
     facts = check_model(model)
+    _read_adapter_config(adapter)
     for name in TOKENIZER_FILES:
         if name == TEMPLATE_FILE and facts.sha256 == model_sha256:
             continue
@@ -100,7 +95,7 @@ def read(folder: Path, model: Path) -> Lora:
     """Read an adapter and check it against the shapes of the base's weights. Raises InputError."""
     name_of = find(read_config(model)).module_name
     shapes = {name_of(name): shape for path in weight_files(model) for name, shape in read_shapes(path).items()}
-    config = _read_config(folder / ADAPTER_CONFIG)
+    config = _read_adapter_config(folder)
     rank, alpha = config["r"], config["lora_alpha"]
     path, parts = folder / ADAPTER, dict[str, dict[str, Any]]()
     try:
@@ -155,22 +150,11 @@ class MergedWeights:
         return merged
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_adapter_config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads(read_regular(path, max_bytes=MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: invalid JSON, truncated or damaged", remedy="copy the adapter again") from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise InputError(f"{path}: peft_type: expected LORA")
-    used = [name for name in UNSUPPORTED_KEYS if config.get(name)]
-    if used or config.get("bias", "none") != "none":
-        raise InputError(f"{path}: {(used or ['bias'])[0]}: not plain LoRA", remedy="this adapter cannot be merged")
-    for name in ("r", "lora_alpha"):
-        if type(config.get(name)) not in (int, float) or not 0 < config[name] < 1 << 20:
-            raise InputError(f"{path}: {name}: expected a number above 0, found {config.get(name)!r}")
-    return config
+        return read_lora_config(folder / ADAPTER_CONFIG)
+    except ResultError as error:
+        raise InputError.from_error(error) from error
 
 
 def _check_pair(

@@ -1,11 +1,33 @@
-"""Results of work on a finished adapter: its check in each form for serving, and the sources of a merge."""
+"""An adapter's config, and results of work on it: its check in each form for serving, and the sources of a merge."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from bench.records.checksummed import Checksummed
+from bench.records import schema
+from bench.records.atomic_files import read_regular
+from bench.records.checksummed import Checksummed, ResultError
 from bench.records.paths import ADAPTER_CHECK_FILE
+
+MAX_CONFIG_BYTES = 1 << 20
+# Keys of peft's LoraConfig (0.21) that are understood. Those of FREE_KEYS may have any value: it is read, checked with
+# the tensors, or changes nothing in a trained adapter.
+FREE_KEYS = frozenset(
+    {
+        *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "lora_dropout", "inference_mode"),
+        *("base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
+        *("eva_config", "megatron_core", "qalora_group_size"),
+    }
+)
+# What the others may be, apart from absent or empty. The factors of other initializations belong to a changed base.
+PLAIN_VALUES = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM",),
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
+}
 
 FORM_LABELS = {  # by ServedForm.name
     "trained": "as trained",
@@ -14,6 +36,32 @@ FORM_LABELS = {  # by ServedForm.name
     "merged-nf4": "merged, --base=nf4",
     "folder": "the merged folder",
 }
+
+
+def read_lora_config(path: Path) -> dict[str, Any]:
+    """Read the adapter_config.json of plain LoRA. Raises ResultError for any key that is not understood."""
+    try:
+        config = schema.parse_object(read_regular(path, max_bytes=MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise ResultError(
+            f"{path}: cannot be read: {error.strerror}", remedy="name a folder that peft saved"
+        ) from error
+    except ValueError as error:
+        raise ResultError(f"{path}: not JSON: {error}", remedy="copy the adapter again") from error
+    for key, value in {"peft_type": "missing", **config}.items():
+        is_unset = key != "peft_type" and (value is None or value is False or value in ("", [], {}))  # 0 is a layer
+        if key not in FREE_KEYS and not is_unset and value not in PLAIN_VALUES.get(key, ()):
+            raise ResultError(
+                f"{path}: {key} is {str(value)[:40]}, not plain LoRA",
+                remedy="convert it to plain LoRA with peft, or use another adapter",
+            )
+    for key in ("r", "lora_alpha"):
+        if type(config.get(key)) not in (int, float) or not 0 < config[key] < 1 << 20:
+            raise ResultError(
+                f"{path}: {key}: expected a number above 0, found {str(config.get(key))[:40]!r}",
+                remedy="copy the adapter again",
+            )
+    return config
 
 
 @dataclass(frozen=True, kw_only=True)

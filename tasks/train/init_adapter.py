@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records import Trial, schema
+from bench.records import Trial
+from bench.records.adapter import MAX_CONFIG_BYTES, read_lora_config
 from bench.records.atomic_files import read_regular, regular_file_size, sha256_of
 from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_FOLDER, RUN_FILE, SUMS_FILE, TRAINING_FILE
@@ -27,12 +28,6 @@ from tasks.fleet.run_store import find_run
 from tasks.settings.load import Settings
 
 SETTING, CONFIG_FILE = "train.init_adapter", "adapter_config.json"
-MAX_CONFIG_BYTES = 1 << 20
-# Parts of an adapter that a training here does not have.
-UNSUPPORTED_KEYS = (
-    *("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"),
-    *("target_parameters", "trainable_token_indices", "lora_bias"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,19 +109,8 @@ def _verified_sha256(folder: Path) -> str:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
-    try:
-        config = schema.parse_object(read_regular(path, max_bytes=MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise UsageError(f"{SETTING}: {path}: {error.strerror}", remedy="name a folder that peft saved") from error
-    except ValueError as error:
-        raise UsageError(f"{SETTING}: {path}: not JSON: {error}", remedy="copy the adapter again") from error
-    used = [name for name in UNSUPPORTED_KEYS if config.get(name)]
-    used += ["bias"] if config.get("bias", "none") != "none" else []
-    if config.get("peft_type") != "LORA" or used:
-        problem = f"has {used[0]}" if used else f"peft_type {config.get('peft_type')!r}"
-        raise UsageError(f"{SETTING}: {path}: {problem}, not plain LoRA", remedy="name another adapter")
-    return config
+    with translate_errors(UsageError, ResultError, prefix=f"{SETTING}: "):
+        return read_lora_config(folder / CONFIG_FILE)
 
 
 def check(adapter: InitAdapter, trial: Trial, model_sha256: str) -> None:

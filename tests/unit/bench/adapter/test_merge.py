@@ -141,7 +141,8 @@ def test_an_adapter_that_is_not_plain_lora_of_this_base_is_rejected_by_name(inpu
     for changes, error_class, message in (
         ({"model": str(model)}, InputRejected, "tokenizer_config.json: .*; restore it from"),
         ({"model_sha256": "0" * 64}, InputRejected, "expected 000000000000"),
-        ({"adapter": str(changed(adapter, tmp_path / "a", use_dora=True))}, InputError, "use_dora: "),
+        ({"adapter": str(changed(adapter, tmp_path / "a", use_dora=True))}, InputError, "use_dora is True"),
+        ({"adapter": str(changed(adapter, tmp_path / "e", init_lora_weights="pissa"))}, InputError, "is pissa"),
         ({"adapter": str(changed(adapter, tmp_path / "b", r=8))}, InputError, "rank 4 x 4, .* 8 in adapter_config"),
         ({"adapter": str(changed(adapter, tmp_path / "c", r="4"))}, InputError, "r: expected .*, found '4'"),
         ({"adapter": str(tmp_path / "none")}, InputError, "No such file"),

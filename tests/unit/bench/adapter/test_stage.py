@@ -32,7 +32,7 @@ def stage_request(tmp_path: Path) -> Callable[..., StageRequest]:
     adapter = tmp_path / "volume" / "adapters" / "a"
     adapter.mkdir(parents=True)
     (adapter / "adapter_model.safetensors").write_bytes(WEIGHTS)
-    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (adapter / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     write_sums(adapter)
 
@@ -71,6 +71,11 @@ def test_another_base_template_or_adapter_is_refused(stage_request: Callable[...
     (adapter / "adapter_config.json").write_text('{"r": 1}')
     with pytest.raises(InputError, match=r"adapter_config\.json: .*; remove "):
         stage_adapter(stage_request(), print)
+    (adapter / "SHA256SUMS").unlink()
+    write_sums(adapter)
+    with pytest.raises(InputError, match="peft_type is missing, not plain LoRA"):
+        stage_adapter(stage_request(), print)
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (adapter / "tokenizer.json").write_text("another")
     (adapter / "SHA256SUMS").unlink()
     write_sums(adapter)

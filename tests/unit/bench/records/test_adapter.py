@@ -1,0 +1,57 @@
+"""adapter_config.json: what peft writes for plain LoRA is accepted, every key that changes its meaning is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.records.adapter import read_lora_config
+from bench.records.checksummed import ResultError
+
+PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 16, "lora_alpha": 32}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(PLAIN | changes))
+    return path
+
+
+def test_what_peft_saves_by_default_is_plain_lora(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj"], task_type="CAUSAL_LM", use_rslora=True)
+    config.save_pretrained(tmp_path)
+    assert read_lora_config(tmp_path / "adapter_config.json")["use_rslora"] is True
+
+
+@pytest.mark.parametrize("value", [False, None, "gaussian", "orthogonal", "eva"])
+def test_an_initialization_that_leaves_the_base_as_it_is_is_plain_lora(value: Any, tmp_path: Path) -> None:
+    assert read_lora_config(write(tmp_path, init_lora_weights=value, later_key=None, other={}))["r"] == 16
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(
+            ("init_lora_weights", value)
+            for value in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "x")
+        ),
+        ("alora_invocation_tokens", [3, 4]),
+        ("layer_replication", [[0, 2], [1, 3]]),
+        *((key, True) for key in ("use_dora", "use_qalora", "lora_bias", "fan_in_fan_out", "ensure_weight_tying")),
+        *((key, {"a": 1}) for key in ("arrow_config", "use_bdlora", "kasa_config", "velora_config", "megatron_config")),
+        *((key, {"a": 1}) for key in ("monteclora_config", "loftq_config", "corda_config", "lora_ga_config")),
+        *((key, {"q_proj": 8}) for key in ("rank_pattern", "alpha_pattern")),
+        *((key, ["a"]) for key in ("modules_to_save", "target_parameters", "trainable_token_indices")),
+        *(("layers_to_transform", value) for value in ([0], 0)),
+        ("bias", "all"),
+        ("peft_type", "IA3"),
+        ("peft_type", None),
+        ("task_type", "SEQ_CLS"),
+        ("key_of_a_later_peft", True),
+    ],
+)
+def test_a_key_that_changes_the_meaning_is_refused_by_name(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match=f"adapter_config.json: {key} is .*, not plain LoRA; convert"):
+        read_lora_config(write(tmp_path, **{key: value}))
