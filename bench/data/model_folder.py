@@ -18,7 +18,7 @@ from bench.architectures import find
 from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, ConfigError, Geometry, is_registered
 from bench.architectures.unregistered import describe
 from bench.data.inputs import InputError, ModelFacts
-from bench.records.atomic_files import sha256_of
+from bench.records.atomic_files import CHUNK_BYTES, sha256_of
 from bench.records.paths import SUMS_FILE
 from bench.records.schema import type_name
 
@@ -64,6 +64,7 @@ def check_model(folder: Path) -> ModelFacts:
                 f"{folder}: model_type {config['model_type']}: no linear layer that every decoder block has",
                 remedy="use a causal language model",
             )
+        _check_head(folder, config, geometry, files)
         _check_tokenizer(folder, geometry.vocabulary)
         names = ["config.json", *files, *(name for name in (INDEX, *TOKENIZER_FILES) if (folder / name).is_file())]
         return ModelFacts(
@@ -184,6 +185,38 @@ def _expected_shapes(
             columns, rows = layer.shape(geometry)
             keys = ", ".join(LAYER_SIZES[size] for size in dict.fromkeys((*layer.outputs, layer.input)))
             yield f"{BLOCKS}.{index}.{layer.path}.weight", (rows, columns), f"num_hidden_layers, {keys}"
+
+
+def _check_head(folder: Path, config: dict[str, Any], geometry: Geometry, files: dict[str, Shapes]) -> None:
+    """Raise InputError if config and weights contradict each other about a head of its own: readers would differ."""
+    size = geometry.vocabulary, geometry.hidden
+    tables = [
+        (folder / file, name)
+        for file, shapes in files.items()
+        for name, shape in shapes.items()
+        if shape == size and not re.search(r"\.\d+\.", name)
+    ]
+    says = f"{folder / 'config.json'}: tie_word_embeddings is {str(geometry.is_tied).lower()}"
+    if geometry.is_tied and len(tables) > 1 and len({_hash_tensor(*table) for table in tables}) > 1:
+        raise InputError(
+            f"{says}, but in the weights {' and '.join(sorted(name for _, name in tables))} differ",
+            remedy=f'write "tie_word_embeddings": false there, and its new sha256 into a {SUMS_FILE}',
+        )
+    if config.get("tie_word_embeddings") is False and len(tables) == 1:
+        raise InputError(f"{says}, but the weights have only {tables[0][1]}", remedy="fetch or make the model again")
+
+
+def _hash_tensor(path: Path, name: str) -> str:
+    """Hash a tensor's type and data."""
+    with path.open("rb") as file:
+        entry = json.loads(file.read(length := int.from_bytes(file.read(8), "little")))[name]
+        begin, end = entry["data_offsets"]
+        file.seek(8 + length + begin)
+        digest = hashlib.sha256(entry["dtype"].encode())
+        while begin < end and (chunk := file.read(min(CHUNK_BYTES, end - begin))):
+            digest.update(chunk)
+            begin += len(chunk)
+    return digest.hexdigest()
 
 
 def _check_tokenizer(folder: Path, vocabulary: int) -> None:

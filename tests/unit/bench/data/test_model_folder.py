@@ -9,7 +9,8 @@ import pytest
 
 from bench.data.demo import write_sums
 from bench.data.inputs import InputError
-from bench.data.model_folder import check_model, check_template, end_tokens
+from bench.data.model_folder import check_model, check_template, end_tokens, read_shapes
+from bench.data.tokenizer import load_tokenizer
 from bench.data.trial_inputs import check_trial, check_trials
 from tests.support.cases import Case, load_cases
 from tests.support.small_inputs import edit_json, write_weights
@@ -46,6 +47,29 @@ def test_a_tied_output_layer_need_not_be_stored(model_folder: Path):
     shapes |= {f"model.layers.0.{name}_proj.weight": shape for name, shape in layer_shapes.items()}
     write_weights(model_folder / "model.safetensors", shapes)
     assert check_model(model_folder).parameters == 32 * 8 + 8 + 4 * 64 + 3 * 128
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "of_no_known_family"])
+def test_a_head_of_its_own_and_a_config_that_ties_it_contradict_each_other(model_folder: Path, model_type: str):
+    edit_json(model_folder / "config.json", tie_word_embeddings=True, model_type=model_type)
+    check_model(model_folder)  # a copy of the embeddings is stored, too
+    content = bytearray((model_folder / "model.safetensors").read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    end = json.loads(content[8 : 8 + length])["lm_head.weight"]["data_offsets"][1]
+    content[7 + length + end] ^= 1
+    (model_folder / "model.safetensors").write_bytes(content)
+    expected = r"config\.json: tie_word_embeddings is true, .* lm_head\.weight and model\.embed_tokens\.weight differ; "
+    assert re.search(expected, error_of(model_folder))
+    edit_json(model_folder / "config.json", tie_word_embeddings=False)
+    check_model(model_folder)
+
+
+def test_a_head_that_is_neither_tied_nor_stored_is_refused(model_folder: Path):
+    edit_json(model_folder / "config.json", tie_word_embeddings=False, model_type="of_no_known_family")
+    shapes = dict(read_shapes(model_folder / "model.safetensors"))
+    del shapes["lm_head.weight"]
+    write_weights(model_folder / "model.safetensors", {name: list(shape) for name, shape in shapes.items()})
+    assert "tie_word_embeddings is false, but the weights have only model.embed_tokens" in error_of(model_folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
