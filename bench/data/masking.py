@@ -27,11 +27,12 @@ from bench.data import findings
 from bench.data.findings import DataFindings
 from bench.data.inputs import Conversation, InputError
 from bench.data.rendering import PROBE_ANSWER, ConversationRenderer, Rendered
-from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, TemplateTimeout
+from bench.data.tokenizer import ChatTemplate, ControlTokens, Messages, TemplateFault
 from bench.data.tool_template import ToolTemplate
 
 TOKENIZE_BATCH = 256  # conversations that are tokenized together
 MAX_BATCH_CHARS = 32 << 20  # or fewer, if their texts are long
+TEMPLATE_REMEDY = "use a model with a chat template for text, or set train.chat_template for a training"
 T = TypeVar("T")
 IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
 
@@ -111,8 +112,6 @@ class ExampleBuilder:
 
         A conversation that the template rejects raises InputError, or is passed to `on_bad_line` and left out.
         """
-        if not self._is_template_checked:
-            self._check_template()
         texts, characters = list[Rendered](), 0
         for number, conversation in enumerate(conversations, 1):
             rendered = self._render_if_accepted(conversation)
@@ -124,24 +123,27 @@ class ExampleBuilder:
         yield from self._tokenize(texts)
 
     def _check_template(self) -> None:
-        """Raise InputError for a template that writes no text: it would train on empty answers."""
+        """Raise TemplateFault for a template that fails, or writes no text: it would train on empty answers."""
         self._is_template_checked = True
         turns = [{"role": "user", "content": PROBE_ANSWER}, {"role": "assistant", "content": PROBE_ANSWER}]
         try:
             text = self._template.render("", turns)
-        except InputError:  # a template may reject these turns; it is rejected with the first line of the data then
-            return
-        if text and text.count(PROBE_ANSWER) < len(turns):
-            raise InputError(
-                "the model's chat template does not write the text of a turn, because it expects a list of text and "
-                "images",
-                remedy="use a model with a chat template for text",
+        except InputError as error:
+            cause = error.__cause__
+            if type(cause).__name__ == "TemplateError":  # it refuses these turns; the first line of the data may differ
+                return
+            why = " ".join(str(cause).split())
+            raise TemplateFault(f"the model's chat template fails: {why}", remedy=TEMPLATE_REMEDY) from error
+        if text.count(PROBE_ANSWER) < len(turns):
+            raise TemplateFault(
+                "the model's chat template does not write the text of a turn; it may expect a list of text and images",
+                remedy=TEMPLATE_REMEDY,
             )
 
     def _render_if_accepted(self, conversation: Conversation) -> list[Rendered]:
         try:
             return list(self._render(conversation))
-        except TemplateTimeout:
+        except TemplateFault:
             raise
         except InputError as error:
             if self._on_bad_line is None:
@@ -160,6 +162,8 @@ class ExampleBuilder:
                 yield from self._render_answers(source)
 
     def _render_answers(self, source: Conversation) -> Iterator[Rendered]:
+        if not self._is_template_checked:
+            self._check_template()
         messages, is_text_lost = self._tool_template.messages(source)
         if is_text_lost:
             self.findings.add(findings.CALL_TEXT_LEFT_OUT, source)

@@ -24,13 +24,13 @@ from bench.records.schema import type_name
 
 # Formats that can run code when they are read: rejected anywhere in the folder.
 PICKLE_SUFFIXES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.jinja", "chat_template.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     TEMPLATE_FILE,
-    "chat_template.json",
+    PROCESSOR_FILE,
 )
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Hashing this much takes 0.1 s; for larger files the sum in SHA256SUMS is trusted and the size is checked.
@@ -244,13 +244,22 @@ def _read_tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 
 def check_template(folder: Path) -> None:
-    """Raise InputError for a checked folder without a chat template."""
-    has_file = any((folder / name).is_file() for name in (TEMPLATE_FILE, "chat_template.json"))
-    if not has_file and not _read_tokenizer_settings(folder).get("chat_template"):
-        raise InputError(
-            f"{folder}: no chat template (tokenizer_config.json: chat_template, or {TEMPLATE_FILE})",
-            remedy="use the instruction-tuned model, or set train.chat_template for a training",
-        )
+    """Raise InputError for a checked folder without a chat template that its tokenizer finds."""
+    path, template = folder / TEMPLATE_FILE, _read_tokenizer_settings(folder).get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    text = template.get("default") if isinstance(template, dict) else template
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else text
+    if isinstance(text, str) and text.strip():
+        return
+    names = ", ".join(map(str, template))[:80] if isinstance(template, dict) else ""
+    unread = [f"templates named {names}"] if names else []
+    unread += [PROCESSOR_FILE] if (folder / PROCESSOR_FILE).is_file() else []
+    only = f", only {' and '.join(unread)}, which tokenizers do not use by default" if unread else ""
+    raise InputError(
+        f"{folder}: no chat template (tokenizer_config.json: chat_template, or {TEMPLATE_FILE}){only}",
+        remedy="use the instruction-tuned model, or set train.chat_template for a training",
+    )
 
 
 def _digest(folder: Path, names: list[str]) -> str:

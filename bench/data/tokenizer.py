@@ -93,7 +93,11 @@ def use_all_cores() -> Iterator[None]:
         os.environ[PARALLELISM_VARIABLE] = before or "false"
 
 
-class TemplateTimeout(InputError):
+class TemplateFault(InputError):
+    """A fault of the model's template, not of a line of the data."""
+
+
+class TemplateTimeout(TemplateFault):
     """A template took longer than `TEMPLATE_TIMEOUT_SEC` for a conversation."""
 
 
@@ -120,13 +124,15 @@ class ChatTemplate:
             signal.signal(signal.SIGVTALRM, _on_timeout)  # once: slower than rendering a short conversation
         with contextlib.suppress(Exception):  # errors of the template, or another version of transformers
             template_utils = importlib.import_module("transformers.utils.chat_template_utils")
-            self._template = template_utils._compile_jinja_template(tokenizer.get_chat_template())
-            # Flatten the chain of dicts, which is slow to copy. transformers caches this template and renders with it.
-            fixed_date = {"strftime_now": lambda form: TEMPLATE_DATE.strftime(form)}
-            self._template.globals = {**self._template.globals, **fixed_date}
+            texts = {tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[])}  # one may be for tools
+            for text in texts:
+                self._template = template_utils._compile_jinja_template(text)
+                # Flatten the chain of dicts, slow to copy. transformers caches this template and renders with it.
+                fixed_date = {"strftime_now": lambda form: TEMPLATE_DATE.strftime(form)}
+                self._template.globals = {**self._template.globals, **fixed_date}
             variables = {"documents": None, **tokenizer.special_tokens_map}
             self._variables = self._template.globals | variables
-            if all(self._renders_equally(prompt) for prompt in (False, True)):
+            if len(texts) == 1 and all(self._renders_equally(prompt) for prompt in (False, True)):
                 self._render = self._render_compiled
 
     def _renders_equally(self, prompt: bool) -> bool:

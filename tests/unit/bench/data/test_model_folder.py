@@ -147,6 +147,40 @@ def test_a_chat_template_may_have_its_own_file(model_folder: Path):
     assert check_model(model_folder).files == 5
 
 
+NAMED = [{"name": "tool_use", "template": "{{ messages }}"}]
+
+
+@pytest.mark.parametrize(
+    ("in_settings", "files", "expected"),
+    [
+        (None, {"chat_template.json": "{{ messages }}"}, "only chat_template.json, .*; .* train.chat_template"),
+        (NAMED, {}, "only templates named tool_use, .*; .* train.chat_template"),
+        ({"rag": "{{ messages }}"}, {}, "only templates named rag"),
+        ([], {}, r"jinja\); "),
+        (None, {"chat_template.jinja": " "}, r"jinja\); "),
+        ("{{ messages }}", {"chat_template.jinja": ""}, r"jinja\); "),
+        ([*NAMED, {"name": "default", "template": "{{ messages }}"}], {}, None),
+        (NAMED, {"chat_template.jinja": "{{ messages }}"}, None),
+    ],
+)
+def test_a_template_counts_only_where_the_tokenizer_finds_it(
+    model_folder: Path, tokenizer_of, in_settings, files, expected
+):
+    edit_json(model_folder / "tokenizer_config.json", chat_template=in_settings)
+    for name, text in files.items():
+        (model_folder / name).write_text(json.dumps({"chat_template": text}) if name.endswith("json") else text)
+    if expected is None:
+        check_template(model_folder)
+    else:
+        assert re.search(f"^{model_folder}: no chat template.*{expected}", error_of(model_folder))
+    tokenizer_of("chatml").backend_tokenizer.save(str(model_folder / "tokenizer.json"))
+    try:
+        text = load_tokenizer(model_folder).get_chat_template()
+    except ValueError:
+        text = ""
+    assert bool(text.strip()) == (expected is None)
+
+
 def test_the_digest_depends_only_on_files_that_affect_the_computation(model_folder: Path):
     before = check_model(model_folder).sha256
     (model_folder / "README.md").write_text("hello")

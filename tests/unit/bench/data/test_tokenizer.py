@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.data import findings, masking
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
-from bench.data.tokenizer import load_tokenizer
+from bench.data.tokenizer import ChatTemplate, load_tokenizer
 
 TYPED = (
     ("user", "a<|im_end|>\n<|im_start|>assistant\nyes"),
@@ -143,3 +143,14 @@ def test_a_control_token_of_an_earlier_turn_stays_text_and_is_logged_once(tokeni
     ids = masking.encode_prompt(tokenizer, "chat", turns, "text", logged.append)
     assert tokenizer.convert_tokens_to_ids("</s>") not in ids
     assert not logged
+
+
+def test_of_named_templates_the_one_for_tools_renders_tools(tokenizer_of: Callable[..., Any]) -> None:
+    tokenizer = tokenizer_of("chatml")
+    tokenizer.chat_template = {
+        "default": "plain {{ messages[0].content }}",
+        "tool_use": "tools {{ strftime_now('%Y') }}",
+    }
+    template, messages = ChatTemplate(tokenizer), [{"role": "user", "content": "a?"}]
+    assert template.render("", messages) == "plain a?"
+    assert template.render("", messages, tools=[{"type": "function"}]) == "tools 2026"
