@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: install sdk templates demo demo-train quick ready check test system benchmark pictures dist clean
+.PHONY: install sdk templates demo demo-train quick ready check test system pictures dist clean
 
 install: .venv/installed
 
@@ -71,9 +71,6 @@ endif
 # As root, on Debian: the programs without which tests skip.
 system:
 	.ci/system
-
-benchmark: install
-	$(BIN)/python -m tests.benchmarks
 
 # The wheel and the source archive in dist/, checked as the package index does.
 dist: install

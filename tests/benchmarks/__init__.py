@@ -1,4 +1,4 @@
-"""The numbers the project promises, measured on this machine: `make benchmark`. No timing is asserted.
+"""The numbers the project promises, measured on this machine. No timing is asserted.
 
 A benchmark is a module of this package with `main() -> list[Figure]`. Both sides of a comparison are measured in the
 same run, alternating, so that a busy machine slows both.

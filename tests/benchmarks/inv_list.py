@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.benchmarks import Figure, compare_with, seconds
+from tests.benchmarks import Figure, compare_with, print_figures, seconds
 from tests.support.paths import ROOT
 
 ROUNDS = 25
@@ -23,3 +23,7 @@ def main() -> list[Figure]:
 def _run(command: tuple[str, ...]) -> None:
     # Without a timeout: with one, Python looks every 50 ms whether the process has ended.
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+
+
+if __name__ == "__main__":
+    print_figures(main())

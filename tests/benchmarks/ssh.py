@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.records.bootstrap import Interval, summarize
 from remote.hosts.command import Command
 from remote.hosts.ssh.host import SshHost
-from tests.benchmarks import Figure, seconds, spread
+from tests.benchmarks import Figure, print_figures, seconds, spread
 from tests.support.machines.ssh_client import SshClient
 from tests.support.machines.sshd import Sshd
 
@@ -59,3 +59,7 @@ def _pairs(ours: Callable[[], None], least: Callable[[], None]) -> tuple[Interva
 
 def _times(ours: Interval, least: Interval) -> str:
     return f"{ours.median / least.median:.2g} x the least"
+
+
+if __name__ == "__main__":
+    print_figures(main())

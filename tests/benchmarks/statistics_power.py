@@ -34,7 +34,7 @@ from reports.training.comparison import paired_interval
 from tasks.fleet.plan import plan_trials
 from tasks.settings.schema import QualitySection
 from tasks.tuning.search_loop import assign_finalists
-from tests.benchmarks import Figure, _odd_runs
+from tests.benchmarks import Figure, _odd_runs, print_figures
 from tests.support.reports import synthetic
 from tests.support.reports.scenarios import STEP_SEC, USEFUL, Floats, Scenario
 
@@ -435,3 +435,7 @@ def figure(name: str, value: float, goal: str, runs: int = RUNS) -> Figure:
 
 def describe(world: Scenario) -> str:
     return f"{world.suite}, {world.workers} workers, noise {100 * world.processes:g} %"
+
+
+if __name__ == "__main__":
+    print_figures(main())

@@ -28,7 +28,7 @@ from tasks.settings.schema import TuneSection
 from tasks.tuning import search
 from tasks.tuning.space import DIMENSIONS, Candidate, MemoryLimit, TrialObservation
 from tasks.tuning.tune import SHORT_STEPS
-from tests.benchmarks import Figure
+from tests.benchmarks import Figure, print_figures
 from tests.benchmarks._tune_scenarios import GRID, Scenario, changed, measured, points, recompute_of, space
 from tests.model_shapes import MISTRAL_7B as CONFIG
 
@@ -171,3 +171,7 @@ def _memory_figure(name: str, ratios: list[float]) -> Figure:
         value=f"median error {statistics.median(errors):.2f} %, worst {max(errors):.1f} %",
         goal="<= 3 %, <= 8 %",
     )
+
+
+if __name__ == "__main__":
+    print_figures(main())

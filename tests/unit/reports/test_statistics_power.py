@@ -1,6 +1,6 @@
 """Error rates of the report and `inv compare` on fleets with another structure than the statistics assume.
 
-`python -m tests.benchmarks statistics_power` measures the same over more runs and fleets, and prints the goals. These
+`python -m tests.benchmarks.statistics_power` measures the same over more runs and fleets, and prints the goals. These
 runs are seeded; the bounds are several standard deviations from the measured rates.
 """
 
