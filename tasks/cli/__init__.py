@@ -14,5 +14,4 @@ log       operator.log of a run, and --debug
 lock      one task at a time that changes something
 completion  candidates for a shell's completion, and each shell's script
 terminal  consoles, tables and yes/no questions
-pip_progress  pip with regular lines, for the Makefile
 """
