@@ -79,8 +79,7 @@ class Feature(str, Enum):
     OTHER_BIAS = "biases on other linear layers"
     QK_NORM = "norms on q and k"
     SOFTCAP = "softcap of attention scores or logits"
-    GEGLU = "GeGLU"
-    OTHER_ACTIVATION = "an activation that is neither SwiGLU nor GeGLU"
+    OTHER_ACTIVATION = "an activation other than SwiGLU"
     ATTENTION_DROPOUT = "dropout inside attention"
     SCALED_ROTATION = "scaled rotation"
     SLIDING_WINDOW = "sliding window"
@@ -325,7 +324,7 @@ def _describe(config: Config) -> Iterator[tuple[Feature, str | None]]:
     activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if activation != "silu":
         name = _format(activation)
-        yield Feature.GEGLU if name.startswith("gelu") else Feature.OTHER_ACTIVATION, f"activation {name}, not silu"
+        yield Feature.OTHER_ACTIVATION, f"activation {name}, not silu"
     dropout = config.get("attention_dropout")
     yield Feature.ATTENTION_DROPOUT, f"dropout of {_format(dropout)} inside attention" if dropout else None
     rotation = config.get("rope_parameters") or config.get("rope_scaling")

@@ -73,10 +73,7 @@ def test_a_workload_needs_its_module_and_its_registration(tree: Path, model_fold
     result = json.loads(path.read_text())
     assert result["trial"]["deadline_sec"] == 77.0
     assert [measurement["value"] for measurement in result["measurements"][:2]] == [500.0, 1000.0]
-    report = tree / "results" / "latest" / "report"
-    text = (report / "report.md").read_text()
-    assert "### Dummies" in text
-    assert (report / "figures" / "workload_dummy.svg").is_file()
+    assert "### Dummies" in (tree / "results" / "latest" / "report" / "report.md").read_text()
 
 
 def test_the_files_to_change_are_those_of_the_documentation() -> None:
