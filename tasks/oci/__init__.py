@@ -1,12 +1,11 @@
 """Oracle Cloud: `inv tenancy` and its subcommands, and kubectl's credential plugin.
 
-credentials: profiles of the OCI CLI's configuration, private keys, a cluster's token; no SDK
-clients: the SDK's clients with deadlines, retries and pagination; region, compartment, namespace
-instance: the SDK's signer for an instance of the tenancy, such as the build VM
-api_errors: retries, and translation of API errors into a task's errors, with the missing policy
+credentials: the SDK's signer for a profile of the OCI CLI's configuration, or for an instance of the tenancy
+clients: the SDK's clients with deadlines, retries and pagination; compartment, namespace
+api_errors: translation of the SDK's errors into a task's errors
 commands: flags and help of `inv tenancy` and its subcommands
 show: `inv tenancy`: read everything in parallel, and print it
-discovery: parse a tenancy's resources from API responses, and derive settings from them
+discovery: read a tenancy's resources, and derive settings from them
 repository: `inv tenancy.repository`
 kubeconfig: `inv tenancy.kubeconfig`, and the merge of two kubeconfigs
 prices: `inv tenancy.prices`: copy Oracle's public list prices to your own table

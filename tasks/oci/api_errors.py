@@ -1,4 +1,4 @@
-"""Retries of Oracle's API, and the translation of its errors into a task's error with operation, reason and remedy.
+"""Translation of the errors of Oracle's SDK into a task's error with action, reason and remedy.
 
 The API answers 404 both for a missing object and for missing permission, so the message names both. Every message
 contains the request id, which Oracle's support needs.
@@ -7,100 +7,49 @@ contains the request id, which Oracle's support needs.
 import datetime
 import email.utils
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from jwt import PyJWTError
 from oci.auth.certificate_retriever import InvalidCertificateFromInstanceMetadataError
-from oci.retry import RetryStrategyBuilder
+from oci.exceptions import ClientError, ServiceError
 
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 
 MAX_CLOCK_SKEW_SEC = 300.0  # tolerance of the service for a request's date
-# Errors of the SDK when it requests a token, also while it signs a request: an invalid certificate or token.
-TOKEN_ERRORS = (RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataError)
+# Errors of the SDK without a complete answer, also of the token that it requests to sign one. Its RequestException is
+# an OSError.
+TRANSPORT_ERRORS = (OSError, ClientError, RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataError)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """A request's description: its action, e.g. `listing clusters`, and its permission, e.g. `read clusters`."""
-
-    action: str
-    permission: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Caller:
-    """The caller of the API: a description of its credentials, and its region."""
-
-    credentials: str
-    region: str
-    is_instance: bool = False
-
-    def policy_statement(self, permission: str) -> str:
-        subject = "dynamic-group DYNAMIC-GROUP" if self.is_instance else "group GROUP"
-        return f"Allow {subject} to {permission} in tenancy"
-
-
-class ApiNotFound(UsageError):
-    """Error for status 404: the object is missing or not visible to the caller."""
-
-
-def to_task_error(
-    operation: Operation,
-    caller: Caller,
-    *,
-    status: int,
-    code: str | None,
-    message: object,
-    headers: Mapping[str, str],
-    request_id: str | None,
-    now: datetime.datetime,
-) -> TaskFailed:
-    """Build the task's error for an API error response."""
-    reason = " ".join(str(message or "no message").split())[:300]
-    problem = f"{operation.action}: {status} {code or ''}".rstrip()
-    request_note = f" (request {request_id})" if request_id else ""
-    policy_remedy = f"required policy: {caller.policy_statement(operation.permission)}"
-    if status == 401:
-        skewed = describe_clock_skew(headers, now)
-        if skewed is not None:
-            return UsageError(
-                f"{problem}: {skewed}", remedy=f"set it (timedatectl set-ntp true), then retry{request_note}"
-            )
-        likely_cause = (
-            "is it in a dynamic group"
-            if caller.is_instance
-            else "is its key still uploaded (console: User settings, API keys)"
-        )
+def to_task_error(error: ServiceError, action: str, *, if_rejected: str, if_denied: str) -> TaskFailed:
+    """Build the task's error for an error response; two remedies: for the credentials and for a missing permission."""
+    code = str(error.code or "")  # a gateway may send a number
+    problem = f"{action}: {error.status} {code}".rstrip() + f": {one_line(error.message or 'no message')}"
+    request_note = f" (request {error.request_id})" if error.request_id else ""
+    if error.status == 401:
+        skewed = describe_clock_skew(error.headers, datetime.datetime.now(datetime.UTC))
+        remedy = "set it (timedatectl set-ntp true), then retry" if skewed else if_rejected
+        return UsageError(f"{problem}{f': {skewed}' if skewed else ''}", remedy=f"{remedy}{request_note}")
+    if code.lower().endswith(("limitexceeded", "quotaexceeded")):
         return UsageError(
-            f"{problem}: {caller.credentials} is not accepted in {caller.region}: {reason}",
-            remedy=f"{likely_cause}, and is the tenancy subscribed to the region?{request_note}",
+            problem, remedy=f"use less, or request more (console: Limits, Quotas and Usage){request_note}"
         )
-    if "limitexceeded" in (code or "").lower() or (code or "").lower() == "quotaexceeded":
+    if error.status == 403:
+        return UsageError(problem, remedy=f"{if_denied}{request_note}")
+    if error.status == 404:
         return UsageError(
-            f"{problem}: {reason}",
-            remedy=f"use less, or request more (console: Limits, Quotas and Usage){request_note}",
+            f"{problem}; it does not exist, or is not visible to this user", remedy=f"{if_denied}{request_note}"
         )
-    if status == 403:
-        return UsageError(f"{problem}: {reason}", remedy=f"{policy_remedy}{request_note}")
-    if status == 404:
-        return ApiNotFound(
-            f"{problem}: {reason}; it does not exist, or is not visible to this user: {policy_remedy}{request_note}"
-        )
-    if status in (409, 412):
-        return ConfirmationRequired(
-            f"{problem}: {reason}", remedy=f"it was modified concurrently: check it, then retry{request_note}"
-        )
-    if status == 429 or status >= 500:
-        return RetryableError(f"{problem}: {reason}", remedy=f"tried several times; retry later{request_note}")
-    return UsageError(f"{problem}: {reason}{request_note}")
+    if error.status in (409, 412):
+        return ConfirmationRequired(problem, remedy=f"it was modified concurrently: check it, then retry{request_note}")
+    if error.status == 429 or error.status >= 500:
+        return RetryableError(problem, remedy=f"tried several times; retry later{request_note}")
+    return UsageError(f"{problem}{request_note}")
 
 
 def describe_clock_skew(headers: Mapping[str, str], now: datetime.datetime) -> str | None:
     """Describe this machine's clock skew against the server; None if it is too small to invalidate a signature."""
     try:
-        server_time = email.utils.parsedate_to_datetime(headers.get("date") or headers.get("Date") or "")
+        server_time = email.utils.parsedate_to_datetime(headers.get("date") or "")
         offset_sec = (now - server_time).total_seconds()
     except (TypeError, ValueError, OverflowError):
         return None
@@ -108,15 +57,6 @@ def describe_clock_skew(headers: Mapping[str, str], now: datetime.datetime) -> s
         return None
     direction = "ahead" if offset_sec > 0 else "behind"
     return f"this machine's clock is {abs(offset_sec) / 60:.0f} min {direction}, and signatures contain the date"
-
-
-def retry_strategy(max_attempts: int, max_total_sec: float, max_pause_sec: float) -> Any:
-    """Build the SDK's retry strategy."""
-    return RetryStrategyBuilder(
-        max_attempts=max_attempts,
-        total_elapsed_time_seconds=max_total_sec,
-        retry_max_wait_between_calls_seconds=max_pause_sec,
-    ).get_retry_strategy()
 
 
 def root_cause(error: BaseException) -> str:

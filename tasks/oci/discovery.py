@@ -7,15 +7,19 @@ from typing import Any
 from oci import regions
 from oci.artifacts import ArtifactsClient
 from oci.container_engine import ContainerEngineClient
+from oci.container_engine.models import (
+    ClusterEndpoints,
+    ClusterSummary,
+    NodePoolNodeConfigDetails,
+    NodePoolSummary,
+)
 from oci.core import VirtualNetworkClient
 from oci.file_storage import FileStorageClient
 from oci.identity import IdentityClient
 from oci.limits import LimitsClient
 
 from tasks.errors import UsageError
-from tasks.oci.api_errors import Operation
-from tasks.oci.clients import Json, TenancyApi, require_text
-from tasks.oci.credentials import check_ocid, ocid_type
+from tasks.oci.clients import TenancyApi, required
 
 GPU_LIMIT = "gpu-a10-count"  # counts GPUs of the shapes VM.GPU.A10.* and BM.GPU.A10.4
 DEFAULT_REPOSITORY = "qlora-fleet"
@@ -93,8 +97,6 @@ class TenancySurvey:
 
 def choose_cluster(clusters: Sequence[ClusterInfo], name: str | None) -> ClusterInfo:
     """Return the cluster with this name or OCID, or the only one. Raises UsageError with the existing ones."""
-    if name is not None and ocid_type(name):
-        check_ocid("tenancy.kubeconfig: --cluster", name, "cluster")
     matching = [cluster for cluster in clusters if name is None or name in (cluster.name, cluster.id)]
     if len(matching) == 1:
         return matching[0]
@@ -133,114 +135,99 @@ def derive_settings(survey: TenancySurvey) -> dict[str, dict[str, Any]]:
 
 
 def get_tenancy_name(api: TenancyApi) -> str:
-    operation = Operation(action="reading the tenancy", permission="inspect tenancies")
-    tenancy = api.get_object(operation, api.client(IdentityClient).get_tenancy, api.tenancy)
-    return api.text_field(operation, tenancy, "name")
+    method = api.client(IdentityClient).get_tenancy
+    return required(api.get("reading the tenancy", "inspect tenancies", method, api.tenancy), "name")
 
 
 def get_user_name(api: TenancyApi) -> str | None:
     """Return the user's name as in registry.user; None for an instance or a session, which have no user id."""
-    user_id = str(api.config.get("user", ""))
-    if not user_id.startswith("ocid1.user."):
+    user_id = api.credentials.config.get("user")
+    if not user_id:
         return None
-    operation = Operation(action="reading the user", permission="inspect users")
-    user = api.get_object(operation, api.client(IdentityClient).get_user, user_id)
-    return api.text_field(operation, user, "name")
-
-
-def list_availability_domains(api: TenancyApi) -> list[str]:
-    operation = Operation(action="listing availability domains", permission="inspect compartments")
-    domains = api.list_all(operation, api.client(IdentityClient).list_availability_domains, api.tenancy)
-    return [api.text_field(operation, domain, "name") for domain in domains]
+    method = api.client(IdentityClient).get_user
+    return required(api.get("reading the user", "inspect users", method, user_id), "name")
 
 
 def list_gpu_limits(api: TenancyApi) -> tuple[GpuLimit, ...]:
     """List the GPU limits of each availability domain that has any."""
-    operation = Operation(action="reading GPU limits", permission="inspect resource-availability")
+    request = ("reading GPU limits", "inspect resource-availability")
     client = api.client(LimitsClient)
-    values = api.list_all(operation, client.list_limit_values, api.tenancy, "compute", scope_type="AD", name=GPU_LIMIT)
     limits = []
-    for value in values:
-        if value.get("value"):
-            domain = api.text_field(operation, value, "availabilityDomain")
-            arguments = ("compute", GPU_LIMIT, api.tenancy)
-            availability = api.get_object(
-                operation, client.get_resource_availability, *arguments, availability_domain=domain
-            )
-            used = api.parse(operation, lambda item: int(item.get("used") or 0), availability)
-            limits.append(
-                GpuLimit(domain=domain, maximum=api.parse(operation, lambda item: int(item["value"]), value), used=used)
-            )
+    for limit in api.list_all(
+        *request, client.list_limit_values, api.tenancy, "compute", scope_type="AD", name=GPU_LIMIT
+    ):
+        if limit.value:
+            domain = required(limit, "availability_domain")
+            method = client.get_resource_availability
+            available = api.get(*request, method, "compute", GPU_LIMIT, api.tenancy, availability_domain=domain)
+            limits.append(GpuLimit(domain=domain, maximum=limit.value, used=available.used or 0))
     return tuple(limits)
 
 
 def list_clusters(api: TenancyApi, compartment: str) -> tuple[ClusterInfo, ...]:
     """List the compartment's clusters that are not deleted, with their node pools."""
     client = api.client(ContainerEngineClient)
-    operation = Operation(action="listing clusters", permission="read clusters")
-    clusters = api.list_all(operation, client.list_clusters, compartment)
-    pools = list_node_pools(api, compartment)
-    existing = [cluster for cluster in clusters if cluster.get("lifecycleState") not in ("DELETED", "DELETING")]
-    return tuple(api.parse(operation, lambda cluster: _parse_cluster(cluster, pools), cluster) for cluster in existing)
-
-
-def list_node_pools(api: TenancyApi, compartment: str) -> list[NodePoolInfo]:
-    client = api.client(ContainerEngineClient)
-    operation = Operation(action="listing node pools", permission="read cluster-node-pools")
-    pools = api.list_all(operation, client.list_node_pools, compartment)
-    existing = [pool for pool in pools if pool.get("lifecycleState") not in ("DELETED", "DELETING")]
-    return [api.parse(operation, _parse_node_pool, pool) for pool in existing]
-
-
-def _parse_node_pool(item: Json) -> NodePoolInfo:
-    """Parse a node pool; for `TenancyApi.parse`, which reports a malformed one."""
-    size = int((item.get("nodeConfigDetails") or {}).get("size") or 0)
-    if not 0 <= size < 1 << 31:
-        raise ValueError("size")
-    return NodePoolInfo(
-        name=str(item.get("name", "?")),
-        cluster_id=str(item.get("clusterId", "")),
-        shape=str(item.get("nodeShape", "?")),
-        size=size,
+    clusters = api.list_all("listing clusters", "read clusters", client.list_clusters, compartment)
+    pools = api.list_all("listing node pools", "read cluster-node-pools", client.list_node_pools, compartment)
+    return tuple(
+        _describe_cluster(cluster, [pool for pool in pools if _exists(pool) and pool.cluster_id == cluster.id])
+        for cluster in clusters
+        if _exists(cluster)
     )
 
 
-def _parse_cluster(item: Json, pools: Sequence[NodePoolInfo]) -> ClusterInfo:
-    endpoints = item.get("endpoints") or {}
+def _exists(item: ClusterSummary | NodePoolSummary) -> bool:
+    return item.lifecycle_state not in ("DELETED", "DELETING")
+
+
+def _describe_cluster(cluster: ClusterSummary, pools: Sequence[NodePoolSummary]) -> ClusterInfo:
+    endpoints = cluster.endpoints or ClusterEndpoints()
     return ClusterInfo(
-        id=require_text(item.get("id")),
-        name=str(item.get("name", "?")),
-        version=str(item.get("kubernetesVersion", "?")),
-        state=str(item.get("lifecycleState", "?")),
-        public_endpoint=endpoints.get("publicEndpoint"),
-        private_endpoint=endpoints.get("privateEndpoint"),
-        pools=tuple(pool for pool in pools if pool.cluster_id == item["id"]),
+        id=required(cluster, "id"),
+        name=required(cluster, "name"),
+        version=str(cluster.kubernetes_version),
+        state=str(cluster.lifecycle_state),
+        public_endpoint=endpoints.public_endpoint,
+        private_endpoint=endpoints.private_endpoint,
+        pools=tuple(
+            NodePoolInfo(
+                name=required(pool, "name"),
+                cluster_id=pool.cluster_id,
+                shape=required(pool, "node_shape"),
+                size=(pool.node_config_details or NodePoolNodeConfigDetails()).size or 0,
+            )
+            for pool in pools
+        ),
     )
 
 
 def list_repositories(api: TenancyApi, compartment: str) -> tuple[str, ...]:
-    operation = Operation(action="listing repositories", permission="inspect repos")
-    repositories = api.list_all(operation, api.client(ArtifactsClient).list_container_repositories, compartment)
-    return tuple(sorted(api.text_field(operation, repository, "displayName") for repository in repositories))
+    method = api.client(ArtifactsClient).list_container_repositories
+    repositories = api.list_all("listing repositories", "inspect repos", method, compartment)
+    return tuple(sorted(required(repository, "display_name") for repository in repositories))
 
 
 def list_exports(api: TenancyApi, compartment: str) -> tuple[Export, ...]:
     """List the exports of the compartment's mount targets, in every availability domain."""
     storage, network = api.client(FileStorageClient), api.client(VirtualNetworkClient)
-    operation = Operation(action="listing mount targets", permission="read file-family")
-    exports = []
-    for domain in list_availability_domains(api):
-        for target in api.list_all(operation, storage.list_mount_targets, compartment, domain):
-            if target.get("lifecycleState") != "ACTIVE" or not target.get("privateIpIds"):
+    method = api.client(IdentityClient).list_availability_domains
+    domains = api.list_all("listing availability domains", "inspect compartments", method, api.tenancy)
+    request = ("listing mount targets", "read file-family")
+    exports: list[Export] = []
+    for domain in domains:
+        for target in api.list_all(*request, storage.list_mount_targets, compartment, required(domain, "name")):
+            if target.lifecycle_state != "ACTIVE" or not target.private_ip_ids:
                 continue
-            address_operation = Operation(action="reading a mount target's address", permission="use private-ips")
-            ip_id = api.parse(operation, lambda item: require_text(item["privateIpIds"][0]), target)
-            export_set_id = api.text_field(operation, target, "exportSetId")
-            private_ip = api.get_object(address_operation, network.get_private_ip, ip_id)
-            address = api.text_field(address_operation, private_ip, "ipAddress")
-            name = api.text_field(operation, target, "displayName")
-            for export in api.list_all(operation, storage.list_exports, export_set_id=export_set_id):
-                path = api.text_field(operation, export, "path")
-                file_system = api.text_field(operation, export, "fileSystemId")
-                exports.append(Export(mount_target=name, address=address, path=path, file_system=file_system))
+            ip_id = target.private_ip_ids[0]
+            address = api.get("reading a mount target's address", "use private-ips", network.get_private_ip, ip_id)
+            export_set = required(target, "export_set_id")
+            exports += [
+                Export(
+                    mount_target=required(target, "display_name"),
+                    address=required(address, "ip_address"),
+                    path=required(export, "path"),
+                    file_system=required(export, "file_system_id"),
+                )
+                for export in api.list_all(*request, storage.list_exports, export_set_id=export_set)
+            ]
     return tuple(exports)

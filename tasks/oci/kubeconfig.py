@@ -21,7 +21,6 @@ from bench.records.atomic_files import read_regular
 from remote.hosts.local import expand_user
 from tasks.cli.answer import Answer, plan_answer
 from tasks.errors import UsageError, file_errors
-from tasks.oci.api_errors import Operation
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
 from tasks.oci.discovery import ClusterInfo, choose_cluster, list_clusters
 from tasks.oci.user_config import back_up, write_private
@@ -90,10 +89,12 @@ def _fetch_kubeconfig(api: TenancyApi, cluster: ClusterInfo, endpoint_type: str)
     details = CreateClusterKubeconfigContentDetails(
         token_version=_KUBECONFIG_VERSION, endpoint=f"{endpoint_type.upper()}_ENDPOINT"
     )
-    client = api.client(ContainerEngineClient)
-    operation = Operation(action=f"reading the kubeconfig of {cluster.name}", permission="use clusters")
     content = api.get_bytes(
-        operation, client.create_kubeconfig, cluster.id, create_cluster_kubeconfig_content_details=details
+        f"reading the kubeconfig of {cluster.name}",
+        "use clusters",
+        api.client(ContainerEngineClient).create_kubeconfig,
+        cluster.id,
+        create_cluster_kubeconfig_content_details=details,
     )
     return _parse(content, f"the service's kubeconfig for {cluster.name}")
 

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from invoke.context import Context
 from oci.artifacts import ArtifactsClient
-from oci.artifacts.models import CreateContainerRepositoryDetails
+from oci.artifacts.models import ContainerRepositorySummary, CreateContainerRepositoryDetails
 from oci.identity import IdentityClient
 
 from remote.providers import registry_provider
 from tasks.cli.answer import Answer, plan_answer
 from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
-from tasks.oci.api_errors import Operation
-from tasks.oci.clients import Json, TenancyApi, connect, get_namespace, resolve_compartment
+from tasks.oci.clients import TenancyApi, connect, get_namespace, list_compartments, required, resolve_compartment
 from tasks.oci.discovery import DEFAULT_REPOSITORY, registry_host
 from tasks.settings.load import Settings, load
 
@@ -41,12 +40,12 @@ def create_repository(context: Context, name: str | None, *, immutable: bool, dr
         details = CreateContainerRepositoryDetails(
             compartment_id=compartment, display_name=path, is_public=False, is_immutable=immutable
         )
-        operation = Operation(action=f"creating repository {path} in {compartment_name}", permission="manage repos")
-        api.get_object(operation, client.create_container_repository, details)
+        action = f"creating repository {path} in {compartment_name}"
+        api.get(action, "manage repos", client.create_container_repository, details)
         visibility = "private, immutable: a tag can be pushed only once" if immutable else "private"
         print(f"created {full_name}, {visibility}, in {compartment_name}")
     else:
-        visibility = "PUBLIC: everyone can pull from it" if existing.get("isPublic") else "private"
+        visibility = "PUBLIC: everyone can pull from it" if existing.is_public else "private"
         print(f"{full_name} exists in {_compartment_name(api, existing, compartment, compartment_name)}, {visibility}")
         if immutable:
             _check_immutable(api, client, existing, full_name)
@@ -55,53 +54,52 @@ def create_repository(context: Context, name: str | None, *, immutable: bool, dr
     return None
 
 
-def _find_repository(api: TenancyApi, client: ArtifactsClient, compartment: str, path: str) -> Json | None:
+def _find_repository(
+    api: TenancyApi, client: ArtifactsClient, compartment: str, path: str
+) -> ContainerRepositorySummary | None:
     """Find the repository in every compartment that the caller may read: its name is unique in a tenancy's region."""
-    operation = Operation(action="finding the repository", permission="manage repos")
 
-    def find(scope: str, **options: bool) -> Json | None:
+    def find(scope: str, **options: bool) -> ContainerRepositorySummary | None:
         method = client.list_container_repositories
-        repositories = api.list_all(operation, method, scope, display_name=path, **options)
-        return next((repository for repository in repositories if repository.get("displayName") == path), None)
+        repositories = api.list_all(
+            "finding the repository", "manage repos", method, scope, display_name=path, **options
+        )
+        return next((repository for repository in repositories if repository.display_name == path), None)
 
     try:
         return find(api.tenancy, compartment_id_in_subtree=True)
     except UsageError:  # the caller's policy covers some compartments only
         if (existing := find(compartment)) is not None:
             return existing
-    for other in _list_compartments(api):
+    for other in _visible_compartments(api):
         with contextlib.suppress(UsageError):  # this one cannot be read
             if (existing := find(other)) is not None:
                 return existing
     return None
 
 
-def _list_compartments(api: TenancyApi) -> dict[str, str]:
-    """Map the OCID of each compartment that the caller may list to its name."""
-    operation = Operation(action="listing compartments", permission="inspect compartments")
-    method = api.client(IdentityClient).list_compartments
+def _visible_compartments(api: TenancyApi) -> dict[str, str]:
     try:
-        compartments = api.list_all(operation, method, api.tenancy, compartment_id_in_subtree=True)
+        return list_compartments(api)
     except UsageError:
         return {}
-    return {api.text_field(operation, item, "id"): str(item.get("name", "?")) for item in compartments}
 
 
-def _compartment_name(api: TenancyApi, repository: Json, compartment: str, name: str) -> str:
+def _compartment_name(api: TenancyApi, repository: ContainerRepositorySummary, compartment: str, name: str) -> str:
     """Describe the compartment of a repository; `name` is that of the settings' compartment."""
-    actual = str(repository.get("compartmentId", compartment))
+    actual = repository.compartment_id or compartment
     if actual == compartment:
         return name
-    return (
-        "the tenancy's root" if actual == api.tenancy else f"compartment {_list_compartments(api).get(actual, actual)}"
-    )
+    known = _visible_compartments(api)
+    return "the tenancy's root" if actual == api.tenancy else f"compartment {known.get(actual, actual)}"
 
 
-def _check_immutable(api: TenancyApi, client: object, listed: Json, full_name: str) -> None:
-    operation = Operation(action=f"reading repository {full_name}", permission="read repos")
-    repository_id = api.text_field(operation, listed, "id")
-    repository = api.get_object(operation, client.get_container_repository, repository_id)  # type: ignore[attr-defined]
-    if not repository.get("isImmutable"):
+def _check_immutable(
+    api: TenancyApi, client: ArtifactsClient, listed: ContainerRepositorySummary, full_name: str
+) -> None:
+    method = client.get_container_repository
+    repository = api.get(f"reading repository {full_name}", "read repos", method, required(listed, "id"))
+    if not repository.is_immutable:
         raise UsageError(
             f"{full_name} exists and is not immutable", remedy="change that in the console, or use another repository"
         )
@@ -128,25 +126,20 @@ def _repository_path(settings: Settings, api: TenancyApi, namespace: str) -> str
 
 def _describe_pushers(api: TenancyApi, compartment: str) -> list[str]:
     """Describe who may push, according to the policies; the error instead if the policies cannot be read."""
-    client = api.client(IdentityClient)
-    operation = Operation(action="listing policies", permission="inspect policies")
+    method = api.client(IdentityClient).list_policies
     statements: list[str] = []
     try:
         for scope in dict.fromkeys((api.tenancy, compartment)):
-            for policy in api.list_all(operation, client.list_policies, scope):
-                if policy.get("lifecycleState", "ACTIVE") == "ACTIVE":
-                    statements += api.parse(operation, _parse_statements, policy)
+            for policy in api.list_all("listing policies", "inspect policies", method, scope):
+                if policy.lifecycle_state == "ACTIVE":
+                    statements += policy.statements or ()
     except TaskFailed as error:
         return [f"who may push is not known: {error}"]
     allowed = push_statements(statements)
     if not allowed:
-        statement = api.caller.policy_statement("manage repos")
+        statement = api.policy_statement("manage repos")
         return [f"policies allow only administrators to push; to allow others: {statement}"]
     return ["who may push:", *(f"  {line}" for line in allowed)]
-
-
-def _parse_statements(policy: Json) -> list[str]:
-    return [str(statement) for statement in policy.get("statements") or ()]
 
 
 def push_statements(statements: Iterable[str]) -> Sequence[str]:

@@ -78,8 +78,6 @@ def survey_tenancy(api: TenancyApi, namespace: str, compartment: str, name: str)
                 answers[part] = future.result()
             except TaskFailed as error:
                 errors.append(str(error))
-            except (LookupError, TypeError, ValueError) as error:  # a required field is missing or malformed
-                errors.append(f"{part}: unexpected response: {type(error).__name__} {error}")
     return TenancySurvey(region=api.region, namespace=namespace, compartment=name, errors=tuple(errors), **answers)
 
 

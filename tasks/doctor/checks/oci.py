@@ -20,4 +20,4 @@ def login(context: CheckContext) -> CheckResult:
         clients = importlib.import_module(CLIENTS_MODULE)
     api = clients.connect(context.settings)
     namespace = clients.get_namespace(api)  # a request that every user may make
-    return passed(f"{api.caller.credentials}: accepted in {api.region}, namespace {namespace}")
+    return passed(f"{api.credentials.name}: accepted in {api.region}, namespace {namespace}")

@@ -218,7 +218,9 @@ def default_resources() -> Resources:
     ]
     return Resources(
         collections={
-            "/compartments": [{"id": ocid("compartment", name), "name": name} for name in names],
+            "/compartments": [
+                {"id": ocid("compartment", name), "name": name, "lifecycleState": "ACTIVE"} for name in names
+            ],
             "/availabilityDomains": [{"name": DOMAIN}],
             "/20190729/services/compute/limits": [],
             "/services/compute/limits": [],
@@ -238,7 +240,7 @@ def default_resources() -> Resources:
                 price("B93455", "Gigabyte Outbound Data Transfer Per Month", 0.025, free=10240),
                 price("B93456", "Gigabyte Outbound Data Transfer Per Month", 0.05, free=10240),
             ],
-            "/policies": [{"name": "p", "statements": statements}],
+            "/policies": [{"name": "p", "lifecycleState": "ACTIVE", "statements": statements}],
         },
         objects={
             f"/tenancies/{TENANCY}": {"id": TENANCY, "name": "acme"},

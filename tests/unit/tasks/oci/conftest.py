@@ -59,12 +59,16 @@ def _server(keys: ApiKey) -> Iterator[FakeTenancy]:
 @pytest.fixture
 def tenancy(_server: FakeTenancy, project: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTenancy:
     """Provide a fresh tenancy, a configuration for it in the home folder, and retries without pauses."""
-    from tasks.oci import clients  # imports the SDK
+    from oci.retry import RetryStrategyBuilder
+
+    from tasks.oci import clients, credentials  # imports the SDK
 
     _server.reset()
     _server.keys.write_config(project.parent / "home")
     monkeypatch.setattr(clients, "ENDPOINT", _server.url)
-    monkeypatch.setattr(clients, "MAX_PAUSE_SEC", 0.0)
+    for module, attempts in ((clients, 5), (credentials, 2)):
+        without_pauses = RetryStrategyBuilder(max_attempts=attempts, retry_max_wait_between_calls_seconds=0)
+        monkeypatch.setattr(module, "RETRIES", without_pauses.get_retry_strategy())
     return _server
 
 

@@ -18,8 +18,7 @@ from oci.container_engine import ContainerEngineClient
 
 from tasks.errors import RetryableError, UsageError
 from tasks.oci import __main__ as token
-from tasks.oci import instance
-from tasks.oci.api_errors import Operation
+from tasks.oci import credentials
 from tasks.oci.clients import TenancyApi, connect, get_namespace
 from tasks.settings.load import Settings
 from tests.support.machines.fake_instance import FakeInstance
@@ -43,19 +42,18 @@ def instance_host(tenancy: FakeTenancy, machine: FakeInstance, monkeypatch: pyte
     machine.sessions.clear()
     machine.lifetime_sec, machine.region = 1200.0, "fra"
     monkeypatch.setenv("OCI_METADATA_BASE_URL", f"{tenancy.url}/opc/v2")
-    monkeypatch.setattr(instance, "FEDERATION_ENDPOINT", f"{tenancy.url}/v1/x509")
-    monkeypatch.setattr(instance, "MAX_PAUSE_SEC", 0.0)
+    monkeypatch.setattr(credentials, "FEDERATION_ENDPOINT", f"{tenancy.url}/v1/x509")
     return machine
 
 
 def clusters(api: TenancyApi) -> int:
-    operation = Operation(action="listing clusters", permission="read clusters")
-    return len(api.list_all(operation, api.client(ContainerEngineClient).list_clusters, TENANCY))
+    method = api.client(ContainerEngineClient).list_clusters
+    return len(api.list_all("listing clusters", "read clusters", method, TENANCY))
 
 
 def test_an_instance_signs_with_the_token_for_its_certificate(instance_host: FakeInstance, settings: Make) -> None:
     api = connect(settings(AS_INSTANCE))
-    assert (api.caller.credentials, api.region) == ("this instance", "eu-frankfurt-1")
+    assert (api.credentials.name, api.region) == ("this instance", "eu-frankfurt-1")
     assert get_namespace(api) == "axns"
     assert len(instance_host.sessions) == 1
 
@@ -79,15 +77,6 @@ def test_the_instance_s_key_is_not_sent_through_a_proxy(
     assert os.environ["no_proxy"].startswith(f"{before},169.254.169.254," if before else "169.254.169.254,")
 
 
-def test_an_expiring_token_is_renewed_also_with_a_new_certificate(instance_host: FakeInstance, settings: Make) -> None:
-    instance_host.lifetime_sec = 30.0  # the SDK renews a minute before the end
-    api = connect(settings(AS_INSTANCE))
-    instance_host.rotate()
-    instance_host.lifetime_sec = 1200.0
-    assert [clusters(api), clusters(api)] == [1, 1]
-    assert len(instance_host.sessions) == 2
-
-
 def test_a_configured_region_overrides_the_instance_s_own(instance_host: FakeInstance, settings: Make) -> None:
     instance_host.region = "us-phoenix-1"
     assert connect(settings(AS_INSTANCE)).region == "us-phoenix-1"
@@ -104,12 +93,6 @@ def test_kubectl_gets_its_token_from_the_instance(
     ((key_id, (key, _)),) = instance_host.sessions.items()
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()
     assert token_error(pem, key_id, token_text) is None
-
-
-@pytest.mark.usefixtures("instance_host")
-def test_a_temporary_failure_is_retried(tenancy: FakeTenancy, settings: Make) -> None:
-    tenancy.fail("/opc/v2/identity/key.pem|POST /v1/x509", 503, "Busy", times=1)
-    assert get_namespace(connect(settings(AS_INSTANCE))) == "axns"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +137,6 @@ def test_a_machine_that_is_not_an_instance_is_reported(
     tenancy: FakeTenancy, settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCI_METADATA_BASE_URL", "http://127.0.0.1:9/opc/v2")
-    monkeypatch.setattr(instance, "MAX_PAUSE_SEC", 0.0)
     with pytest.raises(UsageError, match=r"refused.*set tenancy.auth: config"):
         connect(settings(AS_INSTANCE))
     assert tenancy.requests == []
