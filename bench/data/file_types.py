@@ -71,7 +71,7 @@ class DataRows:
     are those of the file as it is stored, and complete after the last row.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, str | None] | None = None) -> None:
         self.path, self.unit, self.bytes = path, "line", 0
         self.names = ColumnNames(columns or {})
         self._has_header = self._is_packed = False

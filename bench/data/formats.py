@@ -158,10 +158,12 @@ def detect_kind(location: str, document: Mapping[str, Any]) -> str:
     kinds = [data_format.name for data_format in matches if len(matches) == 1 or not data_format.is_text]
     if len(kinds) != 1:
         actual = f"the keys of {' and '.join(kinds)}" if kinds else _list_keys(document)
-        raise InputError(
-            f"{location}: expected an object with {expected_keys()}, found {actual}",
-            remedy="" if kinds else "correct the keys, or name them in train.columns",
-        )
+        remedy = "correct the keys, or name them in train.columns"
+        if kinds:
+            first, *others = (FORMATS[kind].keys for kind in kinds)
+            dropped = dict.fromkeys(f"{key}: null" for keys in others for key in keys if key not in first)
+            remedy = f"choose one: train.columns: {{{', '.join(dropped)}}} reads {kinds[0]}"
+        raise InputError(f"{location}: expected an object with {expected_keys()}, found {actual}", remedy=remedy)
     return kinds[0]
 
 

@@ -105,7 +105,7 @@ class Conversations:
     last one. The sha256 of a pattern is that of its files' names and digests.
     """
 
-    def __init__(self, path: str, bad_line_policy: str, columns: Mapping[str, str]) -> None:
+    def __init__(self, path: str, bad_line_policy: str, columns: Mapping[str, str | None]) -> None:
         self.path, self.kind, self.lines, self.bytes, self.text_bytes = path, "", 0, 0, 0
         self.bad_lines = BadLines(source=path, policy=bad_line_policy)
         self._files, self._columns, self._digests = file_types.expand(path), columns, dict[str, str]()
@@ -149,7 +149,7 @@ class DataFile:
     bytes: int
     lines: int
     bad_lines: BadLines
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str | None] = field(default_factory=dict)
     held: Sequence[Conversation] | None = None
 
     def __iter__(self) -> Iterator[Conversation]:
@@ -162,7 +162,9 @@ class DataFile:
             raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
 
 
-def read(path: Path | str, bad_line_policy: str = "refuse", columns: Mapping[str, str] | None = None) -> DataFile:
+def read(
+    path: Path | str, bad_line_policy: str = "refuse", columns: Mapping[str, str | None] | None = None
+) -> DataFile:
     """Check every line of a data file. Raises InputError, which lists the lines that cannot be used."""
     conversations = Conversations(str(path), bad_line_policy, columns or {})
     held = list[Conversation]()

@@ -47,17 +47,22 @@ def row_too_long(location: str) -> InputError:
 
 
 class ColumnNames:
-    """The user's names of columns, `train.columns`: our name to the file's. `unused` are those that no row had yet."""
+    """The user's names of columns, `train.columns`: our name to the file's, or to None for one that is not read.
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
+    `unused` are those that no row had yet.
+    """
+
+    def __init__(self, columns: Mapping[str, str | None]) -> None:
         for name in columns:
             if name not in KNOWN_COLUMNS:
                 raise InputError(
                     f"train.columns: {name}: not a column that is read",
                     remedy=f"map one of {', '.join(sorted(KNOWN_COLUMNS))}",
                 )
-        self._ours = {theirs: ours for ours, theirs in columns.items()}
+        self._ours = {theirs: ours for ours, theirs in columns.items() if theirs is not None}
         self.unused = set(self._ours)
+        dropped = [ours for ours, theirs in columns.items() if theirs is None and ours not in self._ours]
+        self._ours |= {ours: f"{ours} (left out)" for ours in dropped}
 
     def rename(self, location: str, names: Sequence[str]) -> list[str]:
         """Return a row's names with ours in place of the file's. Raises InputError for two columns of one name."""

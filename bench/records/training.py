@@ -51,10 +51,10 @@ class DataOptions:
         "lines that cannot be used: refuse the file and list them, or skip at most 1 % of the lines",
         choices=BAD_LINES,
     )
-    columns: dict[str, str] = setting(  # noqa: RUF009 - a field with a factory
+    columns: dict[str, str | None] = setting(  # noqa: RUF009 - a field with a factory
         {},
-        "names of the data's columns, e.g. {prompt: question, completion: answer}; empty: the known names",
-        expected="a mapping of our name to the file's, each file's once",
+        "names of the data's columns, e.g. {prompt: question, messages: null}; null: not read; empty: the known names",
+        expected="a mapping of our name to the file's, each file's once, or to null",
     )
     special_tokens: str = setting(
         "text",
@@ -73,7 +73,8 @@ class DataOptions:
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
         check_fields(self)
-        if len(set(self.columns.values())) < len(self.columns):
+        named = [name for name in self.columns.values() if name is not None]
+        if len(set(named)) < len(named):
             raise FieldError("columns", "expected each of the file's columns once")
         for name in ("system", "chat_template"):
             expect(getattr(self, name) is None or bool(getattr(self, name).strip()), name, "a text that is not empty")

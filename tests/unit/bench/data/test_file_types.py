@@ -121,6 +121,32 @@ def test_columns_of_other_names_are_those_of_the_setting(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.parquet", "saved"])
 @pytest.mark.parametrize(
+@pytest.mark.parametrize("name", WRITERS)
+def test_of_two_formats_in_a_line_the_setting_leaves_one_out(name: str, tmp_path: Path) -> None:
+    both = [{**chat, "prompt": "x?", "completion": "x"} for chat in CHATS]
+    path = write(tmp_path / name, WRITERS[name](both))
+    with pytest.raises(InputError) as caught:
+        readers.read(path)
+    assert caught.value.remedy.startswith("choose one: train.columns: {prompt: null, completion: null} reads messages")
+    for left_out, expected in (
+        (("prompt", "completion"), CHATS),
+        (("messages",), [{"prompt": "x?", "completion": "x"}]),
+    ):
+        data = readers.read(path, columns=DataOptions(columns=dict.fromkeys(left_out)).columns)
+        digests = [chat.digest for chat in readers.read(write(tmp_path / "x", as_jsonl(expected)))]
+        assert {chat.digest for chat in data} == set(digests)
+        assert {chat.unread_keys for chat in data} == {tuple(sorted(f"{column} (left out)" for column in left_out))}
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.jsonl.gz", "d.csv.gz", "d.json.gz"])
+def test_a_byte_order_mark_is_skipped_in_every_type(name: str, tmp_path: Path) -> None:
+    whole = {"jsonl": as_jsonl(ROWS), "json": as_array(ROWS), "csv": as_csv(ROWS)}[name.split(".")[1]]
+    content = codecs.BOM_UTF8 + whole.removeprefix(codecs.BOM_UTF8)
+    data = readers.read(write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content))
+    expected = readers.read(write(tmp_path / "x", as_jsonl(ROWS)))
+    assert [chat.digest for chat in data] == [chat.digest for chat in expected]
+
+
     ("columns", "expected"),
     [
         ({"prompt": "question"}, "no column question"),
