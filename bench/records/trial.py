@@ -197,7 +197,7 @@ def build_record(cls: type[schema.T], document: object, where: str) -> schema.T:
 def read_text(path: Path) -> str:
     """Read the text of a trial file or of a file of settings. Raises TrialError."""
     try:
-        return read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
+        return read_regular(path, max_bytes=MAX_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise TrialError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -16,8 +16,8 @@ from remote.hosts.base import Host
 from remote.hosts.command import Command, Secret
 
 # Isolated, without site packages: starts in half the time. Without compiled copies: one that a full disk has truncated
-# makes every later start fail (CPython gh-126606), and our modules compile in a millisecond.
-PYTHON_FLAGS = ("-I", "-S", "-B")
+# makes every later start fail (CPython gh-126606), and our modules compile in a millisecond. UTF-8 in every locale.
+PYTHON_FLAGS = ("-I", "-S", "-B", "-X", "utf8")
 
 
 @dataclass(frozen=True, kw_only=True)

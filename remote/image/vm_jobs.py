@@ -189,7 +189,7 @@ def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobS
     """Start `job`. Raises HostBusy if another one runs, and like `Agent`."""
     verb, agent = verb_of(job), job.agent
     agent.path(f"{_VM_AGENT}.{verb}")  # KeyError for a verb without a module
-    command = Command(argv=(*agent.host.python, agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
+    command = Command(argv=(*agent.host.python, "-X", "utf8", agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
     files = {"job.json": json.dumps({"verb": verb, **document}), STARTED_BY_FILE: current_user()}
     _logger.info("%s: %s starts as job %s", agent.host.name, verb, job.folder)
     return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))

@@ -128,8 +128,9 @@ def guard_standard_streams() -> None:
     """Make sys.stdout raise BrokenStdout or RetryableError on a failed write, and sys.stderr ignore it.
 
     Both escape terminal controls and characters that cannot be encoded. Closed streams become the null device. Bytes
-    of standard input that cannot be decoded stay as surrogates, in every locale.
+    of standard input that cannot be decoded stay as surrogates. All are UTF-8 in every locale, as in child processes.
     """
+    os.environ.update(PYTHONUTF8="1", PYTHONIOENCODING="utf-8")
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -140,14 +141,14 @@ def guard_standard_streams() -> None:
     if sys.stdin is None:  # it was closed, and is the null device now
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     elif isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
 
 
 def _text_stream(raw: io.FileIO) -> SanitizedStream:
     encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
     stream = SanitizedStream(
         io.BufferedWriter(raw),
-        encoding=encoding,
+        encoding="utf-8",
         errors="backslashreplace",
         line_buffering=raw.isatty(),
         write_through=getattr(sys.__stdout__, "write_through", False),

@@ -29,7 +29,7 @@ def read_secret(settings: Settings, setting: str, name: str, *, in_header: bool 
     with file_errors(f"{setting}: {path}: cannot be read"):
         is_open = str(path.parent) in _FD_FOLDERS  # read once, because it may be a shell's pipe
         content = _read_open_file(path) if is_open else read_regular(path, max_bytes=_MAX_SECRET_BYTES)
-        text = content.decode("utf-8").replace("\r\n", "\n")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
         mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(

@@ -295,7 +295,7 @@ def _run_piped(argv: tuple[str, ...], on_line: Callable[[str], object]) -> int:
     """Run kubectl, print its untrusted output through our sanitized streams, and return its exit code."""
     pipe = subprocess.PIPE
     try:
-        with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
+        with subprocess.Popen(argv, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace") as process:
             errors = threading.Thread(target=_print_errors, args=(process.stderr,))
             errors.start()
             try:

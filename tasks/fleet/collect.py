@@ -302,7 +302,7 @@ def _write_end_record(run: RunRecord, planned: PlannedTrial, entry: Entry, targe
             run_id=run.run_id,
             attempt=1 if attempt is None else attempt.number,
             written_by="collect",
-            log_tail=log.read_text(errors="replace").splitlines()[-20:] if log.exists() else [],
+            log_tail=log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if log.exists() else [],
         ).write(target)
 
 

@@ -63,7 +63,7 @@ def declared_values(record: type, section: object) -> dict[str, Any]:
 def _read_template(path: str) -> str:
     """Read a chat template. Raises UsageError."""
     try:
-        return read_regular(Path(path).expanduser(), max_bytes=MAX_TEMPLATE_BYTES).decode("utf-8")
+        return read_regular(Path(path).expanduser(), max_bytes=MAX_TEMPLATE_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(

@@ -48,7 +48,7 @@ def read_trials(
     """
     path = settings.resolve_typed_path(file)
     with file_errors(f"{flag}: {display_path(path)}: cannot be read"):
-        text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
+        text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8-sig")
     with translate_errors(UsageError, TrialError, prefix=f"{flag}: "):
         trials = bench_trials(text, file)
         profiles = sorted({trial.profile for trial in trials})

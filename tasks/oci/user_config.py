@@ -61,7 +61,7 @@ def _user_config_path() -> Path:
 
 def _read(path: Path) -> str:
     try:
-        return read_regular(path, max_bytes=_MAX_BYTES).decode("utf-8")
+        return read_regular(path, max_bytes=_MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:

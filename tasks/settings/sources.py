@@ -186,7 +186,7 @@ def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> Set
 def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
     """Parse a file to its sections and their YAML node. Raises UsageError and FileNotFoundError."""
     try:
-        text = read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8")
+        text = read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise
     except UnicodeDecodeError as error:

@@ -237,7 +237,7 @@ class ScoreProcess:
         if is_file and sha256_of(Path(target)) != self._scoring.sha256:
             raise _RowFailed(ScoreFault.CRASHED, "the file was changed during the training")
         process = subprocess.Popen(
-            (sys.executable, "-I", score_program.__file__, target),
+            (sys.executable, "-I", "-X", "utf8", score_program.__file__, target),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env=environment, cwd=folder, start_new_session=True, bufsize=0,
         )  # fmt: skip

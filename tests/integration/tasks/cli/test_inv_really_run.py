@@ -20,6 +20,7 @@ Inv = Callable[..., "subprocess.CompletedProcess[str]"]
 
 EXTRA_TASKS = """
 import multiprocessing
+import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -59,7 +60,13 @@ def reads(context):
     print(ascii(sys.stdin.readline()))
 
 
-for extra in (prints, fails_some, refuses, waits, spawns, reads):
+@task
+def echoes(context):
+    print(sys.stdin.readline(), end="", flush=True)
+    subprocess.run([sys.executable, "-c", r"print('\\u2713')"], check=True)
+
+
+for extra in (prints, fails_some, refuses, waits, spawns, reads, echoes):
     ns.add_task(extra)
 """
 
@@ -251,6 +258,19 @@ def test_standard_input_may_be_binary_or_closed(prefix: str, line: str, project:
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
     done = run(["sh", "-c", f"{prefix}{INV} reads"], cwd=project, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{line}\n", "")
+
+
+LOCALES = ({"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+
+
+@pytest.mark.parametrize("locale", LOCALES)
+def test_inv_and_its_programs_read_and_write_utf8_in_every_locale(
+    locale: dict[str, str], project: Path, chain: Inv
+) -> None:
+    del chain  # it adds the task
+    question = "\ufeffGröße 😀?\n".encode()
+    done = run([str(INV), "echoes"], cwd=project, env={**os.environ, **locale}, input=question, capture_output=True)
+    assert (done.stdout.decode(), done.stderr.decode()) == ("Größe 😀?\n✓\n", "")
 
 
 def test_inv_works_from_a_subfolder(project: Path, inv: Inv) -> None:

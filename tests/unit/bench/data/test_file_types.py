@@ -1,5 +1,7 @@
 """Data files of every type: the same rows give the same conversations."""
 
+import codecs
+import gzip
 import hashlib
 import tracemalloc
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from bench.data.collate import make_rows
 from bench.data.inputs import InputError
 from bench.records import Trial
 from bench.records.training import DataOptions, TrainingData
-from tests.support.data_files import CHATS, HEADER, ROWS, WRITERS, as_array, as_jsonl, as_parquet, write
+from tests.support.data_files import CHATS, HEADER, ROWS, WRITERS, as_array, as_csv, as_jsonl, as_parquet, write
 
 SAVED = Path(__file__).parent / "saved_by_datasets"
 ALPACA = [{"instruction": "add", "input": "", "output": "x"}, {"instruction": "add", "input": "1, 1", "output": "2"}]
@@ -119,8 +121,6 @@ def test_columns_of_other_names_are_those_of_the_setting(name: str, tmp_path: Pa
     assert {chat.unread_keys for chat in data} == {("id",)}
 
 
-@pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.parquet", "saved"])
-@pytest.mark.parametrize(
 @pytest.mark.parametrize("name", WRITERS)
 def test_of_two_formats_in_a_line_the_setting_leaves_one_out(name: str, tmp_path: Path) -> None:
     both = [{**chat, "prompt": "x?", "completion": "x"} for chat in CHATS]
@@ -147,15 +147,20 @@ def test_a_byte_order_mark_is_skipped_in_every_type(name: str, tmp_path: Path) -
     assert [chat.digest for chat in data] == [chat.digest for chat in expected]
 
 
+@pytest.mark.parametrize("name", ["d.jsonl", "d.csv", "d.parquet", "saved"])
+@pytest.mark.parametrize(
     ("columns", "expected"),
     [
         ({"prompt": "question"}, "no column question"),
         ({"answer": "completion"}, "train.columns: answer: not a column"),
+        ({"promt": None}, "train.columns: promt: not a column"),
         ({"prompt": "id"}, "prompt: the file has this column as well as id"),
         ({"system": "context"}, "no column context"),
     ],
 )
-def test_a_wrong_name_of_a_column_is_named(name: str, columns: dict[str, str], expected: str, tmp_path: Path) -> None:
+def test_a_wrong_name_of_a_column_is_named(
+    name: str, columns: dict[str, str | None], expected: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](ROWS))
     with pytest.raises(InputError, match=expected):
         readers.read(path, columns=columns)

@@ -222,6 +222,12 @@ def test_a_file_outside_the_working_folder_is_named_in_full(tmp_path: Path, cont
     assert refusal(context(str(elsewhere))).startswith(f"{elsewhere}:1: fleet.size: ")
 
 
+@pytest.mark.parametrize(("name", "text"), [("f.yaml", "fleet: {size: 3} # ü"), ("f.json", '{"fleet": {"size": 3}}')])
+def test_a_byte_order_mark_is_skipped(name: str, text: str, project: Path, context: Make) -> None:
+    (project / name).write_text(text, encoding="utf-8-sig")
+    assert load(context(name)).fleet.size == 3
+
+
 def test_files_that_cannot_be_read_are_named(project: Path, context: Make) -> None:
     (project / "folder.yaml").mkdir()
     (project / "latin.yaml").write_bytes(b"fleet: {workspace: caf\xe9}")

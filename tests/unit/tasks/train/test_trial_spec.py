@@ -142,7 +142,7 @@ def test_the_error_for_an_invalid_setting_names_it(train: dict[str, Any], messag
 
 def test_a_chat_template_is_read_from_its_file(settings: MakeSettings, tmp_path: Path) -> None:
     path = tmp_path / "own.jinja"
-    path.write_text("{{ messages }}")
+    path.write_text("{{ messages }}", encoding="utf-8-sig")
     trial = trial_spec.make_trial(settings(chat_template=str(path), system="s"), None, workers=1, max_hours=None)
     assert trial.training is not None
     assert (trial.training.data.chat_template, trial.training.data.system) == ("{{ messages }}", "s")
