@@ -243,12 +243,11 @@ compare = Command(
     section=Section.AFTER,
     effect=Effect.SHOWS,
     examples=(
-        "inv compare 20261124-090000-quick 20261125-101500-quick",
+        "inv compare A,B C,D  # several runs on each side, which measure the day, too",
         "inv compare OLD NEW --tolerance 3 --json  # for a CI job: 1 if slower",
     ),
-    first=positional("run id of the reference", value="RUN"),
-    second=positional("run id to compare with it", value="RUN"),
-    also=words("another run id to compare with the first", value="RUN"),
+    first=positional("run id of the reference, or several with commas", value="RUN"),
+    second=positional("run id to compare with it, or several with commas", value="RUN"),
     allow=words(
         "condition that may differ (gpu, driver, lock, weights, profile, ...) or be unknown",
         value="CONDITION",

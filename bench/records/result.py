@@ -1,6 +1,7 @@
 """Status and measurements of one trial: result.json."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from bench.records.bootstrap import Interval
@@ -100,3 +101,12 @@ class TrialResult(Checksummed):
     @property
     def outcome(self) -> Outcome:
         return Outcome(self.status, self.reason_code, self.reason, self.remedy)
+
+    @property
+    def steps_began_at(self) -> float:
+        """The start of its measured steps, in seconds since 1970 by its worker's clock; 0 if that is unknown."""
+        try:
+            started = 0.0 if self.started_at is None else datetime.fromisoformat(self.started_at).timestamp()
+        except (ValueError, OverflowError):
+            return 0.0
+        return started + sum(seconds for phase, seconds in self.phases.items() if phase != "measure")

@@ -1,6 +1,6 @@
-"""Student's t distribution and the F distribution's tail, for intervals and tests over a few processes.
+"""Student's t distribution, for intervals and tests over a few processes.
 
-It uses only the standard library: SciPy would add 100 MB for these three functions. The distribution function is a
+It uses only the standard library: SciPy would add 100 MB for these two functions. The distribution function is a
 regularised incomplete beta function, computed by its continued fraction (NIST Digital Library of Mathematical
 Functions, 8.17.22) with Lentz's method.
 """
@@ -20,13 +20,6 @@ def two_sided_p(t: float, df: float) -> float:
     if math.isinf(t):
         return 0.0
     return _regularised_beta(df / 2.0, 0.5, df / (df + t * t))
-
-
-def f_tail(ratio: float, numerator_df: float, denominator_df: float) -> float:
-    """Return the probability that the ratio of two equal variances is at least `ratio`."""
-    return _regularised_beta(
-        denominator_df / 2.0, numerator_df / 2.0, denominator_df / (denominator_df + numerator_df * ratio)
-    )
 
 
 @functools.lru_cache(maxsize=4096)

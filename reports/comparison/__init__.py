@@ -1,6 +1,6 @@
-"""Comparison of two or more runs.
+"""Comparison of runs.
 
 comparability: conditions that must be equal, by name
-compare: rows of both runs' configurations, with corrected verdicts; compare.json
-tests: samples of each quantity, and hypothesis tests, corrected for multiple comparisons
+compare: rows of all runs' configurations, with corrected verdicts; compare.json
+hypotheses: tests of differences, corrected for multiple comparisons and for the day
 """

@@ -55,7 +55,7 @@ class Conditions:
     values: Mapping[str, tuple[str, ...]]
     gpus_by_worker: Mapping[str, frozenset[str]]
     is_complete: bool
-    environments: tuple[Mapping[str, Any], ...] = ()  # the distinct software of its trials
+    environments: tuple[Mapping[str, Any], ...] = ()
 
 
 def read_conditions(run: Run) -> Conditions:
@@ -76,8 +76,7 @@ def read_conditions(run: Run) -> Conditions:
         uuids = {str(uuid) for uuid in known if uuid}
         if result.worker is not None and uuids:
             gpus_by_worker.setdefault(result.worker, set()).update(uuids)
-    described = [describe_conditions(document) for document in documents]
-    values = {name: _distinct(each[name] for each in described) for name in _READERS}
+    values = {name: _distinct(map(read, documents)) for name, read in _READERS.items()}
     values["profile"] = (run.record.profile,)
     values["workers"] = (str(len(run.record.workers)) if run.record.is_on_one_machine else "apart",)
     return Conditions(
@@ -85,20 +84,8 @@ def read_conditions(run: Run) -> Conditions:
         values={name: values[name] for name in NAMES},
         gpus_by_worker={worker: frozenset(uuids) for worker, uuids in gpus_by_worker.items()},
         is_complete=is_complete,
-        environments=_distinct_software(documents),
+        environments=tuple(documents),
     )
-
-
-def describe_conditions(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return the conditions that a fingerprint reports, by name."""
-    return {name: read(document) for name, read in _READERS.items()}
-
-
-def _distinct_software(documents: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Return the distinct parts of the documents from which `_lock` is computed."""
-    names = ("python", "torch", "transformers", "lock_digest", "packages", "imported")
-    parts = ({name: document[name] for name in names if name in document} for document in documents)
-    return tuple({json.dumps(part, sort_keys=True): part for part in parts}.values())
 
 
 def _with_common_packages(runs: Sequence[Conditions]) -> Iterator[Conditions]:

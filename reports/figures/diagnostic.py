@@ -65,10 +65,10 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     factors = [published_factors.get((field, after)) for _, field, after, _ in changes]
     n_changes = len(changes)  # the intervals hold jointly, as in the page's table
     sample_marks = [
-        _effect_mark(row, centre, "samples_per_sec", factor, n_changes)
+        _effect_mark(row, centre, "samples", factor, n_changes)
         for (row, *_), factor in zip(changes, factors, strict=True)
     ]
-    token_marks = [_effect_mark(row, centre, "useful_tokens_per_sec", None, n_changes) for row, *_ in changes]
+    token_marks = [_effect_mark(row, centre, "useful_tokens", None, n_changes) for row, *_ in changes]
     panels = row_chart.share_axis(
         [
             Panel(title=f"{rate}, x {CENTRE}", marks=tuple(effects), kind="dots", log=True, reference=1.0)
@@ -97,14 +97,14 @@ def _format_value(value: object) -> str:
 
 
 def _effect_mark(
-    row: ConfigurationRow, centre: ConfigurationRow, rate: str, factor: Factor | None, comparisons: int
+    row: ConfigurationRow, centre: ConfigurationRow, amount: str, factor: Factor | None, comparisons: int
 ) -> Mark:
     suffix = f"  {PUBLISHED} {factor.words} published" if factor is not None else ""
     references = (factor.samples_ratio,) if factor is not None and factor.samples_ratio is not None else ()
     if row.measured is None or centre.measured is None:
         status = TrialStatus.OUT_OF_MEMORY.label if TrialStatus.OUT_OF_MEMORY in row.ends else "no trial succeeded"
         return Mark(value=None, text=f"{status}{suffix}", published=references)
-    ratio = per_config.ratio(row.measured, centre.measured, rate, comparisons=comparisons)
+    ratio = per_config.ratio(row.measured, centre.measured, amount, comparisons=comparisons)
     verdict = f" {ratio.verdict}" if ratio.verdict else ", no effect shown" if ratio.low is not None else ""
     tone = OTHER_TONE if ratio.verdict else BASELINE_TONE
     return row_chart.interval_mark(ratio, f"{_format_ratio(ratio)}{verdict}{suffix}", tone=tone, published=references)

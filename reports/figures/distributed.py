@@ -121,7 +121,7 @@ def _efficiency_marks(
     for ranks in sorted({*steps, *without_sync} - {1}):
         ranks_text = formatting.count(ranks, "rank")
         if single_rank is not None and ranks in steps:
-            ratio = per_config.ratio(steps[ranks], single_rank, "samples_per_sec")
+            ratio = per_config.ratio(steps[ranks], single_rank, "samples")
             mark = row_chart.percent_mark(_to_percent(ratio))
             rows.append((f"{ranks_text}, against one rank", mark))
         if (efficiency := without_sync.get(ranks)) is not None and efficiency.value is not None:
@@ -148,7 +148,7 @@ def _title(
     ranks, rate = list(rates.items())[-1]
     title = f"{formatting.count(ranks, 'rank')} process {formatting.number(rate.value)} samples per second"
     if 1 in steps and ranks in steps and ranks > 1:
-        ratio = per_config.ratio(steps[ranks], steps[1], "samples_per_sec")
+        ratio = per_config.ratio(steps[ranks], steps[1], "samples")
         return f"{title}: {row_chart.percent_mark(_to_percent(ratio)).text} of linear scaling"
     if ranks in without_sync:
         return f"{title}: {formatting.number(without_sync[ranks].value, 1)} % of their rate without communication"

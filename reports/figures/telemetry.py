@@ -206,9 +206,7 @@ def _read_telemetry(run: Run, result: TrialResult) -> pd.DataFrame | None:
 
 def _candidates(summary: Summary, run: Run, slow_worker: str | None) -> list[TrialResult]:
     """Sort the trials to draw: the slow worker's first, then those of the fastest training configurations."""
-    speed = {
-        row.label: row.measured.useful_tokens_per_sec.value for row in summary.measured_rows if row.measured is not None
-    }
+    speed = {row.label: row.useful_rate for row in summary.measured_rows}
     succeeded = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
     return sorted(
         succeeded, key=lambda result: (result.worker != slow_worker, -speed.get(run.label_of[result.trial_id], 0.0))

@@ -115,9 +115,9 @@ def _charts_with_comparison(run: Run, other: Run | None, allow: Collection[str])
     """Return all charts; with another run, the comparison's chart gets the comparison. Raises CompareError."""
     if other is None:
         return CHARTS
-    compared = compare([other, run], allow=allow)
+    compared = compare([other], [run], allow=allow)
     if compared.refused:
-        before, after = compared.run_ids
+        before, after = other.record.run_id, run.record.run_id
         differences = "; ".join(difference.description for difference in compared.refused)
         names = ",".join(dict.fromkeys((*allow, *(difference.name for difference in compared.refused))))
         anyway = f"to compare anyway: `inv report --run={after} --against={before} --allow={names}`"

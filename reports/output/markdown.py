@@ -78,8 +78,8 @@ def _configurations(summary: Summary) -> str:
     if energies:
         head.append("GPU energy, J per 1,000 useful tokens")
     note = (
-        "Values with 95 % intervals; rates are per worker, over the time of all steps. Step times and ratios are of "
-        f"median steps; ratios are against {summary.baseline}."
+        "Values with 95 % intervals; rates are per worker, over the time of all steps; step times are of median "
+        f"steps; ratios are of rates, against {summary.baseline}."
     )
     note = f"{note} {methods_text.interval_mark_note(summary)}".rstrip()
     rows = [
@@ -127,7 +127,7 @@ def _configuration(row: ConfigurationRow, priced: bool) -> tuple[str, ...]:
 
 def _ratio(row: ConfigurationRow, name: str) -> str:
     ratio = getattr(row, name)
-    return "" if ratio is None else " ".join(filter(None, (formatting.ratio(ratio), ratio.verdict)))
+    return "" if ratio is None else " ".join(filter(None, (formatting.ratio(ratio), ratio.word)))
 
 
 def _measurements(summary: Summary) -> list[str]:

@@ -57,21 +57,24 @@ def _training_paragraphs(summary: Summary) -> list[str]:
         "all configurations together and from the configuration's own. The intervals of ratios are widened by the "
         "variation between texts if two configurations read different ones, as with another batch, and by the number "
         "of ratios, so that all of them hold jointly in 95 % of runs. The words faster and slower appear only if the "
-        "interval excludes 1. Configurations without a trial that ran out of memory, failed or timed out are preferred "
-        f"to those with one.{_power(summary)}"
+        "interval of the steady rates' ratio excludes 1 and the elapsed rates differ by at least half as much; where "
+        "the interval of the latter holds 1, the word is followed by steady. Configurations without a trial that ran "
+        f"out of memory, failed or timed out are preferred to those with one.{_power(summary)}"
     )
     return [
         "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps "
         "are recorded but not counted. A configuration's step time is the geometric mean over its workers of their "
-        "median step. A rate is the mean amount per step divided by that median, per worker: the steady state, which "
-        "ratios compare. The rates of configurations, hours, dollars and energy use the elapsed throughput: all "
-        "amounts divided by the time of all steps. Trials that did not succeed are listed with their reason and "
+        "median step. All rates, ratios, hours, dollars and energy use the elapsed throughput per worker: all amounts "
+        "divided by the time of all steps. Steady rates, the mean amount per step divided by the median step, are in "
+        "summary.json. Trials that did not succeed are listed with their reason and "
         "excluded from averages.",
         "Processes differ more than steps: two processes of the same configuration on the same GPU differed by 0.7 %, "
         "while the steps of each agreed within 0.1 %. So 95 % intervals are Student's t over workers if there are two "
         "or more (each the mean of its processes), else over processes. With a single process the interval is over its "
-        "steps, by a block bootstrap that accounts for the similarity of neighbouring steps, widened by the noise of "
-        "the run's other processes, else by an assumed 1 %. Intervals with that assumption are marked.",
+        "steps, widened by the noise of the run's other processes, else by an assumed 1.5 %; intervals with that "
+        "assumption are marked. With one process of each, a ratio has no interval. The order of the trials differs "
+        "between workers and repeats, so that a machine that changes makes ratios less certain instead of wrong; where "
+        "enough trials were repeated, a line over their times is taken off.",
         *([ratios] if any(row.samples_ratio is not None for row in summary.rows) else []),
         "Tokens count every computed position; useful tokens exclude padding. Memory is the largest peak of any "
         "worker: of the GPU if there is one, else of the process. Loss is in nats per token, the median over workers "
@@ -109,7 +112,7 @@ def _format_time(iso: str) -> str:
 
 def interval_mark_note(summary: Summary) -> str:
     """Explain the mark of an interval over one process; empty if no interval has it."""
-    rates = (row.measured.samples_per_sec for row in summary.measured_rows if row.measured is not None)
+    rates = (row.measured.elapsed_samples_per_sec for row in summary.measured_rows if row.measured is not None)
     note = (
         f"{formatting.ONE_PROCESS_MARK} over the steps of one process; the variation between processes is assumed, and "
         "a second clock speed that no process showed is not covered."

@@ -21,14 +21,14 @@ from bench.records.version import SCHEMA_VERSION, VERSION
 from reports import formatting
 from reports.read import measurements
 from reports.read.run import Run
-from reports.statistics.types import MeasuredRate
+from reports.statistics.types import Ratio
 from reports.summary import cost
 from reports.summary import text as text_module
 from reports.summary.summary import ConfigurationRow, Summary
 
 ESTIMATES = (
-    *("step_time_sec", "samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec"),
-    *("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
+    *("step_time_sec", "elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
+    *("steady_samples_per_sec", "steady_tokens_per_sec", "steady_useful_tokens_per_sec"),
 )
 _RUN_FIELDS = ("run_id", "created_at", "suite", "profile", "spread", "fleet_kind", "workers", "provenance")
 _SETTINGS = (
@@ -129,16 +129,18 @@ def _configuration(row: ConfigurationRow) -> dict[str, Any]:
         **{name: None if measured is None else asdict(getattr(measured, name)) for name in ESTIMATES},
         **{name: None if measured is None else getattr(measured, name) for name in _SHARES},
         "worker_median_step_time_sec": {} if measured is None else measured.worker_medians,
-        "noise_percent": _noise(measured),
         "outlier_steps": None if measured is None else measured.outliers,
-        "flags": [] if measured is None else [flag.text for flag in measured.flags],
-        **{name: _fields(getattr(row, name), *_RATIO_FIELDS) for name in ("samples_ratio", "useful_tokens_ratio")},
+        **{name: _ratio(getattr(row, name)) for name in ("samples_ratio", "useful_tokens_ratio")},
         **{name: _amount(row, name) for name in _AMOUNTS},
         "usd_per_1000_samples": None if row.cost is None else asdict(row.cost.usd_per_1000_samples),
         "costs": [_cost(cost) for cost in row.costs],
         **{name: getattr(row, name) for name in ("first_loss", "last_loss", "peak_vram_bytes", "peak_rss_bytes")},
         "load_time_sec": row.load_time_sec,
     }
+
+
+def _ratio(ratio: Ratio | None) -> dict[str, Any] | None:
+    return None if ratio is None else _fields(ratio, *_RATIO_FIELDS) | {"steady": asdict(ratio.steady)}
 
 
 def _amount(row: ConfigurationRow, name: str) -> dict[str, Any] | None:
@@ -162,13 +164,6 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
     for name, value in document.items():
         if name in ("ends", "worker_median_step_time_sec", "costs"):  # costs are in costs.csv
             continue
-        if name == "flags":
-            line[name] = "; ".join(value)
-            continue
-        if name == "noise_percent":
-            value = value or {"steps": None, "processes": None, "workers": None}
-            line |= {f"noise_{level}_percent": percent for level, percent in value.items()}
-            continue
         if name in (*ESTIMATES, *_AMOUNTS, "samples_ratio", "useful_tokens_ratio", "usd_per_1000_samples"):
             value = value or {"value": None, "low": None, "high": None}
             line |= {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
@@ -184,12 +179,6 @@ def _csv_line(row: ConfigurationRow, summary: Summary) -> dict[str, object]:
     line["price_source"] = None if price is None else price.source
     line["profile_note"] = summary.profile_note
     return line
-
-
-def _noise(rate: MeasuredRate | None) -> dict[str, float | None] | None:
-    return (
-        None if rate is None else {name.removesuffix("_percent"): value for name, value in asdict(rate.noise).items()}
-    )
 
 
 def _price(price: cost.Price) -> dict[str, Any]:

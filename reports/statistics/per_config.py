@@ -3,24 +3,19 @@
 The unit of repetition is a process, not a step. Three processes of one configuration on one GPU were measured to differ
 by 0.7 % while each one's steps agreed within 0.1 %: an interval over steps describes only how well one process was
 measured, not the next process. So intervals are Student's t over the largest unit that occurs at least twice: workers
-(each the mean of its processes), else processes, else the steps of the only process. `Estimate.over` names the unit.
-With two workers there is one degree of freedom and the interval is wide, as it must be. An interval is never narrower
-than the steps within the processes allow, nor than the processes of the whole run (`pooling`), so two processes that
-agree by chance do not look exact. If a run repeats nothing, the next process is assumed to differ by ASSUMED_NOISE, and
-so is one worker from another if a ratio uses one worker of each.
+(each the mean of its processes), else processes, else the steps of the only process, for which the next one is assumed
+to differ by ASSUMED_NOISE. `Estimate.over` names the unit. An interval is never narrower than the steps within the
+processes allow, nor than the processes of the whole run (`pooling`).
 
-The value of a configuration is the geometric mean over its workers of their processes' median step times. Rates are the
-mean amount per step over that median, per worker. Elapsed rates are all amounts over the time of all steps, so slow
-steps count. All of them depend on the texts that were read. A ratio of two configurations is computed per worker, on
-the workers that both ran on, so a machine that is slow for both cancels out; its uncertainty follows from the noise of
-all configurations and its own (`pooling`). If the two read different texts, the variation between texts widens the
-interval. If it is one of several ratios, the interval is widened (Bonferroni) so that all of them hold
-together.
+The value of a configuration is the geometric mean over its workers of their processes' values. A change of the machines
+during the run is taken off as far as a line describes it (`pooling.fit_slope`); the order of trials makes the rest of
+it noise. A ratio of two configurations is computed per worker, on the workers that both ran on, so a machine that is
+slow for both cancels out. If the two read different texts, the variation between texts widens the interval. If it is
+one of several ratios, the interval is widened (Bonferroni) so that all of them hold together. With one process of each
+there is no interval: a machine that became slower would look the same.
 
-In simulation (tests/unit/reports/statistics/test_per_config.py; workers that differ, autocorrelated steps, outliers,
-drift) these intervals contain the true value in at least 93 % of 1,000 runs with 1, 2, 3, 4 and 8 workers.
-
-Not covered: whether a configuration's workers are representative of all such workers. The reader must judge that.
+How often these intervals hold, also on machines that change, is in docs/measurements.md. Not covered: whether a
+configuration's workers are representative of all such workers.
 """
 
 import functools
@@ -28,26 +23,28 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.records import student
 from reports.statistics import pooling
-from reports.statistics.per_process import CONFIDENCE, ProcessSteps, describe, half_width
-from reports.statistics.pooling import Spread
-from reports.statistics.types import Estimate, MeasuredRate, Noise, Over, Process, QualityFlag, Ratio
+from reports.statistics.per_process import CONFIDENCE, ProcessSteps, describe
+from reports.statistics.pooling import Slope, Spread
+from reports.statistics.types import Estimate, MeasuredRate, Over, Process, Ratio
 
-RATES = ("samples_per_sec", "tokens_per_sec", "useful_tokens_per_sec")
-ELAPSED = ("elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec")
-QUANTITIES = ("step_time_sec", *RATES, *ELAPSED)
+AMOUNTS_OF_RATES = ("samples", "useful_tokens")
+ELAPSED, STEADY = "elapsed_{}_per_sec", "steady_{}_per_sec"
+QUANTITIES = (
+    *("step_time_sec", "steady_tokens_per_sec"),
+    *(rate.format(amount) for rate in (STEADY, ELAPSED) for amount in AMOUNTS_OF_RATES),
+)
 # Assumed standard deviation between processes, and between workers, for a run that repeats nothing. On GPUs 0.35 to 1 %
-# were measured.
-ASSUMED_NOISE = 0.01
-OUTLIERS_TO_FLAG = 0.1  # fraction of the steps; fewer do not change a median
+# were measured; clocks of two states 4 % apart need the rest.
+ASSUMED_NOISE = 0.015
+KEPT_SHARE = 0.5  # slow steps must leave this share of a difference of steady rates
 NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
-MIN_UNITS_FOR_OWN_INTERVAL = 3  # two workers have one degree of freedom, so 12.7 standard errors
 _MAX_DEGREES = 1e4  # degrees of freedom; more make no difference
 
 
@@ -92,10 +89,30 @@ def measure(processes: Sequence[ProcessSteps]) -> MeasuredRate:
     return combine(describe(processes))
 
 
+def fit_slope(described: Mapping[str, Sequence[Process]]) -> Slope | None:
+    """Fit the drift of a run's step times over its workers' clocks (`pooling.fit_slope`)."""
+    return pooling.fit_slope(
+        [
+            (label, process.worker, process.at_sec, math.log(process.step_time_sec))
+            for label, group in described.items()
+            for process in group
+        ]
+    )
+
+
 def combine_all(described: Mapping[str, Sequence[Process]]) -> dict[str, MeasuredRate]:
-    """Combine the processes of each configuration of a run, with the noise of all of them."""
+    """Combine the processes of each configuration of a run, without its drift and with the noise of all of them."""
+    slope, fitted = fit_slope(described), 0
+    if slope is not None:
+        trends = iter(slope.trends)
+        described = {
+            label: [replace(process, trend=next(trends)) for process in group] for label, group in described.items()
+        }
+        pairs = [(label, process.worker) for label, group in described.items() for process in group]
+        # The line takes a degree of freedom from the units, if these are what it was fitted to.
+        fitted = int(len(set(pairs)) == len(pairs) or len({worker for _, worker in pairs}) == 1)
     noise = {
-        name: spreads({label: samples(processes, name) for label, processes in described.items()})
+        name: spreads({label: samples(processes, name) for label, processes in described.items()}, fitted)
         for name in QUANTITIES
     }
     levels: dict[str, float] = {}
@@ -110,16 +127,16 @@ def combine_all(described: Mapping[str, Sequence[Process]]) -> dict[str, Measure
     }
 
 
-def spreads(samples_by_label: Mapping[str, Sequence[Sample]]) -> dict[str, Spread]:
+def spreads(samples_by_label: Mapping[str, Sequence[Sample]], fitted: int = 0) -> dict[str, Spread]:
     """Map each configuration to the noise of its units: workers if there are several, else processes."""
-    if len({sample.worker for values in samples_by_label.values() for sample in values}) > 1:
-        cells = {label: mean_by_worker(values) for label, values in samples_by_label.items()}
-        return pooling.spreads(cells, by_worker=True)
+    is_over_workers = len({sample.worker for values in samples_by_label.values() for sample in values}) > 1
     cells = {
-        label: {str(index): sample.log for index, sample in enumerate(values)}
+        label: mean_by_worker(values)
+        if is_over_workers
+        else {str(index): sample.log for index, sample in enumerate(values)}
         for label, values in samples_by_label.items()
     }
-    return pooling.spreads(cells, by_worker=False)
+    return pooling.spreads(cells, by_worker=is_over_workers, fitted=fitted)
 
 
 def combine(
@@ -136,12 +153,11 @@ def combine(
         raise ValueError("a configuration needs at least one process's steps")
     ordered = sorted(processes, key=lambda process: (process.worker, process.process))
     n_steps = sum(process.n_steps for process in ordered)
-    half = half_width(ordered[0]) if len(ordered) == 1 else None
     spread_of = spread_by_quantity or {}
     only_worker = ordered[0].worker if len({process.worker for process in ordered}) == 1 else ""
     distance = (levels or {}).get(only_worker, 0.0)
     estimates = {
-        name: estimate(_with_levels(mean_of_logs(samples(ordered, name, half), spread_of.get(name)), distance), n_steps)
+        name: estimate(_with_levels(mean_of_logs(samples(ordered, name), spread_of.get(name)), distance), n_steps)
         for name in QUANTITIES
     }
     medians = {worker: math.exp(value) for worker, value in mean_by_worker(samples(ordered, "step_time_sec")).items()}
@@ -150,40 +166,46 @@ def combine(
         n_processes=len(ordered),
         n_steps=n_steps,
         **estimates,
-        padding_percent=100.0 * (1.0 - estimates["useful_tokens_per_sec"].value / estimates["tokens_per_sec"].value),
+        padding_percent=100.0
+        * (1.0 - estimates["steady_useful_tokens_per_sec"].value / estimates["steady_tokens_per_sec"].value),
         worker_spread=max(medians.values()) / min(medians.values()) if len(medians) > 1 else None,
         worker_medians=medians,
-        noise=noise(ordered),
         outliers=sum(process.outliers for process in ordered),
-        flags=tuple(_flags(ordered)),
-        half_width=half,
         spreads=spread_of,
         processes=tuple(ordered),
     )
 
 
-def ratio(measured: MeasuredRate, reference: MeasuredRate, rate: str, *, comparisons: int = 1) -> Ratio:
-    """Compute `measured` over `reference` in one of RATES. The verdict is "faster", "slower" or None (not shown).
+def ratio(measured: MeasuredRate, reference: MeasuredRate, amount: str, *, comparisons: int = 1) -> Ratio:
+    """Compute `measured` over `reference` in elapsed amounts (AMOUNTS_OF_RATES) per second.
 
-    There is no interval if they ran on different kinds of device, unless the same workers compare them.
-
-    `comparisons` is the number of such ratios read together: all their intervals hold at once in 95 % of runs.
+    There is no interval with a single process of each, nor if they ran on different kinds of device, unless the same
+    workers compare them. `comparisons` is the number of such ratios read together: all their intervals hold at once in
+    95 % of runs.
     """
+    elapsed, steady = (_ratio(measured, reference, amount, rate, max(1, comparisons)) for rate in (ELAPSED, STEADY))
+    verdict: Literal["faster", "slower"] | None = None
+    # Elapsed rates would show little: one slow step in thirty is 2 % of it.
+    if steady.half is not None and abs(steady.value) > steady.half and elapsed.value / steady.value >= KEPT_SHARE:
+        verdict = "faster" if steady.value > 0.0 else "slower"
+    n = min(measured.n_steps, reference.n_steps)
+    return Ratio(**vars(estimate(elapsed, n)), verdict=verdict, steady=estimate(steady, n))
+
+
+def _ratio(measured: MeasuredRate, reference: MeasuredRate, amount: str, rate: str, comparisons: int) -> Mean:
+    name, level = rate.format(amount), (1.0 - CONFIDENCE) / comparisons
     mean = difference(
-        samples(measured.processes, rate, measured.half_width),
-        samples(reference.processes, rate, reference.half_width),
-        noises=(measured.spreads.get(rate), reference.spreads.get(rate)),
-        level=(level := (1.0 - CONFIDENCE) / max(1, comparisons)),
+        samples(measured.processes, name),
+        samples(reference.processes, name),
+        noises=(measured.spreads.get(name), reference.spreads.get(name)),
+        level=level,
     )
     if not is_comparable(measured.processes, reference.processes):
         mean = replace(mean, half=None, over=None)
-    if mean.half is not None:
-        error = _texts_error(measured.processes, reference.processes, rate.removesuffix("_per_sec"))
-        mean = replace(mean, half=math.hypot(mean.half, error * _normal(level)))
-    value, low, high = mean.value_and_interval
-    verdict = None if low is None or high is None else "faster" if low > 1.0 else "slower" if high < 1.0 else None
-    n_steps = min(measured.n_steps, reference.n_steps)
-    return Ratio(value=value, low=low, high=high, n=n_steps, verdict=verdict, over=mean.over)
+    if mean.half is None:
+        return mean
+    error = _texts_error(measured.processes, reference.processes, amount)
+    return replace(mean, half=math.hypot(mean.half, error * _normal(level)))
 
 
 def is_comparable(measured: Sequence[Process], reference: Sequence[Process]) -> bool:
@@ -215,20 +237,20 @@ def _shares(processes: Sequence[Process], amount: str) -> NDArray[np.float64]:
     return np.asarray(mean_amounts / (mean_amounts.mean() or 1.0))
 
 
-def samples(processes: Sequence[Process], name: str, half: float | None = None) -> list[Sample]:
-    """Return the samples of one of QUANTITIES. Amounts are exact, so a rate has the error of its time.
+def samples(processes: Sequence[Process], name: str) -> list[Sample]:
+    """Return the samples of one of QUANTITIES, without the run's drift.
 
-    `half` is half the interval over a single process's steps.
+    Amounts are exact, so a rate has the error of its time.
     """
-    if name in ELAPSED:
-        if half is not None:
-            half = processes[0].elapsed_error * student.quantile(CONFIDENCE, processes[0].degrees_of_freedom)
-        return [
-            Sample(process.worker, math.log(getattr(process, name)), process.elapsed_error, half)
-            for process in processes
-        ]
+    elapsed, sign = name.startswith("elapsed_"), 1.0 if name.endswith("_per_sec") else -1.0
     return [
-        Sample(process.worker, math.log(getattr(process, name)), process.standard_error, half) for process in processes
+        Sample(
+            process.worker,
+            math.log(getattr(process, name)) + sign * process.trend,
+            process.elapsed_error if elapsed else process.standard_error,
+            process.half_width(elapsed=elapsed) if len(processes) == 1 else None,
+        )
+        for process in processes
     ]
 
 
@@ -247,9 +269,7 @@ def mean_of_logs(values: Sequence[Sample], spread: Spread | None = None) -> Mean
         return _pooled_mean(value, parts, _error_floor(values), "processes", 1.0 - CONFIDENCE)
     if len(values) > 1:
         return _student([sample.log for sample in values], _error_floor(values), "processes")
-    half = values[0].half
-    if half is not None:
-        half = math.hypot(half, NORMAL * ASSUMED_NOISE)
+    half = None if values[0].half is None else math.hypot(values[0].half, NORMAL * ASSUMED_NOISE)
     over: Over | None = None if half is None else "steps"
     floor = _error_floor(values)
     return Mean(value=values[0].log, error=floor, df=None, floor=floor, half=half, over=over, units=1)
@@ -271,54 +291,37 @@ def difference(
     *,
     same_workers: bool = True,
     noises: tuple[Spread | None, Spread | None] = (None, None),
-    paired_noise: Spread | None = None,
     level: float = 1.0 - CONFIDENCE,
 ) -> Mean:
     """Compute `values` minus `reference`, the logarithm of a ratio: per worker if they share several, else by Welch.
 
-    Pass `same_workers=False` if equal names do not mean equal machines. `noises` are both sides' noise, pooled over the
-    run; `paired_noise` is that of a worker's difference: the interval is also at least Student's over these workers, if
-    there are MIN_UNITS_FOR_OWN_INTERVAL. A side with a single process is assumed to be as noisy as the
-    other side; if both have one, only their steps can be compared. `level` is the interval's significance level.
+    Pass `same_workers=False` if equal names do not mean equal machines. `noises` are both sides' noise, pooled over
+    their run. A side with a single process is assumed to be as noisy as the other side; if both have one there is no
+    interval. `level` is the interval's significance level.
     """
     value_means, reference_means = mean_by_worker(values), mean_by_worker(reference)
-    shared = value_means.keys() & reference_means.keys() if same_workers else set()
-    floor = math.hypot(_error_floor(values), _error_floor(reference))
-    if len(shared) > 1:
-        units = [value_means[worker] - reference_means[worker] for worker in sorted(shared)]
-        if paired_noise is not None:
-            parts, prior_df = [(paired_noise, len(units))], pooling.CHANGE_PRIOR_DF
-            mean = _pooled_mean(statistics.fmean(units), parts, floor, "workers", level, prior_df)
-            own = _student(units, floor, "workers", level)
-            if mean.half is None or own.half is None or len(units) < MIN_UNITS_FOR_OWN_INTERVAL:
-                return mean
-            return replace(mean, half=max(mean.half, own.half))
-        if noises[0] is None or noises[1] is None or noises[0].is_own or noises[1].is_own:
-            return _student(units, floor, "workers", level)
-        parts = [(noises[0], len(units)), (noises[1], len(units))]
-        return _pooled_mean(statistics.fmean(units), parts, floor, "workers", level)
+    shared = sorted(value_means.keys() & reference_means.keys()) if same_workers else []
     one_worker = same_workers and len(value_means) == len(reference_means) == len(shared) == 1
-    if one_worker and noises[0] is not None and noises[1] is not None:
-        value = statistics.fmean(value_means.values()) - statistics.fmean(reference_means.values())
-        parts = [(noises[0], len(values)), (noises[1], len(reference))]
-        return _pooled_mean(value, parts, floor, "processes", level)
+    floor = math.hypot(_error_floor(values), _error_floor(reference))
+    units = [value_means[worker] - reference_means[worker] for worker in shared]
+    counts = (len(values), len(reference)) if one_worker else (len(units), len(units))
+    if (one_worker or len(shared) > 1) and noises[0] is not None and noises[1] is not None:
+        parts = list(zip((noises[0], noises[1]), counts, strict=True))
+        over: Over = "processes" if one_worker else "workers"
+        return _pooled_mean(statistics.fmean(units), parts, floor, over, level)
+    if len(shared) > 1:
+        return _student(units, floor, "workers", level)
     return _welch(mean_of_logs(values), mean_of_logs(reference), level, 0.0 if one_worker else ASSUMED_NOISE)
 
 
-def noise(processes: Sequence[Process]) -> Noise:
-    """Measure the noise of one configuration within processes, between processes and between workers."""
-    groups: dict[str, list[float]] = {}
-    for process in processes:
-        groups.setdefault(process.worker, []).append(math.log(process.step_time_sec))
-    repeats = [group for group in groups.values() if len(group) > 1]
-    within = sum(statistics.variance(group) * (len(group) - 1) for group in repeats)
-    df = sum(len(group) - 1 for group in repeats)
-    means = [statistics.fmean(group) for group in groups.values()]
-    return Noise(
-        steps_percent=statistics.median(process.noise_percent for process in processes),
-        processes_percent=100.0 * math.expm1(math.sqrt(within / df)) if df else None,
-        workers_percent=100.0 * math.expm1(_deviation(means)) if len(means) > 1 else None,
-    )
+def difference_of_groups(values: Sequence[float], reference: Sequence[float]) -> Mean:
+    """Compute the mean of `values` minus that of `reference`, both of runs: Student's t with their pooled variance."""
+    groups = (values, reference)
+    df = float(sum(map(len, groups)) - 2)
+    pooled = sum(_deviation(group) ** 2 * (len(group) - 1) for group in groups if len(group) > 1) / df
+    error = math.sqrt(pooled * sum(1.0 / len(group) for group in groups))
+    means = [statistics.fmean(group) for group in groups]
+    return _mean(means[0] - means[1], error, df, 0.0, "runs", min(map(len, groups)), 1.0 - CONFIDENCE)
 
 
 def mean_by_worker(values: Iterable[Sample]) -> dict[str, float]:
@@ -339,24 +342,20 @@ def _student(units: Sequence[float], floor: float, over: Over, level: float = 1.
     return _mean(statistics.fmean(units), error, df, floor, over, len(units), level)
 
 
-def _pooled_mean(
-    value: float,
-    parts: Sequence[tuple[Spread, int]],
-    floor: float,
-    over: Over,
-    level: float,
-    prior_df: float = pooling.RATIO_PRIOR_DF,
-) -> Mean:
+def _pooled_mean(value: float, parts: Sequence[tuple[Spread, int]], floor: float, over: Over, level: float) -> Mean:
     """Return a mean, or a difference of two, with the noise of its parts: spreads of units and their numbers.
 
-    The degrees of freedom are the smaller ones. Welch's would be more, because both noises would have to be
-    independent; they share the pooled part. The interval is at least the cautious one.
+    Parts of one run share its pooled noise, so they have its degrees of freedom; those of two runs add up (Welch). The
+    interval is at least the cautious one.
     """
-    error = math.sqrt(sum(spread.sd**2 / n for spread, n in parts))
-    mean = _mean(value, error, min(spread.df for spread, _ in parts), floor, over, min(n for _, n in parts), level)
-    if mean.half is None or any(spread.is_own for spread, _ in parts):
+    variances = [spread.sd**2 / n for spread, n in parts]
+    error, df = math.sqrt(sum(variances)), min(spread.df for spread, _ in parts)
+    if len({(spread.sd, spread.df) for spread, _ in parts}) > 1:
+        df = sum(variances) ** 2 / sum(each**2 / spread.df for each, (spread, _) in zip(variances, parts, strict=True))
+    mean = _mean(value, error, df, floor, over, min(n for _, n in parts), level)
+    if mean.half is None or not any(spread.has_prior for spread, _ in parts):
         return mean
-    cautious, df = pooling.cautious_error(parts, prior_df)
+    cautious, df = pooling.cautious_error(parts)
     return replace(mean, half=max(mean.half, cautious * _quantile(pooling.CAUTIOUS_LEVEL, df)))
 
 
@@ -385,16 +384,12 @@ def _welch(first: Mean, second: Mean, level: float, worker_sd: float) -> Mean:
     value, floor = first.value - second.value, math.hypot(first.floor, second.floor)
     units = min(first.units, second.units)
     if first.df is None and second.df is None:
-        half = None
-        if first.half is not None and second.half is not None:
-            wider = _normal(level) / NORMAL
-            half = math.hypot(first.half * wider, second.half * wider, math.sqrt(2.0) * worker_sd * _normal(level))
-        over: Over | None = None if half is None else "steps"
-        return Mean(value=value, error=floor, df=None, floor=floor, half=half, over=over, units=units)
+        return Mean(value=value, error=floor, df=None, floor=floor, half=None, over=None, units=units)
     if first.df is None or second.df is None:
         known = second if first.df is None else first
         error, df = known.error * math.sqrt(known.units + 1.0), known.df or 1.0
-        over, lone_workers = known.over, 0 if known.over == "workers" else 2
+        over: Over | None = known.over
+        lone_workers = 0 if known.over == "workers" else 2
     else:
         error = math.hypot(first.error, second.error)
         # Welch-Satterthwaite; without noise the degrees of freedom do not matter.
@@ -417,21 +412,6 @@ def estimate(mean: Mean, n: int) -> Estimate:
     return Estimate(value=value, low=low, high=high, n=n, over=mean.over)
 
 
-def _flags(processes: Sequence[Process]) -> Iterable[QualityFlag]:
-    outliers, steps = sum(process.outliers for process in processes), sum(process.n_steps for process in processes)
-    if outliers > OUTLIERS_TO_FLAG * steps:
-        noisiest = max(processes, key=lambda process: process.outliers)
-        where = f", most of them on {noisiest.worker}" if len(processes) > 1 else ""
-        text = f"{outliers:,} of {steps:,} steps are outliers{where}"
-        yield QualityFlag(kind="outliers", text=text, severity=outliers / steps)
-    drifting = [process for process in processes if process.drifts and process.drift_percent is not None]
-    if drifting:
-        worst = max(drifting, key=lambda process: abs(process.drift_percent or 0.0))
-        drift = f"{worst.drift_percent:+.1f} % from first to last step on {worst.worker}"
-        text = f"the step time drifted in {len(drifting)} of {len(processes)} processes: {drift}"
-        yield QualityFlag(kind="drift", text=text, severity=abs(worst.drift_percent or 0.0))
-
-
 def adjusted_means(samples: Mapping[str, Sequence[Sample]]) -> dict[str, Mean]:
     """Map each configuration to the logarithm of its rate on the mean worker, if each ran on a few of the workers.
 
@@ -452,26 +432,15 @@ def adjusted_means(samples: Mapping[str, Sequence[Sample]]) -> dict[str, Mean]:
     if np.linalg.matrix_rank(design) < rank:
         return {}
     solve, values = np.linalg.pinv(design), np.array([sample.log for _, sample in logs])
-    parts = solve @ values
-    df = float(len(logs) - rank)
+    parts, df = solve @ values, float(len(logs) - rank)
     noise = float(np.square(values - design @ parts).sum()) / df
     between = float(parts[n_rows:].var(ddof=1)) / n_workers
     means = {}
     for row, (label, own) in enumerate(samples.items()):
         weights = solve[row] + solve[n_rows:].mean(axis=0)
         variance = noise * float(weights @ weights)
-        total = variance + between
-        denominator = variance**2 / df + between**2 / (n_workers - 1)
+        total, denominator = variance + between, variance**2 / df + between**2 / (n_workers - 1)
         own_df = min(total**2 / denominator if denominator > 0 else df, n_workers - 1.0)
-        floor = math.sqrt(sum(sample.error**2 for sample in own)) / len(own)
-        half = max(math.sqrt(total) * student.quantile(CONFIDENCE, round(own_df, 2)), floor * NORMAL)
-        means[label] = Mean(
-            value=float(weights @ values),
-            error=math.sqrt(total),
-            df=own_df,
-            floor=floor,
-            half=half,
-            over="workers",
-            units=n_workers,
-        )
+        value, floor = float(weights @ values), _error_floor(own)
+        means[label] = _mean(value, math.sqrt(total), own_df, floor, "workers", n_workers, 1.0 - CONFIDENCE)
     return means

@@ -1,5 +1,6 @@
 """Results of the statistics: one process, one configuration, a ratio of two."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -7,54 +8,57 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.records import student
 from reports.statistics.pooling import Spread
 
-Over = Literal["workers", "processes", "steps"]
+MISSED_STEP = 0.5  # in median steps
+Over = Literal["runs", "workers", "processes", "steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """Description of one process. Rates are the mean amount per step over the median step time (steady state).
+    """Description of one process. Elapsed rates are all amounts over the time of all steps, slow ones included; steady
+    rates are the mean amount per step over the median step time. `elapsed_error` is the standard error of the former's
+    logarithm, `standard_error` that of `step_time_sec`, corrected for autocorrelation; `effective_steps` is the
+    equivalent number of independent steps. `steps` are in seconds, `amounts` by the names of AMOUNTS.
 
-    Elapsed rates are all amounts over the time of all steps; `elapsed_error` is the standard error of their logarithm.
-    `steps` are the step times in seconds, `amounts` each step's amounts by the names of AMOUNTS. `noise_percent` is the
-    standard deviation of a step without outliers. `standard_error` is that of the logarithm of `step_time_sec`,
-    corrected for autocorrelation, and at least `timer_error`, that of a coarse timer's rounding; `effective_steps` is
-    the equivalent number of independent steps. `levels_percent` is the distance of the two speeds if the steps jump
-    between two, else None. `drift_percent` is how much slower the last step is than the first along a fitted line, None
-    below DRIFT_MIN_STEPS steps; `drifts`: it is more than noise.
+    `at_sec` is when its steps began by its worker's clock; `trend` is the logarithm of its slowdown that the run's
+    drift explains (`pooling.Slope`). `levels_percent` is the distance of the two speeds if the steps jump, else None.
     """
 
     process: str
     worker: str
     device: str
+    at_sec: float
     steps: NDArray[np.float64]
     amounts: Mapping[str, NDArray[np.float64]] = field(repr=False)
     step_time_sec: float
-    samples_per_sec: float
-    tokens_per_sec: float
-    useful_tokens_per_sec: float
+    steady_samples_per_sec: float
+    steady_tokens_per_sec: float
+    steady_useful_tokens_per_sec: float
     elapsed_samples_per_sec: float
     elapsed_useful_tokens_per_sec: float
     elapsed_error: float
-    noise_percent: float
     standard_error: float
-    timer_error: float
-    autocorrelation: float
     effective_steps: float
     outliers: int
     levels_percent: float | None
-    drift_percent: float | None
-    drifts: bool
+    trend: float = 0.0
 
     @property
     def n_steps(self) -> int:
         return len(self.steps)
 
-    @property
-    def degrees_of_freedom(self) -> float:
-        """The degrees of freedom of an interval over its steps."""
-        return round(max(self.effective_steps - 1.0, 1.0), 1)
+    def half_width(self, *, elapsed: bool) -> float | None:
+        """Return half the 95 % interval over the steps of its only process; None for a single step.
+
+        Student's t of the effective steps times the standard error. The elapsed rate may have missed a slow step:
+        without that, 84 % of simulated intervals held it.
+        """
+        if self.n_steps < 2:
+            return None
+        error = math.hypot(self.elapsed_error, MISSED_STEP / self.n_steps) if elapsed else self.standard_error
+        return error * student.quantile(0.95, round(max(self.effective_steps - 1.0, 1.0), 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,34 +77,11 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
-    """Standard deviations in percent; None if there is only one process or worker.
-
-    `steps_percent` is within a process, without outliers; `processes_percent` between processes on one worker;
-    `workers_percent` between workers, including the noise of their processes.
-    """
-
-    steps_percent: float
-    processes_percent: float | None
-    workers_percent: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class QualityFlag:
-    """Doubt about a configuration's numbers. The larger of two `severity` of one `kind` is the worse."""
-
-    kind: Literal["outliers", "drift"]
-    text: str
-    severity: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class MeasuredRate:
     """One configuration over all its processes. Rates are per worker and per second.
 
     `worker_spread` is the slowest worker's step time over the fastest's, None with a single worker; `worker_medians`
-    maps worker to its step time in seconds. `flags` are about doubtful numbers. `half_width` is half the 95 %
-    interval of the logarithm of a single process's median, None with several processes or one step. `spreads` maps a
+    maps worker to its step time in seconds; `outliers` counts steps far from their process's median. `spreads` maps a
     quantity to the noise of its units, pooled over the whole run, if anything was repeated.
     """
 
@@ -108,18 +89,15 @@ class MeasuredRate:
     n_processes: int
     n_steps: int
     step_time_sec: Estimate
-    samples_per_sec: Estimate
-    tokens_per_sec: Estimate
-    useful_tokens_per_sec: Estimate
+    steady_samples_per_sec: Estimate
+    steady_tokens_per_sec: Estimate
+    steady_useful_tokens_per_sec: Estimate
     elapsed_samples_per_sec: Estimate
     elapsed_useful_tokens_per_sec: Estimate
     padding_percent: float
     worker_spread: float | None
     worker_medians: dict[str, float]
-    noise: Noise
     outliers: int
-    flags: tuple[QualityFlag, ...]
-    half_width: float | None
     spreads: Mapping[str, Spread]
     processes: tuple[Process, ...] = field(repr=False, compare=False)
 
@@ -133,6 +111,21 @@ class MeasuredRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio(Estimate):
-    """A configuration's rate over the baseline's. `verdict` is None unless the interval excludes 1."""
+    """A configuration's elapsed rate over the baseline's; `steady` is that of their steady rates.
 
-    verdict: str | None
+    `verdict` is "faster" or "slower" if the interval of `steady` excludes 1 and slow steps leave at least half of that
+    difference; None: it cannot be told.
+    """
+
+    verdict: Literal["faster", "slower"] | None
+    steady: Estimate
+
+    @property
+    def is_shown_elapsed(self) -> bool:
+        """True if the interval of the elapsed rates excludes 1, too."""
+        return self.low is not None and self.high is not None and not self.low <= 1.0 <= self.high
+
+    @property
+    def word(self) -> str:
+        """The verdict for a table that shows the elapsed interval; "" without one."""
+        return "" if self.verdict is None else self.verdict if self.is_shown_elapsed else f"{self.verdict}, steady"

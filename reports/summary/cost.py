@@ -21,7 +21,6 @@ from reports.read import attempts
 from reports.read.attempts import Starts
 from reports.statistics import per_config
 from reports.statistics.per_config import Sample
-from reports.statistics.per_process import joules_per_1000_useful_tokens
 from reports.statistics.types import Estimate, Process
 
 SAMPLES = 1000
@@ -29,6 +28,7 @@ FINE_TUNING_SAMPLES = 10_000
 FINE_TUNING_GPUS = (1, 2, 4)
 HOURS_PER_MONTH = 730.0  # the length of a month that clouds bill
 MEASURED_PHASE = "measure"
+POWER = "gpu_power_watts"
 _ALWAYS_UNKNOWN = ("pulling the image", "time before the first and after the last trial")
 
 
@@ -337,8 +337,9 @@ def measure_energy(results: Iterable[TrialResult], processes: Mapping[str, Seque
     samples_by_label: dict[str, list[Sample]] = {}
     for label, described in processes.items():
         for process in described:
-            joules = joules_per_1000_useful_tokens(by_id[process.process], process)
-            if joules is not None:
+            watts = _mean_watts(by_id[process.process])
+            if watts is not None:
+                joules = 1000.0 * watts / process.elapsed_useful_tokens_per_sec
                 sample = Sample(worker=process.worker, log=math.log(joules), error=process.elapsed_error)
                 samples_by_label.setdefault(label, []).append(sample)
     spreads = per_config.spreads(samples_by_label)
@@ -349,6 +350,17 @@ def measure_energy(results: Iterable[TrialResult], processes: Mapping[str, Seque
         )
         for label, samples in samples_by_label.items()
     }
+
+
+def _mean_watts(result: TrialResult) -> float | None:
+    """Return the mean power of the GPUs of a trial's ranks during its steps; None if it was not sampled."""
+    watts = (
+        measurement.value
+        for measurement in result.measurements
+        if measurement.name == POWER and measurement.context.get("window") == MEASURED_PHASE
+    )
+    value = next(watts, None)
+    return value if value is not None and value > 0 else None
 
 
 def _energy(joules: Estimate, processes: Sequence[Process]) -> Energy:

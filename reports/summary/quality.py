@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from bench.records.quality import LossCheck, QualityRecord
 from bench.records.trial import Trial
 from reports import formatting
-from reports.statistics.paired_losses import NOT_SHOWN, difference_of, verdict_of
+from reports.summary.loss_verdicts import NOT_SHOWN, difference_of, verdict_of
 from reports.summary.summary import ConfigurationRow
 
 _METHOD = (

@@ -137,11 +137,11 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
     ends = Counter((run.label_of[result.trial_id], result.status) for result in run.results)
     missing = Counter(trial.configuration for trial in run.missing)
 
-    def against_baseline(label: str, rate: str) -> Ratio | None:
+    def against_baseline(label: str, amount: str) -> Ratio | None:
         row, base = measured.get(label), None if label == baseline else measured.get(baseline)
         if row is None or base is None:
             return None
-        return per_config.ratio(row, base, rate, comparisons=len(measured) - 1)
+        return per_config.ratio(row, base, amount, comparisons=len(measured) - 1)
 
     rows = tuple(
         ConfigurationRow(
@@ -152,8 +152,8 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
             ends={end: amount for end in TrialStatus if (amount := ends[configuration.label, end])},
             missing=missing[configuration.label],
             measured=measured.get(configuration.label),
-            samples_ratio=against_baseline(configuration.label, "samples_per_sec"),
-            useful_tokens_ratio=against_baseline(configuration.label, "useful_tokens_per_sec"),
+            samples_ratio=against_baseline(configuration.label, "samples"),
+            useful_tokens_ratio=against_baseline(configuration.label, "useful_tokens"),
             costs=_costs(
                 configuration,
                 measured.get(configuration.label),
@@ -211,7 +211,7 @@ def _measure_speedups(
 ) -> dict[tuple[object, ...], list[Speedup]]:
     """Map each configuration key to its speed-ups over one worker."""
     rates = {
-        configuration_key(configuration.planned[0]): measured[configuration.label].samples_per_sec.value
+        configuration_key(configuration.planned[0]): measured[configuration.label].steady_samples_per_sec.value
         for configuration in trained
         if configuration.label in measured
     }

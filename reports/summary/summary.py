@@ -67,13 +67,18 @@ class ConfigurationRow:
 
     @property
     def samples_rate(self) -> float:
-        """Samples per second and worker; 0 if nothing was measured."""
-        return 0.0 if self.measured is None else self.measured.samples_per_sec.value
+        """Elapsed samples per second and worker; 0 if nothing was measured."""
+        return 0.0 if self.measured is None else self.measured.elapsed_samples_per_sec.value
 
     @property
     def useful_rate(self) -> float:
-        """Useful tokens per second and worker; 0 if nothing was measured."""
-        return 0.0 if self.measured is None else self.measured.useful_tokens_per_sec.value
+        """Elapsed useful tokens per second and worker; 0 if nothing was measured."""
+        return 0.0 if self.measured is None else self.measured.elapsed_useful_tokens_per_sec.value
+
+    @property
+    def steady_rate(self) -> float:
+        """Steady useful tokens per second and worker, which slow steps do not change; 0 if nothing was measured."""
+        return 0.0 if self.measured is None else self.measured.steady_useful_tokens_per_sec.value
 
     @property
     def peak_bytes(self) -> int | None:

@@ -6,28 +6,30 @@ from dataclasses import dataclass, replace
 from bench.records.quality import QualityRecord
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
+from bench.records.trial import SUITE_NAMES, suite
 from reports import formatting
 from reports.read import measurements
 from reports.read.fingerprint import Hosts
 from reports.read.run import Run
 from reports.statistics import per_config
-from reports.statistics.paired_losses import NOT_SHOWN, verdict_of
 from reports.statistics.types import Estimate, MeasuredRate, Ratio
 from reports.summary import quality, tables
 from reports.summary.cost import MEASURED_PHASE, Amount, FineTuning, Price
+from reports.summary.loss_verdicts import NOT_SHOWN, verdict_of
 from reports.summary.summary import ConfigurationRow, OtherConfiguration, Summary
 
 SLOW_STEPS = 0.02  # elapsed throughput lower by more than this fraction is notable
+REPEATS = 2  # so many processes of a trial tell a difference from a drift
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """The configuration to train with: `row`.
 
-    `fastest` is the reliable configuration with the most useful tokens per second, without those that slow steps make
-    slower than the baseline. `row` is `fastest` if that was shown to be faster than the baseline, else the baseline.
-    `tied` were not shown to differ from `fastest` (fastest first, including the baseline). `passed_over` were faster,
-    but are not reliable; `withheld` were faster, but not shown to be at the same loss.
+    `fastest` is the reliable configuration with the highest steady rate of those that were shown to be faster than the
+    baseline, else the one with the most useful tokens per second. `row` is `fastest` in the first case, else the
+    baseline. `tied` were not shown to differ from `fastest` (fastest first, including the baseline). `passed_over` were
+    faster, but are not reliable; `withheld` were faster, but not shown to be at the same loss.
     """
 
     row: ConfigurationRow
@@ -40,6 +42,12 @@ class Choice:
     def is_shown_faster(self) -> bool:
         """True if `fastest` was shown to be faster than the baseline."""
         return self.fastest.useful_tokens_ratio is not None and self.fastest.useful_tokens_ratio.verdict == "faster"
+
+    @property
+    def is_of_single_processes(self) -> bool:
+        """True if a single process of `fastest` and of the baseline is all that there is."""
+        measured = (self.fastest.measured, self.row.measured)
+        return self.row != self.fastest and all(each is not None and each.n_processes == 1 for each in measured)
 
 
 def recommended_choice(summary: Summary) -> Choice | None:
@@ -61,11 +69,16 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
     eligible = [row for row in measured if verdicts[row.label] not in NOT_SHOWN]
     if not eligible:
         return None
-    least = max(((1.0 - SLOW_STEPS) * _elapsed_rate(row) for row in eligible if row.is_baseline), default=0.0)
-    paying = [row for row in eligible if _elapsed_rate(row) >= least]
-    reliable = [row for row in paying if row.is_reliable] or paying
-    fastest = reliable[0]
-    comparable = [row for row in reliable[1:] if losses is None or row.is_baseline or verdicts[row.label] != "unknown"]
+    reliable = [row for row in eligible if row.is_reliable] or eligible
+    shown = [
+        row for row in reliable if row.useful_tokens_ratio is not None and row.useful_tokens_ratio.verdict == "faster"
+    ]
+    fastest = max(shown, key=lambda row: row.steady_rate) if shown else reliable[0]
+    comparable = [
+        row
+        for row in reliable
+        if row != fastest and (losses is None or row.is_baseline or verdicts[row.label] != "unknown")
+    ]
     choice = Choice(
         row=fastest,
         fastest=fastest,
@@ -81,17 +94,11 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
     return replace(choice, row=baseline)
 
 
-def _elapsed_rate(row: ConfigurationRow) -> float:
-    """Return the useful tokens per second with slow steps, from which dollars follow; 0 if nothing was measured."""
-    return 0.0 if row.measured is None else row.measured.elapsed_useful_tokens_per_sec.value
-
-
 def _differ(first: ConfigurationRow, second: ConfigurationRow, *, comparisons: int) -> bool:
     if first.measured is None or second.measured is None:
         return True
     return (
-        per_config.ratio(first.measured, second.measured, "useful_tokens_per_sec", comparisons=comparisons).verdict
-        is not None
+        per_config.ratio(first.measured, second.measured, "useful_tokens", comparisons=comparisons).verdict is not None
     )
 
 
@@ -122,15 +129,15 @@ def finding(
     ratio, where = best.samples_ratio, _where_measured(best.measured, record, hosts)
     if ratio is not None and ratio.verdict == "faster":
         label = _label_with_count(best)
-        return f"{label} processed {formatting.ratio(ratio)} as many samples per second as {baseline} {where}."
+        return f"{label} processed {claim(ratio)} as many samples per second as {baseline} {where}."
     if ratio is not None and ratio.verdict == "slower":
         return (
             f"No configuration was faster than {baseline}: the next fastest, {best.label}, processed "
-            f"{formatting.ratio(ratio)} as many samples per second {where}."
+            f"{claim(ratio)} as many samples per second {where}."
         )
     return (
         f"No configuration was shown to be faster than {baseline}: {best.label} processed {formatting.ratio(ratio)} "
-        f"as many samples per second {where}, and the interval includes 1."
+        f"as many samples per second {where}{steady_text(ratio) or ', and the interval includes 1'}."
         if ratio is not None and ratio.low is not None
         else f"{best.label} processed {formatting.ratio(ratio)} as many samples per second as {baseline} {where}; "
         "without an interval no difference is shown."
@@ -172,23 +179,25 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
     if fastest.is_baseline and len(summary.measured_rows) > 1:
         verb = "was" if len(tied) == 1 else "were"
         also = f"; {formatting.first_n(tied, 3)} {verb} not shown to be slower" if tied else ""
-        named = (*chosen.passed_over, *chosen.withheld)
-        is_slowed = any(row.useful_rate > fastest.useful_rate and row not in named for row in summary.measured_rows)
-        rate = f"useful tokens per second{', slow steps included,' if is_slowed else ''}"
-        return f"Stay with {fastest.label}: no configuration gave more {rate} {where}{also}{passed}."
+        return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
     if ratio is None:
         rate = formatting.estimate(None if fastest.measured is None else fastest.measured.elapsed_useful_tokens_per_sec)
         rank = "the only configuration measured" if len(summary.measured_rows) == 1 else "the fastest measured"
         at_loss = f", {loss}" if loss else ""
         speed = f"{rate} useful tokens per second per worker {where}{passed}"
         return f"{_label_with_count(fastest)} is {rank}{at_loss}: {speed}."
-    gain = f"{formatting.ratio(ratio)} the useful tokens per second of {summary.baseline}"
+    gain = f"{claim(ratio)} the useful tokens per second of {summary.baseline}"
+    if chosen.is_of_single_processes and ratio.low is None:
+        return (
+            f"Undecided: {fastest.label} gave {gain} {where}, but with one process of each a machine that changed "
+            f"would look the same; `{repeat_command(summary.record)}` can tell{passed}."
+        )
     if not chosen.is_shown_faster:
         verb = "Stay" if chosen.row.is_baseline else "Train"
         also = f"; neither were {formatting.first_n(tied, 3)}" if tied else ""
         return (
             f"{verb} with {_label_with_count(chosen.row)}: {fastest.label} gave {gain} {where}, but was not shown to "
-            f"be faster{also}{passed}."
+            f"be faster{steady_text(ratio)}{also}{passed}."
         )
     price = None if fastest.cost is None else fastest.cost.usd_per_million_useful_tokens.value
     dollars = "" if price is None else f" at ${formatting.number(price)} per million useful tokens"
@@ -198,6 +207,33 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
         options = f"{_label_with_count(fastest)}, or with {formatting.first_n(tied, 3)}, not shown to differ from it"
         return f"Train with {options}: {fastest.label} gave {gain}{dollars} {where}{passed}."
     return f"Train with {_label_with_count(fastest)}: {gain}{dollars} {where}{passed}."
+
+
+def claim(ratio: Ratio) -> str:
+    """Format a ratio with the interval that its verdict rests on: of the elapsed rates, else of the steady ones."""
+    if ratio.verdict is None or ratio.is_shown_elapsed:
+        return formatting.ratio(ratio)
+    return f"{formatting.ratio(ratio.steady)} without slow steps and {formatting.ratio(ratio)} with them"
+
+
+def steady_text(ratio: Ratio) -> str:
+    """Say that elapsed and steady rates do not agree on a difference, or return ""."""
+    intervals = [each for each in (ratio, ratio.steady) if each.low is not None and each.high is not None]
+    if ratio.verdict is not None or all(each.low <= 1.0 <= each.high for each in intervals):  # type: ignore[operator]
+        return ""
+    return f": without slow steps it is {formatting.ratio(ratio.steady)}, so it cannot be told"
+
+
+def repeat_command(record: RunRecord) -> str:
+    """Return the command that measures the trials of a run again, each several times."""
+    if record.suite not in SUITE_NAMES:
+        return f"inv bench --trial-file=FILE --repeats={REPEATS}"
+    flag = f"--{record.suite}" if record.suite in ("quick", "full") else f"--suite={record.suite}"
+    first = record.planned[0].trial
+    known = {trial.trial_id for trial in suite(record.suite, record.profile, first.model, first.data)}
+    names = list(dict.fromkeys(planned.trial.trial_id for planned in record.planned))
+    only = "" if set(names) == known else f" --only={','.join(names)}"
+    return f"inv bench {flag}{only} --repeats={REPEATS}"
 
 
 def _label_with_count(row: ConfigurationRow) -> str:

@@ -9,13 +9,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.units import format_percent
 from reports import formatting
 from reports.read.fingerprint import CPU, Hosts
-from reports.statistics import per_config, pooling
-from reports.statistics.types import Process, QualityFlag
+from reports.statistics import per_config
+from reports.statistics.types import Process
 from reports.summary.cost import Price
 from reports.summary.summary import ConfigurationRow, OtherConfiguration
 from reports.summary.text import SLOW_STEPS, describe_ends
@@ -23,6 +25,8 @@ from reports.summary.text import SLOW_STEPS, describe_ends
 MAX_SHOWN = 5
 # Above this ratio of step times, one number does not represent all workers of a fleet.
 NOTABLE_SPREAD = 1.10
+OUTLIERS = 0.1  # share of the steps; fewer do not change a median
+NOTABLE_DRIFT = 0.01  # from the first to the last trial
 SLOW_WORKER = 0.04  # fraction of the step time
 _THROTTLED = "throttled"
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -72,6 +76,7 @@ def cautions(
         *_slow_worker_warnings(slow, groups, results),
         *_spread_warnings(rows, slow),
         *_clock_warnings(measured),
+        *_drift_warnings(measured),
         *_step_warnings(rows),
         *_flag_warnings([group for group in groups if not _is_about_slow_workers(group, slow)], results),
     ]
@@ -167,11 +172,22 @@ def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]
         label: per_config.mean_by_worker(per_config.samples(processes, "step_time_sec"))
         for label, processes in measured.items()
     }
-    return {
-        worker: math.expm1(log)
-        for worker, log in pooling.slower_workers(cells).items()
-        if math.expm1(log) >= SLOW_WORKER
-    }
+    return {worker: math.expm1(log) for worker, log in slower_workers(cells).items() if math.expm1(log) >= SLOW_WORKER}
+
+
+def slower_workers(cells: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Map each worker to its time relative to the median worker, as a logarithm.
+
+    At least three quarters of the configurations that every worker ran reach this value. {} with fewer than three
+    workers: of two, neither can be called the slow one.
+    """
+    workers = sorted({worker for by_worker in cells.values() for worker in by_worker})
+    shared = [by_worker for by_worker in cells.values() if len(by_worker) == len(workers)]
+    if len(workers) < 3 or not shared:
+        return {}
+    table = np.array([[by_worker[worker] for worker in workers] for by_worker in shared])
+    deviations = table - np.median(table, axis=1, keepdims=True)
+    return dict(zip(workers, np.quantile(deviations, 0.25, axis=0, method="lower").tolist(), strict=True))
 
 
 def _slow_worker_warnings(
@@ -215,6 +231,17 @@ def _spread_warnings(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]
         yield RunWarning(text=text, weight=spread - 1.0)
 
 
+def _drift_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWarning]:
+    """Say which drift of the machines was taken off, if it is shown to be notable."""
+    slope = per_config.fit_slope(measured)
+    if slope is None or max(slope.low, -slope.high) < math.log1p(NOTABLE_DRIFT):
+        return
+    bounds = sorted(100.0 * abs(math.expm1(end)) for end in (slope.low, slope.high))
+    word, change = "slower" if slope.change > 0.0 else "faster", 100.0 * abs(math.expm1(slope.change))
+    text = f"The machines became {change:.2g} % {word} ({bounds[0]:.2g} to {bounds[1]:.2g} %) during the run"
+    yield RunWarning(text=f"{text}; a line over the trials' times was taken off.", weight=abs(slope.change))
+
+
 def _clock_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWarning]:
     """Warn of workers whose steps jump between two speeds."""
     jumping = [
@@ -235,18 +262,15 @@ def _clock_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWa
 
 
 def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
-    """Warn of drift, outliers, and the cost of slow steps."""
-    kinds: dict[str, list[tuple[str, QualityFlag]]] = {}
-    for row in rows:
-        for flag in () if row.measured is None else row.measured.flags:
-            kinds.setdefault(flag.kind, []).append((row.label, flag))
-    for labelled_flags in kinds.values():
-        label, worst = max(labelled_flags, key=lambda labelled_flag: labelled_flag[1].severity)
-        more = [name for name, _ in labelled_flags if name != label]
+    """Warn of outliers, and of the cost of slow steps."""
+    shares = {row.label: row.measured.outliers / row.measured.n_steps for row in rows if row.measured is not None}
+    notable_shares = [label for label in sorted(shares, key=lambda label: -shares[label]) if shares[label] > OUTLIERS]
+    if notable_shares:
+        label, *more = notable_shares
         also = f"; also in {formatting.first_n(more, 3)}" if more else ""
-        yield RunWarning(text=f"{label}: {worst.text}{also}.", weight=0.03)
+        yield RunWarning(text=f"{label}: {format_percent(shares[label])} of the steps are outliers{also}.", weight=0.03)
     slowdowns = [
-        (1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.samples_per_sec.value, row.label)
+        (1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.steady_samples_per_sec.value, row.label)
         for row in rows
         if row.measured is not None
     ]

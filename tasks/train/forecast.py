@@ -304,7 +304,10 @@ def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -
     comparable = [result for result in results if _is_comparable(result, trial, probe)]
     if comparable:
         measured = measure([ProcessSteps.from_result(result) for result in comparable])
-        rate, samples = measured.elapsed_samples_per_sec, measured.samples_per_sec.value * measured.step_time_sec.value
+        rate, samples = (
+            measured.elapsed_samples_per_sec,
+            measured.steady_samples_per_sec.value * measured.step_time_sec.value,
+        )
         # Use the mean step, slow ones included, because hours are their sum. A measured step has one row and one
         # optimizer step; here `rows` rows share one optimizer step.
         low, high = (None if end is None else samples / end for end in (rate.high, rate.low))

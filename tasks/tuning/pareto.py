@@ -15,12 +15,12 @@ from reports.statistics.per_config import estimate, measure, samples
 from reports.statistics.per_process import ProcessSteps, describe
 from reports.statistics.types import Estimate, Process
 
-RATE = "useful_tokens_per_sec"
+RATE = "elapsed_useful_tokens_per_sec"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCandidate:
-    """One candidate measured in full. Rates are per GPU; `useful_tokens_per_sec` excludes padding.
+    """One candidate measured in full. Rates are per GPU; `useful_tokens_per_sec` is elapsed, without padding.
 
     `interval` is the 95 % interval of the rate, Student's t over workers or processes. It is None for a single process,
     which does not show the variation between processes. `failures` is the number of trials that failed, timed out or
@@ -55,7 +55,9 @@ def not_shown_slower(candidates: Sequence[MeasuredCandidate], results: Iterable[
     rates = per_config.combine_all(_describe(results))
     best, *others = (candidate.trial.trial_id for candidate in candidates)
     known = [trial_id for trial_id in others if best in rates and trial_id in rates]
-    ratios = {name: per_config.ratio(rates[best], rates[name], RATE, comparisons=len(known)) for name in known}
+    ratios = {
+        name: per_config.ratio(rates[best], rates[name], "useful_tokens", comparisons=len(known)) for name in known
+    }
     return [trial_id for trial_id, ratio in ratios.items() if ratio.verdict != "faster"]
 
 
@@ -77,7 +79,7 @@ def summarize(
     succeeded = [result for result in results if _is_measured(result)]
     if not succeeded:
         return None
-    rate = adjusted or measure([ProcessSteps.from_result(result) for result in succeeded]).useful_tokens_per_sec
+    rate = adjusted or measure([ProcessSteps.from_result(result) for result in succeeded]).elapsed_useful_tokens_per_sec
     peaks = [result.metrics.peak_vram_bytes for result in succeeded if result.metrics is not None]
     known = [peak for peak in peaks if peak is not None]
     usd = None if price_usd_per_gpu_hour is None else price_usd_per_gpu_hour / 3600.0 / rate.value * 1e6

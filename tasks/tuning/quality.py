@@ -29,12 +29,10 @@ from reports.read.run import ReportError
 from reports.statistics.paired_losses import (
     MIN_PAIRS,
     POWER,
-    difference_of,
-    first_difference_of,
     pairs_needed,
     pairs_of_both_stages,
-    verdict_of,
 )
+from reports.summary.loss_verdicts import difference_of, first_difference_of, verdict_of
 from reports.summary.quality import difference_text
 from reports.summary.summarize import summarize
 from reports.summary.text import best_row, recommended_label

@@ -18,9 +18,9 @@ from bench.records.status import TrialStatus
 from remote.hosts.base import Host
 from reports import formatting
 from reports.read import validation
-from reports.statistics.paired_losses import NOT_SHOWN, verdict_of
 from reports.statistics.types import Estimate
 from reports.summary import quality as quality_text
+from reports.summary.loss_verdicts import NOT_SHOWN, verdict_of
 from reports.summary.quality import difference_text
 from tasks.cli.terminal import console, plain_table
 from tasks.errors import (

@@ -3,13 +3,13 @@
 Cells are normal noise without steps, so the truth is known exactly. `scenarios.py` simulates whole runs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.comparison.tests import SPEED, STEP_PARTS, Hypothesis, Verdict, judge
-from reports.statistics import per_config, pooling
+from reports.comparison.hypotheses import Hypothesis, Verdict, judge
+from reports.statistics import per_config
 from reports.statistics.per_config import Mean, Sample
 from reports.statistics.per_process import CONFIDENCE
 
@@ -57,19 +57,14 @@ def ratios(logs: Floats, *, one_worker: bool = False) -> list[Mean]:
 
 
 def changes(before: Floats, after: Floats) -> list[tuple[Mean, Verdict]]:
-    """Compare every configuration with an earlier run, and the last row over all of them, as `inv compare` does."""
-    cells = [{str(row): _by_worker(values) for row, values in enumerate(side.tolist())} for side in (before, after)]
-    spreads = pooling.difference_spreads(*cells)
+    """Compare every configuration with an earlier run, as `inv compare` does, without an effect of the day."""
+    old, new = [{str(row): _samples(values) for row, values in enumerate(side.tolist())} for side in (before, after)]
+    noises = [per_config.spreads(side) for side in (new, old)]
     means = [
-        per_config.difference(_samples(new), _samples(old), paired_noise=spreads[label])
-        for label, new, old in zip(spreads, after.tolist(), before.tolist(), strict=True)
+        per_config.difference(new[label], old[label], noises=(noises[0].get(label), noises[1].get(label)))
+        for label in new
     ]
-    sides = [_samples(logs.mean(axis=0).tolist()) for logs in (after, before)]
-    means.append(per_config.difference(*sides))
-    part = Mean(value=0.0, error=1.0, df=1.0, floor=0.0, half=1.0, over="workers", units=2)  # shares the 5 %
-    hypotheses = [Hypothesis(mean=mean, family=SPEED, test=(str(row),)) for row, mean in enumerate(means)]
-    verdicts = judge([*hypotheses, Hypothesis(mean=part, family=STEP_PARTS, test=("part",))], 0.03)
-    return list(zip(means, verdicts, strict=False))
+    return list(zip(means, judge([Hypothesis(mean=mean) for mean in means], 0.03), strict=True))
 
 
 def holds(mean: Mean, truth: float = 0.0) -> bool:
@@ -77,12 +72,8 @@ def holds(mean: Mean, truth: float = 0.0) -> bool:
 
 
 def _samples(logs: Iterable[float], *, one_worker: bool = False) -> list[Sample]:
-    names = _by_worker(logs)
-    return [Sample(worker="w0" if one_worker else worker, log=log, error=0.0) for worker, log in names.items()]
-
-
-def _by_worker(logs: Iterable[float]) -> Mapping[str, float]:
-    return {f"w{index}": log for index, log in enumerate(logs)}
+    names = [(f"w{index}", log) for index, log in enumerate(logs)]
+    return [Sample(worker="w0" if one_worker else worker, log=log, error=0.0) for worker, log in names]
 
 
 def best_power(own_df: int, other_df: int, effect: float, false: float, ratios_of_baseline: int = 1) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reports.comparison.compare import Comparison, compare
+from reports.comparison.compare import STEADY, Comparison, compare
 from reports.read.run import Run
 from reports.statistics.paired_losses import (
     LossDifference,
@@ -34,8 +34,9 @@ from reports.training.comparison import paired_interval
 from tasks.fleet.plan import plan_trials
 from tasks.settings.schema import QualitySection
 from tasks.tuning.search_loop import assign_finalists
-from tests.benchmarks import Figure, _odd_runs, print_figures
+from tests.benchmarks import Figure, _drifting_runs, _odd_runs, print_figures
 from tests.support.reports import synthetic
+from tests.support.reports.drifts import DRIFTS
 from tests.support.reports.scenarios import STEP_SEC, USEFUL, Floats, Scenario
 
 RUNS = int(os.environ.get("TRUST_RUNS", "400"))
@@ -62,13 +63,41 @@ PAIR_NOISES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
         ((random.random(count) < 1.0 / 9.0) - 1.0 / 9.0 + 0.02 * random.normal(0.0, 1.0, count)) / math.sqrt(8.0 / 81.0)
     ),
 }
+# Configurations x workers x processes of each on a worker.
+DRIFT_SHAPES = ((2, 2, 1), (12, 4, 1), (12, 2, 1), (2, 1, 2), (2, 2, 2), (2, 1, 1))
+POWER_SHAPES = ((12, 4, 1), (12, 2, 1), (3, 4, 1), (2, 4, 1), (2, 2, 2), (2, 1, 2))
 PAIRS = pairs_needed(0.05, MARGIN)  # in stage 1, as `inv tune` plans them at first
 
 
 def main() -> list[Figure]:
     unlike = [*odd_configurations(), *odd_whole_runs()]
     alike = [*trainings(), *same_losses()]
-    return [*unlike, *alike, *searches(), *recommendations(), *coverages(), *comparisons()]
+    drifting = [*drifts(), *slow_steps()]
+    return [*drifting, *unlike, *alike, *searches(), *recommendations(), *coverages(), *comparisons()]
+
+
+def drifts(runs: int = RUNS) -> Iterator[Figure]:
+    """Measure equal configurations on machines that change, and how often one that is 3 % slower is found."""
+    for shape, drift in itertools.product(DRIFT_SHAPES, DRIFTS):
+        name = " x ".join(map(str, shape))
+        rates = _drifting_runs.equal(_drifting_runs.fleet(*shape, drift=drift), runs)
+        if shape[1:] == (1, 1):
+            yield figure(f"drift {drift}, {name}: any word", rates.any_word, "0 %", runs)
+            continue
+        yield figure(f"drift {drift}, {name}: the largest ratio's coverage", rates.headline, "93 %", runs)
+        yield figure(f"drift {drift}, {name}: Train with", rates.train_with, "5 %", runs)
+        yield figure(f"drift {drift}, {name}: any word", rates.any_word, "-", runs)
+    for shape, drift in itertools.product(POWER_SHAPES, ("none", "linear 5 %", "step of 5 %")):
+        share_found = _drifting_runs.found(_drifting_runs.fleet(*shape, drift=drift), runs)
+        yield figure(f"drift {drift}, {' x '.join(map(str, shape))}: one 3 % slower, found", share_found, "-", runs)
+
+
+def slow_steps(runs: int = RUNS) -> Iterator[Figure]:
+    """Measure a configuration whose median is 4 % faster and whose elapsed rate is 0.9 % slower, by slow steps."""
+    for workers in (2, 4):
+        rates = _drifting_runs.slowed(workers, runs)
+        yield figure(f"slow steps take 4 % back, {workers} workers: faster", rates[0], "-", runs)
+        yield figure(f"slow steps take 4 % back, {workers} workers: Train with", rates[1], "-", runs)
 
 
 def odd_configurations(runs: int = 10 * RUNS) -> Iterator[Figure]:
@@ -155,7 +184,7 @@ def found_change(configurations: int, workers: int, percent: float, runs: int) -
     random, slower = np.random.default_rng(10), np.zeros((configurations, 1))
     slower[-1] = np.log1p(percent / 100.0)
     draw = functools.partial(_odd_runs.table, random, configurations, workers, _odd_runs.ALIKE)
-    compared = [_odd_runs.changes(draw(), slower + draw())[-2] for _ in range(runs)]
+    compared = [_odd_runs.changes(draw(), slower + draw())[-1] for _ in range(runs)]
     return share(compared, lambda row: row[1].verdict == "faster")  # more of a time
 
 
@@ -367,10 +396,12 @@ def coverage(world: Scenario, runs: int, *, seed: int = 3, sd: float = 0.03) -> 
         row = text.best_row(summary)
         if row is None or row.measured is None:
             raise ValueError("every run has a best configuration")
-        truth = USEFUL / STEP_SEC * np.exp(-slower[row.label] - world.median_log_time())
-        ratio = row.useful_tokens_ratio
-        held[0] += ratio is None or contains(ratio, np.exp(slower[summary.baseline] - slower[row.label]))
-        held[1] += contains(row.measured.useful_tokens_per_sec, truth)
+        truth = USEFUL / STEP_SEC * np.exp(-slower[row.label] - world.elapsed_log_time())
+        ratio = None if row.useful_tokens_ratio is None else row.useful_tokens_ratio.steady
+        held[0] += (
+            ratio is None or ratio.low is None or contains(ratio, np.exp(slower[summary.baseline] - slower[row.label]))
+        )
+        held[1] += contains(row.measured.elapsed_useful_tokens_per_sec, truth)
     return float(held[0] / runs), float(held[1] / runs)
 
 
@@ -399,15 +430,11 @@ def pairs(world: Scenario, slower: Mapping[str, float], runs: int, seed: int) ->
     random = np.random.default_rng(seed)
     for _ in range(runs):
         speeds = world.speeds(random)
-        yield compare([world.run(random, {}, speeds), world.run(random, slower, speeds, run_id="after")])
+        yield compare([world.run(random, {}, speeds)], [world.run(random, slower, speeds, run_id="after")])
 
 
 def slower_speeds(comparison: Comparison) -> set[str]:
-    return {
-        row.configuration
-        for row in comparison.rows
-        if row.verdict == "slower" and row.metric == "useful_tokens_per_sec"
-    }
+    return {row.configuration for row in comparison.rows if row.verdict == "slower" and row.metric == STEADY}
 
 
 def has_alarm(comparison: Comparison) -> bool:

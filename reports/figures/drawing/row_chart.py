@@ -75,7 +75,7 @@ def describe_subset(summary: Summary) -> str:
 
 def describe_intervals(rows: Sequence[ConfigurationRow]) -> str:
     """Describe the samples of these rows' 95 % intervals: workers, processes or steps."""
-    kinds = {row.measured.samples_per_sec.over for row in rows if row.measured is not None} - {None}
+    kinds = {row.measured.elapsed_samples_per_sec.over for row in rows if row.measured is not None} - {None}
     names = {"workers": "workers", "processes": "processes", "steps": "the steps of one process"}
     units = [names[unit] for unit in ("workers", "processes", "steps") if unit in kinds]
     return f"95 % intervals over {' or '.join(units)}" if units else "one step each: no intervals"

@@ -184,6 +184,10 @@ class Scenario:
         """Estimate the mean logarithm of a healthy process's median step, without the process's own speed."""
         return _median_log_time(replace(self, processes=0.0))
 
+    def elapsed_log_time(self) -> float:
+        """Estimate the logarithm of a healthy process's mean step, without the process's own speed."""
+        return _elapsed_log_time(replace(self, processes=0.0))
+
     def run(
         self,
         random: np.random.Generator,
@@ -223,6 +227,11 @@ def _clock_time(seconds: float) -> str:
 def _median_log_time(scenario: Scenario) -> float:
     samples = scenario.within_processes(np.random.default_rng(99), 20_000)
     return float(np.median(samples, axis=1).mean())
+
+
+@functools.lru_cache(maxsize=64)
+def _elapsed_log_time(scenario: Scenario) -> float:
+    return float(np.log(np.exp(scenario.within_processes(np.random.default_rng(99), 20_000)).mean()))
 
 
 def _draw_measurements(random: np.random.Generator, medians: Floats) -> list[list[Measurement]]:

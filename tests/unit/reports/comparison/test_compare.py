@@ -3,15 +3,17 @@
 import json
 import math
 import re
+import statistics
+import zlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.records.result import Steps
 from bench.records.status import ExitCode, TrialStatus
 from reports.comparison.compare import CompareError, compare, to_json
 from reports.read.load import load
-from reports.statistics.per_process import ENERGY
 from tests.support.reports import synthetic
 
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script>"
@@ -42,34 +44,38 @@ def runs(tmp_path):
     return make
 
 
+def pair(both, **options):
+    """Compare the second run with the first."""
+    return compare(both[:1], both[1:], **options)
+
+
 def verdicts(comparison):
-    return {(row.configuration, row.run_id): row.verdict for row in comparison.rows if row.metric == "samples_per_sec"}
+    return {row.configuration: row.verdict for row in comparison.rows if not row.metric.startswith("elapsed_")}
 
 
-def test_equal_runs_are_the_same_and_pass_and_report_their_noise(runs):
-    comparison = compare(runs({}, {}))
-    assert set(verdicts(comparison).values()) == {"same"}
+def test_equal_runs_are_the_same_and_pass(runs):
+    comparison = pair(runs({}, {}))
+    assert verdicts(comparison) == {"baseline": "same", "optimized": "same"}
     assert comparison.exit_code == 0
     assert all(row.speed_ratio == pytest.approx(1.0) for row in comparison.rows)
     before = comparison.rows[0].before
-    assert before.processes_noise_percent == pytest.approx(0.26, abs=0.01)  # workers at -0.3, -0.1, 0.1 and 0.3 %
-    assert before.steps_noise_percent == pytest.approx(0.0, abs=1e-6)
-    assert (before.n_workers, before.n_processes) == (4, 4)
+    assert (before.n_runs, before.n_workers, before.n_processes) == (1, 4, 4)
 
 
-def test_a_comparison_says_what_it_would_miss_and_that_it_assumes_no_effect_of_the_day(runs):
-    compared = compare(runs({}, {}, later={"shake": 0.004}))
-    shown = [row.shows_percent for row in compared.rows if row.metric == "useful_tokens_per_sec"]
-    assert f"{sum(shown) / 2:.2g} %" in compared.power_note
-    assert "day is assumed to be 0 %" in compared.power_note
-    assert json.loads(to_json(compared))["assumed_day_effect_percent"] == 0.0
+def test_a_comparison_says_what_it_would_miss_and_what_the_day_may_explain(runs):
+    compared = pair(runs({}, {}, later={"shake": 0.004}))
+    shown = [row.shows_percent for row in compared.rows]
+    assert {row.day_percent for row in compared.rows} == {1.0}
+    assert min(shown) > 1.0
 
 
 def test_a_slower_configuration_is_named_and_fails(runs):
-    comparison = compare(runs({}, {"optimized": 0.22}))
-    assert verdicts(comparison) == {("baseline", "b"): "same", ("optimized", "b"): "slower"}
+    comparison = pair(runs({}, {"optimized": 0.22}))
+    assert verdicts(comparison) == {"baseline": "same", "optimized": "slower"}
     assert comparison.exit_code == 1
-    (row,) = [row for row in comparison.slower if row.metric == "samples_per_sec"]
+    rates = {row.metric: row for row in comparison.slower}
+    assert set(rates) == {"elapsed_useful_tokens_per_sec", "steady_useful_tokens_per_sec"}
+    row = rates["elapsed_useful_tokens_per_sec"]
     assert row.speed_ratio == pytest.approx(0.2 / 0.22)
     assert row.low < row.speed_ratio < row.high < 1.0
     assert row.p_corrected < 0.05
@@ -77,50 +83,74 @@ def test_a_slower_configuration_is_named_and_fails(runs):
 
 
 @pytest.mark.parametrize(
-    ("speed", "tolerance", "verdict", "exit_code"),
-    [(0.18, 0.01, "faster", 0), (0.203, 0.02, "slower", 0), (0.203, 0.01, "slower", 1)],
+    ("speed", "options", "verdict", "exit_code"),
+    [
+        (0.18, {}, "faster", 0),
+        (0.206, {"tolerance": 0.04}, "slower", 0),
+        (0.206, {}, "slower", 1),
+        (0.2016, {}, "differs", ExitCode.UNDECIDED),  # 0.8 %, as two days of equal code may
+        (0.1984, {}, "differs", 0),  # not slower, whatever the day did
+        (0.2024, {"day_effect_percent": 0.0}, "slower", 1),
+        (0.206, {"day_effect_percent": 4.0}, "differs", ExitCode.UNDECIDED),
+    ],
 )
-def test_a_faster_configuration_and_a_slower_one_within_the_tolerance_pass(runs, speed, tolerance, verdict, exit_code):
-    comparison = compare(runs({}, {"optimized": speed}), tolerance=tolerance)
-    assert (verdicts(comparison)["optimized", "b"], comparison.exit_code) == (verdict, exit_code)
+def test_between_two_runs_only_a_difference_beyond_the_day_is_one_of_speed(runs, speed, options, verdict, exit_code):
+    comparison = pair(runs({}, {"optimized": speed}, shake=1e-4), **options)
+    assert (verdicts(comparison)["optimized"], comparison.exit_code) == (verdict, exit_code)
 
 
-def test_every_later_run_is_compared_with_the_first(runs):
-    comparison = compare(runs({}, {"optimized": 0.22}, {"baseline": 0.18}))
-    assert verdicts(comparison) == {
-        ("baseline", "b"): "same",
-        ("optimized", "b"): "slower",
-        ("baseline", "c"): "faster",
-        ("optimized", "c"): "same",
-    }
+def test_four_earlier_runs_show_the_effect_of_the_day(runs):
+    """Earlier runs are 3 % apart, so 2 % between two runs may be the day; without them it is a difference."""
+    first, second, *earlier = runs({}, {"optimized": 0.204}, {}, {"optimized": 0.206}, {"optimized": 0.203}, shake=1e-4)
+    assert verdicts(pair([first, second], earlier=[first, *earlier[:2]]))["optimized"] == "slower"
+    compared = pair([first, second], earlier=[first, *earlier])
+    row = next(row for row in compared.rows if row.configuration == "optimized")
+    deviation = statistics.stdev([math.log(seconds) for seconds in (0.2, 0.2, 0.206, 0.203)])
+    assert math.log1p(row.day_percent / 100.0) == pytest.approx(3.182446 * 2**0.5 * deviation, rel=1e-5)
+    assert row.verdict == "differs"
+
+
+def test_several_runs_on_each_side_measure_the_day_themselves(runs):
+    speeds = [{"optimized": 0.2 * math.exp(log)} for log in (0.001, -0.001, 0.0, 0.031, 0.029, 0.03)]
+    all_runs = runs(*speeds)
+    comparison = compare(all_runs[:3], all_runs[3:])
+    row = next(row for row in comparison.rows if row.configuration == "optimized")
+    half = 2.776445 * 0.001 * (2 / 3) ** 0.5  # four degrees of freedom, three runs on each side
+    assert (row.speed_ratio, row.low) == pytest.approx((math.exp(-0.03), math.exp(-0.03 - half)), rel=1e-5)
+    assert (row.verdict, row.day_percent, row.before.n_runs) == ("slower", 0.0, 3)
+    assert comparison.exit_code == 1
+    noisy = compare([all_runs[0], all_runs[3]], [all_runs[1], all_runs[4]])
+    assert verdicts(noisy)["optimized"] == "unknown"  # runs of one side are as far apart as the sides
 
 
 def test_more_comparisons_ask_for_more_evidence(runs):
-    few = compare(runs({}, {"optimized": 0.2016}))
-    assert verdicts(few)["optimized", "b"] == "slower"
+    few = pair(runs({}, {"optimized": 0.206}))
     row = next(row for row in few.rows if row.configuration == "optimized")
-    # The two metrics of a configuration's steps are one test; two configurations and both together make three.
-    assert row.p_corrected == pytest.approx(3 * row.p_value)
+    assert row.p_corrected == pytest.approx(4 * row.p_value)  # two rates of two configurations
 
 
 def test_among_many_configurations_the_same_difference_is_not_enough(runs):
+    def shaken(result):
+        noise = np.random.default_rng(zlib.crc32(f"{result.trial_id} {result.run_id}".encode())).normal(0.0, 0.005)
+        times = [seconds * math.exp(noise) for seconds in result.steps.step_time_sec]
+        return replace(result, steps=replace(result.steps, step_time_sec=times))
+
     trials = tuple(synthetic.trial(f"rank-{rank}", lora_rank=rank) for rank in range(1, 16))
-    comparison = compare(runs({}, {"rank-7": 0.2013}, trials=trials))
+    comparison = pair(runs({}, {"rank-7": 0.2018}, trials=trials, changed=shaken))
     row = next(row for row in comparison.rows if row.configuration == "rank-7")
     assert row.p_value < 0.05 < row.p_corrected
     assert (row.verdict, row.high < 1.0) == ("unknown", True)
-    assert "16 comparisons" in row.why
     assert row.shows_percent > 0.8
 
 
 def test_a_single_process_in_a_run_is_unknown_and_not_comparable(runs):
     both = runs({}, {"optimized": 0.4}, workers=1)
-    comparison = compare(both)
+    comparison = pair(both)
     assert set(verdicts(comparison).values()) == {"unknown"}
     assert all("single process" in row.why for row in comparison.rows)
     assert all(row.p_value is None for row in comparison.rows)
     assert comparison.exit_code == ExitCode.UNDECIDED
-    assert compare(both, allow=["unknown"]).exit_code == 0
+    assert pair(both, allow=["unknown"]).exit_code == 0
 
 
 @pytest.mark.parametrize("fleet", [["any"], ["w1", "w2"]], ids=["an unknown machine", "the other one of the same two"])
@@ -137,14 +167,14 @@ def test_repeats_on_one_machine_do_not_show_a_difference_to_another(tmp_path, fl
             results.append(synthetic.result(plan, worker=worker, exact=True, run_id=name, **options))
         synthetic.write_results(tmp_path / name, replace(record, planned=plans), results)
         both.append(load(tmp_path / name))
-    comparison = compare(both)
+    comparison = pair(both)
     assert {row.verdict for row in comparison.rows} == {"unknown"}
     assert "single worker" in comparison.rows[0].why
     assert comparison.rows[0].before.n_processes == 3
 
 
 def test_processes_too_noisy_to_show_three_percent_are_unknown_not_the_same(runs):
-    comparison = compare(runs({}, {}, shake=0.05))
+    comparison = pair(runs({}, {}, shake=0.05))
     assert set(verdicts(comparison).values()) == {"unknown"}
     assert all("too noisy" in row.why and row.shows_percent > 3.0 for row in comparison.rows)
     assert comparison.exit_code == ExitCode.UNDECIDED
@@ -155,16 +185,16 @@ def test_differing_conditions_are_refused_by_name_unless_allowed(runs):
         return replace(result, fingerprint=result.fingerprint | {"model_sha256": "1" * 64})
 
     both = runs({}, {}, later={"changed": on_other_weights})
-    comparison = compare(both)
+    comparison = pair(both)
     assert [difference.name for difference in comparison.refused] == ["weights"]
     assert (comparison.rows, comparison.exit_code) == ((), 2)
-    allowed = compare(both, allow=["weights"])
+    allowed = pair(both, allow=["weights"])
     assert (allowed.refused, allowed.exit_code) == ((), 0)
     assert [difference.name for difference in allowed.differences] == ["weights"]
 
 
 def test_configurations_of_one_run_only_are_named_and_not_compared(runs):
-    comparison = compare(runs({}, {}, later={"trials": (*synthetic.quick(), synthetic.trial("new", lora_rank=64))}))
+    comparison = pair(runs({}, {}, later={"trials": (*synthetic.quick(), synthetic.trial("new", lora_rank=64))}))
     assert comparison.only_in == {"a": (), "b": ("new",)}
     assert {row.configuration for row in comparison.rows} == {"baseline", "optimized"}
     assert comparison.exit_code == 0
@@ -172,7 +202,7 @@ def test_configurations_of_one_run_only_are_named_and_not_compared(runs):
 
 def test_equal_names_of_different_trials_are_not_compared(runs):
     other = (synthetic.trial("baseline", max_seq_len=256), synthetic.trial("optimized", lora_rank=64))
-    comparison = compare(runs({}, {}, later={"trials": other}))
+    comparison = pair(runs({}, {}, later={"trials": other}))
     assert (comparison.rows, comparison.exit_code) == ((), 2)
     assert comparison.only_in == {"a": ("baseline", "optimized"), "b": ("baseline", "optimized")}
 
@@ -183,7 +213,7 @@ def test_a_configuration_that_no_longer_succeeds_does_not_pass(runs):
             return result
         return replace(result, status=TrialStatus.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
 
-    comparison = compare(runs({}, {}, later={"changed": out_of_memory}))
+    comparison = pair(runs({}, {}, later={"changed": out_of_memory}))
     (row,) = [row for row in comparison.rows if row.configuration == "optimized"]
     assert (row.verdict, row.why[-5:]) == ("unknown", " in b")
     assert comparison.exit_code == ExitCode.UNDECIDED
@@ -195,15 +225,15 @@ def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the
             return result
         return replace(result, status=TrialStatus.OUT_OF_MEMORY, reason="no room", metrics=None, steps=Steps())
 
-    comparison = compare(runs({}, {}, later={"changed": on_two}))
-    assert verdicts(comparison) == {("baseline", "b"): "same", ("optimized", "b"): "unknown"}
-    assert re.fullmatch(r"2 of .* OUT_OF_MEMORY in b, 0 before", comparison.unknown[0].why)
-    assert (comparison.exit_code, compare(runs({}, {}, changed=on_two)).exit_code) == (ExitCode.UNDECIDED, 0)
+    comparison = pair(runs({}, {}, later={"changed": on_two}))
+    assert verdicts(comparison) == {"baseline": "same", "optimized": "unknown"}
+    assert re.fullmatch(r"2 of .* OUT_OF_MEMORY later, 0 before", comparison.undecided[0].why)
+    assert (comparison.exit_code, pair(runs({}, {}, changed=on_two)).exit_code) == (ExitCode.UNDECIDED, 0)
 
 
 def test_runs_without_a_single_success_are_not_comparable(runs):
     assert (
-        compare(runs({}, {}, changed=lambda result: replace(result, status=TrialStatus.FAILED, reason="x"))).exit_code
+        pair(runs({}, {}, changed=lambda result: replace(result, status=TrialStatus.FAILED, reason="x"))).exit_code
         == ExitCode.UNDECIDED
     )
 
@@ -212,15 +242,13 @@ def test_a_run_without_a_single_success_is_named_not_its_conditions(runs):
     first, second = runs({}, {}, changed=lambda result: replace(result, status=TrialStatus.FAILED, reason="x"))
     first = replace(first, results=tuple(replace(each, status=TrialStatus.SUCCEEDED) for each in first.results))
     with pytest.raises(CompareError, match=r"run b\b.*inv report --run=b"):
-        compare([first, second])
+        compare([first], [second])
 
 
-def test_one_run_twice_and_a_single_run_are_refused(runs):
+def test_one_run_twice_is_refused(runs):
     first, second = runs({}, {})
     with pytest.raises(CompareError, match=r"run a\b"):
-        compare([first, second, first])
-    with pytest.raises(CompareError, match="two runs"):
-        compare([first])
+        compare([first], [second, first])
 
 
 def test_measurements_of_other_kinds_are_compared_and_less_is_better_for_durations(runs):
@@ -233,7 +261,7 @@ def test_measurements_of_other_kinds_are_compared_and_less_is_better_for_duratio
         ]
         return replace(result, measurements=changed)
 
-    comparison = compare(runs({}, {}, trials=synthetic.other_kinds(), later={"changed": slower_loading}))
+    comparison = pair(runs({}, {}, trials=synthetic.other_kinds(), later={"changed": slower_loading}))
     loads = [row for row in comparison.rows if row.metric == "load_read_sec"]
     assert {row.context for row in loads} == {'{"cache": "cold"}', '{"cache": "warm"}'}
     assert all(row.verdict == "slower" for row in loads)
@@ -250,13 +278,13 @@ def test_telemetry_and_the_steps_of_a_single_rank_are_not_compared(runs):
         sampled = synthetic.measurement("pcie_gb_per_sec", 3.0, window="measure")
         return replace(result, measurements=[*synthetic.telemetry(), rank, sampled])
 
-    comparison = compare(runs({}, {}, changed=with_telemetry))
-    assert {row.metric for row in comparison.rows} == {"samples_per_sec", "useful_tokens_per_sec", ENERGY}
+    comparison = pair(runs({}, {}, changed=with_telemetry))
+    assert {row.metric for row in comparison.rows} == {"elapsed_useful_tokens_per_sec", "steady_useful_tokens_per_sec"}
 
 
 def test_the_json_has_every_field_and_a_hostile_name_stays_text(runs):
     trials = (synthetic.trial(HOSTILE), synthetic.trial("baseline", lora_rank=64))
-    comparison = compare(runs({}, {}, trials=trials, later={"workers": 1}), allow=["workers"])
+    comparison = pair(runs({}, {}, trials=trials, later={"workers": 1}), allow=["workers"])
     document = json.loads(to_json(comparison))
     header = (document["kind"], document["schema_version"], document["exit_code"])
     assert header == ("comparison", 2, ExitCode.UNDECIDED)

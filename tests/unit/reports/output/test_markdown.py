@@ -24,7 +24,7 @@ def test_a_configuration_has_one_rate_everywhere() -> None:
     row = text.best_row(summary)
     assert row is not None
     assert row.measured is not None
-    elapsed, of_median = row.measured.elapsed_useful_tokens_per_sec, row.measured.useful_tokens_per_sec
+    elapsed, of_median = row.measured.elapsed_useful_tokens_per_sec, row.measured.steady_useful_tokens_per_sec
     assert of_median.value > 1.05 * elapsed.value
     shown, hidden = formatting.number(elapsed.value), formatting.number(of_median.value)
     console = Console(width=120)

@@ -11,9 +11,9 @@ from reports.statistics.paired_losses import (
     paired_difference,
     pairs_needed,
     pairs_of_both_stages,
-    verdict_of,
     visible_percent,
 )
+from reports.summary.loss_verdicts import verdict_of
 from tests.support.cases import Case, load_cases
 from tests.support.reports import synthetic
 

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from bench.records import student
 from reports.statistics.pooling import (
     PRIOR_VARIANCE,
     Spread,
     cautious_error,
-    difference_spreads,
-    slower_workers,
+    fit_slope,
     spreads,
 )
 from tests.benchmarks import _odd_runs, statistics_power
@@ -30,7 +28,7 @@ def simulated_cells(random, configurations, workers, sd=0.005, worker_sd=0.03):
 
 def test_the_pooled_noise_of_two_configurations_is_that_of_their_paired_difference():
     by_label = spreads(cells([[0.0, 0.0, 0.0], [0.01, 0.02, 0.03]]), by_worker=True)
-    assert by_label["c0"].is_own  # they have no other noise
+    assert not by_label["c0"].has_prior  # they have no other noise
     assert (by_label["c0"].sd, by_label["c0"].df) == (
         pytest.approx(0.01 / 2**0.5),
         2.0,
@@ -55,21 +53,13 @@ def test_repeats_on_one_worker_are_pooled_without_it():
 
 def test_the_cautious_error_weighs_a_larger_prior_and_the_own_variance():
     spread = Spread(sd=1.0, df=33.0, own_variance=9.0, own_df=3.0)
-    error, df = cautious_error([(spread, 2)], 3.0)
+    error, df = cautious_error([(spread, 2)])
     assert error**2 == pytest.approx((3.0 * PRIOR_VARIANCE * 1.0 + 3.0 * 9.0) / (3.0 + 3.0) / 2)
     assert df == 6.0
-    few = cautious_error([(Spread(sd=1.0, df=2.0, own_variance=1.0, own_df=1.0), 2)], 3.0)
+    few = cautious_error([(Spread(sd=1.0, df=2.0, own_variance=1.0, own_df=1.0), 2)])
     # The prior is not known better than the pooled noise.
     assert few[1] == pytest.approx(13.0**2 / (12.0**2 / 2.0 + 1.0))
-    assert cautious_error([(Spread(sd=0.0, df=2.0), 2)], 3.0) == (0.0, 3.0)
-
-
-def test_a_change_counts_the_noise_of_both_runs():
-    # Equal differences: only the runs themselves show that c0 is noisy.
-    before = cells([[0.0, 0.08], *[[0.0, 0.01 * (row % 2)] for row in range(5)]])
-    by_label = difference_spreads(before, before)
-    assert {(spread.sd, spread.own_df) for spread in by_label.values()} == {(0.0, 2.0)}
-    assert by_label["c0"].own_variance > 30 * max(by_label[f"c{row}"].own_variance for row in range(1, 6)) / 4
+    assert cautious_error([(Spread(sd=0.0, df=2.0), 2)]) == (0.0, 3.0)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -93,31 +83,30 @@ def test_without_repeats_there_is_no_spread():
     assert spreads({}, by_worker=True) == {}
 
 
-def test_a_noisy_configuration_is_not_pooled():
-    random = np.random.default_rng(3)
-    table = simulated_cells(random, 12, 8)
-    table["c5"] = {worker: value + random.normal(0.0, 0.08) for worker, value in table["c5"].items()}
-    by_label = spreads(table, by_worker=True)
-    assert (by_label["c5"].is_own, by_label["c5"].df) == (True, 7.0)
-    assert by_label["c5"].sd > 0.03
-    assert by_label["c0"].sd == pytest.approx(0.005, rel=0.3)
+def slope_of(orders, noise=0.0, change=0.05, clocks=(0.0, 5e5, 9e5, 3e5)):
+    """Fit runs in which the machines become slower by `change` from the first trial to the last."""
+    random, processes = np.random.default_rng(6), []
+    for number, order in enumerate(orders):
+        for turn, label in enumerate(order):
+            part = change * turn / (len(order) - 1)
+            log = ord(label) + 0.1 * number + part + random.normal(0.0, noise)
+            processes.append((label, f"w{number}", clocks[number] + 40.0 * turn, log))
+    return fit_slope(processes)
 
 
-def test_equally_noisy_configurations_are_rarely_separated():
-    random = np.random.default_rng(4)
-    own = [
-        any(spread.is_own for spread in spreads(simulated_cells(random, 12, 4), by_worker=True).values())
-        for _ in range(500)
-    ]
-    assert sum(own) <= 20
+def test_the_slope_of_a_run_is_found_whatever_the_clocks_of_its_workers_show():
+    slope = slope_of(["abcd", "cdba", "bdac"])
+    assert (slope.change, slope.low, slope.high) == pytest.approx((0.05, 0.05, 0.05))
+    assert slope.duration_sec == 120.0
+    assert slope.trends[:4] == pytest.approx((-0.025, -0.025 / 3, 0.025 / 3, 0.025))
+    noisy = slope_of(["abcd", "cdba", "bdac"], noise=0.01)
+    assert noisy.low < 0.05 < noisy.high
 
 
-def test_the_tail_of_f_is_that_of_t_squared():
-    assert student.f_tail(2.776445**2, 1.0, 4.0) == pytest.approx(0.05, abs=1e-6)
-    assert student.f_tail(4.737414, 2.0, 7.0) == pytest.approx(0.05, abs=1e-6)  # from a table
+@pytest.mark.parametrize("orders", [["ab", "ba"], ["abba"], ["abcd", "abcd"]])
+def test_too_few_trials_or_an_order_that_no_worker_changes_show_no_slope(orders):
+    assert slope_of(orders) is None
 
 
-def test_a_slow_worker_is_distinguished_from_a_slow_configuration():
-    slow = slower_workers(cells([[n, n, n + 0.17] for n in (0.0, 1.0, 2.0, 3.0)] + [[2.0, 2.5, 2.17]]))
-    assert slow == {"w0": 0.0, "w1": 0.0, "w2": pytest.approx(0.17)}
-    assert slower_workers(cells([[0.0, 0.17]])) == {}
+def test_a_slope_of_repeats_on_one_worker_is_found():
+    assert slope_of(["abcdbcadcadb"]).change == pytest.approx(0.05)

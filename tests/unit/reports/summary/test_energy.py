@@ -64,7 +64,7 @@ def test_slow_steps_cost_money_and_energy_but_not_the_steady_state(run):
     priced = Pricing(usd_per_gpu_hour=2.0, source="a list")
     before = summarize(run, priced).rows[0]
     after = summarize(replace(run, results=tuple(map(slowed, run.results))), priced).rows[0]
-    assert after.measured.samples_per_sec.value == pytest.approx(before.measured.samples_per_sec.value)
+    assert after.measured.steady_samples_per_sec.value == pytest.approx(before.measured.steady_samples_per_sec.value)
     longer = 17 / 15
     assert after.cost.usd_per_1000_samples.value == pytest.approx(longer * before.cost.usd_per_1000_samples.value)
     assert after.cost.fine_tunings[0].training_sec.value == pytest.approx(

@@ -51,7 +51,10 @@ def test_the_headline_counts_slow_steps(summarized):
     best = text.best_row(summary)
     for rate, value, label in ((1e5, "100,000", "large"), (100.0, "3,050", "good")):
         elapsed = replace(best.measured.elapsed_useful_tokens_per_sec, value=rate)
-        slow = replace(best, measured=replace(best.measured, elapsed_useful_tokens_per_sec=elapsed))
+        verdict = "faster" if rate > 1000.0 else None
+        ratio = replace(best.useful_tokens_ratio, value=rate / 2_287.0, verdict=verdict)
+        measured = replace(best.measured, elapsed_useful_tokens_per_sec=elapsed)
+        slow = replace(best, measured=measured, useful_tokens_ratio=ratio)
         shown = replace(summary, rows=tuple(slow if row is best else row for row in summary.rows))
         assert (text.tiles(shown)[0].value, text.recommended_label(shown)) == (value, label)
 

@@ -12,6 +12,7 @@ from reports.read.load import load
 from reports.statistics.per_process import describe
 from reports.summary import warnings
 from reports.summary.summarize import summarize
+from reports.summary.warnings import slower_workers
 from tests.support.reports import synthetic
 from tests.support.reports.noise import steps
 
@@ -114,7 +115,25 @@ def test_configurations_on_other_workers_than_the_baseline_are_named(tmp_path):
     synthetic.write_run(tmp_path, run, exact=True)
     (caution,) = (caution for caution in summarize(load(tmp_path)).cautions if "--spread replicate" in caution)
     assert caution.startswith("optimized ran on other workers than baseline; ")
-    assert "1 %" in caution
+    assert "2 %" in caution
+
+
+def test_a_drift_that_was_taken_off_is_said_with_its_interval_where_it_is_notable():
+    def sentences(change):
+        """Describe runs of four equal configurations on three workers that become slower."""
+        random, described = np.random.default_rng(4), {label: [] for label in "abcd"}
+        for worker, order in (("w0", "abcd"), ("w1", "cdba"), ("w2", "bdac")):
+            for turn, label in enumerate(order):
+                times = 0.2 * np.exp(change * turn / 3.0 + random.normal(0.0, 0.002, 20))
+                described[label].append(replace(steps(worker, times), at_sec=40.0 * turn))
+        measured = {label: describe(each) for label, each in described.items()}
+        return [warning.text for warning in warnings._drift_warnings(measured)]
+
+    (text,) = sentences(0.05)
+    change, low, high = map(float, re.findall(r"[0-9.]+(?= %| to)", text))
+    assert low < 5.1 < high
+    assert low <= change <= high
+    assert sentences(0.005) == []
 
 
 def jumping(random, distance, share, count=30):
@@ -153,3 +172,10 @@ def test_a_configuration_that_never_fits_is_a_result_and_no_warning(tmp_path, ou
     summary = summarize(load(tmp_path))
     assert any("did not succeed" in caution or "gave no" in caution for caution in summary.cautions) is warned
     assert warnings.describe_unfit(summary.rows, summary.others, summary.baseline).split(" ")[0] == unfit
+
+
+def test_a_slow_worker_is_distinguished_from_a_slow_configuration():
+    table = [(n, n, n + 0.17) for n in (0.0, 1.0, 2.0, 3.0)] + [(2.0, 2.5, 2.17)]
+    cells = {f"c{row}": {f"w{number}": log for number, log in enumerate(logs)} for row, logs in enumerate(table)}
+    assert slower_workers(cells) == {"w0": 0.0, "w1": 0.0, "w2": pytest.approx(0.17)}
+    assert slower_workers({"c0": {"w0": 0.0, "w1": 0.17}}) == {}

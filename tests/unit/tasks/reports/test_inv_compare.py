@@ -10,7 +10,7 @@ from invoke.context import Context
 from reports.comparison.compare import ComparedRow, Comparison
 from tasks.commands import compare
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError
-from tasks.reports.compare import print_comparison, unknown_reasons
+from tasks.reports.compare import print_comparison, undecided_reasons
 from tests.support.faults import full_disk
 from tests.support.reports import synthetic
 
@@ -20,7 +20,8 @@ HOSTILE = "[bold]=cmd|x[/]"
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Create a project with three runs: `a`, `b` as fast as `a`, and a slower `c`."""
-    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results")
+    bench = SimpleNamespace(day_effect_percent=1.0)
+    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results", bench=bench)
     monkeypatch.setattr("tasks.reports.compare.load", lambda _: settings)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
@@ -37,11 +38,10 @@ def test_runs_as_fast_as_each_other_pass_and_the_table_fits_80_columns(project, 
     compare(Context(), "a", "b")
     output = capsys.readouterr().out
     assert output.count(" same") == 4
-    assert output.startswith("On average over all 2 configurations: 1.000 (1.000-1.000) times as fast, the")
     assert max(map(len, output.splitlines())) <= 80
     assert output.splitlines()[-1] == "results/b/report/compare.json"
     document = json.loads((project.root / "results/b/report/compare.json").read_text())
-    assert (document["runs"], document["exit_code"], len(document["rows"])) == (["a", "b"], 0, 4)
+    assert (document["before"], document["after"], document["exit_code"], len(document["rows"])) == (["a"], ["b"], 0, 4)
 
 
 @pytest.mark.usefixtures("project")
@@ -50,8 +50,8 @@ def test_programs_get_one_object_and_the_exit_code(capsys):
         compare(Context(), "a", "c", json=True)
     output = capsys.readouterr()
     document = json.loads(output.out)
-    assert (document["kind"], document["runs"], document["exit_code"]) == ("comparison", ["a", "c"], 1)
-    assert "all 2 configurations" in output.err
+    assert (document["kind"], document["after"], document["exit_code"]) == ("comparison", ["c"], 1)
+    assert "slower" in output.err
 
 
 @pytest.mark.usefixtures("project")
@@ -67,7 +67,7 @@ def test_a_slower_run_fails_with_1_and_names_the_worst(capsys):
     with pytest.raises(TaskFailed) as failed:
         compare(Context(), "a", "c")
     assert failed.value.exit_code == 1
-    assert re.match(r"3 of 5 .* 1 %, most optimized in c: ", str(failed.value))
+    assert re.match(r"2 of 4 .* 1 %, most optimized: ", str(failed.value))
     assert "slower" in capsys.readouterr().out
 
 
@@ -76,14 +76,30 @@ def test_a_slower_run_passes_within_the_tolerance():
     compare(Context(), "a", "c", tolerance="60")
 
 
-@pytest.mark.usefixtures("project")
-def test_several_runs_are_labelled_by_name(capsys):
+def test_several_runs_on_a_side_are_compared_as_one_sample(project, capsys):
+    for name, speed in (("d", 0.16), ("e", 0.31)):
+        speeds = {"baseline": 0.16, "optimized": speed if name == "e" else 0.156}
+        record = synthetic.record(run_id=name)
+        synthetic.write_run(project.root / "results" / name, record, speeds=speeds, exact=True)
     with pytest.raises(TaskFailed):
-        compare(Context(), "a", "b", also=["c"])
-    output = capsys.readouterr().out
-    assert output.count(") same") == 6
-    assert output.splitlines()[-1] == "results/c/report/compare.json"
-    assert max(map(len, output.splitlines())) <= 80
+        compare(Context(), "a,b,d", "c,e")
+    assert capsys.readouterr().out.splitlines()[-1] == "results/e/report/compare.json"
+    document = json.loads((project.root / "results/e/report/compare.json").read_text())
+    assert (document["before"], document["after"]) == (["a", "b", "d"], ["c", "e"])
+    assert {row["after"]["n_runs"] for row in document["rows"]} == {2}
+    assert {row["day_percent"] for row in document["rows"]} == {0.0}
+
+
+def test_the_other_runs_in_the_folder_show_the_effect_of_the_day(project):
+    for name, speed in (("d", 0.16), ("e", 0.15), ("f", 0.165)):
+        record = synthetic.record(run_id=name)
+        speeds = {"baseline": 0.16, "optimized": speed}
+        synthetic.write_run(project.root / "results" / name, record, speeds=speeds, exact=True)
+    compare(Context(), "a", "b")
+    rows = json.loads((project.root / "results/b/report/compare.json").read_text())["rows"]
+    days = {row["configuration"]: row["day_percent"] for row in rows}
+    assert days["baseline"] < 0.1  # five runs as fast as each other
+    assert days["optimized"] > 50.0  # one of them, c, took twice the time
 
 
 def test_an_uncollected_run_must_be_collected_before_differences_are_allowed(project):
@@ -107,7 +123,7 @@ def test_incomparable_runs_exit_2_with_the_flag_that_allows_it(project, capsys):
 def test_undecided_comparisons_have_an_exit_code_of_their_own_unless_allowed(project, capsys):
     for name in ("one", "two"):
         synthetic.write_run(project.root / "results" / name, synthetic.record(run_id=name, workers=1), exact=True)
-    with pytest.raises(Undecided, match=r"^4 of 4 .*; .*--allow=unknown"):
+    with pytest.raises(Undecided, match=r"^2 of 4 .*; .*--allow=unknown"):
         compare(Context(), "one", "two")
     assert "unknown: baseline, optimized: a single process" in " ".join(capsys.readouterr().out.split())
     compare(Context(), "one", "two", allow=["unknown"])
@@ -158,8 +174,8 @@ def test_names_that_look_like_markup_are_printed_literally(project, capsys):
 
 def row(**changed):
     """Build a row of a comparison; `changed` replaces fields."""
-    fields = {"configuration": "c", "kind": "training", "metric": "useful_tokens_per_sec", "context": "", "run_id": "b"}
-    fields |= {"family": "speed", "before": None, "after": None, "speed_ratio": 0.98, "low": 0.978, "high": 0.982}
+    fields = {"configuration": "c", "kind": "training", "metric": "steady_useful_tokens_per_sec", "context": ""}
+    fields |= {"before": None, "after": None, "speed_ratio": 0.98, "low": 0.978, "high": 0.982}
     fields |= {"p_value": 0.01, "p_corrected": 0.02, "shows_percent": 1.0, "verdict": "slower", "why": "w"}
     return ComparedRow(**(fields | changed))
 
@@ -168,47 +184,24 @@ def test_reasons_are_printed_once_with_the_configurations_and_the_largest_percen
     reasons = [
         f"too noisy to show a difference below {percent} %" for percent in ("3.4", "1.2e+02", "4.2e+21", "5", "6")
     ]
-    rows = [row(configuration=f"c{index}", why=why, shows_percent=index) for index, why in enumerate(reasons)]
-    assert unknown_reasons([*rows, row(why="a single process")]) == [
+    rows = [
+        row(configuration=f"c{index}", why=why, shows_percent=index, verdict="unknown")
+        for index, why in enumerate(reasons)
+    ]
+    assert undecided_reasons([*rows, row(why="a single process", verdict="unknown")]) == [
         "unknown: c0, c1, c2, c3 and 1 more: too noisy to show a difference below 6 %",
         "unknown: c: a single process",
     ]
 
 
-def shown(capsys, *rows, over_all=()):
+def shown(capsys, *rows):
     print_comparison(
         Comparison(
-            run_ids=("a", "b"), rows=rows, over_all=over_all, differences=(), refused=(), allowed=(), only_in={},
-            rejected={}, incomplete_runs=(), tolerance=0.01,
+            before=("a",), after=("b",), rows=rows, differences=(), refused=(), allowed=(), only_in={}, rejected={},
+            incomplete_runs=(), tolerance=0.01,
         )
     )  # fmt: skip
     return capsys.readouterr().out
-
-
-def test_a_common_slowdown_is_one_line_with_a_note_on_shifted_runs(capsys):
-    output = " ".join(
-        shown(capsys, row(), row(configuration="d"), over_all=[row(configuration="all 2 configurations")]).split()
-    )
-    assert output.startswith("On average over all 2 configurations: 2.0 % slower (1.8 to 2.2 %). ")
-    assert "shifted" in output
-
-
-def test_a_single_slower_configuration_is_not_called_a_shifted_run(capsys):
-    rows = [row(), row(configuration="d", speed_ratio=1.001, verdict="same")]
-    assert "shifted" not in shown(capsys, *rows, over_all=[row(configuration="all 2 configurations")])
-
-
-def test_undecided_parts_of_a_step_are_not_in_the_table(capsys):
-    part = row(metric="step_forward_sec", context='{"clock": "device"}', family="parts of a step", verdict="unknown")
-    output = shown(capsys, row(), part)
-    assert "step forward" not in output
-    assert "1 more measurements" in output
-
-
-def test_energy_is_less_or_more_not_faster_or_slower(capsys):
-    output = shown(capsys, row(metric="joules_per_1000_useful_tokens", family="energy"))
-    assert "more" in output
-    assert "slower" not in output
 
 
 @pytest.mark.usefixtures("project")

@@ -14,7 +14,7 @@ from bench.records.result import Measurement, TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
-from reports.statistics.paired_losses import verdict_of
+from reports.summary.loss_verdicts import verdict_of
 from tasks.errors import ConfirmationRequired, RetryableError
 from tasks.fleet import plan, runner
 from tasks.settings.load import Settings, load
