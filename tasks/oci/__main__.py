@@ -4,7 +4,6 @@ Prints only an ExecCredential. It runs without a terminal, so it never prompts f
 """
 
 import argparse
-import base64
 import datetime
 import json
 import sys
@@ -31,7 +30,7 @@ def main() -> int:
     arguments = parser.parse_args()
     expires_at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=TOKEN_LIFETIME_MINUTES)
     try:
-        token = cluster_token(arguments)
+        token = _create_token(arguments)
     except TaskFailed as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -40,27 +39,15 @@ def main() -> int:
     return 0
 
 
-def cluster_token(arguments: argparse.Namespace) -> str:
-    """Create kubectl's token for an OKE cluster. Raises a task's error.
-
-    The token is the base64 of a request's URL, with signature and date as parameters. The cluster sends that request,
-    and the service identifies the signer. The service accepts the date for five minutes; until then the token grants
-    the signer's access.
-    """
+def _create_token(arguments: argparse.Namespace) -> str:
     with require_sdk():
-        import requests
-
-        from tasks.oci.credentials import read_instance, read_profile
+        from tasks.oci.credentials import cluster_token, read_instance, read_profile
     if "profile" in arguments:
         file = expand_user(arguments.config_file)
         credentials = read_profile(file, arguments.profile, arguments.region, may_prompt=False)
     else:
         credentials = read_instance(None)
-    url = f"https://{arguments.host}/cluster_request/{arguments.cluster}"
-    request = requests.Request("GET", url, auth=credentials.signer).prepare()
-    signed = {"authorization": request.headers["authorization"], "date": request.headers["date"]}
-    request.prepare_url(url, signed)
-    return base64.urlsafe_b64encode(str(request.url).encode()).decode()
+    return cluster_token(credentials, arguments.host, arguments.cluster).reveal()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Ours are the checks that the SDK does not make: no secret in a file that others 
 terminal, a region that exists, a session that has not expired. Not covered: resource principals, delegation tokens.
 """
 
+import base64
 import configparser
 import os
 import shlex
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import requests
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from jwt import PyJWTError
 from oci import config as sdk_config
@@ -34,6 +36,7 @@ from oci.exceptions import (
 from oci.retry import RetryStrategyBuilder
 from oci.signer import AbstractBaseSigner, Signer, load_private_key_from_file
 
+from remote.hosts.command import Secret
 from tasks.clients.prompt import prompt_hidden
 from tasks.errors import UsageError, file_errors
 from tasks.oci.api_errors import TRANSPORT_ERRORS, root_cause, to_task_error
@@ -91,8 +94,10 @@ def _read_config(file: Path, profile: str) -> dict[str, Any]:
         raise UsageError(f"{display_path(file)}: no profile {profile}", remedy="set tenancy.profile") from error
     except InvalidKeyFilePath as error:
         raise UsageError(f"profile {profile} of {display_path(file)}: key_file: no such file") from error
-    except (configparser.Error, ValueError):  # its message quotes the line, which may contain the pass phrase
-        raise UsageError(f"{display_path(file)}: cannot be read: expected `key=value` lines in UTF-8") from None
+    except (configparser.Error, ValueError) as error:
+        # Without the error's message: it quotes the line, which may contain the pass phrase.
+        cause = ValueError(type(error).__name__)
+        raise UsageError(f"{display_path(file)}: cannot be read: expected `key=value` lines in UTF-8") from cause
     if phrase := config.pop("pass_phrase"):
         check_private(file, "it contains a pass phrase")
         config["pass_phrase"] = phrase.encode()  # the SDK's error for a text that is not ASCII would contain it
@@ -189,6 +194,19 @@ def _bypass_proxies() -> None:
         override = urlsplit(os.environ.get(kind.METADATA_URL_BASE_ENV_VAR, "")).hostname
         hosts = (existing, kind.IMDS_IPV4_HOST, kind.IMDS_IPV6_HOST_BRACKETED.strip("[]"), override)
         os.environ["no_proxy"] = ",".join(filter(None, hosts))
+
+
+def cluster_token(credentials: Credentials, host: str, cluster_id: str) -> Secret:
+    """Create kubectl's token for an OKE cluster; `host` is the region's, containerengine.REGION.oraclecloud.com.
+
+    The token is the base64 of a request's URL, with signature and date as parameters. The cluster sends that request,
+    and the service identifies the signer. The service accepts the date for five minutes; until then the token grants
+    the signer's access.
+    """
+    url = f"https://{host}/cluster_request/{cluster_id}"
+    request = requests.Request("GET", url, auth=credentials.signer).prepare()
+    request.prepare_url(url, {name: request.headers[name] for name in ("authorization", "date")})
+    return Secret(base64.urlsafe_b64encode(str(request.url).encode()).decode())
 
 
 def existing_region(setting: str, region: str) -> str:

@@ -1,6 +1,5 @@
 """Profiles of the OCI CLI's configuration: problems reported before the first request, and no secret in a message."""
 
-import argparse
 import base64
 import json
 import re
@@ -16,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tasks.errors import UsageError
 from tasks.oci import credentials
-from tasks.oci.__main__ import cluster_token
-from tasks.oci.credentials import Credentials, read_profile
+from tasks.oci.credentials import Credentials, cluster_token, read_profile
 from tests.support.machines.fake_tenancy import TENANCY, USER, ApiKey, ocid, token_error
 
 
@@ -131,13 +129,8 @@ def test_an_invalid_key_file_is_reported(tmp_path: Path, keys: ApiKey) -> None:
 
 
 def test_a_cluster_s_token_is_a_signed_url_that_the_service_accepts(tmp_path: Path, keys: ApiKey) -> None:
-    arguments = argparse.Namespace(
-        config_file=str(keys.write_config(tmp_path)),
-        profile="DEFAULT",
-        region="eu-frankfurt-1",
-        host="containerengine.eu-frankfurt-1.oraclecloud.com",
-        cluster=ocid("cluster", "one"),
-    )
-    token = cluster_token(arguments)
-    assert token_error(keys.public_pem, keys.key_id, token) is None
-    assert token_error(ApiKey().public_pem, keys.key_id, token) == "the signature does not verify"
+    host = "containerengine.eu-frankfurt-1.oraclecloud.com"
+    token = cluster_token(profile(keys.write_config(tmp_path)), host, ocid("cluster", "one"))
+    assert token_error(keys.public_pem, keys.key_id, token.reveal()) is None
+    assert str(token) == repr(token) == "***"
+    assert token_error(ApiKey().public_pem, keys.key_id, token.reveal()) == "the signature does not verify"
