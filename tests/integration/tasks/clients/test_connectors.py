@@ -16,9 +16,7 @@ from tasks.errors import UsageError
 from tasks.fleet.plan import plan_trials
 from tasks.fleet.runner import new_record
 from tasks.settings.load import load
-from tests.support.extending import listed_files
 from tests.support.hosts.local_fleet import LocalFleet
-from tests.support.paths import ROOT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +67,3 @@ def test_trials_run_over_the_hosts_of_a_registered_connector(
 def test_an_unknown_connector_is_refused_with_the_list(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"fleet\.kind: expected one of local, pods, dummy, found"):
         load(context(text="fleet: {kind: slurm}"))
-
-
-def test_the_page_names_the_files_that_a_connector_needs() -> None:
-    needed, _ = listed_files("A host connector")
-    assert needed == ["remote/hosts/<name>.py", "remote/hosts/connectors.py"]
-    registered = (ROOT / needed[1]).read_text(encoding="utf-8")
-    for name, connector in CONNECTORS.items():
-        if name != "dummy":  # its file is this one
-            assert (ROOT / needed[0].replace("<name>", name)).is_file() or (ROOT / "remote/hosts" / name).is_dir()
-            assert f"register({type(connector).__name__}())" in registered

@@ -18,7 +18,6 @@ from tasks.doctor.check import CheckContext, Checks, run_check
 from tasks.doctor.doctor import all_checks
 from tasks.faults import CheckResult, CheckStatus, passed
 from tasks.settings.load import load
-from tests.support.extending import listed_files
 from tests.support.paths import ROOT
 
 CHECKS = Checks("dummy")
@@ -82,18 +81,3 @@ def test_the_doctor_runs_the_checks_of_a_registered_provider(context: Callable[.
     (result,) = run_check(check, CheckContext(load(invoke_context), invoke_context.config))
     assert (result.status, result.message) == (CheckStatus.OK, "account for dummy")
     assert check not in all_checks((PROVIDERS["generic"],))
-
-
-def test_the_page_names_the_files_that_a_provider_needs() -> None:
-    needed, optional = listed_files("A cloud provider")
-    assert needed == ["remote/providers/<name>.py", "remote/providers/__init__.py"]
-    registered = (ROOT / needed[1]).read_text(encoding="utf-8")
-    for provider in PROVIDERS.values():
-        if provider.name in ("dummy", "generic"):  # in this file, and next to the base class
-            continue
-        assert (ROOT / needed[0].replace("<name>", provider.name)).is_file()
-        assert f"from remote.providers.{provider.name} import" in registered
-        tables = [f"reports/{provider.price_table}"] if provider.price_table else []
-        modules = [f"{module.replace('.', '/')}.py" for module in (*provider.checks, *provider.commands)]
-        assert [path for path in (*tables, *modules) if not (ROOT / path).is_file()] == []
-    assert {path.partition("/")[0] for path in optional} == {"reports", "tasks"}

@@ -15,11 +15,8 @@ from bench.data import (
     dataset,
     file_types,
     formats,
-    masking,
     readers,
-    rendering,
     row_limits,
-    tool_template,
 )
 from bench.data.collate import make_rows
 from bench.data.formats import Format, RawTurn
@@ -27,8 +24,6 @@ from bench.data.inputs import Conversation, InputError
 from bench.records import Trial
 from bench.records.training import TrainingData
 from tests.support.cases import Case, load_cases
-from tests.support.extending import listed_files
-from tests.support.paths import ROOT
 
 TURNS = (("user", "2 + 2?"), ("assistant", "4"))
 SAME_TURNS: dict[str, dict[str, Any]] = {
@@ -193,12 +188,6 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
     (example,) = dataset.build(spec, *dataset.read(spec), tokenizer_of("mistral")).training
     (row,) = make_rows(make_trial(max_seq_len=64), readers.read_data(path)[1], tokenizer_of("mistral"))
     assert example.ids.tolist() == row.ids
-
-
-def test_the_page_names_the_files_of_a_format_and_of_a_template() -> None:
-    files, _ = listed_files("A chat template or data format")
-    modules = (formats, rendering, tool_template, masking)
-    assert files == [str(Path(module.__file__).relative_to(ROOT)) for module in modules]
 
 
 @pytest.mark.parametrize(
