@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from bench.records.status import ExitCode
-from tests.chaos import over_pods, over_training, over_vm
+from tests.chaos import over_pods, over_vm
 from tests.chaos.scenario import finish, run_scenario
 
-TARGETS = {"pods": over_pods.running, "training": over_training.running, "vm": over_vm.running}
+TARGETS = {"pods": over_pods.running, "vm": over_vm.running}
 
 
 def until(deadline: float, steps: int) -> Iterator[object]:
@@ -37,9 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default: 1)")
     parser.add_argument("--minutes", type=float, default=10.0, help="time limit; started work is finished")
     parser.add_argument("--steps", type=int, default=12, help="commands for each seed (default: 12)")
-    parser.add_argument(
-        "--over", choices=sorted(TARGETS), default="pods", help="deploy, bench, collect; train; build, push"
-    )
+    parser.add_argument("--over", choices=sorted(TARGETS), default="pods", help="deploy, bench, collect; build, push")
     arguments = parser.parse_args(argv)
     seed, deadline = arguments.seed, time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, TARGETS[arguments.over](Path(folder)) as world:

@@ -37,7 +37,6 @@ from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, No
 STEP_SEC, CHECKPOINT_EVERY, TOKENS, SILENCE_SEC = 0.05, 5, 64, 5.0
 HOLD, FAIL = Path(__file__).with_name("hold"), Path(__file__).with_name("fail")
 ADAPTER = "adapter_model.safetensors"
-INPUTS_LOG = "inputs.log"  # in the folder of checkpoints: a digest of the data of each attempt
 
 
 def install_fake_finetune(project: Path) -> Path:
@@ -95,13 +94,11 @@ def node_check(world_size: int, stops: StopSignals) -> Iterator[Callable[[], Non
         yield check
 
 
-def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
+def measure(record: Record, _inputs: Inputs, stops: StopSignals) -> None:
     spec, folder = record.trial.training, record.request.checkpoints
     if spec is None or folder is None:
         raise InputError("a training needs its settings and --checkpoints")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / INPUTS_LOG).open("a") as log:
-        log.write(f"{inputs[1].sha256}\n")
     steps = spec.max_steps or 40
     done, total, checkpoint_step = _read_newest_checkpoint(folder)
     record.steps_planned = steps

@@ -155,16 +155,21 @@ def test_restarts_end_with_max_restarts_and_the_command_that_goes_on(project, ho
     project.inv("train", "--resume")
 
 
-def test_changes_since_the_plan_stop_the_resume(project, hold_file: Path) -> None:
+def start_on_own_data(project, hold_file: Path) -> tuple[Path, bytes, subprocess.Popen[str]]:
+    """Start a held training on a data file that the test may change: its path, its content, the operator."""
     data = project.folder / "mine.jsonl"
     content = Path(project.environment["INVOKE_DATA_PATH"]).read_bytes()
     data.write_bytes(content)
-    more = project.folder / "more.json"
-    more.write_text(json.dumps({"train": {"data": [str(data)]}}))
-    project.options = ("-f", str(more))
+    (project.folder / "more.json").write_text(json.dumps({"train": {"data": [str(data)]}}))
+    project.options = ("-f", "more.json")
     hold_file.touch()
     operator = project.start("train")
     project.wait_until(project.trainers, "the training to start")
+    return data, content, operator
+
+
+def test_changes_since_the_plan_stop_the_resume(project, hold_file: Path) -> None:
+    data, content, operator = start_on_own_data(project, hold_file)
     away = data.rename(project.folder / "away.jsonl")
     project.kill_trainers()
     _, err = project.wait_for_exit(operator, code=2)
@@ -203,14 +208,7 @@ def test_a_failed_training_is_resumed_unchanged(project, hold_file: Path) -> Non
 
 
 def test_data_replaced_before_the_first_checkpoint_is_not_trained_on(project, hold_file: Path) -> None:
-    data = project.folder / "mine.jsonl"
-    content = Path(project.environment["INVOKE_DATA_PATH"]).read_bytes()
-    data.write_bytes(content)
-    (project.folder / "more.json").write_text(json.dumps({"train": {"data": [str(data)]}}))
-    project.options = ("-f", "more.json")
-    hold_file.touch()
-    operator = project.start("train")
-    project.wait_until(project.trainers, "the training to start")
+    data, content, operator = start_on_own_data(project, hold_file)
     project.kill(operator)
     project.kill_trainers()
     assert checkpoints(project) == []

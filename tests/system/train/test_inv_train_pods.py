@@ -6,10 +6,7 @@ missing step is visible. Not covered: GPUs, a network between pods other than th
 """
 
 import json
-import random
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +19,9 @@ from tests.support.hosts.local_fleet import wait_for_line
 from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 from tests.support.pods import EVICTION_SCALE
-from tests.support.thorough import only_thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS, STEPS = 2, 60
-LONG = 800  # steps, enough for all faults of a seed to occur during the training
 
 
 workspace, cluster = inv_pods.fixtures(PODS, install_fake_finetune, grace_sec=30, toleration_scale=EVICTION_SCALE)
@@ -118,55 +113,6 @@ def test_every_step_counts_once_when_pods_a_node_and_operators_are_lost_in_turn(
     assert "one of its workers was told to stop" in reasons[0]
     assert "its job died with its worker" in reasons[1]
     assert "rank 1 is gone with its machine" in reasons[2]
-
-
-@only_thorough
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_every_step_counts_once_with_faults_at_random_times(training: Training, seed: int) -> None:
-    project, faults, rng = training.project, training.cluster.faults, random.Random(seed)
-    training.update_settings(train={"max_steps": LONG})
-    operator = project.start("train")
-
-    def a_worker() -> str:
-        return f"worker-{rng.randrange(PODS)}"
-
-    def silent() -> None:
-        node = training.node_of(a_worker())
-        faults.silence_node(node)
-        time.sleep(rng.uniform(0.0, 4.0))
-        faults.restore_node(node)
-
-    def second() -> None:
-        training.hold.touch()
-        project.inv_error("train", code=3, INVOKE_RESULTS_FOLDER="of another operator")
-
-    def killed() -> None:
-        nonlocal operator
-        project.kill(operator)
-        operator = project.start("train", "--resume")
-
-    faults_to_inject = [
-        silent, second, killed,
-        lambda: faults.delete_pod(training.pod_of(a_worker())),
-        lambda: faults.delete_pod(training.pod_of(a_worker()), grace=0),
-    ] * 2  # fmt: skip
-    rng.shuffle(faults_to_inject)
-
-    def has_new_checkpoint(before: int) -> bool:
-        assert operator.poll() is None, operator.communicate()
-        return training.checkpoint > before
-
-    for inject in faults_to_inject:
-        inv_pods.wait_for_pods(training.cluster, PODS)
-        training.hold.unlink(missing_ok=True)
-        project.wait_until(partial(has_new_checkpoint, training.checkpoint), "a new checkpoint")
-        time.sleep(rng.uniform(0.0, 1.0))
-        inject()
-        training.hold.touch()  # otherwise all steps may be done before the last fault
-    training.hold.unlink()
-    assert training.checkpoint < LONG, "every fault came while it trained"
-    training.assert_succeeds(operator)
-    assert len(project.events("ended")) == 1
 
 
 def test_without_a_volume_checkpoints_come_home_and_are_sent_to_a_replaced_pod(training: Training) -> None:
