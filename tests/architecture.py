@@ -3,13 +3,11 @@
 An import counts wherever it stands, at the top of a module or inside a function. Imports under `if TYPE_CHECKING` bind
 nothing at run time and do not count. An import cycle is a set of modules that import each other. A subpackage is what
 lies directly in a package: a folder with all below it, or a module. The layers of a package are the subpackages of its
-longest chain of imports, a cycle counting as one; the same over modules is printed too. Violations of the vocabulary
-(tests/vocabulary.py) are counted in the files of now and, if the clone has it, in those of an earlier commit.
+longest chain of imports, a cycle counting as one; the same over modules is printed too.
 """
 
 import ast
 import subprocess
-import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests import vocabulary
 from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
@@ -25,7 +22,6 @@ NO_CODE = {
     *(tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
-BEFORE = "f966d2eb"  # the last commit before the vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,14 +254,6 @@ def layers(graph: Mapping[str, set[str]]) -> int:
     return max(height.values())
 
 
-def vocabulary_rows(before: str) -> list[str]:
-    """Format the violations of each rule: in the files of `before`, if the clone has that commit, and of now."""
-    earlier, now = vocabulary.count_at(before), Counter(violation.rule for violation in vocabulary.check_tree())
-    head = f"{'vocabulary violations':<32}{before if earlier is not None else '':>8}{'now':>8}"
-    cells = {rule: "" if earlier is None else f"{earlier[rule]:,}" for rule in vocabulary.RULES}
-    return [head, *(f"{rule:<32}{cells[rule]:>8}{now[rule]:>8,}" for rule in vocabulary.RULES)]
-
-
 def main() -> None:
     trees = parse_sources()
     for metric in (*structure(trees), *sizes()):
@@ -274,7 +262,6 @@ def main() -> None:
     graph = imports(trees)
     for cycle in (*cycles_of(graph), *(cycle for name in PACKAGES for cycle in cycles_of(subpackages(graph, name)))):
         print("import cycle:", ", ".join(sorted(cycle)))
-    print("\n".join(vocabulary_rows(sys.argv[1] if len(sys.argv) > 1 else BEFORE)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -144,18 +143,6 @@ def check_tree() -> list[Violation]:
     listed = (_git("ls-files", "--cached", "--others", "--exclude-standard") or "").splitlines()
     paths = [path for path in listed if is_checked(path) and (ROOT / path).is_file()]
     return [violation for path in paths for violation in check_file(path, (ROOT / path).read_text(encoding="utf-8"))]
-
-
-def count_at(commit: str) -> Counter[str] | None:
-    """Count the violations of each rule in the files of a commit; None if the clone does not have it."""
-    listed = _git("ls-tree", "-r", "--name-only", commit)
-    if listed is None:
-        return None
-    counts: Counter[str] = Counter()
-    for path in filter(is_checked, listed.splitlines()):
-        text = _git("show", f"{commit}:{path}")
-        counts.update(violation.rule for violation in check_file(path, text or ""))
-    return counts
 
 
 def _git(*arguments: str) -> str | None:
