@@ -321,10 +321,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--cluster-instance-type", default="VM.GPU.A10.1", help="instance-type label of its GPU nodes")
     group.addoption("--cluster-volume", help='volume that all its nodes share, as in a PV: {"nfs": {"server": ...}}')
     group.addoption("--cluster-volume-here", help="folder of that volume's files on this machine")
-    group.addoption(
-        "--cluster-faults",
-        help="program, called as PROGRAM NAME JSON, that injects faults; may cordon, taint and stop nodes",
-    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:

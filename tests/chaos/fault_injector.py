@@ -32,12 +32,12 @@ class FaultInjector(FaultThread):
 
     def faults_to_inject(self) -> list[Callable[[], None]]:
         anywhere = [*[self._process] * 3, self._delete, self._quota, self._other_operator, kill_kubectl_execs]
-        by_program = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
+        of_machines = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
         by_switch += [self._credentials, self._rights, self._full_volume]
         if isinstance(self.pods.cluster, RealCluster):
-            return [*anywhere, *(by_program if self.pods.cluster.options.faults else [])]
-        return [*anywhere, *by_program, *by_switch]
+            return anywhere
+        return [*anywhere, *of_machines, *by_switch]
 
     def repair(self) -> None:
         self.pods.free_volume()

@@ -9,15 +9,12 @@ import contextlib
 import time
 from pathlib import Path
 
-import pytest
-
 from remote.fleet.queue import EventType
 from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.base import HostError
 from remote.hosts.pods.host import SILENCE_SEC
 from tasks.settings.schema import FleetSection
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.kubernetes.real_cluster import RealCluster
 from tests.support.pods import PodFleet, fixtures
 
 PODS = 3
@@ -74,8 +71,6 @@ def test_an_api_server_that_is_down_for_30_s_costs_no_trial_and_none_starts_twic
 
 def test_a_node_that_is_not_ready_for_a_while_costs_nothing_while_its_pods_live(pods: PodFleet) -> None:
     """Its pods say Running all the time; Kubernetes evicts them only after 30 s (their tolerations)."""
-    if isinstance(pods.cluster, RealCluster):
-        pytest.skip("a real node is NotReady after 50 s of silence, which three trials of this test do not outlive")
     faults = pods.cluster.faults
 
     def strike(pod: dict[str, object]) -> None:

@@ -1,11 +1,7 @@
 """A real cluster for tests: `pytest --kubeconfig PATH` uses it instead of the fake one.
 
-Without further options, tests can use kubectl, delete pods and kill processes in pods. Other faults need
-`--cluster-faults PROGRAM`, run as `PROGRAM NAME JSON` with the name and the arguments of a call in `Faults`; it exits
-with 75 for unsupported faults. Without it such tests are skipped, like tests of faults inside a stream, which only the
-fake cluster can time to the byte.
-
-With a fault program, nodes may be cordoned, tainted and stopped.
+Tests can use kubectl, delete pods and kill processes in pods. Those that need another fault, or change nodes, are
+skipped.
 """
 
 from __future__ import annotations
@@ -13,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,18 +22,8 @@ from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.cluster import Cluster, Faults
 from tests.support.kubernetes.kubectl import PASSWORD_VARIABLE, Kubectl
 
-_EXIT_UNSUPPORTED = 75
-_FAULT_SEC = 180.0
-_FAKE_ONLY = ("exec", "answer", "struck", "forbid", "expire", "fail_pulls")
-# Repairing calls, each with the faults that it repairs. Skipped if none of these faults was injected.
-_REPAIRS = {
-    "clear": ("forbid", "expire", "exec", "answer"),
-    "back": ("gone",),
-    "speak": ("silence",),
-    "find_node": ("lose_node", "silence_node"),
-    "mend_pulls": ("fail_pulls",),
-    "set_gpus": ("set_gpus",),
-}
+# Calls that undo a fault; none was injected.
+_REPAIRS = ("clear", "back", "speak", "find_node", "mend_pulls")
 _LIST_PROCESSES = """
 import json, os
 processes = {}
@@ -61,7 +45,6 @@ class ClusterOptions:
     instance_type: str = "VM.GPU.A10.1"
     volume: Mapping[str, Any] | None = None
     volume_here: Path | None = None
-    faults: str | None = None
 
 
 class RealCluster(Kubectl):
@@ -78,7 +61,6 @@ class RealCluster(Kubectl):
         super().__init__(kubeconfig, cache)
         self.options, self.default_namespace, self._folder = options, default_namespace, cache
         self.faults = Faults(self._inject)
-        self._broken: set[str] = set()
 
     @contextlib.contextmanager
     def in_own_namespace(self) -> Iterator[RealCluster]:
@@ -102,19 +84,7 @@ class RealCluster(Kubectl):
         return self.default_namespace if name == "default" else name
 
     def objects(self, key: str, namespace: str = "") -> list[Json]:
-        """Return all objects of a kind; while a fault is active, retry until the server responds."""
-        responses: list[list[Json]] = []
-
-        def responds() -> bool:
-            try:
-                responses.append(super(RealCluster, self).objects(key, self._namespace(namespace)))
-            except AssertionError as error:
-                if not self._broken or not re.search(r"refused|timeout|EOF|reset", str(error)):
-                    raise
-            return bool(responses)
-
-        self.wait_until(responds, f"a response to `kubectl get {key}`")
-        return responses[0]
+        return super().objects(key, self._namespace(namespace))
 
     @cached_property
     def _configuration(self) -> Json:
@@ -168,24 +138,9 @@ class RealCluster(Kubectl):
         if name == "kill":
             kill = ("python3", "-c", f"import os; os.kill({arguments['pid']}, 9)")
             return self.output("exec", "-n", arguments["namespace"], arguments["pod"], "--", *kill)
-        if name in _REPAIRS and not self._broken.intersection(_REPAIRS[name]) and arguments.get("gpus") != 0:
+        if name in _REPAIRS:
             return None
-        if name in _FAKE_ONLY:
-            pytest.skip(f"fault {name}: only the fake cluster supports it")
-        if self.options.faults is None:
-            pytest.skip(f"fault {name}: a real cluster needs --cluster-faults")
-        done = subprocess.run(
-            (self.options.faults, name, json.dumps(arguments)),
-            capture_output=True,
-            text=True,
-            timeout=_FAULT_SEC,
-            check=False,
-        )
-        if done.returncode == _EXIT_UNSUPPORTED:
-            pytest.skip(f"fault {name}: {self.options.faults} does not support it on this cluster")
-        assert done.returncode == 0, f"{self.options.faults} {name}: {done.stderr}"
-        self._broken.add(name)
-        return None
+        pytest.skip(f"fault {name}: only the fake cluster supports it")
 
 
 AnyCluster = Cluster | RealCluster
@@ -204,7 +159,6 @@ def real_cluster(config: pytest.Config, cache: Path) -> RealCluster | None:
         instance_type=config.getoption("cluster_instance_type"),
         volume=json.loads(volume) if volume else None,
         volume_here=Path(here).resolve() if (here := config.getoption("cluster_volume_here")) else None,
-        faults=config.getoption("cluster_faults"),
     )
     return RealCluster(Path(kubeconfig).resolve(), cache, options)
 
@@ -221,9 +175,9 @@ def real_or_fake_cluster(config: pytest.Config, cache: Path, *, nodes: int) -> I
 
 
 def skip_unless_nodes_may_break(cluster: AnyCluster) -> None:
-    """Skip the test on a real cluster without `--cluster-faults`, whose nodes may be shared."""
-    if isinstance(cluster, RealCluster) and cluster.options.faults is None:
-        pytest.skip("tests change the nodes of a real cluster only with --cluster-faults")
+    """Skip the test on a real cluster, whose nodes may be shared."""
+    if isinstance(cluster, RealCluster):
+        pytest.skip("tests do not change the nodes of a real cluster")
 
 
 def gpu_nodes(cluster: AnyCluster) -> list[str]:

@@ -27,19 +27,6 @@ def is_unchanged(requests: list[str]) -> bool:
     return not [r for r in requests if r.startswith(CHANGES) and "selfsubjectaccessreviews" not in r]
 
 
-def test_a_missing_context_is_reported_with_the_existing_ones(operator: Operator) -> None:
-    operator.set_cluster(context="nowhere")
-    known = operator.cluster.context
-    output = operator.inv("status", code=2)
-    assert "'nowhere'" in output
-    assert f"{known}; set cluster.context" in output
-
-
-def test_without_kubectl_the_error_names_it(operator: Operator) -> None:
-    operator.path = str(operator.project)
-    assert "install kubectl" in operator.inv("deploy", code=2)
-
-
 def test_expired_credentials_are_reported_by_every_task(operator: Operator) -> None:
     operator.cluster.faults.expire_credentials()
     for arguments in (("nodes",), ("deploy",), ("teardown", "--yes"), ("logs",)):
@@ -208,27 +195,6 @@ def test_a_volume_without_its_csi_driver_is_refused_before_any_change(operator: 
     finally:
         made = {"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}}
         operator.cluster.apply({**made, "spec": driver["spec"]})
-
-
-def test_drained_nodes_evict_one_worker_at_a_time_without_a_failure(deployed: Operator) -> None:
-    if not isinstance(deployed.cluster, RealCluster):
-        pytest.skip("only a real cluster evicts; tests/golden/test_manifests.py has the budget and the failure policy")
-    skip_unless_nodes_may_break(deployed.cluster)
-    before = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in deployed.objects("pods")}
-    node, other = before.values()
-    drain = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
-    try:
-        deployed.cluster.output("drain", node, *drain)
-        deployed.cluster.output("drain", other, *drain)  # waits until the first one's replacement is Ready
-        for name in (node, other):
-            deployed.cluster.output("uncordon", name)
-        deployed.cluster.wait_until(lambda: "2 of 2 pods are up" in deployed.inv("status"), "both replacements")
-    finally:
-        for name in (node, other):
-            deployed.cluster.kubectl("uncordon", name)
-    (job,) = deployed.objects("jobs.batch")
-    assert not job["status"].get("failed"), "a drain counts towards no limit"
-    assert not set(before) & {pod["metadata"]["name"] for pod in deployed.objects("pods")}
 
 
 def test_a_production_cluster_is_changed_only_after_confirmation(operator: Operator, tmp_path: Path) -> None:
