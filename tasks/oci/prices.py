@@ -86,7 +86,7 @@ def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes
     today = datetime.datetime.now(datetime.timezone.utc).date()
     path, table = _load_table(settings, today)
     entries = new_entries(table, list_prices, today)
-    differences = [line for line in describe_differences(table, entries) if line]
+    differences = describe_differences(table, entries)
     unchanged = f"the same prices as in {display_path(path or prices.TABLE)}; only the date is new"
     print("\n".join(differences) if differences else unchanged)
     if settings.cost.price_usd_per_gpu_hour is not None:
@@ -114,37 +114,34 @@ def fetch_price(part: str, currency: str) -> ListPrice:
 
 def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
     """Parse the pay-as-you-go price of a part from the response. Raises UsageError."""
-    response = f"the price list's response for {part}"
-    if content.lstrip()[:1] != b"{":
-        raise UsageError(
-            f"{response} is not JSON: {content[:40].decode('utf-8', 'replace')!r}",
-            remedy="is a proxy intercepting the connection?",
-        )
     try:
         items = schema.parse_object(content)["items"]
-        item = next(item for item in items if item["partNumber"] == part)
+        item = next((item for item in items if item["partNumber"] == part), None)
+        if item is None:
+            raise _unusable(part, "lacks that part")
         name, metric = (" ".join(str(item[key]).split())[:120] for key in ("displayName", "metricName"))
         local = {str(item["currencyCode"]): item["prices"] for item in item["currencyCodeLocalizations"]}
         paid = [item for item in local.get(currency, ()) if item["model"] == "PAY_AS_YOU_GO"]
         steps = sorted({(float(item.get("rangeMin") or 0.0), float(item["value"])) for item in paid})
-    except StopIteration as error:
-        raise UsageError(f"{response} lacks that part", remedy="prices are unchanged") from error
     except (ValueError, LookupError, TypeError, OverflowError) as error:
-        raise UsageError(f"{response} has an unknown format", remedy="prices are unchanged") from error
+        raise _unusable(part, f"has an unknown format: {content[:40].decode('utf-8', 'replace')!r}") from error
     if currency not in local:
-        raise UsageError(
-            f"{response} is in {', '.join(local) or 'no currency'}, not in {currency}", remedy="prices are unchanged"
-        )
+        raise _unusable(part, f"is in {', '.join(local) or 'no currency'}, not in {currency}")
     if not all(word in metric.lower() for word in PART_UNITS.get(part, ())):
-        raise UsageError(
-            f"{response} is per {metric!r}, not {' and '.join(PART_UNITS[part])}", remedy="prices are unchanged"
-        )
+        raise _unusable(part, f"is per {metric!r}, not {' and '.join(PART_UNITS[part])}")
     amounts = list(dict.fromkeys(amount for _, amount in steps))
     is_free_at_first = PART_UNITS.get(part) == _TRAFFIC and steps[:1] == [(0.0, 0.0)]
     if len(amounts) != 1 + is_free_at_first or not 0 < amounts[-1] < 10_000:
-        raise UsageError(f"{response} has no single price: {amounts}", remedy="prices are unchanged")
+        raise _unusable(part, f"has no single price: {amounts}")
     free = next(start for start, amount in steps if amount == amounts[-1])
     return ListPrice(part=part, name=name, metric=metric, amount=amounts[-1], free_units=free)
+
+
+def _unusable(part: str, problem: str) -> UsageError:
+    return UsageError(
+        f"the price list's response for {part} {problem}",
+        remedy="is a proxy intercepting the connection? prices are unchanged",
+    )
 
 
 def _download(url: str) -> bytes:
@@ -159,26 +156,14 @@ def _download_once(url: str) -> bytes:
             if urllib.parse.urlsplit(response.url).scheme != urllib.parse.urlsplit(url).scheme:
                 raise ValueError(f"{response.url} uses another protocol")
             return read_response(response, max_bytes=_MAX_BYTES, timeout_sec=TIMEOUT_SEC)
-    except urllib.error.HTTPError as error:
-        reason = f"{error.code} {error.reason}"
-        if error.code != 429 and error.code < 500:
-            raise UsageError(
-                f"the price list at {PRICE_LIST_URL} answers {reason}", remedy="prices are unchanged"
-            ) from error
-        raise _unavailable_error(reason) from error
-    except (http.client.InvalidURL, ValueError, OverflowError) as error:  # from a redirect
-        raise UsageError(
-            f"the price list at {PRICE_LIST_URL} redirects to an invalid URL: {error}",
-            remedy="is a proxy intercepting the connection? prices are unchanged",
+    except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:  # also from an odd redirect
+        is_refusal = isinstance(error, urllib.error.HTTPError) and error.code != 429 and error.code < 500
+        kind = UsageError if is_refusal else RetryableError
+        reason = str(error) or type(error).__name__
+        raise kind(
+            f"the price list at {PRICE_LIST_URL} does not answer: {reason}",
+            remedy="check network and proxy, then retry; prices are unchanged",
         ) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _unavailable_error(str(getattr(error, "reason", None) or error) or type(error).__name__) from error
-
-
-def _unavailable_error(reason: str) -> RetryableError:
-    return RetryableError(
-        f"the price list at {PRICE_LIST_URL} does not answer: {reason}", remedy="check network and proxy, then retry"
-    )
 
 
 def _load_table(settings: Settings, today: datetime.date) -> tuple[Path | None, PriceTable]:
@@ -194,35 +179,28 @@ def new_entries(
     table: PriceTable, list_prices: Mapping[str, ListPrice], today: datetime.date
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Build the table's new entries: prices of each shape whose GPU is in the list, and of the other parts."""
+
+    def entry(source: str, amount: float) -> dict[str, Any]:
+        return {"amount": amount, "source": f"Oracle's public price list, part {source}", "dated": today}
+
+    storage, performance = list_prices[STORAGE_PART].amount, list_prices[PERFORMANCE_PART].amount
+    boot_volume = entry(
+        f"{STORAGE_PART} and {PERFORMANCE_UNITS_PER_GB} times {PERFORMANCE_PART}",
+        round(storage + PERFORMANCE_UNITS_PER_GB * performance, 6),
+    )
     shapes: dict[str, dict[str, Any]] = {}
     for name, shape in table.shapes.items():
-        part = GPU_PARTS.get(shape.gpu)
-        if part is None:
-            continue
-        entry: dict[str, Any] = {"on_demand": _price_entry(list_prices[part].amount, _source(part), today)}
-        if shape.boot_volume is not None:
-            amount = round(
-                list_prices[STORAGE_PART].amount + PERFORMANCE_UNITS_PER_GB * list_prices[PERFORMANCE_PART].amount, 6
-            )
-            entry["boot_volume"] = _price_entry(
-                amount, _source(f"{STORAGE_PART} and {PERFORMANCE_UNITS_PER_GB} times {PERFORMANCE_PART}"), today
-            )
-        shapes[name] = entry
-    return {
-        "shapes": shapes,
-        "others": {key: _other_entry(list_prices[part], today) for part, key in OTHER_PARTS.items()},
-    }
-
-
-def _other_entry(price: ListPrice, today: datetime.date) -> dict[str, Any]:
-    """Build the entry of another part, with the list's name for it."""
-    is_traffic = PART_UNITS[price.part] == _TRAFFIC
-    return {
-        "what": price.name,
-        "unit": "USD per GB" if is_traffic else "USD per GB month",
-        **({"free_gb": price.free_units} if is_traffic else {}),
-        **_price_entry(price.amount, _source(price.part), today),
-    }
+        if (part := GPU_PARTS.get(shape.gpu)) is not None:
+            shapes[name] = {"on_demand": entry(part, list_prices[part].amount)}
+            if shape.boot_volume is not None:
+                shapes[name]["boot_volume"] = boot_volume
+    others: dict[str, dict[str, Any]] = {}
+    for part, key in OTHER_PARTS.items():
+        price = list_prices[part]
+        is_traffic = PART_UNITS[part] == _TRAFFIC
+        unit = {"unit": "USD per GB", "free_gb": price.free_units} if is_traffic else {"unit": "USD per GB month"}
+        others[key] = {"what": price.name, **unit, **entry(part, price.amount)}
+    return {"shapes": shapes, "others": others}
 
 
 def describe_differences(table: PriceTable, entries: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
@@ -240,14 +218,6 @@ def describe_differences(table: PriceTable, entries: Mapping[str, Mapping[str, M
         elif old.amount != values["amount"]:
             lines.append(f"{name}: {old.amount:g} -> {values['amount']:g} {old.unit} (was dated {old.dated})")
     return lines
-
-
-def _price_entry(amount: float, source: str, today: datetime.date) -> dict[str, Any]:
-    return {"amount": amount, "source": source, "dated": today}
-
-
-def _source(parts: str) -> str:
-    return f"Oracle's public price list, part {parts}"
 
 
 def _default_table_text() -> str:
