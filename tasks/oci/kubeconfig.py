@@ -4,18 +4,18 @@ Certificate and server come from the service. The service's user would run the O
 tasks.oci token`. The file contains no secret, and its other entries stay unchanged.
 """
 
-import copy
 import os
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from invoke.context import Context
 from oci import regions
 from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import CreateClusterKubeconfigContentDetails
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expand_user
@@ -151,6 +151,26 @@ def read_kubeconfig(path: Path) -> dict[str, Any]:
         ) from error
 
 
+class _Entry(BaseModel):
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a key or a token
+
+    name: str
+    cluster: dict[str, Any] | None = None
+    user: dict[str, Any] | None = None
+    context: dict[str, Any] | None = None
+
+
+class _Form(BaseModel):
+    """The parts of a kubeconfig that are read; the rest is copied."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    kind: Literal["Config"] = "Config"
+    clusters: list[_Entry] | None = None
+    users: list[_Entry] | None = None
+    contexts: list[_Entry] | None = None
+
+
 class _NoTimestampLoader(yaml.SafeLoader):
     """Safe YAML loader that keeps timestamps as text."""
 
@@ -172,73 +192,39 @@ def _parse(content: bytes, name: str) -> dict[str, Any]:
         ) from error
     if document is None:
         return {}
-    is_kubeconfig = isinstance(document, dict) and document.get("kind", "Config") == "Config"
-    if not is_kubeconfig or not all(_is_named_list(document.get(key), key.removesuffix("s")) for key in _SECTIONS):
-        raise UsageError(f"{name}: not a kubeconfig", remedy=remedy)
+    try:
+        _Form.model_validate(document)
+    except ValidationError as error:
+        raise UsageError(f"{name}: not a kubeconfig", remedy=remedy) from error
     kubeconfig: dict[str, Any] = document
     return kubeconfig
 
 
-def _is_named_list(value: object, kind: str) -> bool:
-    """Check that each item is an object with a name and, if present, an object under `kind`."""
-    if value is None:
-        return True
-    return isinstance(value, list) and all(
-        isinstance(item, dict)
-        and isinstance(item.get("name"), Hashable)
-        and "name" in item
-        and isinstance(item.get(kind) or {}, dict)
-        for item in value
-    )
-
-
 def merge(old: Kubeconfig, new: Kubeconfig, file: str) -> dict[str, Any]:
-    """Merge `new` into `old`, keeping the current context. Raises UsageError if a name belongs to another cluster."""
-    _check_contexts(old, new["clusters"][0], file)
-    merged = copy.deepcopy(dict(old)) or {"apiVersion": "v1", "kind": "Config"}
+    """Merge `new`, a cluster with its user and context, into `old`, keeping the current context.
+
+    Raises UsageError if the name is in use there for anything else: a context would change to our cluster, or send our
+    token to its own.
+    """
+    name = new["current-context"]
+    if name in _used_names(old) and not _uses_our_program(old, name):
+        raise UsageError(
+            f"{file}: {name} is in use there, and not from `inv tenancy.kubeconfig`",
+            remedy="choose another file with --file",
+        )
+    merged = {"apiVersion": "v1", "kind": "Config", **old}
     for key in _SECTIONS:
-        merged_items = {item["name"]: item for item in merged.get(key) or []}
-        for item in new[key]:
-            existing = merged_items.get(item["name"])
-            if (
-                key == "clusters"
-                and existing is not None
-                and _server_url(existing) != _server_url(item)
-                and not _uses_our_program(old, item["name"])
-            ):
-                raise UsageError(
-                    f"{file}: {item['name']} is a different cluster there, {_server_url(existing)}",
-                    remedy="choose another file with --file",
-                )
-            merged_items[item["name"]] = item
-        merged[key] = list(merged_items.values())
-    merged["current-context"] = old.get("current-context") or new["current-context"]
+        merged[key] = list({item["name"]: item for item in (*(old.get(key) or []), *new[key])}.values())
+    merged["current-context"] = old.get("current-context") or name
     return merged
 
 
-def _check_contexts(old: Kubeconfig, our_cluster: Mapping[str, Any], file: str) -> None:
-    """Check that no context of another server has our context's or our user's name. Raises UsageError.
-
-    Such a context would change to our cluster, or send our token to its own.
-    """
-    servers = {str(context["name"]): _server_url(context) for context in old.get("clusters") or []}
-    for context in old.get("contexts") or []:
-        target = context.get("context") or {}
-        server = servers.get(str(target.get("cluster")))
-        uses_our_name = (
-            our_cluster["name"] in (context["name"], target.get("user"))
-            and target.get("cluster") != our_cluster["name"]
-        )
-        if uses_our_name and server != _server_url(our_cluster):
-            raise UsageError(
-                f"{file}: context {context['name']} uses a different cluster, {server}, as user {target.get('user')}: "
-                f"adding {our_cluster['name']} would change it",
-                remedy="choose another file with --file",
-            )
-
-
-def _server_url(cluster: Mapping[str, Any]) -> object:
-    return (cluster.get("cluster") or {}).get("server")
+def _used_names(kubeconfig: Kubeconfig) -> list[object]:
+    """List the names of entries, and those that contexts refer to."""
+    entries = [entry for key in _SECTIONS for entry in kubeconfig.get(key) or []]
+    contexts = [entry.get("context") or {} for entry in entries]
+    referred = [context.get(key) for context in contexts for key in ("cluster", "user")]
+    return [*(entry["name"] for entry in entries), *referred]
 
 
 def _uses_our_program(kubeconfig: Kubeconfig, name: str) -> bool:

@@ -1,6 +1,5 @@
 """`inv tenancy.repository`: create the repository that `inv push` pushes to, if it is missing."""
 
-import contextlib
 import re
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +12,7 @@ from remote.providers import registry_provider
 from tasks.cli.answer import Answer, plan_answer
 from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
-from tasks.oci.clients import TenancyApi, connect, get_namespace, list_compartments, required, resolve_compartment
+from tasks.oci.clients import TenancyApi, connect, get_namespace, required, resolve_compartment
 from tasks.oci.discovery import DEFAULT_REPOSITORY, registry_host
 from tasks.settings.load import Settings, load
 
@@ -68,21 +67,8 @@ def _find_repository(
 
     try:
         return find(api.tenancy, compartment_id_in_subtree=True)
-    except UsageError:  # the caller's policy covers some compartments only
-        if (existing := find(compartment)) is not None:
-            return existing
-    for other in _visible_compartments(api):
-        with contextlib.suppress(UsageError):  # this one cannot be read
-            if (existing := find(other)) is not None:
-                return existing
-    return None
-
-
-def _visible_compartments(api: TenancyApi) -> dict[str, str]:
-    try:
-        return list_compartments(api)
-    except UsageError:
-        return {}
+    except UsageError:  # the caller's policy covers some compartments only; creating it says if another has it
+        return find(compartment)
 
 
 def _compartment_name(api: TenancyApi, repository: ContainerRepositorySummary, compartment: str, name: str) -> str:
@@ -90,8 +76,7 @@ def _compartment_name(api: TenancyApi, repository: ContainerRepositorySummary, c
     actual = repository.compartment_id or compartment
     if actual == compartment:
         return name
-    known = _visible_compartments(api)
-    return "the tenancy's root" if actual == api.tenancy else f"compartment {known.get(actual, actual)}"
+    return "the tenancy's root" if actual == api.tenancy else f"compartment {actual}"
 
 
 def _check_immutable(

@@ -12,7 +12,7 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 import yaml
 from invoke import Context
 
-from tasks.errors import RetryableError, TaskFailed, UsageError
+from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 from tasks.oci.kubeconfig import write_kubeconfig
 from tasks.oci.repository import create_repository, push_statements
 from tasks.oci.show import show_tenancy
@@ -92,9 +92,8 @@ def test_a_repository_is_created_once_private_and_immutable_if_requested(
     assert len(tenancy.bodies) == 1
 
 
-@pytest.mark.parametrize("refused", [None, "GET .*/container/repositories.*compartmentIdInSubtree=true"])
 def test_a_repository_in_another_compartment_is_named_and_not_created_again(
-    tenancy: FakeTenancy, context: Make, capsys: Capture, refused: str | None
+    tenancy: FakeTenancy, context: Make, capsys: Capture
 ) -> None:
     elsewhere = {
         "id": ocid("containerrepo", "e"),
@@ -102,11 +101,13 @@ def test_a_repository_in_another_compartment_is_named_and_not_created_again(
         "compartmentId": ocid("compartment", "team-3"),
     }
     tenancy.resources.collections["/container/repositories"].append(elsewhere)
-    if refused is not None:  # a policy for some compartments only
-        tenancy.fail(refused, 404, "NotAuthorizedOrNotFound")
-        tenancy.fail(f"GET .*/container/repositories.*compartmentId={ocid('compartment', 'team-1')}", 403)
     create_repository(context(), "mine", immutable=False)
-    assert "fra.ocir.io/axns/mine exists in compartment team-3, private" in capsys.readouterr().out
+    compartment = ocid("compartment", "team-3")
+    assert f"fra.ocir.io/axns/mine exists in compartment {compartment}, private" in capsys.readouterr().out
+    tenancy.fail("GET .*/container/repositories.*compartmentIdInSubtree=true", 404, "NotAuthorizedOrNotFound")
+    tenancy.fail("POST .*/container/repositories", 409, "NAMESPACE_CONFLICT")
+    with pytest.raises(ConfirmationRequired, match=r"creating repository mine in .*: 409 NAMESPACE_CONFLICT"):
+        create_repository(context(), "mine", immutable=False)
     assert not tenancy.bodies
 
 
@@ -234,40 +235,31 @@ def test_a_malformed_object_is_a_line_and_the_rest_is_shown(
     assert line in output
 
 
-@pytest.mark.usefixtures("service")
-def test_another_cluster_of_the_same_name_is_not_overwritten(context: Make, project: Path) -> None:
-    old = yaml.safe_dump({"clusters": [{"name": "training", "cluster": {"server": "https://other"}}]})
-    (project / "kube").write_text(old)
-    with pytest.raises(UsageError, match=r"kube: training .* https://other; .*--file"):
-        write_kubeconfig(context(), None, None, "kube")
-    assert (project / "kube").read_text() == old
-
-
 @pytest.mark.parametrize(
-    ("context_name", "user", "server", "is_refused"),
+    ("entries", "is_refused"),
     [
-        ("mine", "training", "https://other", True),  # our program's token would go there
-        ("training", "me", "https://other", True),
-        ("mine", "training", SERVER, False),
-        ("mine", "me", "https://other", False),
+        ({"clusters": [{"name": "training", "cluster": {"server": "https://other"}}]}, True),
+        ({"users": [{"name": "training", "user": {"token": "t"}}]}, True),
+        ({"contexts": [{"name": "training", "context": {"cluster": "c", "user": "me"}}]}, True),
+        (
+            {"contexts": [{"name": "mine", "context": {"cluster": "c", "user": "training"}}]},
+            True,
+        ),  # would get our token
+        ({"contexts": [{"name": "mine", "context": {"cluster": "c", "user": "me"}}]}, False),
+        ({"users": [{"name": "training", "user": {"exec": {"args": ["-m", "tasks.oci"]}}}]}, False),
     ],
 )
 @pytest.mark.usefixtures("service")
-def test_no_context_of_another_cluster_changes(
-    context_name: str, user: str, server: str, is_refused: bool, context: Make, project: Path
+def test_a_name_that_is_in_use_is_not_taken(
+    entries: dict[str, object], is_refused: bool, context: Make, project: Path
 ) -> None:
-    old = {
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": user, "user": {"token": "t"}}],
-        "contexts": [{"name": context_name, "context": {"cluster": "c", "user": user}}],
-    }
-    (project / "kube").write_text(yaml.safe_dump(old))
+    (project / "kube").write_text(yaml.safe_dump(entries))
     if not is_refused:
         write_kubeconfig(context(), None, None, "kube")
         return
-    with pytest.raises(UsageError, match=f"kube: context {context_name} .* {server}, as user {user}: .*--file"):
+    with pytest.raises(UsageError, match=r"kube: training is in use there, .*--file"):
         write_kubeconfig(context(), None, None, "kube")
-    assert yaml.safe_load((project / "kube").read_text()) == old
+    assert yaml.safe_load((project / "kube").read_text()) == entries
 
 
 @pytest.mark.parametrize(
