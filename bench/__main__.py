@@ -12,9 +12,7 @@ from bench.records.status import ExitCode
 
 os.environ.update(PYTHONUTF8="1", PYTHONIOENCODING="utf-8")  # for child processes
 for standard in (sys.stdin, sys.stdout, sys.stderr):
-    if (
-        isinstance(standard, io.TextIOWrapper) and standard.encoding != "utf-8"
-    ):  # the locale decides, or PYTHONIOENCODING
+    if isinstance(standard, io.TextIOWrapper) and standard.encoding != "utf-8":
         standard.reconfigure(encoding="utf-8", errors=standard.errors)
 faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` writes every thread's stack into the log
 code = main()

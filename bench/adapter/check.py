@@ -104,7 +104,7 @@ class Checker:
         self.scoring, self.unscored_place = Scoring.load(training_of(request.trial)), ""
         special_tokens = training_of(request.trial).data.special_tokens
         self.texts = RowTexts(self.tokenizer, special_tokens)
-        self.ends = sorted({self.tokenizer.eos_token_id, *(case.end_token for case in self.cases)})
+        self.ends = sorted({self.tokenizer.eos_token_id, *self.material.end_tokens})
         self.modules = torch_stack.load()
         self.placement: Placement = choose_placement(self.modules)
 
@@ -241,13 +241,17 @@ def plain_losses(torch: Any, model: Any, examples: Iterable[Any]) -> list[float]
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """Request to answer conversations, each a list of the user's turns, with at most `most` tokens an answer."""
+    """Request to answer conversations, each a list of the user's turns, with at most `most` tokens an answer.
+
+    `end_ids` end an answer, as the model's own end tokens do.
+    """
 
     trial: Trial
     adapter: str
     model_sha256: str | None
     conversations: list[list[str]]
     most: int
+    end_ids: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +268,7 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> Ch
     positions = lora.check_base(model, adapter, request.model_sha256).max_position_embeddings
     modules, tokenizer = torch_stack.load(), training_set.tokenizer_loader(request.trial)()
     step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
-    generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer)
+    generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer, request.end_ids)
     data = training_of(request.trial).data
     answers: list[list[str]] = []
     unended = 0

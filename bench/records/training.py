@@ -406,7 +406,7 @@ class TrainingRecord(Checksummed):
     `LIMITS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the step of the saved
     adapter: the best by held-out loss or score, or the last. `data` has no example previews. Shares of communication
     are of a step's time. `score` is None without train.score, `time` if no rank has trained. `init_adapter_sha256` is
-    that of the adapter at step 0, None for a new one.
+    that of the adapter at step 0, None for a new one. `end_ids` are the tokens that end the data's answers.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -441,6 +441,7 @@ class TrainingRecord(Checksummed):
     score: TrainingScore | None = None
     time: TrainingTime | None = None
     init_adapter_sha256: str | None = None
+    end_ids: list[int] = field(default_factory=list)
 
     @property
     def outcome(self) -> Outcome:

@@ -74,7 +74,7 @@ def merge_adapter(
             "out": merged_folder,
             "base": base,
             "card": render_card(trained, check, base),
-            "end_ids": [] if check is None else check.end_ids,
+            "end_ids": [*trained.record.end_ids, *([] if check is None else check.end_ids)],
         }
         facts = run_on_worker(settings, trained, "merge", request)
         with results_write_errors(trained.folder):

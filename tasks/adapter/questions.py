@@ -162,7 +162,12 @@ def chat(context: Context, run: str | None) -> None:
     if not conversations:
         raise UsageError("chat: no question on standard input", remedy="for example: echo 'What is it?' | inv chat")
     with acquire_lock(settings.results_folder, f"chat (run {trained.run.run_id})"):
-        request = {"trial": trained.trial.to_json(), "conversations": conversations, "most": MAX_TOKENS}
+        request = {
+            "trial": trained.trial.to_json(),
+            "conversations": conversations,
+            "most": MAX_TOKENS,
+            "end_ids": trained.record.end_ids,
+        }
         run_on_worker(settings, trained, "chat", request, _print_answer)
 
 

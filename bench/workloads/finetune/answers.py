@@ -37,10 +37,6 @@ class PromptCase:
         """Length limit of a generated answer."""
         return max(MIN_LIMIT_TOKENS, LENGTH_FACTOR * len(self.reference))
 
-    @property
-    def end_token(self) -> int:
-        return self.reference[-1]
-
 
 def prompt_cases(examples: Sequence[Example], count: int) -> list[PromptCase]:
     """Build a case from each of the first `count` examples: its last answer, prompted with everything before it."""
@@ -89,7 +85,7 @@ class AnswerGenerator:
         step: TrainingStep,
         peft_model: Any,
         tokenizer: Any,
-        end_tokens: Sequence[int] = (),
+        end_tokens: Sequence[int],
         *,
         on_step: Callable[[], None] = lambda: None,
     ) -> "AnswerGenerator":

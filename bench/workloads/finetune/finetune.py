@@ -74,12 +74,11 @@ class TrainingLog:
         folder: Path,
         resume_point: ResumePoint | None,
         data: DataReport,
-        *,
-        planned: int,
-        row_tokens: int,
+        examples: training_set.TrainingSet,
     ) -> None:
         self.record, self.stop = record, ""
-        self._folder, self._data, self._row_tokens = folder, data, row_tokens
+        self._folder, self._data, self._row_tokens = folder, data, examples.row_tokens
+        self._end_ids = examples.end_tokens
         before = State(step=0, seconds=0.0) if resume_point is None else resume_point.state
         self._history = History() if resume_point is None else resume_point.history
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
@@ -91,7 +90,7 @@ class TrainingLog:
         self._steps_file(
             *self._history.rows(), *({"evaluation": schema.to_json(evaluation)} for evaluation in self._evaluations)
         )
-        record.steps_planned, record.earlier_steps = planned, before.step
+        record.steps_planned, record.earlier_steps = examples.steps(), before.step
         record.extra_progress |= {
             "restarts": len(self._restarts),
             "checkpoint_step": None if resume_point is None else before.step,
@@ -209,6 +208,7 @@ class TrainingLog:
             adapter_sha256=adapter.get("sha256"),
             adapter_files=adapter.get("files", {}),
             chat_template_sha256=_template_digest(record.trial),
+            end_ids=self._end_ids,
             communication_predicted_percent=reported.get("communication_predicted_percent"),
             communication_measured_percent=reported.get("communication_measured_percent"),
             peak_vram_bytes=record.peak_vram_bytes,
@@ -261,7 +261,7 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
         resume.verify_init_adapter(training.init_adapter, training.init_sha256)
     newest = None if resume_point is None else str(resume_point.path.resolve())
     spec = _rank_spec(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
-    training_log = TrainingLog(record, folder, resume_point, report, planned=data.steps(), row_tokens=data.row_tokens)
+    training_log = TrainingLog(record, folder, resume_point, report, data)
 
     def finish(outcome: Outcome) -> None:
         try:

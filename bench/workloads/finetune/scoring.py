@@ -126,7 +126,7 @@ class TrainingScorer:
         group: RankGroup,
         *,
         adapter: Mapping[str, Any],
-        make_generator: Callable[[Sequence[int], Callable[[], None]], AnswerGenerator],
+        make_generator: Callable[[Callable[[], None]], AnswerGenerator],
         prepare: Callable[[], None],
         context: ScoreContext,
         model_sha256: str,
@@ -259,7 +259,7 @@ class TrainingScorer:
     def _answer(self) -> tuple[list[str], str | None]:
         """Return all answers, and the failure of any rank. Raises StopRequested."""
         group, texts, failure, is_stopped = self._group, list[str](), None, False
-        generator = self._make_generator([case.end_token for case in self._cases], self._context.check)
+        generator = self._make_generator(self._context.check)
         share = self._cases[group.rank :: group.world_size]
         try:
             texts = [

@@ -338,13 +338,10 @@ class Trainer:
         prompts = evaluate.encode_prompts(self.tokenizer, self.training.prompts, self.training.data, log)
         return self._make_generator().generate(prompts, [self.training.answer_tokens] * len(prompts))
 
-    def _make_generator(
-        self, end_tokens: Sequence[int] = (), on_step: Callable[[], None] | None = None
-    ) -> AnswerGenerator:
+    def _make_generator(self, on_step: Callable[[], None] | None = None) -> AnswerGenerator:
         on_step = on_step or (lambda: self._report_progress("answer", self.state.step))
-        return AnswerGenerator.of_step(
-            self.modules, self.step, self.peft_model, self.tokenizer, end_tokens, on_step=on_step
-        )
+        ends = self.training_set.end_tokens
+        return AnswerGenerator.of_step(self.modules, self.step, self.peft_model, self.tokenizer, ends, on_step=on_step)
 
     def _evaluate(self) -> bool:
         """Evaluate the held-out loss after the state's step, on all ranks; with `best_by` "score" score it too.

@@ -23,6 +23,7 @@ from bench.records.training import Training
 from bench.workloads.finetune.score import Scoring
 
 INPUTS_FILE, MAX_INPUTS_BYTES = "inputs.json", 1 << 20
+END_EXAMPLES = 1000
 RowIndices = tuple[int, ...]  # the indices of a row's examples
 
 
@@ -133,6 +134,14 @@ class TrainingSet:
             row_tokens=self.row_tokens,
             micro_batches=self.training.rows_per_step,
         )
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """The tokens that end the first examples' answers; none if every token is a target."""
+        if self.training.data.labels != "assistant":
+            return []
+        first = [*self.data.training[:END_EXAMPLES], *self.data.validation[:END_EXAMPLES]]
+        return sorted({example.ids[example.targets.rindex(1)] for example in first})
 
     def steps(self) -> int:
         return self.sampling_plan.steps(self.training.epochs, self.training.max_steps)

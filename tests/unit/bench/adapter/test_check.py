@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 def test_a_prompt_is_an_examples_beginning_and_its_last_answer_is_the_reference():
     example = Example(file="a", line=3, ids=array("I", [9, 8, 7, 6, 5, 4]), targets=bytes([0, 1, 0, 0, 1, 1]))
     (case,) = answers.prompt_cases([example], 4)
-    assert (case.prompt, case.reference, case.end_token) == ([9, 8, 7, 6], [5, 4], 4)
+    assert (case.prompt, case.reference) == ([9, 8, 7, 6], [5, 4])
     assert case.max_tokens == answers.MIN_LIMIT_TOKENS
 
 
@@ -116,7 +116,12 @@ def test_a_conversation_is_answered_turn_by_turn_by_the_trained_adapter(lab, ada
     monkeypatch.setattr(check, "encode_prompt", spy)
     logged = []
     request = check.ChatRequest(
-        trial=trial, adapter=str(adapter), model_sha256=None, conversations=[["len?", "why?"], ["len?"]], most=4
+        trial=trial,
+        adapter=str(adapter),
+        model_sha256=None,
+        conversations=[["len?", "why?"], ["len?"]],
+        most=4,
+        end_ids=[],
     )
     result = check.answer_conversations(request, logged.append)
     assert [[message["role"] for message in messages] for messages in prompts] == [

@@ -2,12 +2,15 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
+from invoke import Context
 
 from bench.records.adapter import AdapterCheck
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_CHECK_FILE
+from tasks.adapter import merge
 from tasks.adapter.artifact import TrainedAdapter, open_training
 from tasks.adapter.check import (
     check_table,
@@ -81,6 +84,21 @@ def test_a_merge_that_changes_the_loss_is_refused_and_the_other_base_is_offered(
     check = adapter_check(form("merged-bf16", 0.0, 0.01, unended=2))
     with pytest.raises(ConfirmationRequired, match=r"2 of 2 merged answers.*--force"):
         require_same_loss(trained, check, "bf16")
+
+
+@pytest.mark.parametrize(("checked", "expected"), [(False, [4097]), (True, [4097, 2])])
+def test_a_merge_knows_the_end_tokens_of_the_training_without_a_check(
+    checked: bool, expected: list[int], trained: TrainedAdapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if checked:
+        save_check(trained, adapter_check())
+    trained = dataclasses.replace(trained, record=dataclasses.replace(trained.record, end_ids=[4097]))
+    requests: list[Any] = []
+    monkeypatch.setattr(merge, "load", lambda _: Settings(root=tmp_path))
+    monkeypatch.setattr(merge, "open_training", lambda *_: trained)
+    monkeypatch.setattr(merge, "run_on_worker", lambda *arguments: requests.append(arguments[-1]) or {})
+    merge.merge_adapter(Context(), None, base="bf16", out="/m", force=True)
+    assert [request["end_ids"] for request in requests] == [expected]
 
 
 def test_a_check_of_another_adapter_counts_as_none_and_a_changed_one_is_refused(trained: TrainedAdapter) -> None:

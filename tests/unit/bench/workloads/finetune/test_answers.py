@@ -1,9 +1,15 @@
 """Greedy answers in batches: the tokens that transformers writes for a single prompt."""
 
+import dataclasses
+import shutil
+from pathlib import Path
+
 import pytest
 
 from bench.data.inputs import InputError
 from bench.workloads.finetune.answers import AnswerGenerator
+from tests.support import tiny_training
+from tests.support.small_inputs import edit_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 LENGTHS, LIMITS = (9, 31, 4, 17, 17, 26), (24, 3, 40, 18, 1, 30)
@@ -73,6 +79,17 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(modules, lab, model, prom
     monkeypatch.setattr(generator, "_answer_batch", limited)
     assert generator.generate(prompts, LIMITS) == expected
     assert sizes == [6, 6, 4, 2]
+
+
+def test_the_end_tokens_of_a_training_are_those_of_its_examples(modules, tiny_inputs, tmp_path):
+    folder = Path(shutil.copytree(tiny_inputs[0], tmp_path / "model"))
+    edit_json(folder / "tokenizer_config.json", eos_token="<s>")  # the template ends answers with <|im_end|>
+    trial = tiny_training.plan(folder, tiny_inputs[1])
+    lab = tiny_training.Lab.create(modules, trial).load_inputs()
+    assert lab.material.end_tokens == [lab.tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    data = dataclasses.replace(lab.material.training.data, labels="all")
+    training = dataclasses.replace(lab.material.training, data=data)
+    assert dataclasses.replace(lab.material, training=training).end_tokens == []
 
 
 def test_without_prompts_or_end_tokens(modules, lab, model):
