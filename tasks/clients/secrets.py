@@ -1,8 +1,6 @@
 """Passwords and tokens, read from a private file, a pipe or the terminal."""
 
 import errno
-import shlex
-import stat
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,7 +10,7 @@ from remote.hosts.base import is_loopback
 from remote.hosts.command import Secret
 from remote.image.references import InvalidReference, check_user
 from remote.providers import registry_provider
-from tasks.clients.prompt import check_utf8, prompt_hidden
+from tasks.clients.prompt import check_private, check_utf8, prompt_hidden
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.settings.load import Settings
 
@@ -30,11 +28,7 @@ def read_secret(settings: Settings, setting: str, name: str, *, in_header: bool 
         is_open = str(path.parent) in _FD_FOLDERS  # read once, because it may be a shell's pipe
         content = _read_open_file(path) if is_open else read_regular(path, max_bytes=_MAX_SECRET_BYTES)
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
-        mode = path.stat().st_mode
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(
-            f"{setting}: {path}: other users may read it", remedy=f"type: chmod 600 {shlex.quote(str(path))}"
-        )
+    check_private(path, f"{setting}: {path}")
     if not text.strip():
         raise UsageError(f"{setting}: {path}: is empty")
     text = text.removesuffix("\n")

@@ -4,17 +4,12 @@ The API answers 404 both for a missing object and for missing permission, so the
 contains the request id, which Oracle's support needs.
 """
 
-import datetime
-import email.utils
-from collections.abc import Mapping
-
 from jwt import PyJWTError
 from oci.auth.certificate_retriever import InvalidCertificateFromInstanceMetadataError
 from oci.exceptions import ClientError, ServiceError
 
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
 
-MAX_CLOCK_SKEW_SEC = 300.0  # tolerance of the service for a request's date
 # Errors of the SDK without a complete answer, also of the token that it requests to sign one. Its RequestException is
 # an OSError.
 TRANSPORT_ERRORS = (OSError, ClientError, RuntimeError, PyJWTError, InvalidCertificateFromInstanceMetadataError)
@@ -26,9 +21,7 @@ def to_task_error(error: ServiceError, action: str, *, if_rejected: str, if_deni
     problem = f"{action}: {error.status} {code}".rstrip() + f": {one_line(error.message or 'no message')}"
     request_note = f" (request {error.request_id})" if error.request_id else ""
     if error.status == 401:
-        skewed = describe_clock_skew(error.headers, datetime.datetime.now(datetime.UTC))
-        remedy = "set it (timedatectl set-ntp true), then retry" if skewed else if_rejected
-        return UsageError(f"{problem}{f': {skewed}' if skewed else ''}", remedy=f"{remedy}{request_note}")
+        return UsageError(problem, remedy=f"{if_rejected}{request_note}")
     if code.lower().endswith(("limitexceeded", "quotaexceeded")):
         return UsageError(
             problem, remedy=f"use less, or request more (console: Limits, Quotas and Usage){request_note}"
@@ -44,19 +37,6 @@ def to_task_error(error: ServiceError, action: str, *, if_rejected: str, if_deni
     if error.status == 429 or error.status >= 500:
         return RetryableError(problem, remedy=f"tried several times; retry later{request_note}")
     return UsageError(f"{problem}{request_note}")
-
-
-def describe_clock_skew(headers: Mapping[str, str], now: datetime.datetime) -> str | None:
-    """Describe this machine's clock skew against the server; None if it is too small to invalidate a signature."""
-    try:
-        server_time = email.utils.parsedate_to_datetime(headers.get("date") or "")
-        offset_sec = (now - server_time).total_seconds()
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if abs(offset_sec) <= MAX_CLOCK_SKEW_SEC:
-        return None
-    direction = "ahead" if offset_sec > 0 else "behind"
-    return f"this machine's clock is {abs(offset_sec) / 60:.0f} min {direction}, and signatures contain the date"
 
 
 def root_cause(error: BaseException) -> str:

@@ -83,7 +83,7 @@ class TenancyApi:
             raise to_task_error(
                 error,
                 action,
-                if_rejected=f"{likely}, and is the tenancy subscribed to {self.region}?",
+                if_rejected=f"{likely}, is this machine's clock right, is the tenancy subscribed to {self.region}?",
                 if_denied=f"required policy: {self.policy_statement(permission)}",
             ) from error
         except TRANSPORT_ERRORS as error:

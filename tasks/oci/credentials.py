@@ -7,8 +7,6 @@ terminal, a region that exists, a session that has not expired. Not covered: res
 import base64
 import configparser
 import os
-import shlex
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -37,7 +35,7 @@ from oci.retry import RetryStrategyBuilder
 from oci.signer import AbstractBaseSigner, Signer, load_private_key_from_file
 
 from remote.hosts.command import Secret
-from tasks.clients.prompt import prompt_hidden
+from tasks.clients.prompt import check_private, prompt_hidden
 from tasks.errors import UsageError, file_errors
 from tasks.oci.api_errors import TRANSPORT_ERRORS, root_cause, to_task_error
 from tasks.settings.sources import display_path
@@ -99,15 +97,16 @@ def _read_config(file: Path, profile: str) -> dict[str, Any]:
         cause = ValueError(type(error).__name__)
         raise UsageError(f"{display_path(file)}: cannot be read: expected `key=value` lines in UTF-8") from cause
     if phrase := config.pop("pass_phrase"):
-        check_private(file, "it contains a pass phrase")
+        check_private(file, f"{display_path(file)}, which contains a pass phrase")
         config["pass_phrase"] = phrase.encode()  # the SDK's error for a text that is not ASCII would contain it
     return config | {"log_requests": False}  # it prints signatures
 
 
 def _create_signer(config: dict[str, Any], name: str, profile: str, *, may_prompt: bool) -> AbstractBaseSigner:
     """Create the signer of a key, or of a session's token and key. Raises UsageError, InvalidConfig or KeyError."""
-    key_name = display_path(Path(config["key_file"]).expanduser())
-    check_private(Path(config["key_file"]).expanduser(), "it is a private key")
+    key_file = Path(config["key_file"]).expanduser()
+    key_name = display_path(key_file)
+    check_private(key_file, f"private key {key_name}")
     try:
         with file_errors(f"{name}: key_file"):
             if config.get("security_token_file"):
@@ -131,20 +130,9 @@ def _create_signer(config: dict[str, Any], name: str, profile: str, *, may_promp
     return signer
 
 
-def check_private(path: Path, reason: str) -> None:
-    """Check that other users can neither read nor write the file. Raises UsageError."""
-    with file_errors(f"{display_path(path)}: cannot be read"):
-        mode = path.stat().st_mode
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(
-            f"{display_path(path)}: other users can access it, and {reason}",
-            remedy=f"type: chmod 600 {shlex.quote(str(path))}",
-        )
-
-
 def _read_session_token(path: Path, profile: str, region: str) -> str:
     remedy = f"type: oci session authenticate --profile-name {profile} --region {region}"
-    check_private(path, "it is a session's token")
+    check_private(path, f"a session's token, {display_path(path)}")
     with file_errors(f"{display_path(path)}: cannot be read"):
         token = path.read_text(encoding="utf-8").strip()
     try:

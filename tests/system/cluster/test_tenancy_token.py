@@ -162,5 +162,5 @@ def test_a_key_that_others_can_read_is_reported_by_the_client(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (kubeconfig.parent / ".oci" / "key.pem").chmod(0o644)
-    with pytest.raises(Misconfigured, match=r"key\.pem.*private key; type: chmod 600"):
+    with pytest.raises(Misconfigured, match=r"private key .*key\.pem.*; type: chmod 600"):
         Client(resolve(kubeconfig=str(kubeconfig), context=None, namespace="default"))

@@ -63,7 +63,7 @@ def test_an_error_of_the_api_is_one_line_with_what_to_do(case: Case) -> None:
         ServiceError(
             answer["status"],
             answer.get("code"),
-            {"opc-request-id": "REQUEST/7", **({"date": answer["date"]} if "date" in answer else {})},
+            {"opc-request-id": "REQUEST/7"},
             answer.get("message", "refused"),
         ),
         "listing clusters",
@@ -83,9 +83,9 @@ def test_a_missing_permission_is_named_with_its_policy(tenancy: FakeTenancy, set
         listed(settings())
 
 
-def test_a_wrong_clock_is_reported_instead_of_the_key(tenancy: FakeTenancy, settings: Make) -> None:
+def test_a_wrong_clock_is_reported(tenancy: FakeTenancy, settings: Make) -> None:
     tenancy.skew_sec = 1020.0
-    with pytest.raises(UsageError, match="17 min behind"):
+    with pytest.raises(UsageError, match=r"date is too far .*; .*clock right"):
         get_namespace(connect(settings()))
 
 

@@ -115,14 +115,6 @@ def test_a_failed_token_request_is_one_line_with_a_remedy(
     assert "PRIVATE KEY" not in str(raised.value)
 
 
-@pytest.mark.usefixtures("instance_host")
-def test_a_wrong_clock_is_reported_instead_of_the_certificate(tenancy: FakeTenancy, settings: Make) -> None:
-    tenancy.skew_sec = 1020.0
-    tenancy.fail("/v1/x509", 401, "NotAuthenticated")
-    with pytest.raises(UsageError, match="17 min behind"):
-        connect(settings(AS_INSTANCE))
-
-
 def test_a_certificate_of_another_tenancy_ends_a_renewal_in_one_line(
     instance_host: FakeInstance, settings: Make
 ) -> None:

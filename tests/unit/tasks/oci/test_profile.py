@@ -66,7 +66,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, keys: ApiKey, mod
     home.mkdir()
     config = keys.write_config(home)
     (home / ".oci" / "key.pem").chmod(mode)
-    with pytest.raises(UsageError, match=r"private key; type: chmod 600 '/.*key\.pem'$"):
+    with pytest.raises(UsageError, match=r"private key .*; type: chmod 600 '/.*key\.pem'$"):
         profile(config)
 
 
@@ -75,7 +75,7 @@ def test_a_configuration_that_others_can_read_is_refused_if_it_contains_a_pass_p
 ) -> None:
     config = keys.write_config(tmp_path, phrase="hush")
     config.chmod(0o644)
-    with pytest.raises(UsageError, match=r"pass phrase; type: chmod 600 .*config"):
+    with pytest.raises(UsageError, match=r"pass phrase: .*; type: chmod 600 .*config"):
         profile(config)
     keys.write_config(tmp_path).chmod(0o644)
     assert profile(config).tenancy == TENANCY
@@ -95,7 +95,7 @@ def test_an_expired_session_is_reported_with_the_command_that_renews_it(tmp_path
         with pytest.raises(UsageError, match=f"not a session's token; {command}"):
             profile(config, "SESSION")
     token.chmod(0o644)
-    with pytest.raises(UsageError, match=r"session's token; type: chmod 600"):
+    with pytest.raises(UsageError, match=r"session's token, .*; type: chmod 600"):
         profile(config, "SESSION")
 
 
