@@ -5,6 +5,5 @@ status for each trial, a correct exit code, nothing left running, bounded time a
 __main__        the command line
 scenario        one command at a time, under faults or killed, and the checks that hold for every command
 over_pods       deploy, bench, collect over a cluster's pods, and the checks of their runs
-over_vm         build and push over a build VM and its registry, and the checks of the image
 fault_injector  faults of a cluster
 """

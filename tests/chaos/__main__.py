@@ -1,6 +1,6 @@
-"""python -m tests.chaos --seed S --minutes M [--over TARGET]: one seed after the other until the time is over.
+"""python -m tests.chaos --seed S --minutes M: one seed after the other until the time is over.
 
-Needs root and the packages of the tests' cluster and build VM (`make system`). Each step is a line; the first broken
+Needs root and the packages of the tests' cluster (`make system`). Each step is a line; the first broken
 invariant ends the run with exit 1, the seed and the command's output. Exit 2: no seed was walked.
 """
 
@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench.records.status import ExitCode
-from tests.chaos import over_pods, over_vm
+from tests.chaos import over_pods
 from tests.chaos.scenario import finish, run_scenario
-
-TARGETS = {"pods": over_pods.running, "vm": over_vm.running}
 
 
 def until(deadline: float, steps: int) -> Iterator[object]:
@@ -37,10 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default: 1)")
     parser.add_argument("--minutes", type=float, default=10.0, help="time limit; started work is finished")
     parser.add_argument("--steps", type=int, default=12, help="commands for each seed (default: 12)")
-    parser.add_argument("--over", choices=sorted(TARGETS), default="pods", help="deploy, bench, collect; build, push")
     arguments = parser.parse_args(argv)
     seed, deadline = arguments.seed, time.monotonic() + 60 * arguments.minutes
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, TARGETS[arguments.over](Path(folder)) as world:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, over_pods.running(Path(folder)) as world:
         while time.monotonic() < deadline:
             log(f"seed {seed}")
             run_scenario(world, random.Random(seed), go_on=until(deadline, arguments.steps), log=log)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import threading
+from collections import Counter
 from collections.abc import Callable
+from typing import Self
 
 from remote.hosts.base import HostError
 from remote.hosts.command import Command
 from remote.jobs.job import Agent, Job, JobSpec, slot_path
-from tests.chaos.scenario import FaultThread
 from tests.support.hosts.local_fleet import kill_kubectl_execs
 from tests.support.kubernetes.faults import ENDINGS
 from tests.support.kubernetes.real_cluster import RealCluster
@@ -20,17 +22,51 @@ from tests.support.pods import PodFleet, with_short_silence
 TRIALS = ("fake_bench", "--trial-id", " start ")  # substrings of command lines that may be killed in a pod
 
 
-class FaultInjector(FaultThread):
-    """Injects random faults into a cluster and its pods."""
-
-    pause_sec = (0.1, 0.7)
+class FaultInjector:
+    """Thread that injects `count` random faults into a cluster and its pods, or until its block ends, then repairs
+    all of them."""
 
     def __init__(self, pods: PodFleet, seed: int, count: int) -> None:
-        super().__init__(random.Random(seed), count)
+        self.rng, self._left = random.Random(seed), count  # bounded: a slow machine would never finish
         self.pods, self.faults = pods, pods.cluster.faults
         self.nodes = sorted({str(pod["node"]) for pod in pods.live()})
+        self.injected: Counter[str] = Counter()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._inject, daemon=True)
+        self._failure: BaseException | None = None
 
-    def faults_to_inject(self) -> list[Callable[[], None]]:
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(120)
+        self._repair()
+        if self._failure is not None:
+            raise self._failure
+
+    def describe(self) -> str:
+        return ", ".join(sorted(name.strip("_") for name in self.injected.elements()))
+
+    def wait(self, shortest_sec: float, longest_sec: float) -> bool:
+        """Wait for a random time; return True at once when stopped."""
+        return self._stopped.wait(self.rng.uniform(shortest_sec, longest_sec))
+
+    def _inject(self) -> None:
+        try:
+            faults = self._faults_to_inject()
+            while self._left and not self.wait(0.1, 0.7):
+                self._left -= 1
+                fault = self.rng.choice(faults)
+                self.injected[fault.__name__] += 1
+                fault()
+            self._repair()
+        except BaseException as error:  # noqa: BLE001 - raised again in the scenario's own thread
+            self._failure = error
+
+    def _faults_to_inject(self) -> list[Callable[[], None]]:
+        """List the faults to choose from; a frequent one several times."""
         anywhere = [*[self._process] * 3, self._delete, self._quota, self._other_operator, kill_kubectl_execs]
         of_machines = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
@@ -39,7 +75,7 @@ class FaultInjector(FaultThread):
             return anywhere
         return [*anywhere, *of_machines, *by_switch]
 
-    def repair(self) -> None:
+    def _repair(self) -> None:
         self.pods.free_volume()
         self.pods.repair()
 

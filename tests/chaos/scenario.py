@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
-import subprocess
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.chaos.over_pods import PodsTarget
 
 CODES = (0, 1, 2, 3, 4, 130)
 TIMEOUT_SEC = 600.0  # limit of one command under faults; its own timeouts are far shorter
@@ -44,84 +44,8 @@ class CommandResult:
         return f"inv {' '.join(self.command)}: {self.code} {''.join(last)[:300]}"
 
 
-class ChaosTarget(Protocol):
-    """System under test. Commands write below `folder`."""
-
-    folder: Path
-
-    def next_command(self, chooser: random.Random) -> tuple[str, ...]:
-        """Choose the next command, and change the files and settings that it needs."""
-
-    def start(self, command: Sequence[str], out: Path, err: Path) -> subprocess.Popen[str]:
-        """Start `inv COMMAND` with its streams in these files."""
-
-    def injecting_faults(self, chooser: random.Random) -> contextlib.AbstractContextManager[Callable[[], str]]:
-        """Inject faults inside the block and repair all after it. Yields a function that lists the injected ones."""
-
-    def check(self, done: CommandResult) -> None:
-        """Assert the invariants after this command."""
-
-    def finish(self, at_last: Callable[..., CommandResult]) -> None:
-        """Finish all interrupted work without faults, and assert that it succeeds."""
-
-
-class FaultThread:
-    """Thread that injects `count` random faults, or until it is stopped, then repairs all of them.
-
-    `pause_sec` are the shortest and the longest pause before a fault.
-    """
-
-    pause_sec: tuple[float, float]
-
-    def __init__(self, rng: random.Random, count: int) -> None:
-        self.rng, self._left = rng, count  # bounded: a slow machine would never finish
-        self.injected: Counter[str] = Counter()
-        self.stopped = threading.Event()
-        self._thread = threading.Thread(target=self._inject, daemon=True)
-        self._failure: BaseException | None = None
-
-    def faults_to_inject(self) -> list[Callable[[], None]]:
-        """List the faults to choose from; a frequent one several times."""
-        raise NotImplementedError
-
-    def repair(self) -> None:
-        """Repair all faults. Called when all are injected, and again at the end."""
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stopped.set()
-        self._thread.join(120)
-        self.repair()
-        if self._failure is not None:
-            raise self._failure
-
-    def describe(self) -> str:
-        return ", ".join(sorted(name.strip("_") for name in self.injected.elements()))
-
-    def inject(self, fault: Callable[[], None]) -> None:
-        self.injected[fault.__name__] += 1
-        fault()
-
-    def wait(self, shortest_sec: float, longest_sec: float) -> bool:
-        """Wait for a random time; return True at once when stopped."""
-        return self.stopped.wait(self.rng.uniform(shortest_sec, longest_sec))
-
-    def _inject(self) -> None:
-        try:
-            faults = self.faults_to_inject()
-            while self._left and not self.wait(*self.pause_sec):
-                self._left -= 1
-                self.inject(self.rng.choice(faults))
-            self.repair()
-        except BaseException as error:  # noqa: BLE001 - raised again in the scenario's own thread
-            self._failure = error
-
-
 def run_scenario(
-    target: ChaosTarget, rng: random.Random, *, go_on: Iterator[object], log: Callable[[str], None]
+    target: PodsTarget, rng: random.Random, *, go_on: Iterator[object], log: Callable[[str], None]
 ) -> None:
     """Run one step for each item of `go_on`. Raises AssertionError with the command at the first broken invariant."""
     for number, _ in enumerate(go_on, start=1):
@@ -135,14 +59,14 @@ def run_scenario(
             target.check(done)
 
 
-def finish(target: ChaosTarget, *, log: Callable[[str], None]) -> None:
+def finish(target: PodsTarget, *, log: Callable[[str], None]) -> None:
     """Finish interrupted work after any number of steps. Raises AssertionError if it does not succeed."""
     target.finish(lambda *command: _run_until_success(target, command, log))
     log("finished")
 
 
 def run_command(
-    target: ChaosTarget, command: Sequence[str], *, kill: signal.Signals | None = None, after_sec: float = 0.0
+    target: PodsTarget, command: Sequence[str], *, kill: signal.Signals | None = None, after_sec: float = 0.0
 ) -> CommandResult:
     """Run a command, kill it if asked to, and assert what holds for every command."""
     streams = target.folder / "out.txt", target.folder / "err.txt"
@@ -170,7 +94,7 @@ def run_command(
     return done
 
 
-def _run_until_success(world: ChaosTarget, command: tuple[str, ...], say: Callable[[str], None]) -> CommandResult:
+def _run_until_success(world: PodsTarget, command: tuple[str, ...], say: Callable[[str], None]) -> CommandResult:
     """Run a command until it succeeds: leftovers of a killed one may still block it. Asserts that it does."""
     for _ in range(MAX_TRIES):
         done = run_command(world, command)

@@ -1,7 +1,7 @@
 """Short random scenarios of deploy, bench and collect (tests/chaos), one after the other on the same project.
 
-Scenarios of build and push: tests/system/image/test_chaos_scenarios.py. Not covered: more than two steps per seed,
-trials with torch, GPUs. Longer scenarios by hand: python -m tests.chaos --seed 1 --minutes 30.
+Not covered: more than two steps per seed, trials with torch, GPUs. Longer scenarios by hand: python -m tests.chaos
+--seed 1 --minutes 30.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 
 from bench.records.status import ExitCode
 from tests.chaos import over_pods
-from tests.chaos.__main__ import TARGETS, main
+from tests.chaos.__main__ import main
 from tests.chaos.scenario import finish, run_scenario
 from tests.support.kubernetes import unavailable_reason
 from tests.support.thorough import THOROUGH
@@ -32,5 +32,5 @@ def test_random_faults_of_commands_lose_nothing_and_cause_no_false_success(tmp_p
 
 
 def test_a_time_limit_shorter_than_the_start_up_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TARGETS, "pods", contextlib.nullcontext)
+    monkeypatch.setattr(over_pods, "running", contextlib.nullcontext)
     assert main(["--minutes=0"]) == ExitCode.BAD_INPUT

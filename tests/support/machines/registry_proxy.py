@@ -7,7 +7,7 @@
 
 A switch is a value that defines the fault. `arm` selects the requests, by count and never by time. The first armed
 switch that matches is used. With `certificate` and `key` the proxy uses TLS; `network` puts it into another machine
-(`Machine.network_of_this_thread`). Random scenarios choose from `ALL_SWITCHES`.
+(`Machine.network_of_this_thread`).
 
 Not covered: HTTP/2, and pipelined requests.
 """
@@ -69,16 +69,6 @@ class Change:
 
 
 Switch = Redirect | FixedResponse | Endless | Stall | Cut | Change
-ALL_SWITCHES: tuple[Switch, ...] = (
-    Redirect(to="https://127.0.0.1:1"),
-    FixedResponse(status=403, body=b'{"errors": [{"code": "DENIED"}]}'),
-    FixedResponse(status=503),
-    FixedResponse(status=200, body=b"<html>a captive portal</html>", headers={"Content-Type": "text/html"}),
-    Endless(),
-    Stall(),
-    Cut(after=10),
-    Change(at=20),
-)
 
 
 @dataclass(kw_only=True)
@@ -132,10 +122,6 @@ class RegistryProxy(StubServer):
     def release(self) -> None:
         """End every stall, by closing its connection."""
         self.released.set()
-
-    def allow_stalls(self) -> None:
-        """Undo `release`, so that new stalls take effect."""
-        self.released.clear()
 
     def switch_for(self, method: str, path: str) -> Switch | None:
         with self._lock:

@@ -112,6 +112,16 @@ def test_a_build_can_be_stopped_and_the_next_one_completes(build_vm: BuildVm) ->
     assert "is built" in build_vm.inv("build").stdout
 
 
+def test_a_build_whose_engine_is_killed_can_be_tried_again(build_vm: BuildVm) -> None:
+    build_vm.edit_bench("a killed engine")
+    process, _ = build_vm.start_inv_to_gate("build")
+    build_vm.kill_engine()
+    build_vm.open_gate()
+    build_vm.wait_for_exit(process, code=3)
+    build_vm.repair()
+    assert "is built" in build_vm.inv("build").stdout
+
+
 def test_weights_have_their_own_layers_which_an_edit_and_a_new_stack_do_not_change(build_vm: BuildVm) -> None:
     folder = build_vm.put_model()
     flags = build_vm.model_flags(MODEL)
