@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.assertion import rewrite
 
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
@@ -175,23 +174,6 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Cache the rewritten asserts of this worker's share of the test files before all workers collect all of them.
-
-    In a new clone each worker would rewrite every file at the same time, for 7 s of processor time.
-    """
-    worker = getattr(session.config, "workerinput", None)
-    if worker is None:
-        return
-    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
-    for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::count]:
-        cache = rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}"
-        if not cache.exists():
-            cache.parent.mkdir(exist_ok=True)
-            source_hash, code = rewrite._rewrite_test(path, session.config)
-            rewrite._write_pyc(session.config.stash[rewrite.assertstate_key], code, source_hash, cache)
 
 
 @pytest.fixture(scope="session")

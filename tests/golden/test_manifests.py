@@ -305,18 +305,6 @@ def test_a_training_survives_lost_pods_and_fails_on_its_own_exit_codes(name: str
     assert of_kind(name, "ConfigMap")[0]["data"].get("QLORA_FLEET_METRICS") == metrics
 
 
-def test_the_numbers_and_names_are_the_settings() -> None:
-    assert job_spec("pods-public-image-on-preemptible-nodes")["completions"] == 8
-    spec = pod_spec("pods-public-image-on-preemptible-nodes")
-    assert "imagePullSecrets" not in spec
-    assert spec["nodeSelector"]["oci.oraclecloud.com/oke-is-preemptible"] == "true"
-    (job,) = of_kind("job-4gpu-kueue", "Job")
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    environment = of_kind("pods", "ConfigMap")[0]["data"]
-    assert environment["QLORA_FLEET_MODEL"] == BASIC.extra_settings["model"]
-    assert environment["QLORA_FLEET_DATA"] == BASIC.extra_settings["data"]
-
-
 def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
     (volume,), (claim,) = of_kind("pods", "PersistentVolume"), of_kind("pods", "PersistentVolumeClaim")
     assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"

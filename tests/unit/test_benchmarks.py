@@ -9,12 +9,11 @@ import pytest
 
 from bench.data import demo
 from bench.data.model_folder import check_model
-from bench.machine import nvml
 from bench.records.validation import ALL_LINEAR
 from tasks.tuning.tune import SHORT_STEPS
 from tests import benchmarks, model_shapes
 from tests.benchmarks import _tune_scenarios, fast_step, tune_replay
-from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, Draw, format_draw, is_host_bound, metered
+from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, is_host_bound
 
 pytestmark = pytest.mark.slow
 
@@ -54,24 +53,6 @@ def test_the_product_shapes_cover_all_matrices_of_a_model():
     shapes = model_shapes.tensors(model_shapes.MISTRAL_7B)
     matrices = [math.prod(shape) for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name]
     assert model_shapes.MISTRAL_7B["num_hidden_layers"] * sum(of_a_layer) + head == sum(matrices)
-
-
-def test_without_a_gpu_no_power_is_reported(monkeypatch):
-    monkeypatch.setattr(nvml, "visible_gpus", list)
-    with metered() as draw:
-        pass
-    assert set(draw.to_json().values()) == {None}
-    assert format_draw(draw.to_json()) == ""
-
-
-def test_the_reported_power_is_the_median_of_the_readings():
-    limits = [("sw_power_cap",), ("sw_power_cap", "idle"), (), None]
-    readings = [
-        nvml.GpuSample(power_watts=watts, sm_clock_mhz=mhz, clock_limits=held)
-        for watts, mhz, held in zip((690.0, 694.0, 692.0, None), (1500, 1980, 1530, None), limits, strict=True)
-    ]
-    document = Draw(readings=readings).to_json()
-    assert format_draw(document) == ", 692 W at 1,530 MHz (at the power limit: 67 %)"
 
 
 @pytest.mark.parametrize("cases", ["all-linear eight", "dense,all-linear eight", ""])

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tasks.settings.schema import LEAVES
 from tests import architecture
 from tests.support.paths import ROOT
@@ -92,13 +90,3 @@ def test_every_module_named_in_text_exists():
 def test_every_file_named_in_text_exists():
     missing = {f"{path}: {name}" for path, text in texts() for name in FILE.findall(text) if not (ROOT / name).exists()}
     assert not missing
-
-
-@pytest.mark.parametrize("name", ["bench.records.result", "bench.records.checksummed.Checksummed.read", "tasks"])
-def test_modules_and_their_names_exist(name):
-    assert exists(name)
-
-
-@pytest.mark.parametrize("name", ["bench.result", "bench.records.result.Nothing"])
-def test_moved_modules_and_names_do_not_exist(name):
-    assert not exists(name)

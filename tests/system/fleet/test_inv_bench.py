@@ -158,17 +158,6 @@ def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     assert "missing: optimized.worker-1" in project.inv("collect", code=3).stdout
 
 
-def test_a_dry_run_prints_the_plan_and_touches_nothing(project) -> None:
-    def files() -> list[Path]:
-        return sorted(path for path in project.folder.rglob("*") if "__pycache__" not in path.parts)
-
-    before = files()
-    planned = project.inv("bench", "--full", "--dry-run", "--spread=shard")
-    assert files() == before
-    assert "12 trials (shard) over 2 workers" in planned.stdout
-    assert "no-checkpointing" in planned.stdout
-
-
 @pytest.mark.parametrize(
     ("argv", "token"),
     [

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes.node.volumes import expand
 
 SHELL = ("exec", "worker", "-i", "--", "sh", "-c")
 
@@ -85,21 +84,6 @@ def test_a_small_disk_can_be_filled() -> None:
         completed = cluster.kubectl(*SHELL, "head -c 3000000 /dev/zero > /workspace/f")
         assert completed.returncode != 0
         assert b"No space left on device" in completed.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "expanded"),
-    [
-        ("$(NAME)", "value"),
-        ("$(OTHER) $(seq 3)", "$(OTHER) $(seq 3)"),
-        ("$$", "$"),
-        ("$$$$", "$$"),
-        ("$$(NAME)", "$(NAME)"),
-        ("$!$", "$!$"),
-    ],
-)
-def test_arguments_are_expanded_as_by_a_kubelet(text: str, expanded: str) -> None:
-    assert expand(text, {"NAME": "value"}) == expanded
 
 
 def test_a_server_cleans_up_completely() -> None:

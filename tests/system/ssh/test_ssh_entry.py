@@ -136,15 +136,8 @@ def test_a_jump_host_is_checked_strictly_with_any_configuration(network: Network
     assert BASTION not in network.known_hosts.read_text()
 
 
-def test_hashed_names_and_patterns_are_understood_and_a_revoked_key_is_refused(network: Network) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(network.known_hosts)], check=True, capture_output=True)
-    assert VM not in network.known_hosts.read_text()
-    with from_laptop(network) as host:
-        assert run(host, "true").exit_code == 0
+def test_a_revoked_key_is_refused(network: Network) -> None:
     _, kind, key = network.vm_sshd.known_hosts_line(VM).split()
-    network.known_hosts.write_text(f"10.79.0.*,!10.79.0.9 {kind} {key}\n")
-    with from_laptop(network) as host:
-        assert run(host, "true").exit_code == 0
     network.known_hosts.write_text(f"{VM} {kind} {key}\n@revoked * {kind} {key}\n")
     with from_laptop(network) as host, pytest.raises(HostKeyRefused, match=r"revoked in .*known_hosts:2"):
         run(host, "true")

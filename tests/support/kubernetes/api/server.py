@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from tests.support.kubernetes.api.answers import Json, Refusal, no_such_path, not_allowed, unauthorized
-from tests.support.kubernetes.store.resources import GROUPS, Target, document, resource_list, target
+from tests.support.kubernetes.store.resources import Target, document, target
 from tests.support.machines.fake_tenancy import token_error
 
 if TYPE_CHECKING:
@@ -159,8 +159,6 @@ class Server:
         if path in ("/api", "/apis"):
             discovery = document(f"discovery-{path[1:]}.json")
             return web.Response(text=json.dumps(discovery), headers={"Content-Type": _AGGREGATED})
-        if path in ("/api/v1", *(f"/apis/{group}/{version}" for group, version in GROUPS)):
-            return web.json_response(resource_list(path))
         if path == "/version":
             return web.json_response(document("discovery-version.json"))
         if path in ("/readyz", "/healthz", "/livez"):

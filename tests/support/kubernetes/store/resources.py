@@ -64,31 +64,6 @@ def known() -> dict[tuple[str, str, str], Resource]:
     return resources
 
 
-GROUPS: tuple[tuple[str, str], ...] = tuple(sorted({(group, version) for group, version, _ in known() if group}))
-
-
-def resource_list(path: str) -> Any:
-    """Return the APIResourceList of a group version, for clients without support for aggregated discovery."""
-    group, version = ("", "v1") if path == "/api/v1" else path.removeprefix("/apis/").split("/")
-    entries = []
-    for part in ("discovery-api.json", "discovery-apis.json"):
-        for entry in document(part)["items"]:
-            for about in entry["versions"] if entry["metadata"].get("name", "") == group else []:
-                if about["version"] == version:
-                    entries = about["resources"]
-    listed = []
-    for entry in entries:
-        listing = {"name": entry["resource"], "singularName": entry["singularResource"], "verbs": entry["verbs"]}
-        listing |= {"namespaced": entry["scope"] == "Namespaced", "kind": entry["responseKind"]["kind"]}
-        listed.append(listing | ({"shortNames": entry["shortNames"]} if "shortNames" in entry else {}))
-        for inner in entry.get("subresources", []):
-            name = f"{entry['resource']}/{inner['subresource']}"
-            about = {key: value for key, value in inner["responseKind"].items() if value}  # drain needs the group
-            listed.append({**listing, "name": name, "singularName": "", **about, "verbs": inner["verbs"]})
-    group_version = f"{group}/{version}" if group else version
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": listed}
-
-
 @cache
 def by_key(key: str) -> Resource:
     """Return the resource of a key such as `pods` or `jobs.batch`."""
