@@ -12,6 +12,8 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.trial import Trial
 from bench.records.validation import TrialError
 
+REPEATS = 2  # so many processes of a trial on one worker tell a difference from a drift
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTrial:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.records.quality import QualityRecord
-from bench.records.run import RunRecord
+from bench.records.run import REPEATS, RunRecord
 from bench.records.status import TrialStatus
 from bench.records.trial import SUITE_NAMES, suite
 from reports import formatting
@@ -19,7 +19,6 @@ from reports.summary.loss_verdicts import NOT_SHOWN, verdict_of
 from reports.summary.summary import ConfigurationRow, OtherConfiguration, Summary
 
 SLOW_STEPS = 0.02  # elapsed throughput lower by more than this fraction is notable
-REPEATS = 2  # so many processes of a trial tell a difference from a drift
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,9 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     else:
         trials, suite_name = plan.read_trials(settings, file, trial_ids), "trials"
     hosts = fleet_hosts(settings)
-    names, spread, repeats = [host.name for host in hosts], settings.bench.spread, settings.bench.repeats
+    names, spread = [host.name for host in hosts], settings.bench.spread
+    repeats = settings.bench.repeats or plan.default_repeats(trials, len(names))
+    settings = settings.model_copy(update={"bench": settings.bench.model_copy(update={"repeats": repeats})})
     inputs = inspect(settings, hosts, trials)
     run = runner.new_record(settings, suite_name, [], names, inputs=inputs)
     is_over_pods = settings.connector.is_cluster
@@ -200,7 +202,7 @@ def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
     """Print the plan and return it."""
     expected_by_trial = expected_sec(settings, run)
     repeats = run.settings["bench"]["repeats"]
-    spread_text = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
+    spread_text = run.spread + (f", {repeats} repeats" if (repeats or 1) > 1 else "")
     print(
         f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')} "
         f"({spread_text}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"

@@ -11,7 +11,7 @@ from typing import Any
 from bench.records import Trial, TrialError, choose, suite
 from bench.records import read_trials as bench_trials
 from bench.records.atomic_files import read_regular
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import REPEATS, PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from bench.records.trial import MAX_BYTES
 from remote.hosts.connectors import CONNECTORS
@@ -131,6 +131,15 @@ def plan_trials(
             parts = [trial.trial_id, *([] if name is None else [name]), *([f"r{repeat}"] if repeats > 1 else [])]
             planned.append(PlannedTrial(trial_id=".".join(parts), trial=trial, worker=name))
     return planned
+
+
+def default_repeats(trials: Sequence[Trial], workers: int) -> int:
+    """Return how often each trial runs: more than once where a single worker compares configurations.
+
+    One process of each cannot tell a difference from a machine that changed, in whatever order.
+    """
+    is_comparison = sum(trial.workload.is_compared for trial in trials) > 1
+    return REPEATS if workers == 1 and is_comparison else 1
 
 
 def git_state(root: Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class BenchSection(Section):
     suite: SuiteName = "quick"
     profile: Literal["gpu", "tiny"] = "tiny"
     spread: Literal["replicate", "shard"] = "replicate"
-    repeats: int = Field(default=1, ge=1, le=100)
+    repeats: int | None = Field(default=None, ge=1, le=100)
     day_effect_percent: float = Field(default=1.0, ge=0, le=100)
     strict: bool = False
     quality: bool = False

@@ -79,6 +79,15 @@ def test_two_trials_run_in_both_orders_so_that_drift_does_not_pass_for_a_differe
     assert orders(plan_trials(TRIALS, WORKERS[:1], "replicate", 2)) == {WORKERS[0]: [a, b, b, a]}
 
 
+@pytest.mark.parametrize(
+    ("suite_name", "workers", "repeats"), [("quick", 1, 2), ("quick", 2, 1), ("full", 1, 2), ("hardware", 1, 1)]
+)
+def test_a_single_worker_runs_what_it_compares_twice(suite_name: str, workers: int, repeats: int) -> None:
+    trials = suite(suite_name, "tiny", "models/m", "data/d.jsonl")
+    assert plan.default_repeats(trials, workers) == repeats
+    assert plan.default_repeats(TRIALS[:1], 1) == 1
+
+
 def test_each_worker_begins_at_another_trial_and_each_round_one_later() -> None:
     planned = orders(plan_trials(FULL, WORKERS, "replicate", 2, seed="a"))
     firsts = [[order[0], order[len(FULL)]] for order in planned.values()]
