@@ -1,18 +1,12 @@
 """Comparison of later runs with earlier ones: which configurations became faster or slower, and how certain that is.
 
-A configuration is compared if all runs planned the same trial (`Trial.digest`; equal names are not enough). A speed
-ratio above 1 means that the later runs are faster. With several runs on a side, the unit of repetition is a run: its
-day is in its value, and Student's t over runs decides. With one run on each side it is a worker or process, never a
-step; so a configuration with a single process on either side is "unknown". If every worker has the same GPUs in both
-runs, ratios are computed per worker, with the noise of each run pooled over its configurations; else each configuration
-gets its own Welch's test. `hypotheses` corrects for the number of comparisons and determines the words,
-which say how much two single runs of equal code may differ.
+A configuration is compared if all runs planned the same trial (`Trial.digest`; equal names are not enough). With
+several runs on a side the unit of repetition is a run: its day is in its value. With one run on each side it is a
+worker or process, never a step, so a single process on either side is "unknown". If every worker has the same GPUs in
+both runs, ratios are per worker, with each run's noise pooled over its configurations; else by Welch. `hypotheses`
+determines the words. A training has two rates: the elapsed one, and the steady one, which few slow steps do not hide.
 
-A training has two rates: the elapsed one of all steps, and the steady one of its median step, which few slow steps do
-not hide.
-
-Not covered: memory, energy and parts of a step (the reports show them), losses, and causes: compare reports that
-something changed, not what.
+Not covered: memory, energy and parts of a step (the reports show them), losses, and causes.
 """
 
 import json

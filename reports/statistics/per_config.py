@@ -43,6 +43,7 @@ QUANTITIES = (
 # Assumed standard deviation between processes, and between workers, for a run that repeats nothing. On GPUs 0.35 to 1 %
 # were measured; clocks of two states 4 % apart need the rest.
 ASSUMED_NOISE = 0.015
+MIN_UNITS_OF_TWO_RUNS = 3  # so many also show a change's own uncertainty
 KEPT_SHARE = 0.5  # slow steps must leave this share of a difference of steady rates
 NORMAL = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
 _MAX_DEGREES = 1e4  # degrees of freedom; more make no difference
@@ -308,7 +309,10 @@ def difference(
     if (one_worker or len(shared) > 1) and noises[0] is not None and noises[1] is not None:
         parts = list(zip((noises[0], noises[1]), counts, strict=True))
         over: Over = "processes" if one_worker else "workers"
-        return _pooled_mean(statistics.fmean(units), parts, floor, over, level)
+        mean = _pooled_mean(statistics.fmean(units), parts, floor, over, level)
+        if noises[0].sd == noises[1].sd or len(units) < MIN_UNITS_OF_TWO_RUNS:
+            return mean
+        return replace(mean, half=max(mean.half or 0.0, _student(units, floor, over, level).half or 0.0))
     if len(shared) > 1:
         return _student(units, floor, "workers", level)
     return _welch(mean_of_logs(values), mean_of_logs(reference), level, 0.0 if one_worker else ASSUMED_NOISE)
