@@ -99,6 +99,8 @@ def _read_config(file: Path, profile: str) -> dict[str, Any]:
     if phrase := config.pop("pass_phrase"):
         check_private(file, f"{display_path(file)}, which contains a pass phrase")
         config["pass_phrase"] = phrase.encode()  # the SDK's error for a text that is not ASCII would contain it
+    if config.get("security_token_file"):
+        config.pop("user", None)  # inherited from [DEFAULT]: it need not be the session's
     return config | {"log_requests": False}  # it prints signatures
 
 

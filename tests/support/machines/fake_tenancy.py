@@ -6,7 +6,7 @@
 
 The server verifies each request's signature with the public key, over the headers that the real service requires, the
 date against its own clock, and the body against its digest; a mismatch is a 401, as in Oracle Cloud. Lists have pages
-of `page_size`. Updates check If-Match against the etag. `fail` adds faults. Not covered: validation of requests by the
+of PAGE_SIZE. `fail` adds faults. Not covered: validation of requests by the
 services, eventual consistency, permissions (a fault instead).
 """
 
@@ -36,6 +36,7 @@ TENANCY = "ocid1.tenancy.oc1..aaaatenancy"
 USER = "ocid1.user.oc1..aaaauser"
 DOMAIN = "Uocm:EU-FRANKFURT-1-AD-1"
 SKEW_SEC = 300.0
+PAGE_SIZE = 2
 SIGNED = ["date", "(request-target)", "host"]
 SIGNED_BODY = ["content-length", "content-type", "x-content-sha256"]
 
@@ -161,7 +162,7 @@ class FakeTenancy(StubServer):
         self.bodies: list[Json] = []
         self.faults: list[Fault] = []
         self.instance: FakeInstance | None = None
-        self.page_size, self.skew_sec = 2, 0.0
+        self.skew_sec = 0.0
 
     def fail(
         self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **flags: bool
@@ -222,8 +223,6 @@ def default_resources() -> Resources:
                 {"id": ocid("compartment", name), "name": name, "lifecycleState": "ACTIVE"} for name in names
             ],
             "/availabilityDomains": [{"name": DOMAIN}],
-            "/20190729/services/compute/limits": [],
-            "/services/compute/limits": [],
             "/20181025/limitValues": [{"name": "gpu-a10-count", "availabilityDomain": DOMAIN, "value": 4}],
             "/clusters": [{**cluster, "id": ocid("cluster", "one")}],
             "/nodePools": [pool],
@@ -288,7 +287,7 @@ class _Handler(StubHandler):
         with self.server.lock:
             return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
 
-    do_GET = do_POST = do_PUT = _handle
+    do_GET = do_POST = _handle
 
     def _authentication_error(self, body: bytes) -> str | None:
         headers = self._signable()
@@ -322,14 +321,14 @@ class _Handler(StubHandler):
         if path.startswith("/pls/apex/"):
             items = [item for item in resources.collections["/prices"] if item["partNumber"] == query["partNumber"][0]]
             return self._send(200, json.dumps({"items": items}).encode())
-        if self.command == "GET" and path in ("/n", "/n/"):
+        if self.command == "GET" and path == "/n":
             return self._send(200, json.dumps(NAMESPACE).encode())
         if path.endswith("/kubeconfig/content"):
             self.server.bodies.append(json.loads(body or b"{}"))
             return self._send(200, resources.kubeconfig.encode(), kind="application/x-yaml")
         if "/resourceAvailability" in path:
             return self._send(200, json.dumps(resources.objects["/resourceAvailability"]).encode())
-        if "/limitValues" in path or path.endswith("/limits"):
+        if "/limitValues" in path:
             return self._send_page("/20181025/limitValues", query)
         if self.command == "POST" and path == "/container/repositories":
             repository = {**json.loads(body), "id": ocid("containerrepo", "new"), "lifecycleState": "AVAILABLE"}
@@ -347,7 +346,7 @@ class _Handler(StubHandler):
 
     def _send_page(self, path: str, query: dict[str, list[str]]) -> None:
         items = self.server.resources.collections[path]
-        start, size = int(query.get("page", ["0"])[0]), self.server.page_size
+        start, size = int(query.get("page", ["0"])[0]), PAGE_SIZE
         name = query.get("displayName", [None])[0]
         items = [item for item in items if name is None or item.get("displayName") == name]
         if path == "/container/repositories" and query.get("compartmentIdInSubtree") != ["true"]:

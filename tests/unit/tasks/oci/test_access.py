@@ -21,6 +21,7 @@ from tasks.errors import RetryableError, UsageError
 from tasks.faults import passed
 from tasks.oci import api_errors, clients, commands
 from tasks.oci.clients import connect, get_namespace, resolve_compartment
+from tasks.oci.discovery import get_user_name
 from tasks.settings.load import Settings, load
 from tests.support.cases import Case, load_cases
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, FakeTenancy, ocid
@@ -143,7 +144,9 @@ def test_a_session_signs_with_its_token(tenancy: FakeTenancy, settings: Make, pr
     token.chmod(0o600)
     keys.write_config(project.parent / "home", security_token_file=str(token))
     tenancy.key_id = f"ST${token.read_text()}"
-    assert get_namespace(connect(settings())) == "axns"
+    api = connect(settings())
+    assert get_namespace(api) == "axns"
+    assert get_user_name(api) is None  # the profile's user need not be the session's
 
 
 def test_a_compartment_is_found_by_its_name(settings: Make) -> None:
