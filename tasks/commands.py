@@ -123,7 +123,7 @@ tune = Command(
     section=Section.BENCHMARK,
     effect=Effect.CHANGES,
     examples=(
-        "inv tune --dry-run  # the candidates, the predicted memory, the first wave",
+        "inv tune --dry-run  # the candidates, the predicted memory, what is measured",
         "inv tune --memory-gib 20  # within a smaller limit than the GPU has",
     ),
     resume=text(
@@ -132,7 +132,7 @@ tune = Command(
         value="SEARCH",
     ),
     memory_gib=number(float, "GPU memory limit in GiB", gt=0, le=1024, unset="tune.memory_gib, else the GPU's memory"),
-    dry_run=switch("print the candidates and the first wave, and change nothing"),
+    dry_run=switch("print the candidates and those to measure, and change nothing"),
     plain=switch(PLAIN),
 )
 

@@ -20,9 +20,8 @@ from tasks.settings.load import Settings
 
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training
+TUNE, BEST_FILE = "tune", "best.json"  # the suite of a search's run of short trials, and its answer there as a trial
 _MAX_HISTORY_RUNS, _MAX_NAME_BYTES = 20, 255
-# A search's folder in the results has its record, then its answer, and the fastest configuration as a trial.
-SEARCH_FOLDER, SEARCH_FILE, ANSWER_FILE, BEST_FILE = "tune", "tune.json", "answer.json", "best.json"
 
 
 def find_run(results_folder: Path, run: str | None) -> Path:
@@ -63,11 +62,11 @@ def is_training(folder: Path) -> bool:
         return False
 
 
-def newest_training(results_folder: Path) -> str | None:
-    """Return the newest training's id; None if no run is a training."""
-    for path in sorted(results_folder.glob(f"*-{TRAIN}*/{RUN_FILE}"), reverse=True):
+def newest_run(results_folder: Path, suite: str) -> str | None:
+    """Return the id of the newest run of a suite, such as TRAIN; None without one."""
+    for path in sorted(results_folder.glob(f"*-{suite}*/{RUN_FILE}"), reverse=True):
         try:
-            if RunRecord.read(path).suite == TRAIN:
+            if RunRecord.read(path).suite == suite:
                 return path.parent.name
         except ResultError:
             continue
@@ -117,7 +116,8 @@ def resume_command(run: RunRecord | str) -> str:
     if isinstance(run, RunRecord) and "job" in run.provenance.get("inputs", {}):
         return f"inv {TRAIN} --job --resume={run_id}"
     suite = run_id.split("-")[2:3] if isinstance(run, str) else [run.suite]
-    return f"inv {TRAIN if suite == [TRAIN] else 'bench'} --resume={run_id}"
+    command = suite[0] if suite in ([TRAIN], [TUNE]) else "bench"
+    return f"inv {command} --resume={run_id}"
 
 
 def make_folder(results_folder: Path, run_id: str) -> tuple[str, Path]:

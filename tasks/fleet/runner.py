@@ -76,7 +76,15 @@ def new_record(
     )
 
 
-def resume(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool, retries_failures: bool = False) -> None:
+def resume(
+    settings: Settings,
+    run_id: str,
+    hosts: list[Host],
+    *,
+    plain: bool,
+    retries_failures: bool = False,
+    notifies: bool = True,
+) -> None:
     """Resume a run: reopen the trials that were stopped or lost, with `retries_failures` also those that failed."""
     run, folder = open_run(settings, run_id)
     trial_ids = [planned.trial_id for planned in run.planned]
@@ -87,7 +95,7 @@ def resume(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool, r
             if status is not None and (status.is_external or (retries_failures and status.is_failure)):
                 ledger.reopen(trial_id)
         if ledger.open_trials():
-            run_trials(settings, run, folder, ledger, hosts, plain=plain)
+            run_trials(settings, run, folder, ledger, hosts, plain=plain, notifies=notifies)
             return
         print(f"run {run.run_id}: nothing to resume")
         report_outcome(run, ledger, interrupted=False)

@@ -163,8 +163,7 @@ class TuneSection(Section):
     )
     length_percentile: int = Field(default=99, ge=90, le=100)
     memory_gib: float | None = Field(default=None, gt=0, le=1024)
-    trials: int = Field(default=16, ge=1, le=1000)
-    finalists: int = Field(default=3, ge=1, le=20)
+    trials: int = Field(default=8, ge=1, le=1000)
     repeats: int = Field(default=2, ge=1, le=20)
     quality: bool = True
     lora_targets: Literal["attention", "all-linear"] = "attention"

@@ -1,7 +1,6 @@
 """The configuration that a benchmark recommends, or that a search found, as the trial of a training."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from bench.records import Trial
 from bench.records.trial import SCALES
@@ -12,7 +11,7 @@ from reports.summary.quality import not_shown_texts
 from reports.summary.summarize import summarize
 from reports.summary.text import best_row, recommended_label
 from tasks.errors import UsageError, translate_errors
-from tasks.fleet.run_store import BEST_FILE, SEARCH_FOLDER, find_run, is_training
+from tasks.fleet.run_store import BEST_FILE, TUNE, find_run, is_training
 from tasks.fleet.trial_spec import apply_file, apply_trial, with_training_row
 from tasks.settings.load import Settings
 
@@ -28,18 +27,17 @@ def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:
 
 
 def _recommended_trial(settings: Settings, name: str) -> Trial:
-    search = settings.results_folder / SEARCH_FOLDER / name
-    if Path(name).name == name and search.is_dir():
-        if not (search / BEST_FILE).is_file():
-            remedy = f"resume it with `inv tune --resume={name}`, or name another run"
-            raise UsageError(f"train: --from: search {name} has named no configuration", remedy=remedy)
-        return apply_file(settings, str(search / BEST_FILE), "train: --from")[1]
     folder = find_run(settings.results_folder, name)
+    if (folder / BEST_FILE).is_file():
+        return apply_file(settings, str(folder / BEST_FILE), "train: --from")[1]
     source = f"train: --from: {folder.name}"
     if is_training(folder):
         raise UsageError(f"{source}: is a training, not a benchmark", remedy="name a run of `inv bench` or `inv tune`")
     with translate_errors(UsageError, ReportError):
         summary = summarize(load(folder))
+    if summary.record.suite == TUNE:
+        remedy = f"resume it with `inv tune --resume={folder.name}`, or name another run"
+        raise UsageError(f"train: --from: search {folder.name} has named no configuration", remedy=remedy)
     row = best_row(summary)
     if row is None and (withheld := not_shown_texts(summary.quality)):
         raise UsageError(

@@ -22,7 +22,7 @@ from tasks.fleet import runner, trial_spec
 from tasks.fleet.collect import collect_run
 from tasks.fleet.declared import SETTING_NAMES
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
-from tasks.fleet.run_store import TRAIN, newest_training, open_run, resume_command
+from tasks.fleet.run_store import TRAIN, newest_run, open_run, resume_command
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings
 from tasks.train import forecast, init_adapter, submit_job
@@ -80,7 +80,7 @@ ALREADY_DONE = "succeeded, nothing to resume"
 
 def resume(settings: Settings, name: str | None, options: TrainOptions) -> Answer | None:
     """Resume the training of this name, or the newest. Returns its state for a dry run."""
-    run, folder = open_run(settings, name or newest_training(settings.results_folder))
+    run, folder = open_run(settings, name or newest_run(settings.results_folder, TRAIN))
     if run.suite != TRAIN or len(run.planned) != 1:
         raise UsageError(
             f"run {run.run_id} is not a training", remedy=f"resume it with `inv bench --resume={run.run_id}`"

@@ -49,7 +49,6 @@ from tasks.fleet.plan import plan_trials
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import point_latest_at
 from tasks.settings.load import Settings
-from tasks.tuning.space import RECIPES
 
 LOSS = "held_out_loss_nats"
 PAIR_SD_PERCENT = 0.05  # assumed until a comparison of this model and data has measured it (docs/measurements.md)
@@ -187,11 +186,6 @@ def describe_power(settings: Settings, model: str, data: str) -> str:
         f"configuration and of the reference{more}; equal losses are shown to be within {margin:g} % with probability "
         f"{POWER:g} (deviation between pairs {sd:.2g} %: {pairs_needed(sd, margin)} pairs)"
     )
-
-
-def search_reference(trial: Trial) -> Trial:
-    """Return the published loop with a candidate's adapters."""
-    return reference_of(dataclasses.replace(reference_of(trial, trial), **RECIPES["reference"]), trial)
 
 
 def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: int) -> Trial:

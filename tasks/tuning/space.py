@@ -1,4 +1,4 @@
-"""The search space: all candidate configurations as trials, and their predicted memory, corrected by measured peaks.
+"""The space of a search: configurations as trials, what a survey predicts of them, and which are measured. Pure.
 
 Recipe, layout, micro batch and recomputation vary; they do not change what is trained. Adapters, data and the length at
 which samples are cut are the user's and stay fixed. The number of held layers is not searched, because more are always
@@ -6,15 +6,13 @@ faster: the fastest configuration is also measured with as many as fit into memo
 """
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import Trial
 from bench.records.training import DataOptions
-from bench.records.trial import SCALES
-from tasks.settings.load import Settings
+from bench.records.trial import FAST_ONLY_FIELDS, SCALES
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MAX_MICRO_BATCH = {"gpu": 64, "tiny": 8}
@@ -36,38 +34,35 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fast-int8-backward": {"recipe": "fast", "optimizer": "adamw_torch", "matmul": "int8_backward"},
     "fast-int8": {"recipe": "fast", "optimizer": "adamw_torch", "matmul": "int8"},
 }
-RECOMPUTED_SHARE = {"none": 0.0, "every-4": 0.25, "every-2": 0.5, "all": 1.0, "offload": 1.0}
 COMMON_RECOMPUTE = ("none", "all")  # supported by every recipe; the others only by `fast`
-DIMENSIONS = ("recipe", "layout", "micro_batch_size", "recompute")
-_PREDICTED_FIELDS = ("peak_bytes", "layer_bytes", "useful_share", "score")
+BASELINE_MICRO_BATCHES = (4, 2, 1)  # the published 4, or what fits
+MARGIN = 1.03  # a predicted peak times this must be within the limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The prediction of `python -m bench survey` for a trial.
+
+    `layer_bytes` is what each held layer adds to the peak; `score` is the useful rate in arbitrary units.
+    """
+
+    peak_bytes: int
+    layer_bytes: int
+    useful_share: float
+    score: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One configuration. `peak_bytes` is the predicted peak, None if unknown; `layer_bytes` is what each held layer
-    adds to it; `score` is the predicted rate in arbitrary units."""
+    """One configuration with its prediction."""
 
-    choice: dict[str, Any]
     trial: Trial
-    peak_bytes: int | None = None
-    layer_bytes: int = 0
-    useful_share: float = 1.0
-    score: float = 0.0
+    predicted: Prediction
 
-    @property
-    def key(self) -> str:
-        return self.trial.trial_id
 
-    def full_trial(self, settings: Settings) -> Trial:
-        """Return the trial with as many steps as in a suite."""
-        scale = SCALES[self.trial.profile]
-        bench = settings.bench
-        return replace(
-            self.trial,
-            reason="a finalist of the search",
-            warmup_steps=scale.warmup_steps if bench.warmup_steps is None else bench.warmup_steps,
-            measured_steps=scale.measured_steps if bench.measured_steps is None else bench.measured_steps,
-        )
+def fits(peak_bytes: int, limit_bytes: int | None) -> bool:
+    """Check that a predicted peak is within the limit; True without one."""
+    return limit_bytes is None or peak_bytes * MARGIN <= limit_bytes
 
 
 def max_seq_len(percentiles: Mapping[str, int], length_percentile: int, profile: str, positions: int) -> int:
@@ -77,7 +72,7 @@ def max_seq_len(percentiles: Mapping[str, int], length_percentile: int, profile:
     return max(multiple, min(positions, math.ceil(scaled / multiple) * multiple))
 
 
-def candidates(
+def trials(
     *,
     model: str,
     data: str,
@@ -89,111 +84,71 @@ def candidates(
     steps: tuple[int, int],
     seed: int,
     samples: int,
-) -> list[Candidate]:
+) -> list[Trial]:
     """List all configurations for `samples` samples cut at `longest` tokens; `steps` is (warm-up, measured)."""
     scale = SCALES[profile]
     return [
-        Candidate(
-            choice=choice,
-            trial=Trial(
-                name="-".join(str(value) for value in choice.values()),
-                reason="a candidate of the search",
-                suite="tune",
-                profile=profile,
-                model=model,
-                data=data,
-                data_options=data_options,
-                max_seq_len=longest,
-                learning_rate=scale.learning_rate,
-                warmup_steps=steps[0],
-                measured_steps=steps[1],
-                seed=seed,
-                deadline_sec=scale.deadline_sec,
-                layout=choice["layout"],
-                micro_batch_size=choice["micro_batch_size"],
-                **RECIPES[choice["recipe"]],
-                **RECOMPUTE[choice["recompute"]],
-                **lora,
-            ),
+        Trial(
+            name=f"{recipe}-{layout}-{micro_batch_size}-{recompute}",
+            reason="a candidate of the search",
+            suite="tune",
+            profile=profile,
+            model=model,
+            data=data,
+            data_options=data_options,
+            max_seq_len=longest,
+            learning_rate=scale.learning_rate,
+            warmup_steps=steps[0],
+            measured_steps=steps[1],
+            seed=seed,
+            deadline_sec=scale.deadline_sec,
+            layout=layout,
+            micro_batch_size=micro_batch_size,
+            **RECIPES[recipe],
+            **RECOMPUTE[recompute],
+            **lora,
         )
-        for choice in _choices(recipes)
-        if choice["micro_batch_size"] <= min(samples, MAX_MICRO_BATCH[profile])
+        for recipe, layout, micro_batch_size, recompute in _choices(recipes)
+        if micro_batch_size <= min(samples, MAX_MICRO_BATCH[profile])
     ]
 
 
-def _choices(recipes: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _choices(recipes: Sequence[str]) -> Iterator[tuple[str, str, int, str]]:
     for recipe in recipes:
         for layout in LAYOUTS:
             for micro_batch_size in MICRO_BATCHES:
                 for recompute in RECOMPUTE if RECIPES[recipe]["recipe"] == "fast" else COMMON_RECOMPUTE:
-                    yield dict(zip(DIMENSIONS, (recipe, layout, micro_batch_size, recompute), strict=True))
+                    yield recipe, layout, micro_batch_size, recompute
 
 
-def with_predictions(candidates: Sequence[Candidate], predicted: Sequence[Mapping[str, Any]]) -> list[Candidate]:
-    """Return the candidates with a survey's predictions, which have the same order."""
-    return [
-        replace(candidate, **{name: prediction[name] for name in _PREDICTED_FIELDS})
-        for candidate, prediction in zip(candidates, predicted, strict=True)
-    ]
+def choose(candidates: Sequence[Candidate], limit_bytes: int | None, count: int) -> list[Candidate]:
+    """Choose the candidates to measure, of those that fit, by predicted rate.
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrialObservation:
-    """A trial's measured peak of memory, or None if it ran out of memory."""
-
-    candidate: Candidate
-    peak_bytes: int | None
-
-
-class MemoryLimit:
-    """A memory limit that predicts which candidates fit, corrected by observations.
-
-    A recipe's predictions are multiplied by the median of measured over predicted peaks. A trial that ran out of memory
-    needed more than the limit: its recipe's factor is raised until the corrected prediction reaches the limit.
+    The best of each recipe and of each layout come first, because a wrong prediction of all of them costs most.
     """
-
-    MARGIN = 1.03
-
-    def __init__(self, limit_bytes: int | None, observed: Sequence[TrialObservation] = ()) -> None:
-        self.limit_bytes = limit_bytes
-        self.factors: dict[str, float] = {}
-        for recipe in {str(observation.candidate.choice["recipe"]) for observation in observed}:
-            self.factors[recipe] = self._factor(
-                [observation for observation in observed if observation.candidate.choice["recipe"] == recipe]
-            )
-
-    def corrected_peak(self, candidate: Candidate) -> int | None:
-        """Return the corrected prediction of the peak in bytes; None without a prediction."""
-        if candidate.peak_bytes is None:
-            return None
-        return round(candidate.peak_bytes * self.factors.get(str(candidate.choice["recipe"]), 1.0))
-
-    def fits(self, candidate: Candidate) -> bool:
-        """Check that the corrected prediction is within the limit; True without a limit or a prediction."""
-        predicted = self.corrected_peak(candidate)
-        return self.limit_bytes is None or predicted is None or predicted * self.MARGIN <= self.limit_bytes
-
-    def _factor(self, observed: Sequence[TrialObservation]) -> float:
-        measured = [
-            observation.peak_bytes / observation.candidate.peak_bytes
-            for observation in observed
-            if observation.peak_bytes is not None and observation.candidate.peak_bytes
-        ]
-        factor = statistics.median(measured) if measured else 1.0
-        too_large = [observation.candidate for observation in observed if observation.peak_bytes is None]
-        for candidate in too_large:
-            if candidate.peak_bytes and self.limit_bytes is not None:
-                factor = max(factor, self.limit_bytes / candidate.peak_bytes)
-        return factor
+    fitting = [candidate for candidate in candidates if fits(candidate.predicted.peak_bytes, limit_bytes)]
+    ranked = sorted(fitting, key=lambda candidate: -candidate.predicted.score)
+    first: dict[tuple[str, ...], Candidate] = {}
+    for candidate in ranked:
+        first.setdefault((candidate.trial.recipe, candidate.trial.matmul), candidate)
+        first.setdefault((candidate.trial.layout,), candidate)
+    by_name = {candidate.trial.name: candidate for candidate in (*first.values(), *ranked)}
+    return list(by_name.values())[:count]
 
 
-def with_held_layers(candidate: Candidate, limit: MemoryLimit, depth: int) -> Candidate | None:
-    """Return the candidate with as many of its `depth` layers held as fit the limit; None if not one fits."""
-    if limit.limit_bytes is None or candidate.peak_bytes is None or not candidate.layer_bytes:
+def baselines(trial: Trial, samples: int) -> list[Trial]:
+    """Return the published loop with a trial's rows and adapters, by falling micro batch."""
+    fields = {name: getattr(Trial, name) for name in FAST_ONLY_FIELDS} | RECIPES["reference"] | RECOMPUTE["all"]
+    fields |= {"reason": "the published loop on these data", "layout": "pad"}
+    sizes = [size for size in BASELINE_MICRO_BATCHES if size <= samples]
+    return [replace(trial, name=f"baseline-{size}", micro_batch_size=size, **fields) for size in sizes]
+
+
+def with_held_layers(trial: Trial, predicted: Prediction, limit_bytes: int | None, depth: int) -> Trial | None:
+    """Return the trial with as many of its `depth` layers held as fit the limit; None if not one fits."""
+    if limit_bytes is None or not predicted.layer_bytes:
         return None
-    for count in range(depth, 0, -1):
-        trial = replace(candidate.trial, name=f"{candidate.trial.name}-held-{count}", held_layers=count)
-        held = replace(candidate, trial=trial, peak_bytes=candidate.peak_bytes + count * candidate.layer_bytes)
-        if limit.fits(held):
-            return held
-    return None
+    counts = range(depth, 0, -1)
+    fitting = (count for count in counts if fits(predicted.peak_bytes + count * predicted.layer_bytes, limit_bytes))
+    count = next(fitting, None)
+    return None if count is None else replace(trial, name=f"{trial.name}-held-{count}", held_layers=count)

@@ -1,35 +1,63 @@
-"""`inv tune`: find the best configuration for these GPUs, this model and this data, with intervals.
+"""`inv tune`: find the fastest configuration for these GPUs, this model and this data, at the loss of the reference.
 
-One worker surveys its GPU, the samples' lengths and the memory of each candidate. `--dry-run` prints the candidates and
-the first wave. The search runs waves of short trials over the fleet, each an ordinary run in the results folder, then
-the finalists in full, and compares the held-out loss of the fastest with the reference. Its answer is a Pareto front of
-speed against memory, and a file for `inv bench --trial-file`.
+One worker surveys its GPU, the samples' lengths, and memory and speed of each candidate; `--dry-run` prints what would
+be measured. A search is two ordinary runs. The first, whose id is the search's, measures the best candidates by short
+trials. The second measures the fastest of them and the baseline in full, compares held-out losses as `inv bench
+--quality` does, and recommends one, which becomes BEST_FILE of the first. Both are resumed from their folders.
 """
 
-import datetime
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from invoke.context import Context
 
-from bench.records import schema
+from bench.records import Trial, schema
+from bench.records.atomic_files import write_atomic
+from bench.records.checksummed import ResultError
+from bench.records.paths import LEDGER_FILE, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
+from bench.records.result import TrialResult
+from bench.records.run import RunRecord
+from bench.records.status import TrialStatus
+from bench.records.trial import SCALES
 from bench.records.units import format_gib, format_percent
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
+from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host
 from reports import formatting
-from tasks.cli.answer import Answer
+from reports.read.load import load as load_run
+from reports.read.run import ReportError
+from reports.summary.prices import PriceError
+from reports.summary.summarize import summarize
+from reports.summary.text import best_row, recommendation_text, recommended_label
+from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, survey
-from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
-from tasks.fleet.plan import input_trial
+from tasks.errors import (
+    ConfirmationRequired,
+    Interrupted,
+    RetryableError,
+    SomeTrialsFailed,
+    TaskFailed,
+    UsageError,
+    escape_controls,
+    translate_errors,
+)
+from tasks.fleet import runner
+from tasks.fleet.plan import input_trial, plan_trials
+from tasks.fleet.pricing import pricing
+from tasks.fleet.run_store import BEST_FILE, TUNE, newest_run, open_run
 from tasks.settings.load import Settings, load
-from tasks.tuning import quality, search_loop, search_state, space
-from tasks.tuning.search import Surrogate, choose_wave
-from tasks.tuning.search_state import TuneRecord
-from tasks.tuning.space import Candidate
+from tasks.settings.sources import display_path
+from tasks.tuning import quality, space
+from tasks.tuning.space import Candidate, Prediction
 
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
+TUNED = "tuned"  # suite of a search's second run
 
 
 def tune_fleet(
@@ -38,32 +66,32 @@ def tune_fleet(
     """Start a search, return its plan, or resume one."""
     settings = load(context)
     check_recipes(settings)
-    limit = memory_gib or settings.tune.memory_gib
     hosts = fleet_hosts(settings)
     if resume:
         if memory_gib is not None:
             raise UsageError("tune: --resume uses the memory limit of the search", remedy="leave out --memory-gib")
         name = None if resume is True else resume  # type: ignore[comparison-overlap] # Invoke's bare optional value
-        search = search_state.find(settings.results_folder, name)
+        search, folder = find_search(settings, name)
         check_same_inputs(search, survey(settings, hosts[0], [input_trial(settings)]))
+        if dry_run:
+            with runner.ledger_errors(search):
+                unfinished = list(Ledger(folder / LEDGER_FILE).open_trials())
+            lines = [f"search {search.run_id}: {len(unfinished)} of {len(search.planned)} short trials are open"]
+            return plan_answer(lines, run=search.run_id, unfinished=unfinished)
     else:
-        search = plan(settings, hosts, limit)
-    power = quality.describe_power(settings, settings.model.path, settings.data.path)
-    if dry_run:
-        wave = choose_wave(Surrogate(search.candidates), {}, search.memory_limit(), len(hosts))
-        show_plan(search, wave, len(hosts))
-        print(*([power] if settings.tune.quality else []), "nothing was changed", sep="\n")
-        return Answer(data=_plan_document(search, wave))
+        candidates, limit, search = plan(settings, hosts, memory_gib or settings.tune.memory_gib)
+        if dry_run:
+            return _plan_answer(settings, candidates, limit, search)
     if settings.tune.quality:
-        print(power)
-    with acquire_lock(settings.results_folder, f"tune (search {search.tune_id})"):
+        print(quality.describe_power(settings, settings.model.path, settings.data.path))
+    with acquire_lock(settings.results_folder, f"tune (search {search.run_id})"):
         if not resume:
-            search = search_state.create(settings.results_folder, search)
-        command = f"`inv tune --resume={search.tune_id}`"
+            search, folder, _ = runner.write_plan(settings, search)
+        command = f"`inv tune --resume={search.run_id}`"
         try:
-            search_loop.search(settings, search, hosts, plain=plain)
+            _search(settings, search, folder, hosts, plain=plain)
         except Interrupted as error:
-            raise Interrupted(f"search {search.tune_id}: interrupted", remedy=f"resume it with {command}") from error
+            raise Interrupted(f"search {search.run_id}: interrupted", remedy=f"resume it with {command}") from error
         except RetryableError as error:
             raise RetryableError.from_error(error, remedy=f"resume the search with {command}") from error
     return None
@@ -83,10 +111,24 @@ def check_recipes(settings: Settings) -> None:
         raise UsageError(f"tune.recipes: expected at least one of {', '.join(space.RECIPES)}")
 
 
-def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> TuneRecord:
-    """Plan a new search within `limit` GiB; nothing is written, and only `python -m bench survey` runs.
+def find_search(settings: Settings, name: str | None) -> tuple[RunRecord, Path]:
+    """Return plan and folder of the search with this id, or of the newest. Raises UsageError."""
+    newest = newest_run(settings.results_folder, TUNE)
+    if newest is None:
+        raise UsageError(f"{settings.results_folder}: there is no search yet", remedy="start one with `inv tune`")
+    run, folder = open_run(settings, name or newest)
+    if run.suite != TUNE:
+        raise UsageError(f"run {run.run_id} was not started by `inv tune`", remedy=f"the newest search is {newest}")
+    return run, folder
 
-    Raises RetryableError, ConfirmationRequired and UsageError.
+
+def plan(
+    settings: Settings, hosts: Sequence[Host], limit_gib: float | None
+) -> tuple[list[Candidate], int | None, RunRecord]:
+    """Plan a search within `limit_gib`: its candidates, the limit in bytes, and the run of short trials.
+
+    Nothing is written, and only `python -m bench survey` runs. Raises RetryableError, ConfirmationRequired and
+    UsageError.
     """
     bench, tune = settings.bench, settings.tune
     inputs = input_trial(settings)
@@ -96,7 +138,7 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         observed["data"]["percentiles"], tune.length_percentile, bench.profile, observed["model"]["positions"]
     )
     targets = ALL_LINEAR if tune.lora_targets == "all-linear" else ATTENTION_PROJECTIONS
-    candidates = space.candidates(
+    trials = space.trials(
         model=settings.model.path,
         data=settings.data.path,
         data_options=inputs.data_options,
@@ -108,92 +150,233 @@ def plan(settings: Settings, hosts: Sequence[Host], limit: float | None) -> Tune
         seed=bench.seed,
         samples=observed["data"]["samples"],
     )
-    surveyed = survey(settings, hosts[0], [candidate.trial for candidate in candidates])
-    try:
-        predicted = space.with_predictions(candidates, surveyed["trials"])
-        candidates = [schema.from_json(Candidate, schema.to_json(candidate)) for candidate in predicted]
-    except (KeyError, ValueError, TypeError) as error:
-        remedy = "check that its image has this version of bench"
-        raise RetryableError(f"the worker's survey cannot be read: {error}", remedy=remedy) from error
+    candidates = _predict(trials, survey(settings, hosts[0], trials))
     gpu = observed["gpu"] if bench.profile == "gpu" else None
-    record = TuneRecord(
-        tune_id=f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%d-%H%M%S}-tune",
-        gpu=None if gpu is None else gpu["name"],
-        model_sha256=observed["model"]["sha256"],
-        data_sha256=observed["data"]["sha256"],
-        longest=longest,
-        depth=observed["model"]["depth"],
-        limit_bytes=_limit_bytes(limit, gpu),
-        settings=settings.public(),
-        candidates=candidates,
-        inputs={name: {"sha256": observed[name]["sha256"]} for name in ("model", "data")},
-    )
-    _check_limit(record)
-    return record
+    limit = _limit_bytes(limit_gib, gpu)
+    _check_limit(candidates, limit)
+    workers = len(hosts)
+    # The workers that would be idle at the end measure one candidate more.
+    chosen = space.choose(candidates, limit, math.ceil(tune.trials / workers) * workers)
+    facts = {
+        **{name: {"sha256": observed[name]["sha256"]} for name in ("model", "data")},
+        "gpu": None if gpu is None else gpu["name"],
+        "limit_bytes": limit,
+    }
+    run = _new_run(settings, TUNE, [candidate.trial for candidate in chosen], hosts, facts, "shard", 1)
+    return candidates, limit, run
 
 
-def check_same_inputs(record: TuneRecord, observed: Mapping[str, Any]) -> None:
+def check_same_inputs(search: RunRecord, observed: Mapping[str, Any]) -> None:
     """Raise ConfirmationRequired if GPU, model or data differ from the search's: the figures are not comparable."""
-    gpu = None if observed["gpu"] is None or record.gpu is None else observed["gpu"]["name"]
+    facts = search.provenance["inputs"]
+    gpu = None if observed["gpu"] is None or facts["gpu"] is None else observed["gpu"]["name"]
     for label, planned, current in (
-        ("the GPU", record.gpu, gpu),
-        ("the model (sha256)", record.model_sha256, observed["model"]["sha256"]),
-        ("the data (sha256)", record.data_sha256, observed["data"]["sha256"]),
+        ("the GPU", facts["gpu"], gpu),
+        ("the model (sha256)", facts["model"]["sha256"], observed["model"]["sha256"]),
+        ("the data (sha256)", facts["data"]["sha256"], observed["data"]["sha256"]),
     ):
         if planned != current:
             raise ConfirmationRequired(
-                f"search {record.tune_id}: {label} was {planned} and is {current} now",
+                f"search {search.run_id}: {label} was {planned} and is {current} now",
                 remedy="start a new search with `inv tune`, because their figures cannot be ranked together",
             )
 
 
-def _limit_bytes(limit: float | None, gpu: Mapping[str, Any] | None) -> int | None:
+def _predict(trials: Sequence[Trial], surveyed: Mapping[str, Any]) -> list[Candidate]:
+    """Return the trials with a survey's predictions. Raises RetryableError if they cannot be read."""
+    try:
+        predictions = [schema.from_json(Prediction, each) for each in surveyed["trials"]]
+        pairs = zip(trials, predictions, strict=True)
+        return [Candidate(trial=trial, predicted=predicted) for trial, predicted in pairs]
+    except (KeyError, ValueError, TypeError) as error:
+        remedy = "check that its image has this version of bench"
+        raise RetryableError(f"the worker's survey cannot be read: {error}", remedy=remedy) from error
+
+
+def _limit_bytes(limit_gib: float | None, gpu: Mapping[str, Any] | None) -> int | None:
     """Return the largest peak of a configuration: the limit, else what fits the GPU as its worker predicts."""
-    if limit is not None:
-        return round(limit * 2**30)
+    if limit_gib is not None:
+        return round(limit_gib * 2**30)
     return None if gpu is None else gpu["largest_peak_bytes"]
 
 
-def _check_limit(record: TuneRecord) -> None:
+def _check_limit(candidates: Sequence[Candidate], limit: int | None) -> None:
     """Raise UsageError if no candidate fits."""
-    limit = record.memory_limit()
-    if any(limit.fits(candidate) for candidate in record.candidates):
-        return
-    smallest = min(record.candidates, key=lambda candidate: candidate.peak_bytes or 0)
-    raise UsageError(
-        f"tune.memory_gib: {format_gib(record.limit_bytes or 0, 3)} is below the smallest configuration, "
-        f"{smallest.key}, which needs about {format_gib(smallest.peak_bytes or 0, 3)}",
-        remedy="raise it, shorten samples (tune.length_percentile), or use a smaller model",
-    )
+    smallest = min(candidates, key=lambda candidate: candidate.predicted.peak_bytes)
+    if not space.fits(smallest.predicted.peak_bytes, limit):
+        raise UsageError(
+            f"tune.memory_gib: {format_gib(limit or 0, 3)} is below the smallest configuration, "
+            f"{smallest.trial.trial_id}, which needs about {format_gib(smallest.predicted.peak_bytes, 3)}",
+            remedy="raise it, shorten samples (tune.length_percentile), or use a smaller model",
+        )
 
 
-def _plan_document(record: TuneRecord, wave: Sequence[Candidate]) -> dict[str, Any]:
-    """Return a plan as JSON for programs."""
-    limit = record.memory_limit()
-    return {
-        "candidates": len(record.candidates),
-        "fitting": sum(map(limit.fits, record.candidates)),
-        "max_seq_len": record.longest,
-        "limit_bytes": record.limit_bytes,
-        "first_wave": [
-            {"configuration": each.key, "peak_bytes": limit.corrected_peak(each), "useful_share": each.useful_share}
-            for each in wave
-        ],
-    }
+def _new_run(
+    settings: Settings,
+    suite: str,
+    trials: Sequence[Trial],
+    hosts: Sequence[Host],
+    facts: Mapping[str, Any],
+    spread: str,
+    repeats: int,
+) -> RunRecord:
+    """Return the plan of one of a search's runs. That of the second says that losses are to be compared."""
+    changes = {"spread": spread, "repeats": repeats, "quality": suite == TUNED and settings.tune.quality}
+    settings = settings.model_copy(update={"bench": settings.bench.model_copy(update=changes)})
+    names = [host.name for host in hosts]
+    run = runner.new_record(settings, suite, [], names, inputs=facts)
+    is_over_pods = settings.connector.is_cluster
+    planned = plan_trials(trials, names, spread, repeats, is_over_pods=is_over_pods, seed=run.run_id)
+    return replace(run, planned=planned)
 
 
-def show_plan(record: TuneRecord, wave: Sequence[Candidate], workers: int) -> None:
-    """Print how many candidates exist and fit, and the first wave."""
-    limit = record.memory_limit()
-    fitting_count = sum(map(limit.fits, record.candidates))
-    limit_text = "no memory limit" if record.limit_bytes is None else f"within {format_gib(record.limit_bytes)}"
+def _plan_answer(settings: Settings, candidates: Sequence[Candidate], limit: int | None, search: RunRecord) -> Answer:
+    """Print how many candidates exist and fit, and those to measure; return the plan."""
+    by_name = {candidate.trial.name: candidate for candidate in candidates}
+    chosen = [by_name[planned.trial.name] for planned in search.planned]
+    fitting = sum(space.fits(candidate.predicted.peak_bytes, limit) for candidate in candidates)
+    longest = candidates[0].trial.max_seq_len
+    limit_text = "no memory limit" if limit is None else f"within {format_gib(limit)}"
     print(
-        f"plan: {len(record.candidates)} candidates of {record.longest} tokens, {fitting_count} fit ({limit_text}); "
-        f"first wave over {formatting.count(workers, 'worker')}:"
+        f"plan: {len(candidates)} candidates of {longest} tokens, {fitting} fit ({limit_text}); short trials over "
+        f"{formatting.count(len(search.workers), 'worker')}:"
     )
     table = plain_table("configuration", "predicted GiB", "useful positions")
-    for candidate in wave:
-        peak = limit.corrected_peak(candidate)
-        size = "-" if peak is None or limit.limit_bytes is None else f"{peak / 2**30:.1f}"
-        table.add_row(candidate.key, size, format_percent(candidate.useful_share))
+    for candidate in chosen:
+        size = "-" if limit is None else f"{candidate.predicted.peak_bytes / 2**30:.1f}"
+        table.add_row(candidate.trial.trial_id, size, format_percent(candidate.predicted.useful_share))
     console().print(table)
+    power = quality.describe_power(settings, settings.model.path, settings.data.path)
+    print(*([power] if settings.tune.quality else []), "nothing was changed", sep="\n")
+    trials = [
+        {
+            "configuration": candidate.trial.trial_id,
+            "peak_bytes": candidate.predicted.peak_bytes,
+            "useful_share": candidate.predicted.useful_share,
+        }
+        for candidate in chosen
+    ]
+    facts = {"candidates": len(candidates), "fitting": fitting, "max_seq_len": longest, "limit_bytes": limit}
+    return Answer(data={**facts, "trials": trials})
+
+
+def _search(settings: Settings, search: RunRecord, folder: Path, hosts: list[Host], *, plain: bool) -> None:
+    """Run or resume both runs of a search, and write its answer.
+
+    Raises RetryableError, Interrupted, ConfirmationRequired, and TaskFailed if no trial succeeded.
+    """
+    final = _second_run(settings, search.run_id)
+    if final is None:
+        _run(settings, search.run_id, hosts, plain=plain)
+        trials = choose_finalists(settings, hosts[0], search, measured_trials(search, folder))
+        facts = {**search.provenance["inputs"], "search": search.run_id}
+        run = _new_run(settings, TUNED, trials, hosts, facts, "replicate", settings.tune.repeats)
+        _, final, _ = runner.write_plan(settings, run)
+    _run(settings, final.name, hosts, plain=plain)
+    if settings.tune.quality:
+        quality.compare_run(settings, final, hosts, plain=plain)
+    write_answer(settings, search, folder, final)
+
+
+def _second_run(settings: Settings, search_id: str) -> Path | None:
+    """Return the folder of a search's second run; None before it is planned."""
+    for path in settings.results_folder.glob(f"*-{TUNED}*/{RUN_FILE}"):
+        with contextlib.suppress(ResultError):
+            if RunRecord.read(path).provenance.get("inputs", {}).get("search") == search_id:
+                return path.parent
+    return None
+
+
+def _run(settings: Settings, run_id: str, hosts: list[Host], *, plain: bool) -> None:
+    """Run or resume one of a search's runs. A trial that fails or does not fit is a result, too."""
+    try:
+        runner.resume(settings, run_id, hosts, plain=plain, notifies=False)
+    except SomeTrialsFailed as error:
+        print(error)
+
+
+def measured_trials(search: RunRecord, folder: Path) -> list[TrialResult]:
+    """Return the results of the short trials that succeeded, fastest first.
+
+    Raises ConfirmationRequired for a damaged or impossible result or one of another GPU, and TaskFailed without any
+    success, RetryableError if a resume may have one.
+    """
+    with translate_errors(UsageError, ReportError):
+        run = load_run(folder)
+    again = f"then rerun `inv tune --resume={search.run_id}`"
+    for damaged in run.rejected:
+        if Path(damaged.file).name == RESULT_FILE:
+            path = folder / damaged.file
+            raise ConfirmationRequired(f"{path}: {damaged.reason}", remedy=f"remove {path}, {again}")
+    expected = search.provenance["inputs"]["gpu"]
+    for result in run.results:
+        gpu = result.fingerprint.get("gpu_name")
+        if expected is not None and gpu is not None and gpu != expected:
+            path = folder / TRIALS_FOLDER / result.trial_id
+            raise ConfirmationRequired(
+                f"{result.worker} has another GPU ({gpu}) than the first worker ({expected})",
+                remedy=f"take it out of the fleet, remove {path}, {again}",
+            )
+    succeeded = [result for result in run.results if result.status is TrialStatus.SUCCEEDED]
+    if not succeeded and (run.missing or any(result.status.is_external for result in run.results)):
+        raise RetryableError(f"run {search.run_id}: none of its trials finished")
+    if not succeeded:
+        raise TaskFailed(
+            f"search {search.run_id}: no trial succeeded", remedy=f"see `inv collect report --run={search.run_id}`"
+        )
+    return sorted(
+        succeeded, key=lambda result: 0.0 if result.metrics is None else -result.metrics.useful_tokens_per_sec
+    )
+
+
+def choose_finalists(settings: Settings, host: Host, search: RunRecord, measured: Sequence[TrialResult]) -> list[Trial]:
+    """Return the trials of the second run: the baseline, the fastest of each precision, and one with held layers.
+
+    `measured` are short trials, fastest first. If products in 8 bits are not at the loss of the reference, the fastest
+    with others is named.
+    """
+    scale, bench = SCALES[search.profile], settings.bench
+    steps: dict[str, Any] = {
+        "reason": "the fastest of the search",
+        "warmup_steps": scale.warmup_steps if bench.warmup_steps is None else bench.warmup_steps,
+        "measured_steps": scale.measured_steps if bench.measured_steps is None else bench.measured_steps,
+    }
+    by_precision: dict[str, Trial] = {}
+    for result in measured:
+        by_precision.setdefault(result.trial.matmul, replace(result.trial, **steps))
+    fastest = next(iter(by_precision.values()))
+    facts = survey(settings, host, [input_trial(settings)])
+    asked = [fastest, *space.baselines(fastest, facts["data"]["samples"])]
+    (candidate, *published) = _predict(asked, survey(settings, host, asked))
+    limit = search.provenance["inputs"]["limit_bytes"]
+    fitting = (each.trial for each in published if space.fits(each.predicted.peak_bytes, limit))
+    baseline = next(fitting, published[-1].trial)
+    peak = measured[0].metrics.peak_vram_bytes if measured[0].metrics is not None else None
+    predicted = replace(candidate.predicted, peak_bytes=peak or candidate.predicted.peak_bytes)
+    held = space.with_held_layers(fastest, predicted, limit, facts["model"]["depth"])
+    return [baseline, *by_precision.values(), *([] if held is None else [held])]
+
+
+def write_answer(settings: Settings, search: RunRecord, folder: Path, final: Path) -> None:
+    """Write and print the recommended configuration.
+
+    Raises SomeTrialsFailed if none is: nothing was measured, or losses could not be compared.
+    """
+    with translate_errors(UsageError, ReportError, PriceError):
+        summary = summarize(load_run(final), pricing(settings))
+    row, losses = best_row(summary), summary.quality
+    failures = [check.reason for check in losses.checks if check.reason is not None] if losses else []
+    is_compared = recommended_label(summary) is not None or not settings.tune.quality
+    best = folder / BEST_FILE
+    if row is None or not is_compared or (row.is_baseline and failures):
+        best.unlink(missing_ok=True)  # an earlier answer no longer holds
+        reason = f"the losses could not be compared: {failures[0]}" if failures else "no configuration is recommended"
+        raise SomeTrialsFailed(
+            f"search {search.run_id}: {reason}; see `inv collect report --run={final.name}`, then resume it with "
+            f"`inv tune --resume={search.run_id}`"
+        )
+    write_atomic(best, row.trial.to_text().encode())
+    print(escape_controls(recommendation_text(summary)))
+    print(f"train with it: `inv train --from={search.run_id}`")
+    print(f"rerun it: `inv bench --trial-file {display_path(best)}`")
+    print(f"all numbers: `inv collect report --run={final.name}`")

@@ -32,8 +32,7 @@ from bench.predict import memory
 from bench.qlora import recipes
 from bench.qlora.step import choose_placement, load_base
 from bench.records import Trial
-from tests.benchmarks._tune_scenarios import GRID
-from tests.benchmarks.tune_replay import read
+from tests.benchmarks.predicted_memory import GRID, read
 
 WARMUP, MEASURED = 2, 4
 

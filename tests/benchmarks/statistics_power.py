@@ -25,17 +25,13 @@ from reports.statistics.paired_losses import (
     pairs_needed,
     pairs_of_both_stages,
 )
-from reports.statistics.per_config import Sample, adjusted_means, mean_of_logs
 from reports.statistics.types import Estimate, Ratio
 from reports.summary import text
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from reports.training.comparison import paired_interval
-from tasks.fleet.plan import plan_trials
 from tasks.settings.schema import QualitySection
-from tasks.tuning.search_loop import assign_finalists
 from tests.benchmarks import Figure, _drifting_runs, _odd_runs, print_figures
-from tests.support.reports import synthetic
 from tests.support.reports.drifts import DRIFTS
 from tests.support.reports.scenarios import STEP_SEC, USEFUL, Floats, Scenario
 
@@ -73,7 +69,7 @@ def main() -> list[Figure]:
     unlike = [*odd_configurations(), *odd_whole_runs()]
     alike = [*trainings(), *same_losses()]
     drifting = [*drifts(), *slow_steps()]
-    return [*drifting, *unlike, *alike, *searches(), *recommendations(), *coverages(), *comparisons()]
+    return [*drifting, *unlike, *alike, *recommendations(), *coverages(), *comparisons()]
 
 
 def drifts(runs: int = RUNS) -> Iterator[Figure]:
@@ -274,33 +270,6 @@ def compare_first(losses: Sequence[float], count: int) -> LossDifference:
     if compared is None:
         raise ValueError("pairs have a difference")
     return compared
-
-
-def searches(runs: int = 5 * RUNS) -> Iterator[Figure]:
-    """Measure the finalists' intervals, and how often the fastest by 2 % is named, on workers that are 1 % apart."""
-    for workers, count, repeats in itertools.product((2, 4, 8), (2, 4), (2, 3)):
-        coverage, named = finalists(workers, count, repeats, runs)
-        name = f"search, {workers} workers, {count} finalists, {repeats} repeats"
-        yield figure(f"{name}: coverage", coverage, "93 %", runs)
-        yield figure(f"{name}: fastest by 2 % named", named, "-", runs)
-
-
-def finalists(workers: int, count: int, repeats: int, runs: int) -> tuple[float, float]:
-    """Return the coverage of the first finalist's interval, and how often it is the fastest, 2 % above the others."""
-    random, held, named = np.random.default_rng(12), 0, 0
-    names, rates = [f"w{index}" for index in range(workers)], np.log([1.02, *[1.0] * (count - 1)])
-    trials = [synthetic.trial(f"c{index}") for index in range(count)]
-    planned = assign_finalists(plan_trials(trials, names, "shard", repeats), names, repeats)
-    for _ in range(runs):
-        speeds = dict(zip(names, random.normal(0.0, 0.01, workers), strict=True))
-        samples: dict[str, list[Sample]] = {trial.name: [] for trial in trials}
-        for plan in planned:
-            log = rates[trials.index(plan.trial)] + speeds[plan.worker or ""] + random.normal(0.0, 0.005)
-            samples[plan.trial.name].append(Sample(worker=plan.worker or "", log=log, error=0.0))
-        means = adjusted_means(samples) or {label: mean_of_logs(each) for label, each in samples.items()}
-        held += _odd_runs.holds(means["c0"], rates[0])
-        named += max(means, key=lambda label: means[label].value) == "c0"
-    return held / runs, named / runs
 
 
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:

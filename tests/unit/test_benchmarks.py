@@ -1,4 +1,4 @@
-"""Tests of the benchmarks: imports, the random model that they use, and the replayed search."""
+"""Tests of the benchmarks: imports, and the random model that they use."""
 
 import importlib
 import json
@@ -10,9 +10,8 @@ import pytest
 from bench.data import demo
 from bench.data.model_folder import check_model
 from bench.records.validation import ALL_LINEAR
-from tasks.tuning.tune import SHORT_STEPS
 from tests import benchmarks, model_shapes
-from tests.benchmarks import _tune_scenarios, fast_step, tune_replay
+from tests.benchmarks import fast_step
 from tests.benchmarks._gpu import HELD_IN_EIGHT, HELD_LAYERS, is_host_bound
 
 pytestmark = pytest.mark.slow
@@ -105,16 +104,6 @@ def test_ragged_samples_have_the_mean_length_that_was_asked_for():
         lengths = fast_step.lengths(400, 512, mean)
         assert sum(lengths) / len(lengths) == pytest.approx(mean, rel=0.02)
         assert fast_step.SHORTEST <= min(lengths) < 64 < mean < max(lengths) <= 512
-
-
-@pytest.mark.parametrize("limit_gib", tune_replay.LIMITS_GIB)
-def test_the_replayed_search_finds_the_best_for_a_small_part_of_the_grids_gpu_time(limit_gib):
-    space = _tune_scenarios.space(SHORT_STEPS["gpu"])
-    world = _tune_scenarios.measured(space, seed=0)
-    quality, cost, tried, fitting = tune_replay.replay(space, world, limit_gib, workers=4, seed=0)
-    assert quality >= 98.0
-    assert cost <= 15.0
-    assert 0 < tried < fitting
 
 
 def test_an_existing_folder_is_not_overwritten_by_a_model(tmp_path, capsys):

@@ -1,7 +1,7 @@
 """A search on this machine: killed, resumed, answered, its answer run. No GPU.
 
 The commands that read model and data are forked, as the trials are (tests/support/forked.py); trainings compute
-nothing. Not covered: memory, which has no prediction on a CPU; see tests/unit/tasks/tuning/test_search.py.
+nothing. Not covered: memory, which has no prediction on a CPU; see tests/unit/tasks/tuning/test_space.py.
 """
 
 import json
@@ -16,7 +16,6 @@ from bench.records.quality import QualityRecord
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_trials")]
 SMALL = {
     "INVOKE_TUNE_TRIALS": "2",
-    "INVOKE_TUNE_FINALISTS": "1",
     "INVOKE_TUNE_REPEATS": "1",
     "INVOKE_QUALITY_PAIRS": "2",
     "INVOKE_QUALITY_STEPS": "2",
@@ -28,9 +27,8 @@ SMALL = {
 HOLDING = "tune:\n  recipes: [fast]\n  memory_gib: 8\n"
 
 
-def search_folder(project) -> Path:
-    (folder,) = (project.folder / "results" / "tune").iterdir()
-    return folder
+def runs_of(project, suite: str) -> list[str]:
+    return [path.parent.name for path in (project.folder / "results").glob(f"*-{suite}/run.json")]
 
 
 def ended_trials(project, run_id: str) -> list[str]:
@@ -50,31 +48,28 @@ def test_a_killed_search_is_resumed_and_its_answer_can_be_run(project, hold_file
     project.wait_until(lambda: len(project.events("started")) == 2, "both trials' start")
     project.kill(running)
     hold_file.unlink()
-    folder = search_folder(project)
-    record = json.loads((folder / "tune.json").read_text())
-    (wave,) = record["waves"]
-    assert record["final"] is None
+    (search,) = runs_of(project, "tune")
+    assert not runs_of(project, "tuned")
+    assert "2 of 2 short trials" in project.inv("tune", "--resume", "--dry-run", **SMALL).stdout
 
     project.inv("tune", "--resume", **SMALL)
-    record = json.loads((folder / "tune.json").read_text())
-    assert record["waves"] == [wave], "the wave was resumed, not started again"
-    ended = ended_trials(project, wave)
+    assert runs_of(project, "tune") == [search], "the short trials were resumed, not started again"
+    ended = ended_trials(project, search)
     assert len(ended) == len(set(ended)) == 2
 
-    answer = json.loads((folder / "answer.json").read_text())
-    best = Trial.read(folder / "best.json")
-    assert answer["front"][0]["trial"] == best.to_json()
-    assert answer["final_run"] == record["final"]
-    finalist, held = sorted(ended_trials(project, record["final"]))
-    assert held.startswith(f"{finalist}-held-"), "the fastest, and its variant with held layers"
-    assert best.trial_id in (finalist, held)
-    losses = QualityRecord.read(project.folder / "results" / record["final"] / QUALITY_FILE)
-    (check,) = losses.checks  # the held variant has the finalist's losses
+    (final,) = runs_of(project, "tuned")
+    baseline, fastest, held = sorted({trial_id.partition(".")[0] for trial_id in ended_trials(project, final)})
+    assert baseline == "baseline-4"
+    assert held.startswith(f"{fastest}-held-"), "the fastest, and its variant with held layers"
+    best = project.folder / "results" / search / "best.json"
+    assert Trial.read(best).trial_id in (fastest, held)
+    losses = QualityRecord.read(project.folder / "results" / final / QUALITY_FILE)
+    (check,) = losses.checks  # the held variant has the losses of the fastest
     assert check.reference.recipe == "reference"
     assert [pair.seed for pair in check.pairs] == [42, 43]
-    assert "difference" in answer["loss"]
 
-    project.inv("bench", "--trial-file", str(folder / "best.json"), "--spread=shard", INVOKE_FLEET_SIZE="1")
+    project.inv("bench", "--trial-file", str(best), "--spread=shard", INVOKE_FLEET_SIZE="1")
+    assert "rank 16" in project.inv("train", f"--from={search}", "--workers=1", "--dry-run", **SMALL).stdout
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ The search's trials compute nothing, and the real model is the demo's small one 
 Not covered: the installation, and blocks `by-hand`: vLLM (tests/system/adapter/test_real_vllm.py).
 """
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -33,9 +32,9 @@ def test_every_command_of_the_page_succeeds(bare_project: Project, tiny_model: P
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     results = folder / "results"
-    (answer,) = results.glob("tune/*/answer.json")
-    final = json.loads(answer.read_text())["final_run"]
-    (check,) = QualityRecord.read(results / final / "quality.json").checks
+    assert len(list(results.glob("*-tune/best.json"))) == 1
+    (losses,) = results.glob("*-tuned/quality.json")
+    (check,) = QualityRecord.read(losses).checks
     assert check.is_complete
     training = results / "latest"
     record = TrainingRecord.read(training / "training.json")

@@ -35,7 +35,7 @@ from tests.support.dry_runs import plan_of, refuse
 from tests.support.kubernetes import listed_cluster
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic, training_run
-from tests.support.tuning_candidates import make_record
+from tests.support.tuning_candidates import make_search, predicted_candidates
 from tests.unit.tasks.train.test_forecast import make_probe
 
 DIGEST = "sha256:" + "ab" * 32
@@ -155,7 +155,9 @@ def arrange_train(_: Path, monkeypatch: Patch) -> dict[str, Any]:
 
 def arrange_tune(_: Path, monkeypatch: Patch) -> dict[str, Any]:
     monkeypatch.setattr(tune, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0")])
-    monkeypatch.setattr(tune, "plan", lambda *_: make_record())
+    candidates = predicted_candidates()
+    search = make_search(candidates[0].trial)
+    monkeypatch.setattr(tune, "plan", lambda *_: (candidates, None, search))
     monkeypatch.setattr(quality, "describe_power", lambda *_: "power")
     return {}
 

@@ -7,7 +7,7 @@ import pytest
 from bench.predict import flops, memory, throughput
 from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
-from tests.benchmarks.tune_replay import GRID, HELD_OUT, memory_ratios
+from tests.benchmarks.predicted_memory import GRID, HELD_OUT, memory_ratios
 from tests.model_shapes import MISTRAL_7B as CONFIG
 from tests.model_shapes import SHAPES
 from tests.support.cases import load_cases

@@ -55,8 +55,8 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
 def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
     configured = settings()
     best = choose(suite("recipes", "tiny", configured.model.path, "d"), ("fast-lean",))[0]
-    folder = configured.results_folder / "tune" / "s1"
-    folder.mkdir(parents=True)
+    folder = configured.results_folder / "s1"
+    synthetic.exact_run(folder, run_id="s1", suite="tune")
     (folder / "best.json").write_text(best.to_text())
     train = configured.train
     rows = {"max_seq_len": train.max_seq_len, "micro_batch_size": train.micro_batch_size}
@@ -97,7 +97,7 @@ def test_configurations_that_are_all_withheld_are_named(settings: MakeSettings) 
 
 def test_a_search_without_an_answer_is_refused(settings: MakeSettings) -> None:
     configured = settings()
-    (configured.results_folder / "tune" / "s1").mkdir(parents=True)
+    synthetic.exact_run(configured.results_folder / "s1", run_id="s1", suite="tune")
     with pytest.raises(UsageError) as refused:
         recommended.apply_recommended(configured, "s1")
     assert "inv tune --resume=s1" in (refused.value.remedy or "")

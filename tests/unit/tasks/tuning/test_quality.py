@@ -9,7 +9,7 @@ from invoke.context import Context
 
 from bench.records import Trial
 from bench.records.paths import LEDGER_FILE, TRIALS_FOLDER
-from bench.records.quality import LossPair, QualityRecord, loss_fields
+from bench.records.quality import LossPair, QualityRecord, loss_fields, reference_of
 from bench.records.result import Measurement, TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import Outcome, ReasonCode, TrialStatus
@@ -38,7 +38,7 @@ def settings(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -
 def comparison(settings: Settings, **fields: object) -> quality.Comparison:
     fast = {"model": settings.model.path, "data": settings.data.path, "recipe": "fast", "optimizer": "adamw_torch"}
     trial = synthetic.trial("fast", **fast | fields)
-    return quality.Comparison(label="fast", trial=trial, reference=quality.search_reference(trial))
+    return quality.Comparison(label="fast", trial=trial, reference=reference_of(trial, trial))
 
 
 def test_both_trainings_of_a_pair_take_the_same_rows(settings: Settings) -> None:
