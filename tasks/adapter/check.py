@@ -3,7 +3,12 @@
 One worker measures the held-out loss of each form, on the examples that the training held out; the result is saved in
 adapter-check.json. Differences to the trained form are paired by example. A difference is reported if its 95 % interval
 excludes 0 and it is at least `MIN_NATS`.
+
+A merge into the base as it was trained on changes the loss by its rounding to bf16 only, which the same check predicts:
+it merges in memory, too. The folder must have that loss, to `SAME_NATS`: equal weights, summed in another order.
 """
+
+import shlex
 
 from invoke.context import Context
 from rich.console import Console
@@ -21,7 +26,7 @@ from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_e
 from tasks.settings.load import Settings, load
 
 FOLDER = "folder"  # the form that is measured only from the files of a merge
-MIN_NATS = 0.002
+MIN_NATS, SAME_NATS = 0.002, 0.00005
 MAX_HIDDEN_NATS = 0.02  # a change of 2 % of the perplexity; a check that could miss more says so
 
 
@@ -54,9 +59,18 @@ def measure(settings: Settings, trained: TrainedAdapter, answers: int) -> Adapte
     return check
 
 
-def has_other_loss(form: ServedForm) -> bool:
+def merged_form(check: AdapterCheck, base: object) -> ServedForm | None:
+    return next((form for form in check.forms if form.name == f"merged-{base}"), None)
+
+
+def is_another_model(trained: TrainedAdapter, form: ServedForm, base: object) -> bool:
+    """Tell whether a merge into this base has another loss than was trained, beyond its rounding."""
+    return has_other_loss(form, MAX_HIDDEN_NATS if base == trained.trial.base_precision else MIN_NATS)
+
+
+def has_other_loss(form: ServedForm, minimum: float = MIN_NATS) -> bool:
     """Tell whether a form's loss differs from the trained one, beyond the interval of their difference."""
-    if form.change is None or abs(form.change) < MIN_NATS:
+    if form.change is None or abs(form.change) < minimum:
         return False
     return form.change_low is None or form.change_high is None or form.change_low > 0 or form.change_high < 0
 
@@ -93,8 +107,15 @@ def find_failure(trained: TrainedAdapter, check: AdapterCheck) -> str | None:
     folder = next((form for form in check.forms if form.name == FOLDER), None)
     if folder is None:
         return None
-    label = FORM_LABELS[FOLDER]
-    if has_other_loss(folder):
+    label, base = FORM_LABELS[FOLDER], (trained.read_merged() or {}).get("base")
+    predicted = merged_form(check, base)
+    if predicted is not None and abs(folder.loss - predicted.loss) > SAME_NATS:
+        again = f"inv adapter.merge --run={trained.run.run_id} --base={base} --out={shlex.quote(str(check.merged))}"
+        return (
+            f"{label}'s loss is {folder.loss:.5f}, that of the same merge in memory {predicted.loss:.5f}; remove "
+            f"{check.merged}, then type: {again}"
+        )
+    if is_another_model(trained, folder, base):
         change = format_change(folder)
         return f"{label}'s loss differs from the trained one by {change} nats a token; serve another form"
     if folder.unended > first.unended:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
+from bench.records.adapter import FORM_LABELS, AdapterCheck
 from reports import formatting
 from reports.read.run import ReportError
 from reports.training import summary
 from tasks.adapter.artifact import MERGED, TrainedAdapter, open_training, run_on_worker
-from tasks.adapter.check import format_change, has_other_loss, hidden_change_warning
+from tasks.adapter.check import format_change, hidden_change_warning, is_another_model, merged_form
 from tasks.cli.answer import Answer, plan_answer
 from tasks.cli.lock import acquire_lock
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
@@ -84,10 +84,6 @@ def merge_adapter(
     return None
 
 
-def merged_form(check: AdapterCheck, base: str) -> ServedForm | None:
-    return next((form for form in check.forms if form.name == f"merged-{base}"), None)
-
-
 def require_same_loss(trained: TrainedAdapter, check: AdapterCheck | None, base: str) -> None:
     """Raise ConfirmationRequired unless the check shows that the merged model has the trained loss."""
     run_id = trained.run.run_id
@@ -100,9 +96,9 @@ def require_same_loss(trained: TrainedAdapter, check: AdapterCheck | None, base:
         raise ConfirmationRequired(
             f"run {run_id}: the adapter was not checked", remedy=f"type: inv adapter.check --run={run_id}"
         )
-    if has_other_loss(form):
-        forms = {other: merged_form(check, other) for other in BASES if other != base}
-        better_base = next((other for other, its in forms.items() if its is not None and not has_other_loss(its)), None)
+    if is_another_model(trained, form, base):
+        forms = {other: its for other in BASES if other != base and (its := merged_form(check, other)) is not None}
+        better_base = next((other for other, its in forms.items() if not is_another_model(trained, its, other)), None)
         alternative = f"`inv adapter.merge --base={better_base}` keeps the trained loss; " if better_base else ""
         evidence = "beyond the interval" if form.change_low is not None else "over one example, without an interval"
         change = f"{format_change(form)} nats a token compared with the trained form"

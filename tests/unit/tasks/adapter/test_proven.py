@@ -1,6 +1,7 @@
 """Tests of the adapter's check, merge and model card."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,28 @@ def test_the_check_fails_where_what_is_served_is_not_what_was_trained(trained: T
     assert failure is not None
     assert "1.7000" in failure
     assert "1.5000" in failure
+
+
+@pytest.mark.parametrize(
+    ("base", "predicted", "folder", "fails"),
+    [
+        ("nf4", 0.0023, 0.0023, None),  # rounding, as the merge in memory has it
+        ("nf4", 0.0023, 0.0024, "1.50240, .* memory 1.50230; remove /m, then type: inv adapter.merge .* --out=/m$"),
+        ("nf4", 0.0, 0.0011, "1.50110, that of the same merge in memory 1.50000"),
+        ("nf4", 0.05, 0.05, "differs from the trained one by .0.0500"),
+        ("bf16", 0.0023, 0.0023, "differs from the trained one by .0.0023"),  # another base than the trained one
+    ],
+)
+def test_a_merged_folder_has_the_loss_that_the_merge_in_memory_predicts(
+    base: str, predicted: float, folder: float, fails: str | None, trained: TrainedAdapter
+) -> None:
+    (trained.folder / "m").mkdir()
+    trained.write_merged(str(trained.folder / "m"), {"base": base, "adapter_sha256": SHA256})
+    check = adapter_check(form(f"merged-{base}", predicted), form("folder", folder), merged="/m")
+    failure = find_failure(trained, check)
+    assert re.search(fails, failure or "") if fails else failure is None
+    if fails is None:
+        require_same_loss(trained, check, base)
 
 
 def test_the_card_says_data_settings_losses_and_cost_and_escapes_what_others_have_named(
