@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-FOLDERS = ("docs", "image", "manifests", "measured", "reports", "tests")
+FOLDERS = ("docs", "image", "manifests", "reports", "tests")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 TUTORIALS = ROOT / "docs" / "tutorials"
 BY_HAND = "by-hand"
