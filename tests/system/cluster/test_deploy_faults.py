@@ -27,6 +27,11 @@ def is_unchanged(requests: list[str]) -> bool:
     return not [r for r in requests if r.startswith(CHANGES) and "selfsubjectaccessreviews" not in r]
 
 
+def test_without_kubectl_the_error_names_it(operator: Operator) -> None:
+    operator.path = str(operator.project)
+    assert "install kubectl" in operator.inv("deploy", code=2)
+
+
 def test_expired_credentials_are_reported_by_every_task(operator: Operator) -> None:
     operator.cluster.faults.expire_credentials()
     for arguments in (("nodes",), ("deploy",), ("teardown", "--yes"), ("logs",)):
