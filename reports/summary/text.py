@@ -189,7 +189,7 @@ def _recommended(summary: Summary, chosen: Choice) -> str:
     if chosen.is_of_single_processes and ratio.low is None:
         return (
             f"Undecided: {fastest.label} gave {gain} {where}, but with one process of each a machine that changed "
-            f"would look the same; `{repeat_command(summary.record)}` can tell{passed}."
+            f"would look the same. Repeat it: `{repeat_command(summary.record)}`{passed}."
         )
     if not chosen.is_shown_faster:
         verb = "Stay" if chosen.row.is_baseline else "Train"
