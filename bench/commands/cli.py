@@ -128,8 +128,8 @@ def _add_trial_commands(commands: Any) -> None:
         "train",
         _train,
         "run a training in a pod of a Kubernetes Job, with restarts",
-        "Entry point of the pods of `inv train --job`. Exit codes: 0 trained; 143 stopped by SIGTERM; 2 no "
-        "valid order in the environment; 1 any other status.",
+        "Entry point of the pods of `inv train --job`. Exit codes: 0 the training has ended, well or not; 143 stopped "
+        "by SIGTERM before; 2 no valid order in the environment; 1 or 3 the volume cannot be used.",
     )
     train.add_argument("--rank", type=int, required=True, metavar="N", help="this pod's index in the Job")
     train.add_argument("--service", required=True, metavar="NAME", help="the headless Service of the pods")

@@ -3,8 +3,12 @@
 An attempt is `python -m bench run` with this pod's rank. After an attempt that ended for an external reason (a pod, a
 node or a rank was lost), the next one resumes from the last checkpoint, in this pod or its replacement. The first pod
 decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods share. The
-other pods take part until that end exists. A SIGTERM is passed to the attempt, which writes a checkpoint and ends; the
-replacing pod resumes. A GPU with a fault ends the training: the operator cordons the node that it names, and resumes.
+other pods take part until that end exists; an attempt of theirs that still waits for the first pod is then stopped. A
+SIGTERM is passed to the attempt, which writes a checkpoint and ends; the replacing pod resumes. A GPU with a fault
+ends the training: the operator cordons the node that it names, and resumes.
+
+Once the end exists every pod exits 0, however the training ended, so that Kubernetes starts none again. The end is the
+volume's; the pod's status repeats it as the termination message.
 
 Only the standard library. Not covered: a limit on the wait for lost pods.
 """
@@ -17,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,10 +31,10 @@ from bench.records import paths, schema
 from bench.records.checksummed import ResultError
 from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
-from bench.records.status import ExitCode, Outcome, ReasonCode, TrialStatus
+from bench.records.status import ExitCode, Outcome, ReasonCode
 
 RETRY_DELAY_SEC = 2.0
-DNS_TIMEOUT_SEC = 120.0  # the cluster's DNS knows a new pod's name some seconds after its start
+TERMINATION_LOG = Path("/dev/termination-log")  # what is written there becomes part of the pod's status
 # Exit codes of attempts that did not begin, because of their input.
 REJECTIONS: dict[int, ReasonCode] = {code.exit_code: code for code in ReasonCode if code.is_rejected}
 
@@ -46,19 +51,22 @@ class JobRunner:
     def run(self) -> int:
         """Run attempts until the end and return the exit code. Raises OSError.
 
-        0 SUCCEEDED, 143 stopped, else 1.
+        0 if the training has ended, 143 if this pod was stopped before.
         """
         signal.signal(signal.SIGTERM, self._stop)
         self.folder.mkdir(parents=True, exist_ok=True)
         end = self._run_attempts()
         if end is None:
             return ExitCode.STOPPED
-        print(f"{self.order.run_id}: {end.end.value}: {end.outcome.text or 'trained'}", flush=True)
-        return ExitCode.OK if end.end is TrialStatus.SUCCEEDED else ExitCode.FAILED
+        text = f"{end.end.value}: {end.outcome.text or 'trained'}"
+        print(f"{self.order.run_id}: {text}", flush=True)
+        with contextlib.suppress(OSError), TERMINATION_LOG.open("r+", encoding="utf-8") as file:
+            file.write(text)
+        return ExitCode.OK
 
     def _run_attempts(self) -> TrainingJobEnd | None:
         """Run attempts until the training's end, which is returned; None if this pod is stopped before."""
-        while (end := TrainingJobEnd.read_or_none(self.folder, self.order.turn)) is None and not self._is_stopped:
+        while (end := self._read_end()) is None and not self._is_stopped:
             # The first pod numbers its attempts by their folders; the other pods write no folder.
             number = 1 + max(attempt_numbers(self.folder, self.order.planned.trial_id), default=0)
             try:
@@ -71,6 +79,17 @@ class JobRunner:
             if not self._is_stopped:
                 time.sleep(RETRY_DELAY_SEC)
         return end
+
+    def _read_end(self) -> TrainingJobEnd | None:
+        return TrainingJobEnd.read_or_none(self.folder, self.order.turn)
+
+    def _stop_at_end(self, child: subprocess.Popen[str]) -> None:
+        """Stop an attempt that runs although the training has ended: it waits for a first pod that does not come."""
+        while child.poll() is None:
+            if self._read_end() is not None:
+                child.terminate()
+                return
+            time.sleep(RETRY_DELAY_SEC)
 
     def _stop(self, _number: int, _frame: object) -> None:
         self._is_stopped = True
@@ -99,6 +118,7 @@ class JobRunner:
         ) as self._child:
             if self._is_stopped:
                 self._child.send_signal(signal.SIGTERM)
+            threading.Thread(target=self._stop_at_end, args=(self._child,), daemon=True).start()
             last = ""
             for line in self._child.stderr or ():
                 sys.stderr.write(line)
@@ -107,13 +127,12 @@ class JobRunner:
         return code, last
 
     def _rendezvous_variables(self) -> Mapping[str, str]:
-        """Build the environment variables of the ranks' rendezvous; empty for a single rank. Raises InputError."""
-        count = self.order.planned.trial.world_size
+        """Build the environment variables of the ranks' rendezvous; empty for a single rank."""
+        count, hostname = self.order.planned.trial.world_size, socket.gethostname()
         if count == 1:
             return {}
-        first = f"{socket.gethostname().rpartition('-')[0]}-0.{self._service}"
-        if self.rank == 0:
-            _wait_for_dns(first)
+        # The service's name is also that of the pod which this one replaces, while that is listed on its dead node.
+        first = hostname if self.rank == 0 else f"{hostname.rpartition('-')[0]}-0.{self._service}"
         return {
             paths.NODE_COUNT: str(count),
             paths.NODE_RANK: str(self.rank),
@@ -212,19 +231,3 @@ def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:
             f"{paths.ORDER_VARIABLE}: not a training's order: {error}",
             remedy="start the training with `inv train --job`",
         ) from error
-
-
-def _wait_for_dns(name: str) -> None:
-    """Wait until DNS resolves the name. Raises InputError after the timeout."""
-    deadline = time.monotonic() + DNS_TIMEOUT_SEC
-    while True:
-        try:
-            socket.getaddrinfo(name, None)
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"{name}: not resolved within {DNS_TIMEOUT_SEC:g} s: {error}", remedy="check the cluster's DNS"
-                ) from error
-            time.sleep(1.0)
-        else:
-            return

@@ -158,7 +158,7 @@ class ReasonCode(str, Enum):
     CONNECTION_LOST = "connection_lost", TrialStatus.LOST, "the connection between ranks broke"
     GPU_FAULT = (
         *("gpu_fault", TrialStatus.LOST, "its GPU has a fault"),
-        {"is_worker_faulty": True, "remedy": "cordon its node and delete the pod there, then run `{resume}`"},
+        {"is_worker_faulty": True, "remedy": "cordon its node, then run `{resume}`"},
     )
     NO_RESULT = "no_result", TrialStatus.LOST, "it left no result"
     RESULT_UNVERIFIED = "result_unverified", TrialStatus.LOST, "its result is damaged"

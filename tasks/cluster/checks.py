@@ -21,7 +21,7 @@ from tasks.cluster.nodes import (
 )
 from tasks.errors import ConfirmationRequired
 from tasks.faults import CheckStatus, Fault
-from tasks.fleet.pending_results import PendingRun, foreign_active_jobs, pending_runs
+from tasks.fleet.pending_results import PendingRun, foreign_active_jobs, has_training_ended, pending_runs
 from tasks.settings.load import Settings
 
 NOTHING_CHANGED = "nothing was changed"
@@ -150,7 +150,9 @@ def check_pending_results(
     if not cluster_plan.pod_ending_actions:
         return []
     for action in cluster_plan.pod_ending_actions:
-        if action.live is not None and is_training(action.live) and not discard_results:
+        if discard_results or action.live is None or has_training_ended(settings.results_folder, action.live):
+            continue
+        if is_training(action.live):
             raise ConfirmationRequired(
                 f"{action.title} is still training",
                 remedy="wait until it ends (`inv status`), or pass --discard-results; nothing was changed",

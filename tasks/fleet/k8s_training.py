@@ -32,8 +32,9 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.training import Restart
 from remote.cluster.client import KINDS, Cluster
 from remote.cluster.diagnosis.finding import Diagnosis
+from remote.cluster.diagnosis.pods import training_end
 from remote.cluster.diagnosis.readiness import build_fleet
-from remote.cluster.labels import RUN_ANNOTATION, Object
+from remote.cluster.labels import RUN_ANNOTATION, TRAIN, Object
 from remote.cluster.manifests import READER, make_reader_job, render
 from remote.cluster.plan import has_ended, identity, is_training
 from remote.fleet.ledger import Ledger
@@ -60,7 +61,6 @@ from tasks.clients.workers import component_hosts, pod_hosts
 from tasks.errors import RetryableError, UsageError
 from tasks.settings.load import Settings
 
-TRAIN_COMPONENT = "train"
 _READER_NEEDS = ("ConfigMap", "NetworkPolicy", "PersistentVolume", "PersistentVolumeClaim", "ServiceAccount")
 _PROBE_TIMEOUT_SEC, _LIST_TIMEOUT_SEC, _DELETE_TIMEOUT_SEC = 30.0, 60.0, 180.0
 _POLL_SEC = 1.0
@@ -73,7 +73,7 @@ def is_k8s_training(run: RunRecord) -> bool:
 
 def training_pods(settings: Settings, run: RunRecord) -> list[PodHost]:
     """Return the training's pods as hosts with the names of the run's workers."""
-    return component_hosts(settings, TRAIN_COMPONENT, size=len(run.workers))
+    return component_hosts(settings, TRAIN, size=len(run.workers))
 
 
 @contextlib.contextmanager
@@ -272,6 +272,24 @@ def is_job_active(settings: Settings, run: RunRecord) -> bool:
     with open_cluster(settings) as cluster:
         job = find_job(cluster, run.run_id)
     return job is not None and is_training(job)
+
+
+def describe_end(settings: Settings, run: RunRecord) -> str | None:
+    """Return one line on the end of a training whose pods have ended; None while it goes on.
+
+    Its pods repeat the end that is on the volume; the status of the Job does not tell a failure from a success.
+    """
+    with open_cluster(settings) as cluster:
+        job = find_job(cluster, run.run_id)
+        own = [
+            pod
+            for pod in cluster.pods()
+            if (pod["metadata"].get("annotations") or {}).get(RUN_ANNOTATION) == run.run_id
+        ]
+    end = next(filter(None, map(training_end, own)), None)
+    if end is None and job is not None and is_training(job):
+        return None
+    return f"run {run.run_id}: {end or 'its pods are gone'}; `inv collect --run={run.run_id}` fetches its results"
 
 
 def cancel_training(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> None:

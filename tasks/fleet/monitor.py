@@ -5,10 +5,12 @@ the worker (`python -m bench sample`, a tenth of a second of one core), so unrea
 trial's full GPU history is in its telemetry.csv.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -76,22 +78,19 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
 
     poller = WorkerPoller(list(agents), sample_by_name)
     console = terminal.console(soft_wrap=False)
+    find_end = partial(volume.describe_end, settings, k8s_run) if k8s_run is not None else lambda: None
+    end = None
     try:
-        if once:
-            samples = poller.poll(timeout_sec=None)
-            console.print(render(samples, console.width))
-        elif plain or not console.is_terminal:
-            _print_lines(console, poller)
-        else:
-            with Live(console=console, auto_refresh=False) as live:
-                for samples in _poll_forever(poller):
-                    live.update(render(samples, console.width), refresh=True)
+        end = _follow(console, poller, find_end, once=once, plain=plain)
     except KeyboardInterrupt:  # the normal end
-        samples = poller.poll(timeout_sec=0.0)
+        pass
     finally:
         poller.close()
+    if end is not None:
+        console.print(end, markup=False, soft_wrap=True)
     return Answer(
-        data={"workers": [asdict(sample) for sample in samples]}, failure=find_unreachable(samples) if once else None
+        data={"workers": [asdict(sample) for sample in poller.samples], "end": end},
+        failure=find_unreachable(poller.samples) if once and end is None else None,
     )
 
 
@@ -188,11 +187,38 @@ class WorkerPoller:
             if future in done:
                 self._last[worker] = future.result()
                 del self._pending[worker]
+        return self.samples
+
+    @property
+    def samples(self) -> list[WorkerSample]:
+        """The latest sample of each worker."""
         return list(self._last.values())
 
     def close(self) -> None:
         """Stop sampling; a pending query ends at its own deadline."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _follow(
+    console: Console, poller: WorkerPoller, find_end: Callable[[], str | None], *, once: bool, plain: bool
+) -> str | None:
+    """Show the samples of all workers once, or every REFRESH_SEC until a training has ended; return its end."""
+    is_table = once or (console.is_terminal and not plain)
+    with Live(console=console, auto_refresh=False) if is_table and not once else contextlib.nullcontext() as live:
+        while True:
+            started = time.monotonic()
+            samples = poller.poll(timeout_sec=None if once else REFRESH_SEC)
+            if all(sample.error is not None for sample in samples) and (end := find_end()) is not None:
+                return end
+            if live is not None:
+                live.update(render(samples, console.width), refresh=True)
+            elif is_table:
+                console.print(render(samples, console.width))
+            else:
+                _print_lines(console, samples)
+            if once:
+                return None
+            time.sleep(max(0.0, REFRESH_SEC - (time.monotonic() - started)))
 
 
 def rows(samples: Sequence[WorkerSample]) -> list[tuple[str, ...]]:
@@ -260,19 +286,10 @@ def _with_unit(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:.0f} {unit}"
 
 
-def _poll_forever(poller: WorkerPoller) -> Iterator[list[WorkerSample]]:
-    """Yield the samples of all workers every REFRESH_SEC, indefinitely."""
-    while True:
-        started = time.monotonic()
-        yield poller.poll(timeout_sec=REFRESH_SEC)
-        time.sleep(max(0.0, REFRESH_SEC - (time.monotonic() - started)))
-
-
-def _print_lines(console: Console, poller: WorkerPoller) -> None:
-    for samples in _poll_forever(poller):
-        for row in rows(samples):
-            known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
-            console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
-        for sample in samples:
-            if sample.training is not None:
-                console.print(sample.training, markup=False, soft_wrap=True)
+def _print_lines(console: Console, samples: Sequence[WorkerSample]) -> None:
+    for row in rows(samples):
+        known = ", ".join(cell for cell in row[1:] if cell != UNKNOWN)
+        console.print(f"{row[0]}: {known}", markup=False, soft_wrap=True)
+    for sample in samples:
+        if sample.training is not None:
+            console.print(sample.training, markup=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from bench.records.paths import LEDGER_FILE, RUN_FILE, SUMS_FILE
 from bench.records.run import RunRecord
 from remote.cluster.client import Cluster
 from remote.cluster.kubeconfig import Target
-from remote.cluster.labels import COMPONENT_LABEL, WORKER, Object, label
+from remote.cluster.labels import COMPONENT_LABEL, RUN_ANNOTATION, WORKER, Object, label
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.base import Host, HostError
 from remote.hosts.connectors import CONNECTORS
@@ -131,6 +131,12 @@ def _has_shared_results(run: RunRecord) -> bool:
     """Check whether the run's settings had a volume for its results."""
     cluster, fleet = run.settings.get("cluster") or {}, run.settings.get("fleet") or {}
     return any(((cluster.get("volume") or {}).get("handle"), (fleet.get("pods") or {}).get("shared")))
+
+
+def has_training_ended(results_folder: Path, job: Object) -> bool:
+    """Check whether a training's end was read from its volume, although its Job waits for a pod."""
+    folder = results_folder / str((job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION))
+    return (folder / LEDGER_FILE).is_file() and not _is_open(folder)
 
 
 def _is_open(folder: Path) -> bool:

@@ -175,13 +175,14 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
         raise UsageError(f"run {run_id} runs as a Job", remedy=f"resume it with `{resume_command(run)}`")
     with runner.ledger_errors(run):
         if Ledger(folder / LEDGER_FILE).is_open(TRIAL_ID):
-            if is_job_active(settings, run):
-                raise RetryableError(
-                    f"run {run_id}: its Job is still running", remedy=f"watch it with `inv monitor --run={run_id}`"
-                )
             # If no pod is left to read the volume, the next pods read the state themselves.
             with contextlib.suppress(RetryableError):
                 collect_run(settings, run, folder, [], may_be_open=True)
+            # The end on the volume counts: a Job runs on while one of its pods finds no node.
+            if Ledger(folder / LEDGER_FILE).is_open(TRIAL_ID) and is_job_active(settings, run):
+                raise RetryableError(
+                    f"run {run_id}: its Job is still running", remedy=f"watch it with `inv monitor --run={run_id}`"
+                )
         ledger = Ledger(folder / LEDGER_FILE)
         entry = ledger.entries[TRIAL_ID]
         if entry.status is TrialStatus.SUCCEEDED:

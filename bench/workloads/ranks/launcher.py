@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -163,6 +164,7 @@ class RankLauncher:
             raise
         try:
             with LeaderLink(nodes, self._limits.silence_sec) as link:
+                self._nodes = replace(nodes, address=link.address)
                 try:
                     files = prepare(inputs)
                 except (InputError, Stopped) as error:

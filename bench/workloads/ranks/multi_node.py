@@ -205,6 +205,11 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
+    @property
+    def address(self) -> str:
+        """The address at which the first machine answered: its name may also be that of a lost one."""
+        return str(self._socket.getpeername()[0])
+
     def check(self) -> None:
         """Read the first machine's heartbeats. Raises LeaderGone."""
         while select.select([self._socket], [], [], 0)[0]:

@@ -22,11 +22,20 @@ HARDWARE_CAUSE = "hardware"
 UNKNOWN_CAUSE = "health-unknown"
 # Node Problem Detector renews its conditions every 5 minutes (--k8s-exporter-heartbeat-period), like the kubelet.
 STALE_SEC = 900.0
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _HARDWARE = re.compile(r"gpu|nvlink|nvidia|dcgm|xid|pcie|nodehaspcie|rdma|hca|cdfp|acceleratedhardware", re.IGNORECASE)
 _GOOD_IF_TRUE = re.compile(r"(Ready|Healthy)\Z")  # the other conditions are named after a problem
 _ACTIVE_CHECK = "oke.oraclecloud.com/active-health-checks-"  # followed by the check; its value is pass or fail
 _QUARANTINE_LABELS = ("oci.oraclecloud.com/node-problem-detected", "dgxc.nvidia.com/nvsentinel-state")
 _HEALTHY_VALUES = ("", "none", "healthy", "remediation-succeeded")
+
+
+def out_of_service_command(node: str) -> str:
+    """Return the command that ends the pods of a node that is off, and so lets a Job with a policy replace them.
+
+    Deletion by force does not: such a pod stays until its Job has counted it.
+    """
+    return f"kubectl taint node {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute"
 
 
 def health_findings(node: Object, provider: Provider) -> Iterator[Diagnosis]:
@@ -35,7 +44,12 @@ def health_findings(node: Object, provider: Provider) -> Iterator[Diagnosis]:
     ready = conditions.get("Ready", {})
     if ready.get("status") != "True":
         reason = f"not Ready since {ready.get('lastTransitionTime', '?')}: {ready.get('message', 'it never reported')}"
-        yield Diagnosis("not-ready", reason, provider.texts["node-not-ready"])
+        remedy = provider.texts["node-not-ready"]
+        if ready.get("status") == "Unknown":  # the kubelet reports nothing: the node may be off
+            remedy = (
+                f"{remedy}; if it is really off, end its pods: `{out_of_service_command(node['metadata']['name'])}`"
+            )
+        yield Diagnosis("not-ready", reason, remedy)
     for pressure in ("DiskPressure", "MemoryPressure", "PIDPressure"):
         if conditions.get(pressure, {}).get("status") == "True":
             yield Diagnosis("pressure", f"{pressure}: it accepts no new pods", "free the node's disk or memory")

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from bench.records.units import format_gib
 from remote.cluster.diagnosis.finding import Diagnosis
-from remote.cluster.diagnosis.node_health import health_findings, node_health, unknown_findings
+from remote.cluster.diagnosis.node_health import OUT_OF_SERVICE, health_findings, node_health, unknown_findings
 from remote.cluster.labels import OWNER, PART_OF_LABEL, Object, label
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import object_errors
@@ -251,7 +251,8 @@ def _admission_findings(node: Object, need: NodeRequirements) -> Iterator[Diagno
         remedy = "to use it, set cluster.preemptible to false, and cluster.overlay to one other than preemptible"
         yield Diagnosis("not-preemptible", "not a preemptible node", remedy)
     for taint in spec.get("taints") or []:
-        if taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/"):
+        is_own = taint["key"].startswith("node.kubernetes.io/") and taint["key"] != OUT_OF_SERVICE
+        if taint["effect"] == "PreferNoSchedule" or is_own:
             continue  # a preference, or reported by a condition above
         if not any(_tolerates(toleration, taint) for toleration in need.tolerations):
             remedy = f"kubectl taint node {name} {taint['key']}:{taint['effect']}-"

@@ -11,7 +11,17 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from remote.cluster.diagnosis.finding import DEFAULT_PATIENCE_SEC, SHORT_PATIENCE_SEC, Diagnosis, Rule, first_match
-from remote.cluster.labels import ADAPTER_CONTAINER, RUN_ANNOTATION, SERVE, SERVED_RUN_ANNOTATION, Object
+from remote.cluster.diagnosis.node_health import out_of_service_command
+from remote.cluster.labels import (
+    ADAPTER_CONTAINER,
+    COMPONENT_LABEL,
+    RUN_ANNOTATION,
+    SERVE,
+    SERVED_RUN_ANNOTATION,
+    TRAIN,
+    Object,
+    label,
+)
 from remote.hosts.base import collapse_whitespace
 from remote.hosts.pods.kubectl import object_errors
 from remote.providers import GENERIC, Provider, registry_provider
@@ -97,12 +107,32 @@ def is_ready(pod: Object) -> bool:
 @object_errors()
 def diagnose_pod(pod: Object, events: Iterable[Object], provider: Provider = GENERIC) -> list[Diagnosis]:
     """Find why a pod is not Ready, most specific cause first; empty if it is Ready or no cause is known yet."""
-    if is_ready(pod) or pod.get("status", {}).get("phase") == "Succeeded":
+    if is_ready(pod):
         return []
+    if pod.get("status", {}).get("phase") == "Succeeded":
+        return _training_end(pod)
     return [
         finding.with_subject(f"pod {pod['metadata']['name']}")
         for finding in _pod_findings(pod, events_of(pod, events), provider)
     ]
+
+
+def training_end(pod: Object) -> str | None:
+    """Return how the training of this pod has ended, as its pods repeat it from the volume: `FAILED: reason`."""
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        message = container.get("state", {}).get("terminated", {}).get("message")
+        if message and label(pod, COMPONENT_LABEL) == TRAIN:
+            return collapse_whitespace(message)
+    return None
+
+
+def _training_end(pod: Object) -> list[Diagnosis]:
+    """Find the end of a training that did not succeed; Kubernetes counts its pods as completed."""
+    end, run = training_end(pod), (pod["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
+    if end is None or end.startswith("SUCCEEDED"):
+        return []
+    remedy = f"`inv collect --run={run}` fetches what it wrote, `inv train --job --resume={run}` goes on"
+    return [Diagnosis("training-ended", f"ended {end}", remedy, SHORT_PATIENCE_SEC, f"run {run}")]
 
 
 def _pod_findings(pod: Object, events: Sequence[Object], provider: Provider) -> list[Diagnosis]:
@@ -110,8 +140,7 @@ def _pod_findings(pod: Object, events: Sequence[Object], provider: Provider) -> 
     if status.get("reason"):
         return [_ended_by_cluster(status)]
     if pod["metadata"].get("deletionTimestamp"):
-        remedy = "wait; on a dead node it stays until the node returns, or use `kubectl delete pod --force`"
-        return [Diagnosis("terminating", "is being deleted", remedy, None)]
+        return [_terminating(pod, events)]
     unscheduled = _condition(status, "PodScheduled")
     if unscheduled is not None and unscheduled["status"] == "False":
         return explain_scheduling(unscheduled.get("message", ""), provider)
@@ -120,6 +149,16 @@ def _pod_findings(pod: Object, events: Sequence[Object], provider: Provider) -> 
         finding for container in containers for finding in _container_findings(pod, container, events, provider)
     ]
     return findings or _mount_findings(events, provider) or _readiness_findings(pod, events)
+
+
+def _terminating(pod: Object, events: Sequence[Object]) -> Diagnosis:
+    disruption = _condition(pod.get("status", {}), "DisruptionTarget") or {}
+    is_node_lost = any(event.get("reason") == "NodeNotReady" for event in events)
+    if not is_node_lost and disruption.get("reason") != "DeletionByTaintManager":
+        return Diagnosis("terminating", "is being deleted", "wait", None)
+    node = pod["spec"].get("nodeName", "its node")
+    remedy = f"wait until {node} returns; if it is really off: `{out_of_service_command(node)}`"
+    return Diagnosis("terminating", f"is being deleted, and {node} does not answer", remedy, None)
 
 
 def _container_findings(
@@ -250,7 +289,10 @@ def _readiness_findings(pod: Object, events: Sequence[Object]) -> list[Diagnosis
     for event in reversed(events):
         if event.get("reason") == "NodeNotReady":
             node = pod["spec"].get("nodeName", "its node")
-            return [Diagnosis("node-not-ready", f"{node} does not answer", f"after 30 s {_REPLACED}")]
+            remedy = f"after 30 s {_REPLACED}"
+            if label(pod, COMPONENT_LABEL) == SERVE:  # its Job has a podFailurePolicy
+                remedy = f"wait until it returns; if it is really off: `{out_of_service_command(node)}`"
+            return [Diagnosis("node-not-ready", f"{node} does not answer", remedy)]
         if event.get("reason") == "Unhealthy":
             message = collapse_whitespace(event.get("message", ""))
             log_remedy = f"`inv logs --pod {pod['metadata']['name']}`"
@@ -264,6 +306,7 @@ _JOB_FAILURES = {
     "BackoffLimitExceeded": "its pods failed more often than it allows",
     "FailedIndexes": "some of its indexes failed",
     "DeadlineExceeded": "its deadline passed",
+    "MaxFailedIndexesExceeded": "one of its pods failed more often than it allows",
     "PodFailurePolicy": "a pod failed in a way that a retry does not fix",
 }
 

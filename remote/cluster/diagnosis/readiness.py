@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from remote.cluster.diagnosis.finding import Diagnosis
-from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready
-from remote.cluster.labels import COMPONENT_LABEL, JOB_LABEL, Object, label
+from remote.cluster.diagnosis.pods import diagnose_claim, diagnose_job, diagnose_pod, is_ready, training_end
+from remote.cluster.labels import COMPONENT_LABEL, JOB_LABEL, TRAIN, Object, label
 from remote.cluster.plan import end_state
 from remote.hosts.pods.kubectl import object_errors
 from remote.hosts.pods.pod_index import INDEX_LABEL
@@ -105,14 +105,15 @@ def _row(job: str, index: int, pod: Object, events: Sequence[Object], provider: 
     elif ready:
         state = "Ready"
     else:
-        state = waiting[0] if waiting else str(status.get("reason") or phase)
+        end = (training_end(pod) or "").partition(":")[0]
+        state = waiting[0] if waiting else end or str(status.get("reason") or phase)
     return PodRow(
         job=job,
         index=index,
         pod=pod["metadata"]["name"],
         node=pod.get("spec", {}).get("nodeName", ""),
         state=state,
-        is_up=ready or (label(pod, COMPONENT_LABEL) == "train" and phase == "Succeeded"),
+        is_up=ready or (label(pod, COMPONENT_LABEL) == TRAIN and phase == "Succeeded"),
         restarts=sum(container.get("restartCount", 0) for container in containers),
         findings=tuple(diagnose_pod(pod, events, provider)),
     )

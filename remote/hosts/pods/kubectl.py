@@ -98,7 +98,10 @@ class _KubectlErrorRule(NamedTuple):
 
 # The message of a failed credential program. Its own output comes first, and may hold any text of the rules below.
 _NO_CREDENTIALS = "getting credentials"
-_BUSY = ("(TooManyRequests)", "(ServiceUnavailable)", "(ServerTimeout)", "(Timeout)", "etcdserver: ", "(Conflict)")
+_BUSY = (
+    *("(TooManyRequests)", "(ServiceUnavailable)", "(ServerTimeout)", "(Timeout)", "etcdserver: ", "(Conflict)"),
+    "unable to handle the request",  # a 503 during discovery, which kubectl prints without its reason
+)
 _RULES = (
     _KubectlErrorRule(_NO_CREDENTIALS, Misconfigured, f"the kubeconfig's credential program failed: {LOG_IN}"),
     _KubectlErrorRule(
@@ -110,7 +113,9 @@ _RULES = (
     _KubectlErrorRule(
         "Apply failed with", Conflict, "another manager owns that field: `inv deploy --force-conflicts` overrides it"
     ),
-    _KubectlErrorRule("timed out waiting for the condition", None, "on a dead node, use `kubectl delete pod --force`"),
+    _KubectlErrorRule(
+        "timed out waiting for the condition", None, "if a node is off, its pods stay: `inv nodes` has the command"
+    ),
     _KubectlErrorRule("exceeded quota", None, "free some of the quota, or ask for more"),
     _KubectlErrorRule(
         "(Forbidden)",

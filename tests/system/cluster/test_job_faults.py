@@ -79,10 +79,18 @@ def test_a_training_ends_lost_with_the_node_of_a_sick_gpu_and_a_resume_goes_on_e
     sick = running_pod(trainer, 1)
     node = next(pod for pod in trainer.objects("pods") if pod["metadata"]["name"] == sick)["spec"]["nodeName"]
     (workspace / "sick" / node).write_text(json.dumps({"xids": [79]}))
-    trainer.cluster.wait_until(lambda: conditions(trainer).get("Failed") == "True", "the Job to end")
+    trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to end")
+    (job,) = trainer.objects("jobs.batch")
+    assert "failed" not in job["status"], "no pod was started again"
     hold.unlink()  # not earlier: the training could end before the fault is seen
 
+    for task in (("status",), ("monitor", "--once", f"--run={run_id}")):
+        output = trainer.inv(*task)
+        assert "LOST" in output
+        assert f"`inv collect --run={run_id}`" in output
     output = trainer.inv("collect", f"--run={run_id}")
+    assert f"`kubectl cordon {node}`" in output
+    assert f"`inv train --job --resume={run_id}`" in output
     (end,) = events(trainer, "ended")
     assert (end["end"], end["reason_code"]) == ("LOST", "gpu_fault"), output
     assert f"node {node}" in end["reason"]

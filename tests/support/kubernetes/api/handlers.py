@@ -146,10 +146,10 @@ class Api:
     def finalize(self) -> None:
         """Remove the marked objects whose finalizers are gone."""
         for key in list(self.store.keys()):
-            for obj in self.store.list(key) if key not in ("pods", "namespaces") else ():
+            for obj in self.store.list(key) if key != "namespaces" else ():
                 metadata = obj["metadata"]
-                if not metadata.get("deletionTimestamp"):
-                    continue
+                if not metadata.get("deletionTimestamp") or metadata.get("deletionGracePeriodSeconds"):
+                    continue  # a pod in its time of grace is the kubelet's
                 finalizers = set(metadata.get("finalizers") or ())
                 if not finalizers or (finalizers == {_FOREGROUND} and not any(self._owned(obj))):
                     with contextlib.suppress(Refusal):
@@ -173,7 +173,9 @@ class Api:
         if grace is None:
             grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
         bound = pod["spec"].get("nodeName") and pod["metadata"]["uid"] in self.kubelet.workers
-        if grace == 0 or not bound:
+        if not bound:
+            grace = 0
+        if grace == 0 and not pod["metadata"].get("finalizers"):
             return self.store.remove("pods", namespace, name)
         known = pod["metadata"].get("deletionGracePeriodSeconds")
         if known is not None and known <= grace:

@@ -15,7 +15,7 @@ from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.controllers.jobs import JobController
 from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.controllers.scheduler import Scheduler, tolerates
-from tests.support.kubernetes.node.nodes import UNREACHABLE, Nodes
+from tests.support.kubernetes.node.nodes import OUT_OF_SERVICE, UNREACHABLE, Nodes
 from tests.support.kubernetes.store.resources import Target, by_key
 from tests.support.kubernetes.store.store import Change, Store, now, set_condition, true_conditions
 
@@ -168,20 +168,26 @@ class Controllers:
                 self.jobs.expire(job)
 
     def _evict(self) -> None:
-        """Mark the pods of lost nodes for deletion when their tolerations have expired."""
+        """Mark the pods of lost nodes for deletion when their tolerations have expired; end them if a node is off."""
         for node in self._store.list("nodes"):
-            taint = next(
-                (t for t in node["spec"].get("taints") or [] if t["key"] == UNREACHABLE and t["effect"] == "NoExecute"),
-                None,
-            )
-            if taint is None:
-                continue
-            for pod in self._store.list("pods"):
-                bound = pod["spec"].get("nodeName") == node["metadata"]["name"]
-                if not bound or pod["metadata"].get("deletionTimestamp"):
+            taints = {t["key"]: t for t in node["spec"].get("taints") or [] if t["effect"] == "NoExecute"}
+            is_off = OUT_OF_SERVICE in taints and "Ready" not in true_conditions(node)
+            for pod in self._store.list("pods") if taints.keys() & {UNREACHABLE, OUT_OF_SERVICE} else ():
+                if pod["spec"].get("nodeName") != node["metadata"]["name"]:
                     continue
-                if _age(taint["timeAdded"]) >= self._toleration_sec(pod, taint):
+                if pod["metadata"].get("deletionTimestamp"):
+                    if is_off:
+                        self._end_without_node(pod)
+                elif OUT_OF_SERVICE in taints or (
+                    _age(taints[UNREACHABLE]["timeAdded"]) >= self._toleration_sec(pod, taints[UNREACHABLE])
+                ):
                     self._taint_eviction(pod)
+
+    def _end_without_node(self, pod: Json) -> None:
+        """Fail and remove a pod that is being deleted, like the controller of garbage: its node cannot."""
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        self._store.edit("pods", namespace, name, lambda changed: changed["status"].update(phase="Failed"))
+        self.delete_pod(namespace, name, grace=0)
 
     def _toleration_sec(self, pod: Json, taint: Json) -> float:
         if not tolerates(pod["spec"], taint):

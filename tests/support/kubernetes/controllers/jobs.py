@@ -1,5 +1,9 @@
 """Job controller: a pod per index, replacements, limits, conditions.
 
+As recorded from Kubernetes 1.34 and 1.36: a pod has a finalizer until it is counted. With podReplacementPolicy Failed,
+the default beside a podFailurePolicy, that is when it has ended: a pod that a dead node cannot end, or that was deleted
+by force there, stays and has no replacement. Else its deletion counts as a failure, and its replacement starts at once.
+
 Not covered: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob on exit codes, successPolicy, TTL,
 the back-off delay between retries (a replacement is created immediately).
 """
@@ -11,6 +15,7 @@ from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.store.store import Store, condition, now, suffix, true_conditions
 
 INDEX = "batch.kubernetes.io/job-completion-index"
+_TRACKING = "batch.kubernetes.io/job-tracking"
 
 
 def format_indexes(indexes: set[int]) -> str:
@@ -43,6 +48,12 @@ def _phase(pod: Json) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
 
 
+def _counts_now(job: Json, pod: Json) -> bool:
+    """Return whether a pod without success counts as failed."""
+    going = pod["metadata"].get("deletionTimestamp") and job["spec"].get("podReplacementPolicy") != "Failed"
+    return bool(going) or _phase(pod) not in ("Pending", "Running")
+
+
 def _failed_container(pod: Json) -> Json | None:
     """Return the status of the first failed container, init containers included."""
     status = pod.get("status", {})
@@ -65,15 +76,28 @@ class JobController:
         """`create_pod(namespace, pod)` runs the API's admission; `delete_pod(namespace, name)` gives grace."""
         self._store, self._events = store, events
         self._create_pod, self._delete_pod = create_pod, delete_pod
-        self._living: dict[str, dict[str, int]] = {}  # Job uid to its unfinished pods' uids and indexes
-        self._counted: dict[str, set[str]] = {}  # Job uid to the uids of finished pods counted in its status
-        self._ignored: set[str] = set()  # uids of pods whose failure the policy will ignore
         self._failures: dict[str, dict[int, int]] = {}  # Job uid to failures by index
 
     def run(self) -> None:
         for job in self._store.list("jobs.batch"):
             if not job["metadata"].get("deletionTimestamp"):
                 self._sync(job)
+        current = {
+            job["metadata"]["uid"]
+            for job in self._store.list("jobs.batch")
+            if not job["metadata"].get("deletionTimestamp") and not true_conditions(job) & {"Complete", "Failed"}
+        }
+        for pod in self._store.list("pods"):
+            if not any(ref["uid"] in current for ref in pod["metadata"].get("ownerReferences", [])):
+                self._release(pod)
+
+    def _release(self, pod: Json) -> None:
+        """Remove the finalizer of a pod that has been counted, or whose Job has ended or goes."""
+        metadata = pod["metadata"]
+        if _TRACKING in metadata.get("finalizers", []):
+            self._store.edit(
+                "pods", metadata["namespace"], metadata["name"], lambda changed: changed["metadata"].pop("finalizers")
+            )
 
     def _pods(self, job: Json) -> list[Json]:
         uid = job["metadata"]["uid"]
@@ -119,36 +143,20 @@ class JobController:
 
     def _count(self, job: Json, pods: list[Json], status: Json, done: set[int], failed: set[int]) -> tuple[str, ...]:
         """Count each finished pod once in the status; return the verdict of a failure policy that applies, or ()."""
-        job_uid = job["metadata"]["uid"]
-        counted = self._counted.setdefault(job_uid, set())
-        living = self._living.setdefault(job_uid, {})
         indexed = job["spec"].get("completionMode") == "Indexed"
-        per_index = job["spec"].get("backoffLimitPerIndex")
-        existing = {pod["metadata"]["uid"] for pod in pods}
-        # A pod removed by force, or before its end was recorded (a real Job's finalizer prevents that), is a failure,
-        # unless the policy ignores it.
-        gone = {uid: living.pop(uid) for uid in list(living) if uid not in existing}
-        for index in (gone[uid] for uid in gone.keys() - self._ignored):
-            self._fail(job, status, index, failed)
         for pod in pods:
-            phase, index, uid = _phase(pod), _index(pod), pod["metadata"]["uid"]
-            going = (
-                bool(pod["metadata"].get("deletionTimestamp")) and job["spec"].get("podReplacementPolicy") != "Failed"
-            )
-            if phase == "Succeeded" and index not in done and (indexed or uid not in counted):
+            phase, index = _phase(pod), _index(pod)
+            tracked = _TRACKING in pod["metadata"].get("finalizers", [])
+            if phase == "Succeeded":
                 # Includes a pod that was counted as failed at the start of its deletion and then exited with 0.
-                status["succeeded"] = status.get("succeeded", 0) + 1
-                done |= {index} if indexed else set()
-                counted.add(uid)
-            if uid not in counted and phase in ("Pending", "Running") and not going:
-                living[uid] = index
-                if self._policy(job, pod) == "Ignore":
-                    self._ignored.add(uid)
+                if index not in done if indexed else tracked:
+                    status["succeeded"] = status.get("succeeded", 0) + 1
+                    done |= {index} if indexed else set()
+                self._release(pod)
                 continue
-            living.pop(uid, None)
-            if uid in counted or phase == "Succeeded":
+            if not tracked or not _counts_now(job, pod):
                 continue
-            counted.add(uid)
+            self._release(pod)
             action = self._policy(job, pod)
             if action == "FailJob":
                 status["failed"] = status.get("failed", 0) + 1
@@ -159,7 +167,7 @@ class JobController:
             status["completedIndexes"] = format_indexes(done)
             if not status["completedIndexes"]:
                 del status["completedIndexes"]
-            if per_index is not None:
+            if "backoffLimitPerIndex" in job["spec"]:
                 status["failedIndexes"] = format_indexes(failed)
         return ()
 
@@ -191,6 +199,9 @@ class JobController:
             return "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         wanted = spec.get("completions")
         if spec.get("completionMode") == "Indexed":
+            if len(failed) > spec.get("maxFailedIndexes", wanted):
+                message = "Job has exceeded the specified maximal number of failed indexes"
+                return "Failed", "MaxFailedIndexesExceeded", message
             if len(done | failed) >= wanted:
                 return ("Failed", "FailedIndexes", "Job has failed indexes") if failed else _complete()
             return ()
@@ -258,6 +269,7 @@ class JobController:
         metadata = template.setdefault("metadata", {})
         middle = f"-{index}" if index >= 0 else ""
         metadata |= {"name": f"{name}{middle}-{suffix()}", "generateName": f"{name}{middle}-"}
+        metadata["finalizers"] = [_TRACKING]
         metadata["ownerReferences"] = [
             {
                 "apiVersion": "batch/v1",

@@ -18,6 +18,11 @@ _SANDBOX = Path(__file__).with_name("sandbox.py")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def termination_log(root: str | Path) -> Path:
+    """Return the file that a container with this file tree sees as /dev/termination-log."""
+    return Path(f"{root}-message")
+
+
 class Log:
     """A container's output by lines, for several readers and followers."""
 
@@ -145,6 +150,8 @@ class Container:
             code = report.get("exit", 137)
             reason = self.kill_reason or ("Completed" if code == 0 else "Error")
             ended |= {"exitCode": code, "reason": reason}
+            if message := termination_log(root).read_text(errors="replace")[:4096]:
+                ended["message"] = message
         self.state = {"terminated": ended}
         self.log.close()
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)

@@ -7,7 +7,7 @@ from tests.support.kubernetes.api.answers import Json, deep_copy
 from tests.support.kubernetes.store.resources import document
 from tests.support.kubernetes.store.store import Store, now
 
-UNREACHABLE = "node.kubernetes.io/unreachable"
+UNREACHABLE, OUT_OF_SERVICE = "node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from tests.support.kubernetes.api.answers import Json
-from tests.support.kubernetes.node.container import Container
+from tests.support.kubernetes.node.container import Container, termination_log
 from tests.support.kubernetes.node.podstatus import status_of
 from tests.support.kubernetes.node.volumes import CannotConfigure, environment, expand, mounts
 from tests.support.kubernetes.store.store import now
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.node.kubelet import Kubelet
     from tests.support.kubernetes.node.nodes import Node
 
-_COUNT_SEC = 0.05  # in which the Job controller counts an ended pod: a real one has a finalizer until then
 _KILL_WAIT_SEC = 30.0
 _RESTART_SEC, _RETRY_SEC = 1.0, 0.5  # both are longer on a real cluster
 _IMAGE_ENTRYPOINT, _IMAGE_COMMAND = ("tini", "--"), ("sleep", "infinity")  # every image runs as root
@@ -101,9 +100,14 @@ class PodWorker:
         await self._stop(self._deletion_grace())
         self.finished = True
         await self.report()
-        await asyncio.sleep(_COUNT_SEC)
-        if self._current() is not None:
-            self.kubelet.store.remove("pods", self.namespace, self.name)
+        if (current := self._current()) is not None:
+            if current["metadata"].get("finalizers"):
+                # Api.finalize removes it, once the Job controller has counted it.
+                self.kubelet.store.edit(
+                    "pods", self.namespace, self.name, lambda pod: pod["metadata"].update(deletionGracePeriodSeconds=0)
+                )
+            else:
+                self.kubelet.store.remove("pods", self.namespace, self.name)
         self.kubelet.forget(self)
 
     def _grace(self) -> float:
@@ -216,6 +220,9 @@ class PodWorker:
         root.mkdir(parents=True)
         root.chmod(0o755)
         self.starts += 1
+        message = termination_log(root)
+        message.touch()
+        message.chmod(0o666)
         return {
             "root": str(root),
             "parent": os.getpid(),
@@ -226,7 +233,11 @@ class PodWorker:
             "cwd": container.get("workingDir", "/"),
             "argv": argv,
             "environment": variables,
-            "mounts": [*folders, {"path": "/etc/hosts", "source": str(self.kubelet.names.file(self.namespace))}],
+            "mounts": [
+                *folders,
+                {"path": "/etc/hosts", "source": str(self.kubelet.names.file(self.pod))},
+                {"path": "/dev/termination-log", "source": str(message)},
+            ],
             "image_paths": self.kubelet.image_paths,
             "read_only_root": security.get("readOnlyRootFilesystem", False),
         }

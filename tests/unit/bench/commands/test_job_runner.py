@@ -14,7 +14,7 @@ from bench.commands import cli, job_runner
 from bench.commands.job_runner import JobRunner, attempt_numbers, held_sec, read_order
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
-from bench.records.paths import ORDER_VARIABLE
+from bench.records.paths import NODE_ADDRESS, ORDER_VARIABLE
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, ReasonCode, TrialStatus
@@ -30,6 +30,9 @@ def run_script(
     """Function that runs the first pod of an order with scripted attempts; returns (exit code, the end it wrote)."""
     monkeypatch.setattr(job_runner, "RETRY_DELAY_SEC", 0.0)
     monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
+    message = tmp_path / "termination-log"
+    message.touch()
+    monkeypatch.setattr(job_runner, "TERMINATION_LOG", message)
 
     def run(
         script: Script, *, max_restarts: int = 2, turn: int = 1, after: int = 0
@@ -76,14 +79,25 @@ def test_an_attempt_that_ended_for_an_external_reason_is_restarted(run_script, t
     [
         ((1, ReasonCode.ERROR, "loss is not finite"), (TrialStatus.FAILED, ReasonCode.ERROR)),
         ((2, None, "train.data: no such file"), (TrialStatus.FAILED, ReasonCode.BAD_INPUT)),
+        ((4, None, "model: its sha256 differs"), (TrialStatus.FAILED, ReasonCode.INPUT_REJECTED)),
         ((143, ReasonCode.MAX_HOURS, "stopped by train.max_hours"), (TrialStatus.PREEMPTED, ReasonCode.MAX_HOURS)),
     ],
 )
-def test_an_end_that_a_restart_cannot_change_is_final(run_script, last, expected) -> None:
+def test_an_end_that_a_restart_cannot_change_is_final_and_no_pod_is_started_again(
+    run_script, tmp_path: Path, last, expected
+) -> None:
     code, end = run_script([last])
-    assert code == 1
+    assert code == 0, "Kubernetes would start another pod"
     assert (end.end, end.reason_code) == expected
     assert end.reason == last[2]
+    assert (tmp_path / "termination-log").read_text() == f"{expected[0].value}: {last[2]}"
+    assert run_script([]) == (0, end), "a pod that starts nevertheless runs no attempt"
+
+
+@pytest.mark.parametrize("code", [3, 69])
+def test_an_attempt_without_a_result_is_repeated_as_often_as_restarts_are_left(run_script, code: int) -> None:
+    assert run_script([(code, None, None)] * 3)[1].reason_code is ReasonCode.RESTARTS_USED_UP
+    assert run_script([])[0] == 0
 
 
 def test_restarts_for_pods_that_were_drained_or_had_not_started_are_not_counted(run_script) -> None:
@@ -91,7 +105,7 @@ def test_restarts_for_pods_that_were_drained_or_had_not_started_are_not_counted(
     absent = (1, ReasonCode.START_TIMED_OUT, "rank 1 did not start within 180 s")
     died = (1, TrialStatus.LOST, "rank 0 was killed by SIGKILL")
     code, end = run_script([died, drained, absent, absent, drained, died, died])
-    assert code == 1
+    assert code == 0
     assert end.reason_code is ReasonCode.RESTARTS_USED_UP
     assert "train.max_restarts: 2 " in end.reason
 
@@ -136,10 +150,23 @@ def test_a_pod_that_is_stopped_leaves_the_rest_to_its_replacement_and_another_tu
 def test_a_faulty_gpu_ends_the_training_with_the_reason_that_names_its_node(run_script: Any) -> None:
     reason = "GPU 0: XID 79 (node node-1)"
     code, end = run_script([(1, ReasonCode.GPU_FAULT, reason)])
-    assert code == ExitCode.FAILED
+    assert code == 0
     assert (end.end, end.reason_code, end.reason) == (TrialStatus.LOST, ReasonCode.GPU_FAULT, reason)
-    assert run_script([]) == (ExitCode.FAILED, end), "its replacement runs no attempt"
+    assert run_script([]) == (0, end), "its replacement runs no attempt"
     assert run_script([(0, TrialStatus.SUCCEEDED, None)], turn=2, after=1)[0] == 0, "the operator's next turn goes on"
+
+
+def test_the_first_pod_listens_at_its_own_address_and_not_at_a_name_of_two_pods(
+    make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost node's pod keeps its name in DNS until the node returns."""
+    planned = PlannedTrial(trial_id="train", trial=make_trial(kind="distributed", world_size=2))
+    order = TrainingJobSpec(
+        run_id="r1", planned=planned, shared="/s", turn=1, after=0, max_restarts=2, port=21_000, token="t"
+    )
+    for rank, address in ((0, "train-0"), (1, "train-0.train")):
+        monkeypatch.setattr(job_runner.socket, "gethostname", lambda rank=rank: f"train-{rank}")
+        assert JobRunner(order, rank, "train")._rendezvous_variables()[NODE_ADDRESS] == address
 
 
 def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_turns(

@@ -17,6 +17,7 @@ def make_job(completions: int = 2, active: int | None = None, completed: str = "
 def make_pod(case: Case) -> dict[str, Any]:
     labels = {"batch.kubernetes.io/job-name": case.get("job", "bench")}
     labels |= {"batch.kubernetes.io/job-completion-index": str(case["index"])}
+    state = {"terminated": {"exitCode": 0, "message": case["end"]}} if "end" in case else {"running": {}}
     created = f"2026-11-20T00:00:{case.get('created', 0):02d}Z"
     return {
         "metadata": {
@@ -30,7 +31,7 @@ def make_pod(case: Case) -> dict[str, Any]:
         "status": {
             "phase": case.get("phase", "Running"),
             "conditions": [{"type": "Ready", "status": str(case.get("ready", True))}],
-            "containerStatuses": [{"name": "bench", "restartCount": 1, "state": {"running": {}}}],
+            "containerStatuses": [{"name": "bench", "restartCount": 1, "state": state}],
         },
     }
 

@@ -15,12 +15,19 @@ from bench.records.run import PlannedTrial
 from bench.records.status import Outcome, TrialStatus
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.kubeconfig import Target
+from remote.cluster.labels import RUN_ANNOTATION
 from remote.fleet.ledger import Ledger
 from tasks.clients.registry import resolve_image
 from tasks.cluster.nodes import pod_requirements
 from tasks.cluster.status import WaitPolicy
 from tasks.errors import UsageError
-from tasks.fleet.pending_results import DISCARDED_FILE, discard, incomplete_runs, pending_runs
+from tasks.fleet.pending_results import (
+    DISCARDED_FILE,
+    discard,
+    has_training_ended,
+    incomplete_runs,
+    pending_runs,
+)
 from tasks.settings.load import load
 from tests.support.reports import synthetic
 
@@ -198,6 +205,17 @@ def test_incomplete_runs_are_all_that_are_neither_collected_nor_discarded(tmp_pa
     write_sums(folder, "trials/small/result.json")
     (tmp_path / "latest").symlink_to("planned")
     assert incomplete_runs(tmp_path) == ["done-elsewhere", "planned"]
+
+
+def test_a_training_whose_end_was_read_does_not_keep_its_job(tmp_path: Path, run: MakeRun) -> None:
+    """Its Job runs on while one of its pods waits for a node."""
+    _, ledger = run("train")
+    job = {"metadata": {"annotations": {RUN_ANNOTATION: "train"}}}
+    assert not has_training_ended(tmp_path, job)
+    end_trial(ledger, TrialStatus.LOST)
+    assert has_training_ended(tmp_path, job)
+    for other in ({}, {"annotations": {RUN_ANNOTATION: "of another machine"}}):
+        assert not has_training_ended(tmp_path, {"metadata": other})
 
 
 def finding(cause: str = "no-gpu", patience_sec: float | None = 60.0) -> Diagnosis:

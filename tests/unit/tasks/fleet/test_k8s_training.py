@@ -1,5 +1,6 @@
 """The ledger takes over what a training's pods wrote to the volume."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from bench.records import schema
 from bench.records.paths import LEDGER_FILE
 from bench.records.training import Restart
+from remote.cluster.labels import COMPONENT_LABEL, RUN_ANNOTATION, TRAIN
 from remote.fleet.ledger import Ledger
 from tasks.fleet import k8s_training
 from tasks.fleet.k8s_training import _record_restarts, _to_state
@@ -69,3 +71,32 @@ def test_a_reader_that_another_command_has_deleted_is_created_again(monkeypatch:
     monkeypatch.setattr(k8s_training, "_POLL_SEC", 0.0)
     with k8s_training._temporary_reader_pod(settings, cluster, synthetic.record()):
         assert len(applied) == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "conditions", "expected"),
+    [
+        ([None, None], [], None),
+        ([None, "FAILED: loss is not finite"], [], "FAILED: loss is not finite"),  # another pod waits for a node
+        (["SUCCEEDED: trained"], [{"type": "Complete", "status": "True"}], "SUCCEEDED: trained"),
+        ([], [{"type": "Complete", "status": "True"}], "its pods are gone"),
+    ],
+)
+def test_the_end_of_a_training_is_what_its_pods_say_and_not_the_status_of_its_job(
+    messages: list[str | None],
+    conditions: list[dict[str, str]],
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = synthetic.record(workers=["worker-0"])
+    metadata = {"annotations": {RUN_ANNOTATION: record.run_id}, "labels": {COMPONENT_LABEL: TRAIN}}
+    template = {"metadata": {"labels": {COMPONENT_LABEL: TRAIN}}}
+    job = {"kind": "Job", "metadata": metadata, "spec": {"template": template}}
+    job["status"] = {"active": 1, "conditions": conditions}
+    states: list[Any] = [{"running": {}} if text is None else {"terminated": {"message": text}} for text in messages]
+    pods = [{"metadata": metadata, "status": {"containerStatuses": [{"state": state}]}} for state in states]
+    cluster = SimpleNamespace(list_fleet_objects=lambda kind: [job] if kind == "Job" else [], pods=lambda: pods)
+    monkeypatch.setattr(k8s_training, "open_cluster", lambda _: contextlib.nullcontext(cluster))
+    line = k8s_training.describe_end(SimpleNamespace(), record)
+    end = f"run {record.run_id}: {expected}; `inv collect --run={record.run_id}` fetches its results"
+    assert line == (None if expected is None else end)

@@ -158,3 +158,17 @@ def test_an_answer_cut_short_is_unreachable_and_not_an_idle_gpu(context, monkeyp
     monkeypatch.setattr(LocalHost, "run", lambda *_, **__: Completed(exit_code=0, stdout=stdout))
     with pytest.raises(HostUnreachable, match="truncated"):
         ask(load(context()), LocalHost(name="w", workdir=str(tmp_path)))
+
+
+@pytest.mark.parametrize(("once", "polls"), [(True, 1), (False, 3)])
+def test_a_training_that_has_ended_is_no_unreachable_worker(once: bool, polls: int) -> None:
+    lost = WorkerSample(worker="worker-0", error="pod train-0-a is Succeeded")
+    answers = [BUSY] * (polls - 1) + [lost]
+    poller = WorkerPoller(["worker-0"], lambda _: answers.pop(0))
+    console, end = Console(file=io.StringIO(), width=120), "run r: FAILED: loss; `inv collect --run=r` fetches it"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(monitor, "REFRESH_SEC", 0.01)
+        assert monitor._follow(console, poller, lambda: end, once=once, plain=True) == end
+    assert answers == []
+    assert poller.samples == [lost]
+    poller.close()

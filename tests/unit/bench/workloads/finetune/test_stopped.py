@@ -40,6 +40,7 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
         send_changes=lambda *_: None,
         send_end=messages.append,
         report_error=lambda *error: messages.append(error),
+        address="127.0.0.1",
     )
     asked = iter([False, True])
     ranks = SimpleNamespace(

@@ -18,7 +18,7 @@ from bench.records import Trial
 from bench.records.status import ReasonCode
 from bench.workloads.ranks import launcher
 from bench.workloads.ranks.launcher import RankLauncher, check_interfaces
-from bench.workloads.ranks.multi_node import LeaderGone
+from bench.workloads.ranks.multi_node import LeaderGone, NodeList
 from bench.workloads.ranks.process import check_gpus
 from tests.support.faults import raising
 
@@ -33,6 +33,7 @@ def last_messages(monkeypatch) -> list[Any]:
         send_changes=lambda *_: None,
         send_end=messages.append,
         report_error=lambda *error: messages.append(error),
+        address="127.0.0.1",
     )
     monkeypatch.setattr(launcher, "LeaderLink", lambda *_, **__: contextlib.nullcontext(link))
     monkeypatch.setattr(launcher, "choose_backend", lambda *_: "gloo")
@@ -46,7 +47,7 @@ def make_launcher(trial: Trial | None, stops: Any, nodes: Any = None) -> RankLau
 
 
 def run_local_ranks(trial: Trial, check_inputs: Callable[[], Any]) -> int:
-    nodes = SimpleNamespace(local_ranks=lambda _: range(1, 2))
+    nodes = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
     return make_launcher(trial, SimpleNamespace(check=lambda: None), nodes).follow(check_inputs)
 
 

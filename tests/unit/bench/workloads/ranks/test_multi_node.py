@@ -142,3 +142,9 @@ def test_a_first_machine_that_goes_silent_counts_as_lost(port):
     server = socket.create_server(("127.0.0.1", port + 1))
     with server, LeaderLink(node_list(1, port), 0.5) as link, pytest.raises(LeaderGone, match=r"0\.5 s"):
         wait_for(link.check)
+
+
+def test_the_ranks_use_the_address_that_answered_because_a_name_may_be_that_of_a_lost_machine_too(port, tmp_path):
+    nodes = node_list(1, port, address="localhost")
+    with NodeHub(node_list(0, port), 2, tmp_path), LeaderLink(nodes, WAIT_SEC) as link:
+        assert link.address == "127.0.0.1"
