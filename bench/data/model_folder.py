@@ -9,6 +9,7 @@ Not covered: whether the weights' values are the published ones. SHA256SUMS, wri
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, 
 from bench.architectures.unregistered import describe
 from bench.data.inputs import InputError, ModelFacts
 from bench.records.atomic_files import CHUNK_BYTES, sha256_of
-from bench.records.paths import SUMS_FILE
+from bench.records.paths import NODE_NAME_VARIABLE, SUMS_FILE
 from bench.records.schema import type_name
 
 # Formats that can run code when they are read: rejected anywhere in the folder.
@@ -44,7 +45,9 @@ _LAYER = re.compile(rf"{re.escape(BLOCKS)}\.(\d{{1,6}})\.")
 def check_model(folder: Path) -> ModelFacts:
     """Check the folder and return its facts. Raises InputError."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such model folder", remedy="`inv model.demo` makes a small one")
+        is_pod = NODE_NAME_VARIABLE in os.environ
+        remedy = "copy it to the pods' volume, or set model.path" if is_pod else "`inv model.demo` makes a small one"
+        raise InputError(f"{folder}: no such model folder", remedy=remedy)
     try:
         for path in sorted(folder.rglob("*")):
             if path.suffix.lower() in PICKLE_SUFFIXES and path.is_file():

@@ -131,7 +131,11 @@ def shortage_message(settings: Settings, needed: int, reports: Sequence[NodeRepo
     """Return the message for nodes without room for all pods of the fleet."""
     room, qualified = capacity(reports), sum(report.qualifies for report in reports)
     candidates = [report for report in reports if report.is_candidate and not report.qualifies]
-    first = str(candidates[0].findings[0]) if candidates else "no other node has that instance type"
+    first = "no other node has that instance type"
+    if candidates:
+        first = str(candidates[0].findings[0])
+    elif not any(report.gpus for report in reports):
+        first = f"no node offers nvidia.com/gpu: {resolved_provider(settings).texts['device-plugin']}"
     smaller = f"set fleet.size to {room or 'the number of qualifying nodes'}"
     if settings.cluster.one_per_node:
         by_gpus = sum(

@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from bench.records.status import join_remedy
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
 from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC, is_ready
@@ -107,7 +108,9 @@ def wait_for_pods(
             on_state(state)
             expired = policy.expired_finding(state.all_findings, now)
             if expired is not None:
-                raise TaskFailed(f"{_progress(state)}: {expired}", remedy=f"then `{retry_command}`")
+                retry = "" if f"`{retry_command}" in expired.remedy else f"then `{retry_command}`"
+                problem = f"{_progress(state)}: {expired.problem}"
+                raise TaskFailed(problem, remedy=join_remedy(expired.remedy, retry))
             elapsed_sec = now - started
             if elapsed_sec > limit:
                 first = next(iter(state.all_findings), None)

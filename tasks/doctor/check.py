@@ -18,6 +18,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import NodeReport
 from remote.cluster.manifests import Image
 from remote.hosts.base import Host, HostError
+from remote.hosts.pods.kubectl import Forbidden
 from remote.image import engine, vm_jobs
 from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
@@ -101,10 +102,16 @@ class CheckContext:
 
     @contextlib.contextmanager
     def open_cluster(self) -> Iterator[Cluster]:
-        """Yield the cluster, whose errors become task errors. Raises Skipped if it does not answer."""
+        """Yield the cluster, whose errors become task errors. Raises Skipped if it does not answer.
+
+        Also for what this account may not read: the check of its rights says whether they are enough.
+        """
         self.version.get_or_skip()
         with translate_cluster_errors():
-            yield self.cluster.get_or_skip()
+            try:
+                yield self.cluster.get_or_skip()
+            except Forbidden as error:
+                raise Skipped(error.problem) from error
 
     def _nodes(self) -> list[NodeReport]:
         try:

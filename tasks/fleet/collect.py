@@ -350,6 +350,9 @@ def _report_outcome(
     ends = count_statuses(entries.values())
     if ends.keys() != {TrialStatus.SUCCEEDED.value}:
         advice = f"`{resume_command(run)}` tries what did not succeed again"
+        for end in (entry.outcome for entry in entries.values() if run.suite == TRAIN):
+            if end is not None and end.text:
+                print(f"{end.status.value}: {end.text}")
         print(f"run {run.run_id}: {format_statuses(ends, len(run.planned))}; {advice}")
 
 

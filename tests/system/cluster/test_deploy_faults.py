@@ -27,6 +27,41 @@ def is_unchanged(requests: list[str]) -> bool:
     return not [r for r in requests if r.startswith(CHANGES) and "selfsubjectaccessreviews" not in r]
 
 
+@pytest.mark.parametrize("message", ["the server is currently unable to handle the request", "apiserver not ready"])
+def test_a_server_that_is_unavailable_while_it_applies_is_a_retryable_error(operator: Operator, message: str) -> None:
+    operator.cluster.faults.fail_requests(status=503, message=message, path="*/configmaps/*", method="PATCH", times=99)
+    output = operator.inv("deploy", stdin=f"{operator.password}\n", code=3)
+    assert "retry" in output
+
+
+def test_doctor_finds_no_fault_for_a_user_with_the_shipped_role(deployed: Operator) -> None:
+    faults = deployed.cluster.faults
+    for verb in ("create", "patch", "delete", "update"):
+        faults.forbid(verb=verb, resource="*s")
+    allowed = ("pods", "pods/log", "pods/exec", "events", "services", "persistentvolumeclaims", "jobs.batch")
+    for resource in {request.partition("?")[0].rpartition("/")[2] for request in deployed.cluster.requests()}:
+        if resource not in allowed:
+            faults.forbid(verb="list", resource=f"{resource}*")
+    for resource in ("namespaces", "secrets", "nodes", "resourcequotas", "csidrivers*", "runtimeclasses*"):
+        faults.forbid(verb="get", resource=resource)
+        faults.forbid(verb="list", resource=resource)
+    output = deployed.inv("doctor", "--only", "cluster,nodes,pods")
+    assert "may not" not in output.replace("may not create", "")
+    assert "✗" not in output
+
+
+def test_nodes_without_gpus_are_answered_by_the_device_plugin(operator: Operator) -> None:
+    names = gpu_nodes(operator.cluster)
+    operator.set_cluster(instance_type=None)
+    for name in names:
+        operator.cluster.faults.set_gpus(name, 0)
+    try:
+        assert "device plugin" in operator.inv("nodes", code=1)
+    finally:
+        for name in names:
+            operator.cluster.faults.set_gpus(name, 1)
+
+
 def test_without_kubectl_the_error_names_it(operator: Operator) -> None:
     operator.path = str(operator.project)
     assert "install kubectl" in operator.inv("deploy", code=2)
@@ -242,6 +277,7 @@ def test_a_failed_pull_ends_the_wait_with_its_cause(operator: Operator) -> None:
     output = operator.inv("deploy", stdin=f"{operator.password}\n", code=1)
     assert "NAMESPACE/oracleidentitycloudservice/USER" in output
     assert "`inv deploy --renew-secret`" in output
+    assert output.splitlines()[-1].count("`inv deploy") == 1, "not once more as the command that continues"
     assert operator.inv("status").count("`inv deploy --renew-secret`") == 1, "one line for both pods"
     # After the repair, another deployment continues.
     operator.cluster.faults.repair_pulls(operator.image)

@@ -12,6 +12,7 @@ from bench.data.inputs import InputError
 from bench.data.model_folder import check_model, check_template, end_tokens, read_shapes
 from bench.data.tokenizer import load_tokenizer
 from bench.data.trial_inputs import check_trial, check_trials
+from bench.records.paths import NODE_NAME_VARIABLE
 from tests.support.cases import Case, load_cases
 from tests.support.small_inputs import edit_json, write_weights
 
@@ -259,3 +260,9 @@ def test_the_tokens_that_end_an_answer_are_those_of_the_config(
     assert end_tokens(tmp_path) == set()
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert end_tokens(tmp_path) == expected
+
+
+def test_a_missing_folder_is_answered_by_what_helps_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "`inv model.demo`" in error_of(tmp_path / "none")
+    monkeypatch.setenv(NODE_NAME_VARIABLE, "node-1")
+    assert "pods' volume" in error_of(tmp_path / "none"), "a pod has no such command"

@@ -146,3 +146,12 @@ def test_a_training_without_its_adapter_is_not_collected(tmp_path: Path) -> None
     without = dataclasses.replace(training_run.RECORD, adapter_step=None, adapter_sha256=None, adapter_files={})
     without.write(folder / "trials" / "train")
     assert collect.install(run, folder) is not None
+
+
+def test_the_cause_of_a_training_that_failed_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = training_run.write_run(tmp_path / "r")
+    run = RunRecord.read(folder / RUN_FILE)
+    ledger = Ledger.create(tmp_path / LEDGER_FILE, ["train"])
+    ledger.record_end("train", Outcome.of(ReasonCode.NON_FINITE_LOSS, "loss is nan", "try a lower learning_rate"))
+    collect._report_outcome(run, folder, ledger.entries, [])
+    assert "FAILED: loss is nan; try a lower learning_rate\n" in capsys.readouterr().out
