@@ -1,7 +1,7 @@
 """Job controller: a pod per index, replacements, limits, conditions.
 
 As recorded from Kubernetes 1.34 and 1.36: a pod has a finalizer until it is counted. With podReplacementPolicy Failed,
-the default beside a podFailurePolicy, that is when it has ended: a pod that a dead node cannot end, or that was deleted
+the default with a podFailurePolicy, that is when it has ended: a pod that a dead node cannot end, or that was deleted
 by force there, stays and has no replacement. Else its deletion counts as a failure, and its replacement starts at once.
 
 Not covered: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob on exit codes, successPolicy, TTL,
