@@ -126,6 +126,7 @@ class ExampleBuilder:
         """Raise TemplateFault for a template that fails, or writes no text: it would train on empty answers."""
         self._is_template_checked = True
         turns = [{"role": "user", "content": PROBE_ANSWER}, {"role": "assistant", "content": PROBE_ANSWER}]
+        subject = f"the chat template (of {self._tokenizer.name_or_path}, or train.chat_template)"
         try:
             text = self._template.render("", turns)
         except InputError as error:
@@ -133,10 +134,10 @@ class ExampleBuilder:
             if type(cause).__name__ == "TemplateError":  # it refuses these turns; the first line of the data may differ
                 return
             why = " ".join(str(cause).split())
-            raise TemplateFault(f"the model's chat template fails: {why}", remedy=TEMPLATE_REMEDY) from error
+            raise TemplateFault(f"{subject} fails: {why}", remedy=TEMPLATE_REMEDY) from error
         if text.count(PROBE_ANSWER) < len(turns):
             raise TemplateFault(
-                "the model's chat template does not write the text of a turn; it may expect a list of text and images",
+                f"{subject} does not write the text of a turn; it may expect a list of text and images",
                 remedy=TEMPLATE_REMEDY,
             )
 

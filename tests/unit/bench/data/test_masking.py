@@ -205,10 +205,10 @@ def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tok
     ("template", "message"),
     [
         ("{{ raise_exception('no\nsystem') }}", "chat template: no system"),
-        ("{{ 1 / 0 }}", "^the model's chat template fails: division by zero; .* train.chat_template"),
-        ("{% for i in range(10**9) %}{% endfor %}", "^the model's chat template fails: Range too big"),
-        ("{% if %}", "^the model's chat template fails: Expected an expression"),
-        ("{{ '' }}", "^the model's chat template does not write the text of a turn"),
+        ("{{ 1 / 0 }}", r"^the chat template \(of .*\) fails: division by zero; .* train.chat_template"),
+        ("{% for i in range(10**9) %}{% endfor %}", r"^the chat template \(of .*\) fails: Range too big"),
+        ("{% if %}", r"^the chat template \(of .*\) fails: Expected an expression"),
+        ("{{ '' }}", r"^the chat template \(of .*\) does not write the text of a turn"),
         (
             "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
             "turn 2: .*train.label_mask: all",
