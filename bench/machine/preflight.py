@@ -84,7 +84,7 @@ def inspect_gpus(
     """Collect facts and flags of the GPUs that the trial will use: the first visible ones."""
     if not gpus:
         return GpuNeighbours()
-    expected = len(gpus) if trial.workload.uses_every_gpu else trial.world_size
+    expected = trial.world_size
     facts: dict[str, Any] = {"gpus_visible": len(gpus), **gpus[0].facts()}
     flags = []
     if len(gpus) > expected and not trial.workload.measures_scaling and trial.profile == "gpu":

@@ -35,7 +35,6 @@ from bench.records.status import Outcome, ReasonCode
 from bench.records.units import format_gib, format_percent
 
 STOP_TIMEOUT_SEC = 3.0
-MAX_GPUS = 64  # more than a machine has
 MEASURE_PHASE = "measure"
 SUMMARY_COLUMNS = (
     "gpu_utilization_percent",
@@ -201,11 +200,9 @@ def _open_publisher(record: Record) -> prometheus.MetricsPublisher | None:
 
 def _start_sampler(record: Record, path: Path, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
     program = ("bench.machine.prometheus", *map(str, descriptors)) if descriptors else ("bench.machine.sampler",)
-    trial = record.trial
-    gpus = MAX_GPUS if trial.workload.uses_every_gpu else trial.world_size
     argv = (
         *(sys.executable, "-m", *program, "--root", str(os.getpid())),
-        *("--started", repr(record.clock.started), "--gpus", str(gpus), "--out", str(path)),
+        *("--started", repr(record.clock.started), "--gpus", str(record.trial.world_size), "--out", str(path)),
     )
     try:
         return subprocess.Popen(

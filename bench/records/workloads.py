@@ -68,7 +68,6 @@ class Workload:
     has_live_mfu: bool = False  # its progress shows the share of the GPU's peak rate
     has_deciding_measurements: bool = True  # a slower measurement decides the exit code of a comparison
     measures_scaling: bool = False  # its trials use 1, 2, 4 ... GPUs of a host: idle ones are no flaw
-    uses_every_gpu: bool = False  # a trial uses all GPUs that are visible to it
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -150,23 +149,6 @@ HARDWARE = Workload(
     needs=(),
     memory_fields=(),
     suites=(Suite("hardware", (SuiteTrial("hardware", 512, 8, "matrix products, copies and disk: the ceilings"),)),),
-)
-
-HEALTH = Workload(
-    name="health",
-    title="Health",
-    size="-",
-    needs=(),
-    memory_fields=(),
-    deadlines={"gpu": 300.0},
-    uses_every_gpu=True,
-    suites=(
-        Suite(
-            "health",
-            (SuiteTrial("health", 512, 8, "a burn-in: memory, exact products, copies, an exchange, error counters"),),
-            is_in_all=False,
-        ),
-    ),
 )
 
 LOADING = Workload(
@@ -265,7 +247,7 @@ QUALITY = Workload(
 )
 
 # In this order they run in the suite `all`, ceilings first, and appear in reports.
-WORKLOADS = register(HARDWARE, HEALTH, LOADING, TRAINING, INFERENCE, DISTRIBUTED, FINETUNE, QUALITY)
+WORKLOADS = register(HARDWARE, LOADING, TRAINING, INFERENCE, DISTRIBUTED, FINETUNE, QUALITY)
 SUITES: Mapping[str, tuple[Workload, Suite]] = {
     suite.name: (workload, suite) for workload in WORKLOADS.values() for suite in workload.suites
 }

@@ -2,7 +2,6 @@
 
 training: QLoRA steps, and their share of the GPU's matrix-product rate
 hardware: matrix products, copies, and reads of the model folder
-health: burn-in of the GPUs: memory, exact products, copies, an exchange
 loading: loading a model from files onto the device
 inference: generating answers to prompts
 distributed: training steps on several ranks, and the cost of communication

@@ -69,7 +69,7 @@ def unknown_findings(node: Object) -> list[Diagnosis]:
         return []
     names = ", ".join(stale[:3]) + (f" and {len(stale) - 3} more" if len(stale) > 3 else "")
     reason = f"health unknown: no current result of {names}"
-    remedy = "check the agent that sets them, or test the node: `inv bench --suite health`"
+    remedy = "check the agent that sets them, or test the node: `dcgmi diag -r 3` on it"
     return [Diagnosis(UNKNOWN_CAUSE, reason, remedy)]
 
 

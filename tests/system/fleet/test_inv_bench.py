@@ -163,7 +163,7 @@ def test_collect_heals_what_was_damaged_here_and_is_idempotent(project) -> None:
     [
         (("bench", "--only", "optimised"), "optimized"),
         (("bench", "--full", "--suite", "all"), "--full and --suite exclude each other"),
-        (("bench", "--suite", "hardwear"), "expected one of hardware, health, loading, quick, full"),
+        (("bench", "--suite", "hardwear"), "expected one of hardware, loading, quick, full"),
         (("bench", "--resume"), "there is no run yet"),
         (("bench", "--resume=../elsewhere"), "not a path"),
         (("collect", "--run", "20200101-000000-quick"), "'20200101-000000-quick'"),

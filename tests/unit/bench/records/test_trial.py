@@ -13,7 +13,6 @@ from tests.support.cases import Case, load_cases
 
 SIZES = {
     "hardware": 1,
-    "health": 1,
     "loading": 2,
     "quick": 2,
     "full": 12,
