@@ -16,7 +16,7 @@ from bench.records.quality import QualityRecord
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked_trials")]
 SMALL = {
     "INVOKE_TUNE_TRIALS": "2",
-    "INVOKE_TUNE_REPEATS": "1",
+    "INVOKE_TUNE_REPEATS": "2",
     "INVOKE_QUALITY_PAIRS": "2",
     "INVOKE_QUALITY_STEPS": "2",
     "INVOKE_TRAIN_ROWS_PER_STEP": "1",
