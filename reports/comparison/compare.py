@@ -166,13 +166,19 @@ def compare(
         run_id = failed[0].record.run_id
         raise CompareError(f"run {run_id}: no trial succeeded", remedy=f"`inv report --run={run_id}` says why")
     rows: list[tuple[ComparedRow, Mean | None]] = []
+    drift = 0.0  # a run that became slower may as a whole be slower than another
     if not refused:
         same_gpus = len(runs) == 2 and comparability.same_gpus(*conditions)
-        rows = _compare_all([_values(run) for run in before], [_values(run) for run in after], runs, same_gpus)
+        measured = [_values(run) for run in runs]
+        values, drift = [each for each, _ in measured], sum(half for _, half in measured)
+        rows = _compare_all(values[: len(before)], values[len(before) :], runs, same_gpus)
     days: Mapping[str, float] = {}
     if len(runs) == 2:
         known = _day_effects(earlier, conditions[0])
-        days = {row.configuration: known.get(row.configuration, day_effect_percent) for row, _ in rows}
+        days = {
+            row.configuration: known.get(row.configuration, day_effect_percent) + 100.0 * math.expm1(drift)
+            for row, _ in rows
+        }
     tested = [
         Hypothesis(mean=mean, day=math.log1p(days.get(row.configuration, 0.0) / 100.0))
         for row, mean in rows
@@ -208,8 +214,8 @@ def _configurations(run: Run) -> dict[str, Configuration]:
     return {each.planned[0].trial.digest(): each for each in run.configurations}
 
 
-def _values(run: Run) -> Values:
-    """Return the speeds of a run's successful trials: of steps without the run's drift, and of measurements."""
+def _values(run: Run) -> tuple[Values, float]:
+    """Return the speeds of a run's successful trials, and half the drift that its steps are shown to have."""
     values: Values = {}
     steps: dict[str, list[ProcessSteps]] = {}
     for result in run.results:
@@ -220,9 +226,12 @@ def _values(run: Run) -> Values:
             elif workload.has_deciding_measurements:
                 for quantity, sample in _measured(result):
                     quantities.setdefault(quantity, []).append(sample)
-    for digest, rate in per_config.combine_all({digest: describe(each) for digest, each in steps.items()}).items():
+    described = {digest: describe(each) for digest, each in steps.items()}
+    slope = per_config.fit_slope(described)
+    drift = 0.0 if slope is None or slope.low <= 0.0 <= slope.high else abs(slope.change) / 2.0
+    for digest, rate in per_config.combine_all(described).items():
         values[digest] = {(name, ""): per_config.samples(rate.processes, name) for name in (STEADY, ELAPSED)}
-    return values
+    return values, drift
 
 
 def _measured(result: TrialResult) -> Iterable[tuple[Quantity, Sample]]:
@@ -339,7 +348,7 @@ def _day_effects(earlier: Sequence[Run], conditions: Conditions) -> dict[str, fl
     for run in earlier:
         if not comparability.find_differences([conditions, comparability.read_conditions(run)]):
             planned = _configurations(run)
-            for digest, quantities in _values(run).items():
+            for digest, quantities in _values(run)[0].items():
                 if (STEADY, "") in quantities:
                     logs.setdefault(planned[digest].label, []).append(_level(quantities[STEADY, ""]))
     return {

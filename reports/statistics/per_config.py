@@ -414,37 +414,3 @@ def estimate(mean: Mean, n: int) -> Estimate:
     """Convert a mean of logarithms to an estimate over `n` steps."""
     value, low, high = mean.value_and_interval
     return Estimate(value=value, low=low, high=high, n=n, over=mean.over)
-
-
-def adjusted_means(samples: Mapping[str, Sequence[Sample]]) -> dict[str, Mean]:
-    """Map each configuration to the logarithm of its rate on the mean worker, if each ran on a few of the workers.
-
-    The logarithm of a rate is the sum of its configuration's and its worker's part and of noise (least squares). So a
-    configuration that ran on two fast workers is not ranked above one that ran on two slow ones. The interval counts
-    the noise and the differences between the workers, with Student's t of at most the number of workers minus one
-    degrees of freedom. {} if the processes do not show it: a single configuration or worker, no repeated process, or
-    configurations that no chain of shared workers connects.
-    """
-    workers = list(dict.fromkeys(sample.worker for values in samples.values() for sample in values))
-    logs = [(row, sample) for row, values in enumerate(samples.values()) for sample in values]
-    n_rows, n_workers, rank = len(samples), len(workers), len(samples) + len(workers) - 1
-    if min(n_rows, n_workers) < 2 or len(logs) <= rank:
-        return {}
-    design = np.zeros((len(logs), n_rows + n_workers))
-    for index, (row, sample) in enumerate(logs):
-        design[index, row] = design[index, n_rows + workers.index(sample.worker)] = 1.0
-    if np.linalg.matrix_rank(design) < rank:
-        return {}
-    solve, values = np.linalg.pinv(design), np.array([sample.log for _, sample in logs])
-    parts, df = solve @ values, float(len(logs) - rank)
-    noise = float(np.square(values - design @ parts).sum()) / df
-    between = float(parts[n_rows:].var(ddof=1)) / n_workers
-    means = {}
-    for row, (label, own) in enumerate(samples.items()):
-        weights = solve[row] + solve[n_rows:].mean(axis=0)
-        variance = noise * float(weights @ weights)
-        total, denominator = variance + between, variance**2 / df + between**2 / (n_workers - 1)
-        own_df = min(total**2 / denominator if denominator > 0 else df, n_workers - 1.0)
-        value, floor = float(weights @ values), _error_floor(own)
-        means[label] = _mean(value, math.sqrt(total), own_df, floor, "workers", n_workers, 1.0 - CONFIDENCE)
-    return means
