@@ -13,13 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.data.inputs import InputError, InputRejected, Inputs
-from bench.data.model_folder import read_config
 from bench.data.trial_inputs import check_trial
 from bench.harness import termination
 from bench.harness.record import Clock, Log, ProgressFile, Record, Request
 from bench.harness.termination import Stopped, StopSignals
 from bench.machine import fingerprint, preflight, telemetry
-from bench.predict import flops
 from bench.records import Trial, TrialError
 from bench.records.checksummed import ResultError
 from bench.records.paths import PROGRESS_FILE, RESULT_FILE
@@ -168,8 +166,4 @@ def _measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     record.fingerprint.update(fingerprint.host_facts())
     record.fingerprint.update(fingerprint.input_facts(trial, model_facts, data_facts))
     fingerprint.write(record.request.out, record.fingerprint)
-    if record.on_progress is not None:
-        config = read_config(Path(trial.model)) if trial.workload.has_live_mfu else None
-        cost = None if config is None else flops.if_known(flops.trial_flops, config, trial)
-        record.flop_per_token = None if cost is None else cost.model
     load(trial.workload).measure(record, inputs, stops)

@@ -156,8 +156,6 @@ class Record:
         self.gpu_fault: Outcome | None = None  # the outcome of a trial on a GPU that showed a fault
         self.on_phase: Callable[[str], None] | None = None  # called with each new phase, and with "" between phases
         self.on_finish: Callable[[Outcome], None] | None = None  # called before the result is written
-        self.on_progress: Callable[[], None] | None = None  # called at each step and phase
-        self.flop_per_token: float | None = None  # the model's, for the live MFU
         self.earlier_steps = 0  # steps of a fine-tuning's earlier attempts
         self.extra_progress: dict[str, Any] = {}  # further fields of Progress
         self._current_phase = ""
@@ -252,9 +250,7 @@ class Record:
         return done or len(self.measurements)
 
     def publish_progress(self) -> None:
-        """Replace progress.json and notify `on_progress`."""
-        if self.on_progress is not None:
-            self.on_progress()
+        """Replace progress.json."""
         steps = self.steps if self.steps.step_time_sec else self.warmup
         seconds = sum(steps.step_time_sec)
         self._progress(

@@ -7,7 +7,6 @@ gpu_specs: published figures of GPUs
 nvml: readings of the GPUs
 page_cache: cached part of a file, and dropping it
 preflight: checks before a trial: a GPU, other processes on it, CUDA, bitsandbytes and Triton
-prometheus: metrics of a running trial at /metrics
 sampler: process that writes telemetry.csv
 telemetry: start of the sampler, and the summary of its rows
 """

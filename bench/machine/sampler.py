@@ -191,7 +191,6 @@ class Sampler:
         self._started = started
         self._host, self._gpu = HostSampler(root), GpuSampler(gpus)
         self.phase = ""
-        self.newest: list[dict[str, Any]] = []
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per GPU, or one row without a GPU."""
@@ -204,8 +203,7 @@ class Sampler:
             "load_average_1min": round(os.getloadavg()[0], 2),
             "sampler_cpu_sec": round(time.process_time(), 4),
         }
-        self.newest = [{**common, **row} for row in self._gpu.read(self._host.tree) or [{}]]
-        return self.newest
+        return [{**common, **row} for row in self._gpu.read(self._host.tree) or [{}]]
 
 
 class HealthReporter:
@@ -265,8 +263,8 @@ def sample_until_closed(sampler: Sampler, table: SampleTable, health: HealthRepo
                 return
 
 
-def main(on_start: Callable[[Sampler], object] = lambda _sampler: None) -> int:
-    """Run `python -m bench.machine.sampler`, as `bench.machine.telemetry` does. `on_start` is called once, first."""
+def main() -> int:
+    """Run `python -m bench.machine.sampler`, as `bench.machine.telemetry` does."""
     parser = argparse.ArgumentParser(prog="python -m bench.machine.sampler")
     parser.add_argument("--root", type=int, required=True)
     parser.add_argument("--started", type=float, required=True)
@@ -279,7 +277,6 @@ def main(on_start: Callable[[Sampler], object] = lambda _sampler: None) -> int:
         table = SampleTable(arguments.out)
         gpus = nvml.visible_gpus()[: arguments.gpus]
         sampler = Sampler(root=arguments.root, gpus=gpus, started=arguments.started)
-        on_start(sampler)
         health = HealthReporter(gpus)
         sample_until_closed(sampler, table, health, sys.stdin.fileno())
         health.close()

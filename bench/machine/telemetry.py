@@ -22,14 +22,14 @@ from typing import TypeAlias
 
 from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import StopSignals, name_node
-from bench.machine import cpu_contention, nvml, prometheus
+from bench.machine import cpu_contention, nvml
 from bench.machine.fingerprint import import_path
 from bench.machine.gpu_health import link_flag
 from bench.machine.preflight import describe_process
 from bench.machine.sampler import COLUMNS, NONE, UNKNOWN
 from bench.records import Trial, bootstrap
 from bench.records.bootstrap import Interval
-from bench.records.paths import METRICS_VARIABLE, TELEMETRY_FILE
+from bench.records.paths import TELEMETRY_FILE
 from bench.records.result import Measurement
 from bench.records.status import Outcome, ReasonCode
 from bench.records.units import format_gib, format_percent
@@ -68,8 +68,7 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
     A fault of a GPU becomes the record's `gpu_fault` and stops the trial by `stops`. A failure of the sampler does not.
     """
     path = record.request.out / TELEMETRY_FILE
-    publisher = _open_publisher(record)
-    sampler = _start_sampler(record, path, () if publisher is None else publisher.descriptors)
+    sampler = _start_sampler(record, path)
     if sampler is None:
         yield
         return
@@ -86,13 +85,10 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
             os.write(phases, f"{phase}\n".encode())
 
     record.on_phase = on_phase
-    record.on_progress = None if publisher is None else publisher.publish
     try:
         yield
     finally:
-        record.on_phase = record.on_progress = None
-        if publisher is not None:
-            publisher.close()
+        record.on_phase = None
         _stop_sampler(record, sampler)
         health.join()
     summary = summarize_rows(read_rows(path))
@@ -107,21 +103,16 @@ def record_telemetry(record: Record, stops: StopSignals | None = None) -> Iterat
 
 @contextlib.contextmanager
 def watch_gpus(request: Request, trial: Trial, stops: StopSignals) -> Iterator[None]:
-    """Watch the GPUs of a training's further machine; a fault stops its ranks. Serve them at /metrics if configured."""
-    if not os.environ.get(METRICS_VARIABLE) and not nvml.visible_gpus():
+    """Watch the GPUs of a training's further machine; a fault stops its ranks."""
+    if not nvml.visible_gpus():
         yield
         return
     record = Record(request, trial, Clock())
-    publisher = _open_publisher(record) if os.environ.get(METRICS_VARIABLE) else None
-    if publisher is not None:
-        publisher.publish_labels()
-    sampler = _start_sampler(record, Path(os.devnull), () if publisher is None else publisher.descriptors)
+    sampler = _start_sampler(record, Path(os.devnull))
     health = None if sampler is None else _HealthReader(record, sampler, stops)
     try:
         yield
     finally:
-        if publisher is not None:
-            publisher.close()
         if sampler is not None and health is not None:
             _stop_sampler(record, sampler)
             health.join()
@@ -178,30 +169,9 @@ class _CpuWaitWindow:
         return TelemetrySummary(measurements=measurements, flags=waits.flags)
 
 
-def _open_publisher(record: Record) -> prometheus.MetricsPublisher | None:
-    """Open the publisher of /metrics; None if it is not configured or the port cannot be opened."""
-    try:
-        endpoint = prometheus.MetricsEndpoint.from_environment()
-        if endpoint is None:
-            return None
-        publisher = prometheus.MetricsPublisher(record, endpoint)
-    except (ValueError, OSError) as error:
-        reason = (
-            f"port {endpoint.port}: {os.strerror(error.errno or 0)}"
-            if isinstance(error, OSError) and endpoint
-            else error
-        )
-        record.log(f"metrics: {reason}; continuing without /metrics")
-        return None
-    record.log(f"metrics: http://{endpoint.host or '0.0.0.0'}:{publisher.port}/metrics")  # noqa: S104 - text only
-    publisher.publish()
-    return publisher
-
-
-def _start_sampler(record: Record, path: Path, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
-    program = ("bench.machine.prometheus", *map(str, descriptors)) if descriptors else ("bench.machine.sampler",)
+def _start_sampler(record: Record, path: Path) -> subprocess.Popen[bytes] | None:
     argv = (
-        *(sys.executable, "-m", *program, "--root", str(os.getpid())),
+        *(sys.executable, "-m", "bench.machine.sampler", "--root", str(os.getpid())),
         *("--started", repr(record.clock.started), "--gpus", str(record.trial.world_size), "--out", str(path)),
     )
     try:
@@ -211,7 +181,6 @@ def _start_sampler(record: Record, path: Path, descriptors: tuple[int, ...]) -> 
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=descriptors,
             start_new_session=True,  # it outlives a signal to the trial's process group
         )
     except OSError as error:

@@ -44,7 +44,6 @@ MANIFEST_FILE = "MANIFEST.json"  # written last in a checkpoint: {"files": {name
 
 NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
-METRICS_VARIABLE = "QLORA_FLEET_METRICS"  # {"host": ..., "port": ..., "usd_per_gpu_hour": ...}: serve /metrics there
 ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
 NODE_NAME_VARIABLE = "QLORA_FLEET_NODE_NAME"  # the pod's node
 HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt

@@ -65,7 +65,6 @@ class Workload:
     is_compared: bool = False  # its configurations are compared by speed and cost, and one is recommended
     is_profiled: bool = False  # `python -m bench profile` shows its steps by kind of kernel
     has_training: bool = False  # settings in Trial.training: epochs of its own data, resumed from checkpoints
-    has_live_mfu: bool = False  # its progress shows the share of the GPU's peak rate
     has_deciding_measurements: bool = True  # a slower measurement decides the exit code of a comparison
     measures_scaling: bool = False  # its trials use 1, 2, 4 ... GPUs of a host: idle ones are no flaw
 
@@ -176,7 +175,6 @@ TRAINING = Workload(
     has_steps=True,
     is_compared=True,
     is_profiled=True,
-    has_live_mfu=True,
     has_deciding_measurements=False,  # they are parts of a step; the steps decide
     suites=(
         Suite("quick", _QUICK_TRIALS),
@@ -231,7 +229,6 @@ FINETUNE = Workload(
     deadlines={"gpu": 604_800.0, "tiny": 604_800.0},  # the longest of any trial: train.max_hours limits a training
     is_ranked=True,
     has_training=True,
-    has_live_mfu=True,
     has_deciding_measurements=False,
 )
 

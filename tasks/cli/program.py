@@ -34,7 +34,6 @@ from tasks.settings.sources import InvokesConfig, is_installed
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
 _LIST_FORMATS = ("flat", "nested", "json")
-_OLD_EXECUTOR = "tasks.executor.ChainExecutor"  # in settings of versions 0.1 and 0.2
 COMPLETION_MODULE = "tasks.cli.completion"  # only a shell needs it
 
 _logger = logging.getLogger(__name__)
@@ -95,8 +94,6 @@ class _InvProgram(Program):
         self.config.set_runtime_path(path)
         self.config.load_runtime()
         overrides: dict[str, Any] = {"dedupe": False} if self.args["no-dedupe"].value else {}
-        if self.config.tasks.executor_class == _OLD_EXECUTOR:
-            overrides["executor_class"] = "tasks.cli.executor.ChainExecutor"
         self.config.load_overrides({"tasks": overrides}, merge=merge)
 
     def run_argv(self, argv: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import Trial, schema
-from bench.records.paths import CHECKPOINTS_FOLDER, HELD_VARIABLE, METRICS_VARIABLE, NODE_COUNT
+from bench.records.paths import CHECKPOINTS_FOLDER, HELD_VARIABLE, NODE_COUNT
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import ExitCode, read_failure
 from remote.cluster.client import Cluster
@@ -216,8 +216,6 @@ def launcher(
     shared = settings.shared_results
     checkpoints = checkpoint_folder(settings, run_id)
 
-    metrics = metrics_environment(settings)
-
     def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
         command = _bench_command(
             settings,
@@ -228,8 +226,6 @@ def launcher(
             *(["--strict"] if strict else []),
             *(["--checkpoints", checkpoints(host.workdir)] if planned.trial.training is not None else []),
         )
-        if host.name in metrics:
-            command = replace(command, environment={**command.environment, METRICS_VARIABLE: metrics[host.name]})
         if held_sec is not None:
             command = replace(command, environment={**command.environment, HELD_VARIABLE: f"{held_sec():.1f}"})
         if is_gang(settings, planned):
@@ -241,21 +237,6 @@ def launcher(
         return with_shared_output(command, host, trial_folder, folder)
 
     return launch
-
-
-def metrics_environment(settings: Settings) -> dict[str, str]:
-    """Return the value of METRICS_VARIABLE for each worker's name; empty without metrics.port.
-
-    Each pod has its own address. Each worker on this machine has its own port, reachable only from this machine.
-    """
-    first, is_local = settings.metrics.port, settings.connector.is_local
-    if first is None:
-        return {}
-    price = {"usd_per_gpu_hour": settings.cost.price_usd_per_gpu_hour}
-    return {
-        name: json.dumps({"host": "127.0.0.1" if is_local else "", "port": first + is_local * index, **price})
-        for index, name in enumerate(_worker_names(settings))
-    }
 
 
 def checkpoint_folder(settings: Settings, run_id: str) -> Callable[[str], str]:

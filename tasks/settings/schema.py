@@ -315,10 +315,6 @@ Quantity = Annotated[str, BeforeValidator(_int_to_text), Field(pattern=_QUANTITY
 _NAME_TEXT = "a Kubernetes name (lower-case letters, digits, '-')"
 
 
-class MetricsSection(Section):
-    port: int | None = Field(default=None, ge=1024, le=64_000)
-
-
 class NotifySection(Section):
     command: Texts = Field(default=(), description="a list: a program and its arguments")
 
@@ -398,7 +394,6 @@ class Sections(Section):
     registry: RegistrySection = RegistrySection()
     hub: HubSection = HubSection()
     cost: CostSection = CostSection()
-    metrics: MetricsSection = MetricsSection()
     notify: NotifySection = NotifySection()
     serve: ServeSection = ServeSection()
     cluster: ClusterSection = ClusterSection()

@@ -14,7 +14,6 @@ from bench.records.run import PlannedTrial, RunRecord, TrainingJobSpec
 from remote.cluster.manifests import JOB_PREFIX
 from remote.fleet.gang_agent import rank_environment
 from tasks.cli.answer import Answer
-from tasks.clients.workers import metrics_environment
 from tasks.cluster import deploy
 from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
@@ -85,8 +84,6 @@ def submit(
             f"train.sample_prompts: the order of the Job has {size} bytes, more than {MAX_ORDER_BYTES}",
             remedy="use fewer, or a shorter train.chat_template",
         )
-    metrics_setting = next(iter(metrics_environment(settings).values()), None)  # it is equal for all pods
-    metrics = {} if metrics_setting is None else {"metrics": metrics_setting}
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
     return deploy.apply(
         settings.model_copy(update={"cluster": section}),
@@ -99,8 +96,7 @@ def submit(
             partial=True,
         ),
         deploy.DeployHooks(
-            values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size, **metrics},
-            components=tuple(metrics),
+            values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size},
             on_start=lambda _cluster: on_accepted(),
             wait=False,
         ),

@@ -24,10 +24,8 @@ import yaml
 from kubernetes_validate.utils import schema_contents
 
 from remote.cluster.diagnosis.nodes import GPU_RESOURCE
-from remote.cluster.labels import is_owned
 from remote.cluster.manifests import Image, ManifestValues, render
 from remote.cluster.plan import plan
-from remote.hosts.process import run_program
 from remote.providers import GENERIC, PROVIDERS
 from remote.serving import PORT_IN_POD
 from tasks.adapter.serve import KEY_SECRET
@@ -66,7 +64,6 @@ BASIC = ManifestValues(
         "serve": '{"model": "/models/mistralai--Mistral-7B-Instruct-v0.3"}',
         "server_arguments": ["/scratch/serve/base", "--enable-lora"],
         "run_id": "20261122-101500-train-0a1b2c",
-        "metrics": '{"host": "", "port": 9400}',
     },
 )
 
@@ -103,7 +100,6 @@ VARIANTS = {
         volume_source=None,
         pull_secret=None,
         preemptible_label=OCI.preemptible_label,
-        components=("metrics",),
     ),
     "serve": with_changes(overlay="serve", server_image=SERVER),
     "serve-without-fss": with_changes(overlay="serve", server_image=SERVER, volume_source=None, pull_secret=None),
@@ -299,8 +295,6 @@ def test_a_training_survives_lost_pods_and_nodes_and_ends_by_itself(name: str) -
     assert "exec python3 -m bench train" in pod_spec(name)["containers"][0]["args"][2], "SIGTERM reaches it"
     assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_ORDER"] == BASIC.extra_settings["order"]
     assert job["template"]["metadata"]["annotations"]["qlora-fleet/run"] == BASIC.extra_settings["run_id"]
-    metrics = BASIC.extra_settings["metrics"] if "metrics" in VARIANTS[name].components else None
-    assert of_kind(name, "ConfigMap")[0]["data"].get("QLORA_FLEET_METRICS") == metrics
 
 
 def test_the_volume_is_bound_by_name_and_outlives_the_deployment() -> None:
@@ -379,24 +373,3 @@ def test_node_requirements_have_the_tolerations_of_the_pods(name: str) -> None:
     assert all(toleration in tolerated for toleration in need.tolerations)
     own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
     assert [toleration for toleration in tolerated if toleration["key"] not in own] == list(need.tolerations)
-
-
-def test_the_objects_for_prometheus_are_valid_and_not_owned_by_a_deployment() -> None:
-    # PodMonitor and PrometheusRule have no schema here: their fields are compared with the other manifests.
-    done = run_program(
-        ("kubectl", "kustomize", str(ROOT / "manifests" / "overlays" / "metrics")), label="kustomize", timeout_sec=60.0
-    )
-    assert done.exit_code == 0, done.stderr
-    resources = {resource["kind"]: resource for resource in yaml.safe_load_all(done.stdout)}
-    assert set(resources) == {"PodMonitor", "NetworkPolicy", "PrometheusRule"}
-    for version in VERSIONS:
-        kubernetes_validate.validate(resources["NetworkPolicy"], version, strict=True)
-    (rule,) = resources["NetworkPolicy"]["spec"]["ingress"]
-    (endpoint,) = resources["PodMonitor"]["spec"]["podMetricsEndpoints"]
-    assert endpoint["relabelings"][0]["replacement"] == f"$1:{rule['ports'][0]['port']}"
-    for name in ("pods", "job-1gpu", "job-4gpu"):
-        labels = job_spec(name)["template"]["metadata"]["labels"]
-        for expression in resources["PodMonitor"]["spec"]["selector"]["matchExpressions"]:
-            assert labels[expression["key"]] in expression["values"], "workers and training pods are selected"
-        assert resources["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    assert not any(map(is_owned, resources.values()))

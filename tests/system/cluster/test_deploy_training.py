@@ -6,28 +6,18 @@ controllers of JobSet and Kueue, GPUs, real ranks (tests/system/train/test_inv_t
 """
 
 import contextlib
-import dataclasses
 import json
-import os
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.records import schema
-from bench.records.paths import METRICS_VARIABLE, ORDER_VARIABLE
-from bench.records.run import PlannedTrial, TrainingJobSpec
 from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.inv_pods import make_workspace
 from tests.support.kubernetes import Cluster
-from tests.support.machines.ports import free_ports
-from tests.support.reports.training_run import TRIAL
 from tests.system.cluster.conftest import PASSWORD, Operator, make_operator
 
 # On a busy machine its waits take longer than those of any other test.
@@ -193,37 +183,3 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     assert trainer.objects("networkpolicies") == []
     assert "verified" in trainer.inv("collect", f"--run={run_id}"), "the volume outlives the deployment"
     assert trainer.objects("persistentvolumeclaims") == []
-
-
-def test_the_pods_program_exports_metrics_of_the_training(
-    workspace: Path, tiny_model: Path, tiny_data: Path, tmp_path: Path
-) -> None:
-    # It runs on this machine, because the pods of the tests' cluster share its ports.
-    assert TRIAL.training is not None
-    data = dataclasses.replace(TRIAL.training.data, files=[str(tiny_data)])
-    trial = dataclasses.replace(
-        TRIAL, world_size=1, model=str(tiny_model), data=str(tiny_data), max_seq_len=data.max_seq_len,
-        training=dataclasses.replace(TRIAL.training, data=data),
-    )  # fmt: skip
-    order = TrainingJobSpec(
-        run_id="r1", planned=PlannedTrial(trial_id="train", trial=trial), shared=str(tmp_path), turn=1, after=0,
-        max_restarts=0, port=free_ports(), token="t",
-    )  # fmt: skip
-    hold, port = install_fake_finetune(workspace), free_ports()
-    hold.touch()
-    metrics = {"host": "127.0.0.1", "port": port}
-    environment = {ORDER_VARIABLE: json.dumps(schema.to_json(order)), METRICS_VARIABLE: json.dumps(metrics)}
-    argv = (sys.executable, "-m", "bench", "train", "--rank", "0", "--service", "train")
-    deadline, text, url = time.monotonic() + WAIT_SEC, "", f"http://127.0.0.1:{port}/metrics"
-    with subprocess.Popen(argv, cwd=workspace, env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as pod:
-        try:
-            while "qlora_fleet_steps_planned" not in text and time.monotonic() < deadline:
-                with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
-                    text = answer.read().decode()
-                time.sleep(0.05)
-            hold.unlink()
-            assert pod.wait(WAIT_SEC) == 0
-        finally:
-            hold.unlink(missing_ok=True)
-            pod.kill()
-    assert 'qlora_fleet_steps_planned{run="r1",trial="train",worker="worker-0"}' in text
