@@ -1,4 +1,4 @@
-"""A training's Job without an operator ends with the name of the node that has a sick GPU.
+"""A training's Job without an operator: a sick GPU ends it with the name of the node, a dead node does not end it.
 
 Real kubectl and the tests' own cluster; steps compute nothing (tests/support/hosts/fake_worker_finetune.py), and the
 GPUs' driver is a fake.
@@ -104,3 +104,28 @@ def test_a_training_ends_lost_with_the_node_of_a_sick_gpu_and_a_resume_goes_on_e
     trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
     assert "verified" in trainer.inv("collect", f"--run={run_id}")
     assert [event["end"] for event in events(trainer, "ended")] == ["LOST", "SUCCEEDED"]
+
+
+def test_a_training_goes_on_without_an_operator_after_the_death_of_the_first_pods_node(
+    trainer: Operator, workspace: Path
+) -> None:
+    hold = install_fake_finetune(workspace)
+    hold.touch()
+    trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
+    run_id = (trainer.results / "latest").resolve().name
+    volume = Volume(trainer, run_id, hold)
+    volume.continue_until(5)
+    trainer.cluster.faults.set_gpus(OTHER_NODE, 1)
+    first = running_pod(trainer, 0)
+    node = next(pod for pod in trainer.objects("pods") if pod["metadata"]["name"] == first)["spec"]["nodeName"]
+    trainer.cluster.faults.lose_node(node)
+    try:
+        volume.wait_for_attempt(2)
+        hold.unlink()
+        trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
+        assert first in [pod["metadata"]["name"] for pod in trainer.objects("pods")], "the lost pod is still listed"
+        assert "SUCCEEDED" in trainer.inv("monitor", "--once", f"--run={run_id}")
+        assert "verified" in trainer.inv("collect", f"--run={run_id}")
+    finally:
+        trainer.cluster.faults.restore_node(node)
+    assert [event["end"] for event in events(trainer, "ended")] == ["SUCCEEDED"]

@@ -75,6 +75,32 @@ def test_a_job_that_did_not_succeed_is_submitted_again_with_its_plan(
     assert ledger.is_open(TRIAL_ID)
 
 
+@pytest.mark.parametrize("has_end", [False, True])
+def test_the_end_on_the_volume_counts_although_the_job_waits_for_a_pod(
+    has_end: bool, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured, submitted = settings(), list[RunRecord]()
+    job = {"overlay": "job-4gpu", "turn": 1, "after": 0, "shared": "/results"}
+    folder = write_training(configured, None, None, job=job)
+
+    def collect_run(*_: object, may_be_open: bool) -> None:
+        if has_end:
+            Ledger(folder / LEDGER_FILE).record_end(TRIAL_ID, Outcome(TrialStatus.LOST, reason="GPU 0: XID 79"), 1)
+        elif not may_be_open:
+            raise RetryableError("it has not ended")
+
+    monkeypatch.setattr(resume, "collect_run", collect_run)
+    monkeypatch.setattr(resume, "is_job_active", lambda *_: True)
+    monkeypatch.setattr(submit_job, "submit", lambda _settings, run, *_: submitted.append(run))
+    options = dataclasses.replace(DRY_RUN, job=True, dry_run=False)
+    if has_end:
+        resume.resume(configured, RUN, options)
+    else:
+        with pytest.raises(RetryableError, match="still running"):
+            resume.resume(configured, RUN, options)
+    assert len(submitted) == has_end
+
+
 @pytest.mark.parametrize(
     ("status", "error"), [(TrialStatus.LOST, RetryableError), (TrialStatus.FAILED, SomeTrialsFailed)]
 )
