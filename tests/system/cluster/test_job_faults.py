@@ -52,9 +52,12 @@ def cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Clus
 
 @pytest.fixture
 def trainer(
-    cluster: Cluster, tiny_model: Path, tiny_data: Path, tmp_path: Path, inv_server: ForkServer
+    cluster: Cluster, tiny_model: Path, tiny_data: Path, tmp_path: Path, workspace: Path, inv_server: ForkServer
 ) -> Iterator[Operator]:
     """Provide an operator of two nodes with a GPU; the third node has none."""
+    for node in cluster.objects("nodes"):
+        cluster.output("uncordon", node["metadata"]["name"])
+        (workspace / "sick" / node["metadata"]["name"]).unlink(missing_ok=True)
     operator = make_operator(cluster, tmp_path, inv_server)
     operator.settings |= {
         "model": {"path": str(tiny_model)},
