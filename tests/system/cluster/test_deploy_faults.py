@@ -50,18 +50,6 @@ def test_doctor_finds_no_fault_for_a_user_with_the_shipped_role(deployed: Operat
     assert "✗" not in output
 
 
-def test_nodes_without_gpus_are_answered_by_the_device_plugin(operator: Operator) -> None:
-    names = gpu_nodes(operator.cluster)
-    operator.set_cluster(instance_type=None)
-    for name in names:
-        operator.cluster.faults.set_gpus(name, 0)
-    try:
-        assert "device plugin" in operator.inv("nodes", code=1)
-    finally:
-        for name in names:
-            operator.cluster.faults.set_gpus(name, 1)
-
-
 def test_without_kubectl_the_error_names_it(operator: Operator) -> None:
     operator.path = str(operator.project)
     assert "install kubectl" in operator.inv("deploy", code=2)

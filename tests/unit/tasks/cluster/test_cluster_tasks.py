@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from bench.records.paths import LEDGER_FILE, SUMS_FILE
 from bench.records.run import PlannedTrial
 from bench.records.status import Outcome, TrialStatus
 from remote.cluster.diagnosis.finding import Diagnosis
+from remote.cluster.diagnosis.nodes import NodeReport
 from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import RUN_ANNOTATION
 from remote.fleet.ledger import Ledger
 from tasks.clients.registry import resolve_image
-from tasks.cluster.nodes import pod_requirements
+from tasks.cluster.nodes import pod_requirements, shortage_message
 from tasks.cluster.status import WaitPolicy
 from tasks.errors import UsageError
 from tasks.fleet.pending_results import (
@@ -257,3 +260,14 @@ def test_a_login_that_was_rejected_before_the_new_secret_may_last_until_the_kube
     assert policy.remaining_sec(both, 0.0) == 330.0
     assert policy.expired_finding(both, 329.9) is None
     assert policy.expired_finding(both, 330.0) == both[0]
+
+
+def test_nodes_of_which_none_offers_a_gpu_are_answered_by_the_device_plugin(context: Make) -> None:
+    report = NodeReport(
+        name="n", instance_type="x", gpu_product=None, pods_per_gpu=1, gpus=0, gpus_free=0, disk_bytes=Decimal(0),
+        kubelet="v1.34.0", driver=None, is_candidate=False, health=None,
+        findings=(Diagnosis("instance-type", "instance type is x, not a type with GPUs", "", None),),
+    )  # fmt: skip
+    settings = load(context(text="cluster: {provider: generic}"))
+    assert "device plugin" in shortage_message(settings, 1, [report])
+    assert "instance type" in shortage_message(settings, 1, [replace(report, gpus=1)])
