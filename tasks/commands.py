@@ -8,7 +8,7 @@ The options of commands with many flags are dataclasses, which their functions g
 from dataclasses import dataclass
 
 from bench.records.workloads import SUITES, TRAINING
-from tasks.cli.answer import Effect
+from tasks.cli.command_result import Effect
 from tasks.cli.flags import Command, Section, number, positional, switch, text, words
 
 DISCARD = "continue if results in the pods have not been collected; they are lost"

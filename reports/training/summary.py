@@ -100,7 +100,7 @@ def read(run_folder: Path) -> TrainingReport:
 def _read_forecast(run: RunRecord) -> dict[str, Any]:
     """Return the forecast from the plan. Raises ValueError if it is impossible."""
     inputs = run.provenance.get("inputs", {})
-    forecast = inputs.get("foreseen", {}) if isinstance(inputs, dict) else None
+    forecast = inputs.get("forecast", {}) if isinstance(inputs, dict) else None
     fault = validation.forecast_fault(forecast) if isinstance(forecast, dict) else "expected an object"
     if fault is not None:
         raise ValueError(f"{RUN_FILE}: forecast: {fault}")

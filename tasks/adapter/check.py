@@ -19,7 +19,7 @@ from bench.records import schema
 from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
 from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_errors
@@ -30,13 +30,15 @@ MIN_NATS, SAME_NATS = 0.002, 0.00005
 MAX_HIDDEN_NATS = 0.02  # a change of 2 % of the perplexity; a check that could miss more says so
 
 
-def check_adapter(context: Context, run: str | None, *, answers: int) -> Answer:
+def check_adapter(context: Context, run: str | None, *, answers: int) -> CommandResult:
     settings = load(context)
     trained = open_training(settings, run)
     with acquire_lock(settings.results_folder, f"adapter.check (run {trained.run.run_id})"):
         check = measure(settings, trained, answers)
     failure = TaskFailed(reason) if (reason := find_failure(trained, check)) else find_unscored(check)
-    return Answer(data=schema.to_json(check), show=lambda: print_check(console(), trained, check), failure=failure)
+    return CommandResult(
+        data=schema.to_json(check), show=lambda: print_check(console(), trained, check), failure=failure
+    )
 
 
 def measure(settings: Settings, trained: TrainedAdapter, answers: int) -> AdapterCheck:

@@ -1,6 +1,6 @@
 """Commands for adapters and servers, with their flags and help."""
 
-from tasks.cli.answer import Effect
+from tasks.cli.command_result import Effect
 from tasks.cli.flags import Command, Section, number, positional, switch, text
 from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, NEWEST_TRAINING, PLAIN, TRAINING_RUN, YES
 

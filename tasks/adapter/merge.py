@@ -18,7 +18,7 @@ from reports.read.run import ReportError
 from reports.training import summary
 from tasks.adapter.artifact import MERGED, TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.check import format_change, hidden_change_warning, is_another_model, merged_form
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.settings.load import load
@@ -38,7 +38,7 @@ def merge_adapter(
     out: str | None,
     force: bool,
     dry_run: bool = False,
-) -> Answer | None:
+) -> CommandResult | None:
     settings = load(context)
     if base not in BASES:
         raise UsageError(f"adapter.merge: --base: expected one of {', '.join(BASES)}, found {base!r}")
@@ -61,7 +61,7 @@ def merge_adapter(
     if dry_run:
         verdict = "not checked" if check is None else f"checked over {len(check.examples):,} held-out examples"
         lines = [f"merge  run {trained.run.run_id} into its {base} base: {merged_folder}", verdict]
-        return plan_answer(
+        return plan_result(
             lines,
             run=trained.run.run_id,
             base=base,

@@ -19,7 +19,7 @@ from invoke.context import Context
 from remote.serving import BadServer, Completion, ServerClient, ServerUnavailable, connect, connect_in_pod
 from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.serve import CLUSTER_URL, server_pod
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
 from tasks.clients import secrets
@@ -52,7 +52,9 @@ class CheckedPrompt:
         return "same" if self.is_same else "similar" if self.has_same_start else "differs"
 
 
-def check_served(context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None) -> Answer:
+def check_served(
+    context: Context, url: str, run: str | None, *, model: str | None, key_file: str | None
+) -> CommandResult:
     settings = load(context)
     trained = open_training(settings, run)
     prompts = ask_server(settings, trained, url, model, key_file)
@@ -79,7 +81,7 @@ def check_served(context: Context, url: str, run: str | None, *, model: str | No
         }
         for checked in prompts
     ]
-    return Answer(data={"server": url, "run": trained.run.run_id, "prompts": document}, failure=failure)
+    return CommandResult(data={"server": url, "run": trained.run.run_id, "prompts": document}, failure=failure)
 
 
 def query_server(trained: TrainedAdapter, server: ServerClient, model: str) -> Iterator[CheckedPrompt]:

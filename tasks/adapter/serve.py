@@ -33,7 +33,7 @@ from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from remote.serving import ServerSoftware
 from tasks.adapter.artifact import TrainedAdapter, open_training
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
 from tasks.clients.cluster import open_cluster
 from tasks.clients.pod_check import PodCheck, run_pod_check
@@ -61,7 +61,7 @@ class ServedFiles:
 
 def start_server(
     context: Context, run: str | None, *, merged: bool, dry_run: bool, yes: bool, discard_results: bool, plain: bool
-) -> Answer | None:
+) -> CommandResult | None:
     settings = load(context)
     image = configured_image(settings)
     trained = open_training(settings, run)
@@ -314,7 +314,7 @@ def server_pod(settings: Settings) -> PodHost:
     return dataclasses.replace(host, name="the server of `inv serve`")
 
 
-def stop_server(context: Context, *, dry_run: bool = False, yes: bool) -> Answer | None:
+def stop_server(context: Context, *, dry_run: bool = False, yes: bool) -> CommandResult | None:
     settings = load(context)
     names = {"Job": SERVE, "Service": SERVE}
     with open_cluster(settings, changes=not dry_run, yes=yes) as cluster:
@@ -327,7 +327,7 @@ def stop_server(context: Context, *, dry_run: bool = False, yes: bool) -> Answer
         objects += [secret for secret in cluster.secrets() if secret["metadata"]["name"] == KEY_SECRET]
         if dry_run:
             titles = [f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects]
-            return plan_answer([f"delete  {title}" for title in titles] or ["no server is deployed"], delete=titles)
+            return plan_result([f"delete  {title}" for title in titles] or ["no server is deployed"], delete=titles)
         if not objects:
             print("nothing to do: no server is deployed")
             return None

@@ -3,7 +3,7 @@
 inv       the script that starts the program; installed to .venv/bin
 program   Invoke's program with our settings and exit codes
 parser    Invoke's parser with better errors for unknown names and empty values
-answer    what a command shows or plans, as text or as one JSON object; error objects
+command_result  what a command shows or plans, as text or as one JSON object; error objects
 executor  a chain of tasks: validates the settings, then runs one task after the other
 signals   Ctrl-C before, during and after a task
 streams   standard streams that survive a closed pipe or a full disk, and wrap lines on a terminal

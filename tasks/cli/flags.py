@@ -22,7 +22,7 @@ from invoke.context import Context
 from invoke.parser.argument import Argument
 from invoke.tasks import Task
 
-from tasks.cli.answer import Effect, deliver, require_plan, standard_error_only
+from tasks.cli.command_result import Effect, deliver, require_plan, standard_error_only
 from tasks.errors import UsageError
 
 
@@ -174,8 +174,9 @@ class Command(Task[Any]):
 
     `name` begins with its group: `adapter.check`. `target` is its function, as "module:function", imported when the
     command runs, so that `inv --list` is fast; `guard` is around this import. The function gets the context, then
-    `options`, a dataclass of flags, or the flags by name, and returns its Answer or None. `doc` is the help, whose
-    first line `inv --list` shows below the heading of `section`; each of `examples` is a command line with a comment.
+    `options`, a dataclass of flags, or the flags by name, and returns its CommandResult or None. `doc` is the help,
+    whose first line `inv --list` shows below the heading of `section`; each of `examples` is a command line with a
+    comment.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from invoke.program import Program
 
 from bench.records.version import VERSION
 from tasks.cli import log
-from tasks.cli.answer import JSON_FLAG, print_error_object
+from tasks.cli.command_result import JSON_FLAG, print_error_object
 from tasks.cli.flags import Command, Section
 from tasks.cli.help import explain_command, list_commands, section_of
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tasks.cli.answer import Effect
+from tasks.cli.command_result import Effect
 from tasks.cli.flags import Command, Section, number, switch, text
 from tasks.commands import DISCARD, DRY_RUN_OF_OBJECTS, PLAIN, YES
 

@@ -15,7 +15,7 @@ from remote.cluster.manifests import JOB_PREFIX, Image, pull_secret, render
 from remote.cluster.plan import Action, ClusterPlan, Verb, is_being_deleted, plan
 from remote.hosts.command import Secret
 from remote.providers import registry_provider
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import confirm
 from tasks.clients.cluster import MANIFESTS, manifest_values, open_cluster, resolve_provider
@@ -58,7 +58,7 @@ class DeployHooks:
     retry_command: str = "inv deploy"
 
 
-def deploy_fleet(context: Context, options: DeployOptions) -> Answer | None:
+def deploy_fleet(context: Context, options: DeployOptions) -> CommandResult | None:
     settings = load(context)
     if settings.cluster.overlay.startswith(JOB_PREFIX):
         raise UsageError(
@@ -67,7 +67,7 @@ def deploy_fleet(context: Context, options: DeployOptions) -> Answer | None:
     return apply(settings, options)
 
 
-def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None = None) -> Answer | None:
+def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None = None) -> CommandResult | None:
     """Apply the settings to the cluster and wait for the pods. Returns the plan of a dry run."""
     hooks = hooks or DeployHooks()
     image = resolve_image(settings)
@@ -99,7 +99,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             state = read_state(cluster, jobs)
             if state.is_up or options.dry_run or not jobs:
                 print(f"nothing to do: {state.up_count} of {len(state.rows)} pods are up")
-                return Answer(data=_document(cluster_plan, image)) if options.dry_run else None
+                return CommandResult(data=_document(cluster_plan, image)) if options.dry_run else None
             await_pods()
             return None
         check_node_capacity(settings, cluster, image, cluster_plan, partial=options.partial or options.dry_run)
@@ -109,7 +109,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
         if options.dry_run:
             refused = print_refusal(settings, cluster, cluster_plan, discard_results=options.discard_results)
             _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
-            return Answer(data={**_document(cluster_plan, image), "refused": refused})
+            return CommandResult(data={**_document(cluster_plan, image), "refused": refused})
         # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
         needs_lock = bool(cluster_plan.pod_ending_actions)
         with acquire_lock(settings.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
@@ -240,7 +240,7 @@ def _titles(objects: list[Object]) -> str:
     return ", ".join(f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects)
 
 
-def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results: bool) -> Answer | None:
+def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results: bool) -> CommandResult | None:
     settings = load(context)
     with open_cluster(settings, changes=not dry_run, yes=yes) as cluster:
         live = [item for item in cluster.live_objects() if item["kind"] != "Namespace"]
@@ -251,14 +251,14 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
         cluster_plan = ClusterPlan(actions=tuple(map(_deletion, own)))
         if not own:
             print("nothing to do: nothing of this fleet is deployed")
-            return Answer(data=_document(cluster_plan)) if dry_run else None
+            return CommandResult(data=_document(cluster_plan)) if dry_run else None
         for action in cluster_plan.actions:
             print(action)
         volume = ", and the files on the shared volume" if settings.cluster.volume.handle else ""
         print(f"kept: namespace {cluster.target.namespace}{volume}")
         if dry_run:
             refused = print_refusal(settings, cluster, cluster_plan, discard_results=discard_results)
-            return plan_answer([], **_document(cluster_plan), refused=refused)
+            return plan_result([], **_document(cluster_plan), refused=refused)
         with acquire_lock(settings.results_folder, "teardown"):
             lost = check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
             if not yes:

@@ -23,7 +23,7 @@ from remote.cluster.manifests import Image
 from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import Forbidden
 from reports import formatting
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.cluster import open_cluster, resolve_provider, resolved_provider, uses_preemptible_nodes
 from tasks.clients.registry import resolve_image
@@ -31,7 +31,7 @@ from tasks.errors import TaskFailed, UsageError
 from tasks.settings.load import Settings, load
 
 
-def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False) -> Answer:
+def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False) -> CommandResult:
     """Show the nodes. With `cordon`, mark those with a problem of their hardware as unschedulable."""
     if dry_run and not cordon:
         raise UsageError("nodes: --dry-run: nothing would be changed", remedy="pass it with --cordon, or omit it")
@@ -63,7 +63,7 @@ def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False)
         **({"cordoned": cordoned} if cordon else {}),
         "nodes": [to_document(report) for report in reports],
     }
-    return Answer(data=document, failure=None if dry_run else failure)
+    return CommandResult(data=document, failure=None if dry_run else failure)
 
 
 def to_document(report: NodeReport) -> dict[str, Any]:

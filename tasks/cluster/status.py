@@ -29,7 +29,7 @@ from remote.cluster.labels import PART_OF, label
 from remote.hosts.pods.kubectl import ClusterError, Unreachable, not_installed_error
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from tasks.cli import terminal
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console
 from tasks.clients.cluster import open_cluster
 from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions
@@ -197,7 +197,7 @@ def _progress(state: PodFleet) -> str:
 _MAX_LINE_CHARS, _MAX_LOG_LINES = 1 << 16, 10_000
 
 
-def show_status(context: Context) -> Answer:
+def show_status(context: Context) -> CommandResult:
     with open_cluster(load(context)) as cluster:
         screen = console()
         jobs = cluster.list_fleet_objects("Job")
@@ -219,7 +219,7 @@ def show_status(context: Context) -> Answer:
             names = ", ".join(job_set["metadata"]["name"] for job_set in sets)
             screen.print(f"jobset {names}: its controller has not created a Job yet")
         screen.print(f"{state.up_count} of {len(state.rows)} pods are up")
-        return Answer(data=to_document(state))
+        return CommandResult(data=to_document(state))
 
 
 def to_document(state: PodFleet) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def open_shell(context: Context, pod: str | None) -> None:
             raise Exit(code=code)  # exit code of the last command in the shell, which printed its own message
 
 
-def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: int) -> Answer:
+def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool, tail: int) -> CommandResult:
     settings = load(context)
     flags = [f"--tail={tail}", *(["--follow"] if follow else []), *(["--previous"] if previous else [])]
     with open_cluster(settings) as cluster:
@@ -274,7 +274,7 @@ def show_logs(context: Context, pod: str | None, *, follow: bool, previous: bool
             code = 0  # the usual way to stop following
         if code != 0:
             raise TaskFailed(f"kubectl logs ended with exit {code}", remedy="see `inv status`")
-        return Answer(data={"pod": None if pod is None else name, "lines": list(lines)})
+        return CommandResult(data={"pod": None if pod is None else name, "lines": list(lines)})
 
 
 def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from bench.records.atomic_files import write_atomic
 from remote.providers import PROVIDERS, REMEDIES, Provider
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.terminal import console
 from tasks.clients.cluster import known_provider
 from tasks.doctor.check import Check, CheckContext, run_checks
@@ -56,18 +56,18 @@ def all_checks(providers: Iterable[Provider] | None = None) -> tuple[Check, ...]
     )
 
 
-def run_doctor(context: Context, only: str | None, *, document: bool, dry_run: bool = False) -> Answer:
+def run_doctor(context: Context, only: str | None, *, document: bool, dry_run: bool = False) -> CommandResult:
     settings, every_check = load(context), all_checks()
     subjects = _parse_subjects(only, dict.fromkeys(check.subject for check in every_check))
     if document:
         path, text = settings.root / DOCUMENT_PATH, render(every_check)
         if dry_run:
             changes = not path.exists() or path.read_text(encoding="utf-8") != text
-            return plan_answer([f"{DOCUMENT_PATH}: {'would change' if changes else 'is current'}"], changes=changes)
+            return plan_result([f"{DOCUMENT_PATH}: {'would change' if changes else 'is current'}"], changes=changes)
         with file_errors(f"{path}: cannot be written", "check owner and free space of its folder"):
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, text.encode())
-        return Answer(
+        return CommandResult(
             data={"wrote": DOCUMENT_PATH, "checks": len(every_check)},
             show=lambda: print(f"wrote {DOCUMENT_PATH}: {len(every_check)} checks"),
         )
@@ -86,7 +86,7 @@ def run_doctor(context: Context, only: str | None, *, document: bool, dry_run: b
     elapsed_sec = monotonic() - started
     print(summary(outcomes, elapsed_sec), flush=True)
     check_context.close()
-    return Answer(data=to_document(outcomes, elapsed_sec), failure=_find_failure(outcomes))
+    return CommandResult(data=to_document(outcomes, elapsed_sec), failure=_find_failure(outcomes))
 
 
 def _parse_subjects(only: str | None, known: Iterable[str]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from invoke.context import Context
 from rich.text import Text
 
 from reports.formatting import escape_text
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target
 from tasks.cli.terminal import confirm, console
 from tasks.commands import InitOptions
@@ -68,7 +68,7 @@ QUESTIONS = (
 )
 
 
-def initialize(context: Context, options: InitOptions) -> Answer | None:
+def initialize(context: Context, options: InitOptions) -> CommandResult | None:
     """Write the answers to ~/.invoke.yaml after showing the difference.
 
     Raises UsageError for an invalid answer, and without a terminal and flags; ConfirmationRequired if not confirmed.
@@ -146,7 +146,7 @@ def _check(settings: Settings, context: Context, question: Question) -> bool:
     return not any(result.status is CheckStatus.FAIL for _, results in outcomes for result in results)
 
 
-def _write(context: Context, values: Values, options: InitOptions) -> Answer | None:
+def _write(context: Context, values: Values, options: InitOptions) -> CommandResult | None:
     layers = load_layers(context)[1]
     comments = {keys: find_comment(layers, keys) for keys in _leaves(values)}
     path, old, new = plan_user_settings(values, comments)
@@ -159,7 +159,7 @@ def _write(context: Context, values: Values, options: InitOptions) -> Answer | N
         screen.print(Text(line, style={"+": "green", "-": "red"}.get(line[:1], "")))
     if options.dry_run:
         line = f"{'keep' if old == new else 'write'}  {display_path(path)}"
-        return plan_answer([line], file=str(path), changes=old != new, settings=values)
+        return plan_result([line], file=str(path), changes=old != new, settings=values)
     if not options.yes and not confirm(f"Write {display_path(path)}?"):
         raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
     for line in write_user_settings(values, comments):

@@ -8,7 +8,7 @@ from invoke.context import Context
 from rich.table import Table
 from rich.text import Text
 
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import UsageError, escape_controls
 from tasks.settings.load import Settings, load_layers, nearest
@@ -18,7 +18,7 @@ from tasks.settings.sources import Keys, SettingsLayers, env_name, found_text
 PROJECT_FILE = "invoke"  # the stem of the file that has every setting with its comment
 
 
-def show_settings(context: Context, name: str | None, *, changed: bool) -> Answer:
+def show_settings(context: Context, name: str | None, *, changed: bool) -> CommandResult:
     """Show the settings below `name`, a section or one setting, by default all. Raises UsageError."""
     settings, layers = load_layers(context)
     chosen = _choose(name)
@@ -30,7 +30,7 @@ def show_settings(context: Context, name: str | None, *, changed: bool) -> Answe
         if is_one
         else partial(_print_table, settings, layers, chosen)
     )
-    return Answer(data={"settings": [_describe(settings, layers, keys) for keys in chosen]}, show=show)
+    return CommandResult(data={"settings": [_describe(settings, layers, keys) for keys in chosen]}, show=show)
 
 
 def _print_table(settings: Settings, layers: SettingsLayers, chosen: Sequence[Keys]) -> None:

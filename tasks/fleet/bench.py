@@ -20,7 +20,7 @@ from bench.records.trial import SUITE_NAMES
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host
 from reports import formatting
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
@@ -35,7 +35,7 @@ from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_r
 from tasks.settings.load import Settings, load
 
 
-def run_bench(context: Context, options: BenchOptions) -> Answer | None:
+def run_bench(context: Context, options: BenchOptions) -> CommandResult | None:
     """Start a run, return its plan, or resume a run."""
     settings = load(context)
     _check_flags(options)
@@ -48,7 +48,7 @@ def run_bench(context: Context, options: BenchOptions) -> Answer | None:
         return begin(settings, options)
 
 
-def _start(settings: Settings, options: BenchOptions) -> Answer | None:
+def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
     # The flags are written into the plan, so that a resume does not need them.
     overrides: dict[str, Any] = {
         "spread": options.spread or settings.bench.spread,
@@ -131,7 +131,7 @@ def _worker_count(settings: Settings, flag: int | None) -> int:
     return flag or size
 
 
-def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> Answer | None:
+def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> CommandResult | None:
     """Stop the jobs of a run on the workers, and end its open trials as CANCELLED.
 
     A command on this machine that follows the run is asked to do that.
@@ -142,7 +142,7 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
         with runner.ledger_errors(run.run_id):
             trials = Ledger(folder / LEDGER_FILE).open_trials()
         lines = [f"stop  {trial_id}" for trial_id in trials] or ["nothing to cancel, every trial has ended"]
-        return plan_answer([f"run {run.run_id}:", *lines], run=run.run_id, stop=list(trials))
+        return plan_result([f"run {run.run_id}:", *lines], run=run.run_id, stop=list(trials))
     with (
         acquire_lock_to_cancel(settings.results_folder, run.run_id) as was_followed,
         runner.ledger_errors(run.run_id),
@@ -198,7 +198,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     return dataclasses.replace(run, planned=planned), hosts
 
 
-def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
+def _plan_answer(settings: Settings, run: RunRecord) -> CommandResult:
     """Print the plan and return it."""
     expected_by_trial = expected_sec(settings, run)
     repeats = run.settings["bench"]["repeats"]
@@ -239,10 +239,10 @@ def _plan_answer(settings: Settings, run: RunRecord) -> Answer:
     ]
     facts = {"suite": run.suite, "profile": run.profile, "spread": run.spread, "workers": run.workers}
     facts |= {"after_success": settings.fleet.after_success}
-    return Answer(data={**facts, "expected_sec": total, "trials": trials})
+    return CommandResult(data={**facts, "expected_sec": total, "trials": trials})
 
 
-def _resume(settings: Settings, options: BenchOptions) -> Answer | None:
+def _resume(settings: Settings, options: BenchOptions) -> CommandResult | None:
     run, folder = open_run(settings, options.resume if isinstance(options.resume, str) else None)
     if run.suite == TRAIN:
         raise UsageError(f"run {run.run_id} is a training", remedy=f"resume it with `{resume_command(run.run_id)}`")
@@ -254,7 +254,7 @@ def _resume(settings: Settings, options: BenchOptions) -> Answer | None:
         done = f"run {run.run_id}: {len(trial_ids) - len(unfinished)} of {len(trial_ids)} trials are done"
         lines = [done, f"would run: {', '.join(unfinished) or 'nothing'}"]
         facts = {"planned": len(trial_ids), "unfinished": unfinished, "after_success": settings.fleet.after_success}
-        return plan_answer(lines, run=run.run_id, **facts)
+        return plan_result(lines, run=run.run_id, **facts)
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()

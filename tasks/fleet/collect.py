@@ -45,7 +45,7 @@ from remote.jobs.job import LOG_FILE, Agent
 from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
 from reports.training import score
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import console
 from tasks.clients.workers import run_hosts
@@ -83,7 +83,7 @@ class CollectedTrial:
         return replace(self, fetched=fetched, present=present, byte_count=size, missing_reason=None)
 
 
-def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run: bool = False) -> Answer | None:
+def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run: bool = False) -> CommandResult | None:
     """Collect the run of this name, the newest run, or all incomplete runs."""
     settings = load(context)
     refuse_several("collect", {"--run": name, "--all": all_runs})
@@ -98,7 +98,7 @@ def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run:
     return None
 
 
-def _plan(settings: Settings, names: Sequence[str | None], *, all_runs: bool) -> Answer:
+def _plan(settings: Settings, names: Sequence[str | None], *, all_runs: bool) -> CommandResult:
     """Return what each run still lacks here, and how its trials ended; no worker is asked."""
     runs: list[dict[str, Any]] = []
     for name in names:
@@ -117,7 +117,7 @@ def _plan(settings: Settings, names: Sequence[str | None], *, all_runs: bool) ->
         f"run {each['run']}: {each['missing'] or 'collected, ' + format_statuses(each['ends'] or {}, each['planned'])}"
         for each in runs
     ]
-    return plan_answer(lines or ["all runs are collected"], runs=runs)
+    return plan_result(lines or ["all runs are collected"], runs=runs)
 
 
 def _collect_all(settings: Settings) -> None:

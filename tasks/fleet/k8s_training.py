@@ -247,7 +247,7 @@ def _record_restarts(run: RunRecord, ledger: Ledger, restarts: Sequence[Restart]
     """
     trial_id, workers = run.planned[0].trial_id, run.planned[0].trial.world_size
     entry, first = ledger.entries[trial_id], run.provenance["inputs"]["job"]["after"] + 1
-    price = (run.provenance["inputs"].get("foreseen") or {}).get("usd_per_gpu_hour")
+    price = (run.provenance["inputs"].get("forecast") or {}).get("usd_per_gpu_hour")
     for restart in restarts:
         lost_sec = restart.since_checkpoint_sec
         if lost_sec is None or entry.find_attempt(restart.attempt) is None:

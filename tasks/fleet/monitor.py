@@ -26,7 +26,7 @@ from remote.fleet.outcome import PROGRESS_PATH
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent, Job, slot_path
 from tasks.cli import terminal
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.clients import workers
 from tasks.errors import RetryableError, escape_controls
 from tasks.fleet import k8s_training as volume
@@ -58,7 +58,7 @@ class WorkerSample:
     error: str | None = None
 
 
-def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> Answer:
+def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> CommandResult:
     """Show the workers, those of the run of this name, or the pods of its Kubernetes-run training.
 
     Once, or until Ctrl-C.
@@ -88,7 +88,7 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
         poller.close()
     if end is not None:
         console.print(end, markup=False, soft_wrap=True)
-    return Answer(
+    return CommandResult(
         data={"workers": [asdict(sample) for sample in poller.samples], "end": end},
         failure=find_unreachable(poller.samples) if once and end is None else None,
     )

@@ -10,7 +10,7 @@ from remote.hosts.command import Command
 from remote.image import engine, vm_jobs
 from remote.image.vm_jobs import Outcome
 from remote.jobs.job import Agent, HostBusy
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
 from tasks.errors import RetryableError, UsageError, translate_errors
 from tasks.image import build_profiles, jobs
@@ -18,7 +18,7 @@ from tasks.image.build import engine_client, image_record
 from tasks.settings.load import Settings, load
 
 
-def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Answer | None:
+def save_archive(context: Context, path: str, *, dry_run: bool = False) -> CommandResult | None:
     if dry_run:
         return _plan(context, "archive", path)
     outcome = _archive_job(context, "archive", path)
@@ -30,7 +30,7 @@ def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Answe
     return None
 
 
-def load_archive(context: Context, path: str, *, dry_run: bool = False) -> Answer | None:
+def load_archive(context: Context, path: str, *, dry_run: bool = False) -> CommandResult | None:
     if dry_run:
         return _plan(context, "load", path)
     outcome = _archive_job(context, "load", path)
@@ -38,7 +38,7 @@ def load_archive(context: Context, path: str, *, dry_run: bool = False) -> Answe
     return None
 
 
-def _plan(context: Context, action: str, path: str) -> Answer:
+def _plan(context: Context, action: str, path: str) -> CommandResult:
     """Return the plan of a job with an archive: the image and its size, or the archive and its checksum."""
     settings = load(context)
     _check_path(action, path)
@@ -47,12 +47,12 @@ def _plan(context: Context, action: str, path: str) -> Answer:
             image = image_record(settings, host)
             size = format_gb(image["Size"], 2)
             line = f"archive  {build_profiles.image_name(settings)} ({size} unpacked) into {path} on {host.name}"
-            return plan_answer([line], image_id=image["Id"], unpacked_bytes=image["Size"], folder=path)
+            return plan_result([line], image_id=image["Id"], unpacked_bytes=image["Size"], folder=path)
         files = [path, f"{path}.sha256"]
         missing = [file for file in files if host.run(Command(argv=("test", "-f", file)), timeout_sec=60.0).exit_code]
     if missing:
         raise UsageError(f"{missing[0]}: no such file on {host.name}", remedy="`inv image.archive` writes both files")
-    return plan_answer([f"load  {path} into the engine of {host.name}"], files=files)
+    return plan_result([f"load  {path} into the engine of {host.name}"], files=files)
 
 
 def _command(action: str, path: str) -> str:

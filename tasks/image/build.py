@@ -25,7 +25,7 @@ from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.job import Agent, HostBusy, Job
 from reports import formatting
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.clients.registry import configured_image
@@ -35,7 +35,9 @@ from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
 
 
-def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool) -> Answer | None:
+def build_image(
+    context: Context, tmpdir: str | None, *, dry_run: bool, cancel: bool, force: bool
+) -> CommandResult | None:
     refuse_several("build", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
     resume_command = format_command("build", tmpdir=tmpdir)
@@ -51,7 +53,7 @@ def build_image(context: Context, tmpdir: str | None, *, dry_run: bool, cancel: 
         if dry_run:
             plan = plan_build(settings, host, tmp_folder, force=force)
             lines = [f"{host.name}: the image is up to date"] if plan is None else render(plan).splitlines()
-            return plan_answer(lines, host=host.name, build=None if plan is None else _document(plan))
+            return plan_result(lines, host=host.name, build=None if plan is None else _document(plan))
         _build_until_current(settings, agent, tmp_folder, resume_command, started_at, force=force)
     return None
 

@@ -15,7 +15,7 @@ from remote.hosts.base import CommandTimedOut
 from remote.hosts.process import run_program
 from remote.image.plan import BuildProfile
 from remote.image.references import InvalidReference, pull_reference
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, file_errors
 from tasks.settings.load import Settings, load
 
@@ -79,7 +79,7 @@ def hub_client_lock(root: Path) -> str:
         raise UsageError(f"{path}: cannot be read: {error}", remedy="`inv image.lock` rebuilds it") from error
 
 
-def make_locks(context: Context, profile: str | None, *, upgrade: bool, dry_run: bool = False) -> Answer | None:
+def make_locks(context: Context, profile: str | None, *, upgrade: bool, dry_run: bool = False) -> CommandResult | None:
     settings = load(context)
     profiles = load_profiles(settings.root)
     if profile is not None and profile not in profiles:
@@ -89,7 +89,7 @@ def make_locks(context: Context, profile: str | None, *, upgrade: bool, dry_run:
         locks = [f"image/locks/{name}.txt" for name in names]
         bases = {name: pinned_base(settings.root, profiles[name]) for name in names if name in profiles}
         base_lines = [f"{name}: base {base}" for name, base in bases.items()]
-        return plan_answer([*(f"write  {lock}" for lock in locks), *base_lines], locks=locks, bases=bases)
+        return plan_result([*(f"write  {lock}" for lock in locks), *base_lines], locks=locks, bases=bases)
     for name in names:
         folder = settings.root / "image" / "locks"
         argv = (

@@ -14,7 +14,7 @@ from remote.hosts.command import Command, Secret
 from remote.image import model_fetch, vm_jobs
 from remote.image.model_fetch import Fetch
 from remote.jobs.job import Agent
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
@@ -28,7 +28,7 @@ DEMO_TIMEOUT_SEC = 1800.0
 REAL_DEMO_MODEL, REAL_DEMO_DATA = DEMO_INPUTS[True]
 
 
-def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) -> Answer | None:
+def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) -> CommandResult | None:
     settings, default = load(context), Sections()
     model, data = settings.model.path, settings.data.path
     if real:
@@ -37,7 +37,7 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
     if dry_run:
         targets = [settings.workspace / model, settings.workspace / data]
         lines = [f"{'keep' if path.exists() else 'create'}  {path}" for path in targets]
-        return plan_answer(lines, create=[str(path) for path in targets if not path.exists()])
+        return plan_result(lines, create=[str(path) for path in targets if not path.exists()])
     command = Command(
         argv=(
             *(sys.executable, "-m", "bench", "demo"),
@@ -68,7 +68,7 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
     return None
 
 
-def fetch_models(context: Context, options: FetchOptions) -> Answer | None:
+def fetch_models(context: Context, options: FetchOptions) -> CommandResult | None:
     settings = load(context)
     models = settings.image.models if options.model is None else (options.model,)
     if not models:
@@ -104,7 +104,7 @@ def fetch_models(context: Context, options: FetchOptions) -> Answer | None:
         return None
     revision = options.revision or "existing revision, or main"
     lines = [f"{each['model']} ({revision}) from {each['source']} -> {each['folder']}" for each in planned]
-    return plan_answer(lines, models=planned)
+    return plan_result(lines, models=planned)
 
 
 def _fetch(settings: Settings, agent: Agent, fetch: Fetch, retry_command: str) -> None:

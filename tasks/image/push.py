@@ -28,7 +28,7 @@ from remote.image.references import Reference
 from remote.image.vm_jobs import Outcome
 from remote.jobs.job import Agent, HostBusy
 from remote.providers import registry_provider
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm
@@ -43,7 +43,7 @@ FACTS = ("digest", "size_bytes", "compressed_bytes", "labels", "image_id", "requ
 MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 
-def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) -> Answer | None:
+def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) -> CommandResult | None:
     refuse_several("push", {"--cancel": cancel, "--dry-run": dry_run, "--force": force and cancel})
     settings = load(context)
     if cancel:
@@ -53,7 +53,7 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
     reference, user = configured_image(settings)
     image = build_profiles.image_name(settings)
     if dry_run:
-        return plan_answer([f"{image} -> {reference} as {user}"], image=image, target=str(reference), user=user)
+        return plan_result([f"{image} -> {reference} as {user}"], image=image, target=str(reference), user=user)
     retry_command = format_command("push", force=force)
     # Cached: a prompt appears only once.
     password = functools.cache(lambda: registry_password(settings, user, reference.host, retry_command))

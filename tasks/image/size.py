@@ -10,7 +10,7 @@ from bench.records.units import format_gb, format_mb
 from remote.image import engine
 from remote.image.context import bench_files
 from remote.image.engine import ImageLayer
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import read_push_record
 from tasks.errors import escape_controls
@@ -22,7 +22,7 @@ PACKAGES_RATIO, WEIGHTS_RATIO = 0.6, 0.95
 AS_PUSHED = "as pushed"  # the source of a measured size
 
 
-def show_size(context: Context, mbps: float, allocatable_gb: float) -> Answer:
+def show_size(context: Context, mbps: float, allocatable_gb: float) -> CommandResult:
     settings = load(context)
     with build_vm(settings, "inv image.size") as host:
         layers = engine.layers(host, engine_client(settings), image_record(settings, host)["Id"])
@@ -45,7 +45,7 @@ def show_size(context: Context, mbps: float, allocatable_gb: float) -> Answer:
     needed = total + compressed
     verdict = "fits" if needed <= allocatable_gb * 1e9 else "does not fit: grow the nodes' boot volume"
     print(f"a node needs {format_gb(needed)} for it and has {allocatable_gb:g} GB allocatable: {verdict}")
-    return Answer(
+    return CommandResult(
         data={
             "layers": [{"bytes": layer.size, "kind": layer.kind, "step": layer.step} for layer in layers],
             "bytes": total,

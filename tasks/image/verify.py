@@ -15,7 +15,7 @@ from bench.records.units import format_gb
 from remote.hosts.base import Completed
 from remote.image.engine import run_check
 from remote.image.plan import model_digests
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
 from tasks.clients.cluster import open_cluster
 from tasks.clients.pod_check import PodCheck, run_pod_check
@@ -38,13 +38,13 @@ _POD_SCRIPT = (
 )
 
 
-def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> Answer:
+def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> CommandResult:
     settings = load(context)
     if dry_run:
         name = resolve_image(settings).reference if on_node else build_profiles.image_name(settings)
         vm, namespace = settings.build.host or "this machine", settings.cluster.namespace
         location = f"a pod of namespace {namespace}" if on_node else vm
-        return plan_answer([f"verify  {name} in {location}"], image=name, location=location)
+        return plan_result([f"verify  {name} in {location}"], image=name, location=location)
     if on_node:
         return _verify_on_node(settings)
     name = build_profiles.image_name(settings)
@@ -77,7 +77,7 @@ def _run_trial(settings: Settings, run: Callable[..., Completed], *, has_gpu: bo
 # --- on a node --------------------------------------------------------------------------------------------------------
 
 
-def _verify_on_node(settings: Settings) -> Answer:
+def _verify_on_node(settings: Settings) -> CommandResult:
     image, section = resolve_image(settings), settings.cluster
     with open_cluster(settings, changes=True) as cluster:
         if cluster.namespace() is None:
@@ -175,10 +175,10 @@ def problem_error(name: str, problems: list[str]) -> TaskFailed:
     return TaskFailed(summary)
 
 
-def finish(name: str, report: dict[str, Any], problems: list[str]) -> Answer:
+def finish(name: str, report: dict[str, Any], problems: list[str]) -> CommandResult:
     """Return the report, with the problems as an error."""
     lines = [f"  WRONG: {line}" for line in problems] or [f"{name}: intact"]
-    return Answer(
+    return CommandResult(
         data={"image": name, "report": report, "problems": problems},
         show=lambda: print(*map(escape_controls, lines), sep="\n"),
         failure=problem_error(name, problems) if problems else None,

@@ -13,7 +13,7 @@ from remote.hosts.base import check, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
 from remote.image import engine, vm_jobs
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
@@ -27,7 +27,7 @@ LOG = "/var/log/qlora-fleet-engine.log"
 START_TIMEOUT_SEC = 900.0  # covers mkfs on a busy share and dockerd's first start
 
 
-def check_vm(context: Context, tmpdir: str | None) -> Answer:
+def check_vm(context: Context, tmpdir: str | None) -> CommandResult:
     settings, disks = load(context), list[dict[str, Any]]()
     started_at = time.monotonic()
     with build_vm(settings, format_command("vm.check", tmpdir=tmpdir)) as host:
@@ -48,12 +48,12 @@ def check_vm(context: Context, tmpdir: str | None) -> Answer:
     for problem in problems:
         print(f"  ! {problem}")
     failure = TaskFailed(f"{host.name}: unusable", remedy=f"{problems[0]}") if problems else None
-    return Answer(data={"host": host.name, **dataclasses.asdict(facts), "disks": disks}, failure=failure)
+    return CommandResult(data={"host": host.name, **dataclasses.asdict(facts), "disks": disks}, failure=failure)
 
 
 def start_engine(
     context: Context, tmpdir: str | None, size_gb: float | None, *, dry_run: bool = False
-) -> Answer | None:
+) -> CommandResult | None:
     """Start an engine whose data-root is an ext4 file on the share, loop-mounted.
 
     Meant for VMs whose own disk is too small, or whose data-root is on NFS, where BuildKit cannot run. The VM's own
@@ -66,7 +66,7 @@ def start_engine(
         if dry_run:
             file, size = f"{vm_jobs.workdir_path(tmp_folder)}/engine.ext4", size_gb or DEFAULT_SIZE_GB
             lines = [f"file    {file}, at most {size:g} GB", f"mount   {MOUNT}", f"socket  {SOCKET}"]
-            return plan_answer([f"on {host.name}:", *lines], file=file, size_gb=size, mount=MOUNT, socket=SOCKET)
+            return plan_result([f"on {host.name}:", *lines], file=file, size_gb=size, mount=MOUNT, socket=SOCKET)
         request = {
             "owner": vm_jobs.claim(host, tmp_folder),
             "file": f"{vm_jobs.workdir_path(tmp_folder)}/engine.ext4",

@@ -1,6 +1,6 @@
 """Tenancy commands with their flags and help."""
 
-from tasks.cli.answer import Effect
+from tasks.cli.command_result import Effect
 from tasks.cli.flags import Command, Section, switch, text
 from tasks.oci import require_sdk
 

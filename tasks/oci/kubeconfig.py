@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expand_user
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.errors import UsageError, file_errors
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
 from tasks.oci.discovery import ClusterInfo, choose_cluster, list_clusters
@@ -35,7 +35,7 @@ Kubeconfig = Mapping[str, Any]
 
 def write_kubeconfig(
     context: Context, cluster: str | None, endpoint: str | None, file: str | None, *, dry_run: bool = False
-) -> Answer | None:
+) -> CommandResult | None:
     if endpoint not in (None, "public", "private"):
         raise UsageError(f"tenancy.kubeconfig: --endpoint: expected public or private, found {endpoint!r}")
     settings = load(context)
@@ -57,7 +57,7 @@ def write_kubeconfig(
     if dry_run:
         line = f"{'keep' if merged == old else 'write'}  {display_path(path)}: context {target.name}, {endpoint_type}"
         data = {"file": str(path), "context": target.name, "cluster": target.id, "endpoint": endpoint_type}
-        return plan_answer([line], **data, changes=merged != old)
+        return plan_result([line], **data, changes=merged != old)
     if merged == old:
         print(f"{display_path(path)} already has context {target.name}; nothing changed")
     else:

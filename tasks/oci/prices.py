@@ -22,7 +22,7 @@ from remote.agent.shared.errors import with_retries
 from remote.agent.shared.responses import read_response
 from reports.summary import prices
 from reports.summary.prices import PriceError, PriceTable
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError, translate_errors
 from tasks.oci.user_config import merge_settings, write_private, write_user_settings
@@ -72,7 +72,7 @@ class ListPrice:
     free_units: float = 0.0
 
 
-def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes: bool) -> Answer | None:
+def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes: bool) -> CommandResult | None:
     settings = load(context)
     wanted = currency.upper()
     if len(wanted) != 3 or not wanted.isalpha():
@@ -94,7 +94,7 @@ def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes
     target = path or settings.resolve_path(DEFAULT_FILE)
     if dry_run:
         parts = [asdict(price) for price in list_prices.values()]
-        return plan_answer([], file=str(target), currency=wanted, prices=parts, differences=differences)
+        return plan_result([], file=str(target), currency=wanted, prices=parts, differences=differences)
     if not yes and not confirm(f"Write these prices, dated today, to {display_path(target)}?"):
         raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
     text = target.read_text(encoding="utf-8") if path else _default_table_text()

@@ -9,7 +9,7 @@ from oci.artifacts.models import ContainerRepositorySummary, CreateContainerRepo
 from oci.identity import IdentityClient
 
 from remote.providers import registry_provider
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
 from tasks.oci.clients import TenancyApi, connect, get_namespace, required, resolve_compartment
@@ -23,7 +23,9 @@ _PUSH_STATEMENT = re.compile(
 )
 
 
-def create_repository(context: Context, name: str | None, *, immutable: bool, dry_run: bool = False) -> Answer | None:
+def create_repository(
+    context: Context, name: str | None, *, immutable: bool, dry_run: bool = False
+) -> CommandResult | None:
     settings = load(context)
     api = connect(settings)
     namespace = get_namespace(api)
@@ -34,7 +36,7 @@ def create_repository(context: Context, name: str | None, *, immutable: bool, dr
     full_name = f"{registry_host(api.region)}/{namespace}/{path}"
     if dry_run:
         lines = [f"{'create' if existing is None else 'keep'}  {full_name}", *_describe_pushers(api, compartment)]
-        return plan_answer(lines, repository=full_name, exists=existing is not None, compartment=compartment_name)
+        return plan_result(lines, repository=full_name, exists=existing is not None, compartment=compartment_name)
     if existing is None:
         details = CreateContainerRepositoryDetails(
             compartment_id=compartment, display_name=path, is_public=False, is_immutable=immutable

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from invoke.context import Context
 
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, plain_table
 from tasks.errors import TaskFailed, UsageError
 from tasks.oci import discovery
@@ -23,7 +23,7 @@ from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
 
 
-def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> Answer:
+def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> CommandResult:
     if dry_run and not write:
         raise UsageError("tenancy: --dry-run: nothing would be changed", remedy="pass it with --write, or omit it")
     survey = _read_tenancy(load(context))
@@ -41,7 +41,7 @@ def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> Ans
             print(line)
     failure = TaskFailed(f"{len(survey.errors)} of the requests failed: see the lines with ! above")
     data = {"tenancy": asdict(survey), "settings": derived}
-    return Answer(data=data, failure=failure if survey.errors else None)
+    return CommandResult(data=data, failure=failure if survey.errors else None)
 
 
 def derive_from_tenancy(settings: Settings) -> dict[str, dict[str, Any]]:

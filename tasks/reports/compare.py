@@ -27,7 +27,7 @@ from reports.read import measurements
 from reports.read.load import load as load_run
 from reports.read.run import ReportError, ReportWriteError, Run, make_report_folder
 from reports.training import comparison
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cli.flags import parse_names
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
@@ -47,7 +47,7 @@ def compare_runs(
     allow: Sequence[str],
     tolerance: float,
     out: str | None,
-) -> Answer:
+) -> CommandResult:
     """Compare the second run, or runs with commas between them, with the first. `tolerance` is in percent."""
     settings = load(context)
     allowed = parse_names("--allow", allow, comparing.ALLOWABLE)
@@ -57,9 +57,11 @@ def compare_runs(
         compared = compare_trainings(folders)
         higher = TaskFailed(f"the held-out loss of {folders[1].name} is higher")
         data = {**asdict(compared), "verdict": compared.verdict}
-        return Answer(kind="comparison.trainings", data=data, failure=higher if compared.verdict == "higher" else None)
+        return CommandResult(
+            kind="comparison.trainings", data=data, failure=higher if compared.verdict == "higher" else None
+        )
     result = _compare_benchmarks(settings, sides[0], sides[1], allow=allowed, tolerance=tolerance / 100.0, out=out)
-    return Answer(kind="comparison", data=json.loads(to_json(result)), failure=_find_failure(result))
+    return CommandResult(kind="comparison", data=json.loads(to_json(result)), failure=_find_failure(result))
 
 
 def _compare_benchmarks(

@@ -26,7 +26,7 @@ from reports.statistics.types import Ratio
 from reports.summary.text import recommended_label, train_command
 from reports.summary.warnings import MAX_SHOWN, describe_unfit
 from reports.training import page as training
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
@@ -49,7 +49,7 @@ def write_report(
     formats: Sequence[str] = (),
     opens: bool = False,
     dry_run: bool = False,
-) -> Answer:
+) -> CommandResult:
     settings = load(context)
     if opens:
         _check_browser("report")
@@ -65,7 +65,7 @@ def write_report(
         target = folder / REPORT_FOLDER
         lines = [f"write  {display_path(target / INDEX_FILE)}, and its data and figures"]
         lines += [f"write  {display_path(target)}: files for {name}" for name in selected_formats]
-        return plan_answer(lines, run=folder.name, folder=str(target), formats=list(selected_formats))
+        return plan_result(lines, run=folder.name, folder=str(target), formats=list(selected_formats))
     if is_training(folder):
         if follow:
             raise UsageError(
@@ -89,7 +89,7 @@ def write_report(
         "files": list(map(str, (*summary.files, *exported))),
     }
     failure = _failure(summary, folder) if summary.exit_code else None
-    return Answer(data=data, failure=failure)
+    return CommandResult(data=data, failure=failure)
 
 
 def _print_paths(exported: Iterable[Path]) -> None:
@@ -97,7 +97,7 @@ def _print_paths(exported: Iterable[Path]) -> None:
         print_path(path)
 
 
-def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *, opens: bool) -> Answer:
+def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *, opens: bool) -> CommandResult:
     """Build and print the report of a training, with a comparison to `other` if given."""
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         report = training.build(folder)
@@ -129,7 +129,7 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *
         "page": str(report.index),
         "files": list(map(str, exported)),
     }
-    return Answer(data=data, failure=None if report.has_succeeded else failure)
+    return CommandResult(data=data, failure=None if report.has_succeeded else failure)
 
 
 def _follow_run(folder: Path, build_report: Callable[..., ReportSummary], *, opens: bool) -> ReportSummary:

@@ -17,7 +17,7 @@ from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.units import format_size
 from remote.fleet.ledger import Ledger, LedgerError
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.errors import escape_controls
 from tasks.fleet.pending_results import uncollected_reason
 from tasks.fleet.run_store import LATEST, count_statuses, format_statuses
@@ -51,10 +51,12 @@ class RunInfo:
     headline: str | None = None
 
 
-def list_runs(context: Context) -> Answer:
+def list_runs(context: Context) -> CommandResult:
     settings = load(context)
     runs = find_runs(settings.results_folder)
-    return Answer(data={"runs": [asdict(run) for run in runs]}, show=lambda: _print_runs(settings.results_folder, runs))
+    return CommandResult(
+        data={"runs": [asdict(run) for run in runs]}, show=lambda: _print_runs(settings.results_folder, runs)
+    )
 
 
 def _print_runs(results_folder: Path, runs: Sequence[RunInfo]) -> None:

@@ -27,7 +27,7 @@ from remote.jobs.transfer import pull
 from reports.exports import check_packages, export
 from reports.exports.trackers import TENSORBOARD
 from reports.read.run import ReportError, ReportWriteError
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
@@ -125,7 +125,9 @@ class LiveEvents:
         return bool(Ledger(self._folder / LEDGER_FILE).open_trials())
 
 
-def serve_run(context: Context, name: str | None, *, port: int, once: bool, dry_run: bool = False) -> Answer | None:
+def serve_run(
+    context: Context, name: str | None, *, port: int, once: bool, dry_run: bool = False
+) -> CommandResult | None:
     settings = load(context)
     run, folder = open_run(settings, name)
     with translate_errors(UsageError, ReportError):
@@ -136,7 +138,7 @@ def serve_run(context: Context, name: str | None, *, port: int, once: bool, dry_
     if dry_run:
         url = None if once else f"http://{ADDRESS}:{port}/"
         lines = [f"write  {display_path(events_folder)}", *([] if url is None else [f"serve  {url}"])]
-        return plan_answer(lines, run=run.run_id, folder=str(events_folder), url=url)
+        return plan_result(lines, run=run.run_id, folder=str(events_folder), url=url)
     live = LiveEvents(folder, PartialSteps(settings, run, folder) if is_training(folder) else None)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         is_running = live.update()

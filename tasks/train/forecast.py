@@ -184,7 +184,7 @@ def run_inputs(trial: Trial, probe: ProbeResult, predicted: TrainingForecast) ->
         "model": {"path": trial.model, "sha256": probe.forecast.model_sha256},
         "files": {file.path: file.sha256 for file in probe.data.files},
         "device": probe.device,
-        "foreseen": predicted.record(),
+        "forecast": predicted.record(),
         "derived": {name: value for name, value in vars(probe.forecast.derived).items() if value is not None},
     }
 

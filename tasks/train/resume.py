@@ -13,7 +13,7 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Entry, Ledger
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts
 from tasks.commands import TrainOptions
@@ -78,7 +78,7 @@ def refuse_changes(run: RunRecord, settings: Settings) -> None:
 ALREADY_DONE = "succeeded, nothing to resume"
 
 
-def resume(settings: Settings, name: str | None, options: TrainOptions) -> Answer | None:
+def resume(settings: Settings, name: str | None, options: TrainOptions) -> CommandResult | None:
     """Resume the training of this name, or the newest. Returns its state for a dry run."""
     run, folder = open_run(settings, name or newest_run(settings.results_folder, TRAIN))
     if run.suite != TRAIN or len(run.planned) != 1:
@@ -115,14 +115,14 @@ def resume(settings: Settings, name: str | None, options: TrainOptions) -> Answe
     return None
 
 
-def _describe_state(settings: Settings, run: RunRecord, entry: Entry | None) -> Answer:
+def _describe_state(settings: Settings, run: RunRecord, entry: Entry | None) -> CommandResult:
     """Return the state of the training and its changed settings, for --dry-run."""
     if entry is not None and entry.status is TrialStatus.SUCCEEDED:
-        return plan_answer([f"run {run.run_id}: {ALREADY_DONE}"], run=run.run_id, state="succeeded", changes=[])
+        return plan_result([f"run {run.run_id}: {ALREADY_DONE}"], run=run.run_id, state="succeeded", changes=[])
     state = "not started" if entry is None or not entry.attempts else "running" if entry.status is None else "ended"
     end = "" if entry is None or entry.status is None else f" as {entry.status.value}: {entry.reason}"
     changes = find_changes(run, settings)
-    return plan_answer([*changes, f"run {run.run_id}: {state}{end}"], run=run.run_id, state=state, changes=changes)
+    return plan_result([*changes, f"run {run.run_id}: {state}{end}"], run=run.run_id, state=state, changes=changes)
 
 
 def _check_workers(session: TrainingSession) -> None:
@@ -168,7 +168,9 @@ def _changed_content(run: RunRecord, model: str, probe: forecast.ProbeResult) ->
     return f"{', '.join(changed_files)} has changed" if changed_files else None
 
 
-def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, options: TrainOptions) -> Answer | None:
+def _resume_k8s_training(
+    settings: Settings, run: RunRecord, folder: Path, options: TrainOptions
+) -> CommandResult | None:
     """Submit another Job for a training that Kubernetes did not finish: its next turn."""
     run_id = run.run_id
     if not options.job:
@@ -188,7 +190,7 @@ def _resume_k8s_training(settings: Settings, run: RunRecord, folder: Path, optio
         if entry.status is TrialStatus.SUCCEEDED:
             done = f"run {run_id}: {ALREADY_DONE}; `inv collect --run={run_id}` fetches the adapter"
             if options.dry_run:
-                return plan_answer([done], run=run_id, state="succeeded", changes=[])
+                return plan_result([done], run=run_id, state="succeeded", changes=[])
             print(done)
             return None
         refuse_changes(run, settings)

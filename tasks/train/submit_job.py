@@ -13,7 +13,7 @@ from bench.records.paths import NODE_PORT, NODE_TOKEN
 from bench.records.run import PlannedTrial, RunRecord, TrainingJobSpec
 from remote.cluster.manifests import JOB_PREFIX
 from remote.fleet.gang_agent import rank_environment
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cluster import deploy
 from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
@@ -60,7 +60,7 @@ def submit(
     run: RunRecord,
     options: TrainOptions,
     on_accepted: Callable[[], object],
-) -> Answer | None:
+) -> CommandResult | None:
     """Deploy the Job of a run, or return its plan. `on_accepted` is called after all checks.
 
     Raises the errors of `inv deploy`.

@@ -16,7 +16,7 @@ from bench.records.forecast import DerivedSettings
 from bench.records.run import PlannedTrial
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent, slot_path
-from tasks.cli.answer import Answer
+from tasks.cli.command_result import CommandResult
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, print_path
@@ -34,7 +34,7 @@ from tasks.train.forecast import TrainingForecast
 from tasks.train.session import TrainingSession
 
 
-def check_data(context: Context, out: str | None) -> Answer:
+def check_data(context: Context, out: str | None) -> CommandResult:
     """Show the data report and the forecast; `out` is the path of an HTML page to write."""
     settings = load(context)
     hosts = fleet_hosts(settings)
@@ -51,10 +51,10 @@ def check_data(context: Context, out: str | None) -> Answer:
         if out is not None:
             print_path(Path(out))
 
-    return Answer(data=schema.to_json(probe.data), show=show)
+    return CommandResult(data=schema.to_json(probe.data), show=show)
 
 
-def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
+def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None:
     """Start a training, return its plan, submit it as a Job, or resume one."""
     settings = load(context)
     check_command(settings)
@@ -95,7 +95,9 @@ def train_fleet(context: Context, options: TrainOptions) -> Answer | None:
         output.show_plan(console(), trial, probe, predicted, names)
         costs = shapes.shape_costs(settings, trial, probe, predicted.steps)
         shapes.show_shapes(console(), costs, shapes.hosted_line(settings, trial, probe, predicted.steps))
-        return Answer(data={**_plan_document(trial, names, predicted), "shapes": [asdict(cost) for cost in costs]})
+        return CommandResult(
+            data={**_plan_document(trial, names, predicted), "shapes": [asdict(cost) for cost in costs]}
+        )
     run = runner.new_record(
         configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
     )
@@ -118,7 +120,7 @@ def _plan_document(trial: Trial, workers: Sequence[str], predicted: TrainingFore
     }
 
 
-def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Answer | None:
+def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> CommandResult | None:
     """Submit the training as a Job, or return its plan.
 
     If a worker answers, it checks data and model first; otherwise the pods do.
@@ -150,7 +152,7 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Answ
     submit_job.print_submitted(run.run_id, options)
     if plan is None:
         return None
-    return Answer(data={**_plan_document(trial, names, predicted), "cluster": plan.data})
+    return CommandResult(data={**_plan_document(trial, names, predicted), "cluster": plan.data})
 
 
 def _answers(host: Host) -> bool:

@@ -33,7 +33,7 @@ from reports.read.run import ReportError
 from reports.summary.prices import PriceError
 from reports.summary.summarize import summarize
 from reports.summary.text import best_row, recommendation_text, recommended_label
-from tasks.cli.answer import Answer, plan_answer
+from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
 from tasks.clients.workers import fleet_hosts, inspect, survey
@@ -62,7 +62,7 @@ TUNED = "tuned"  # suite of a search's second run
 
 def tune_fleet(
     context: Context, resume: str | None, memory_gib: float | None, *, dry_run: bool, plain: bool
-) -> Answer | None:
+) -> CommandResult | None:
     """Start a search, return its plan, or resume one."""
     settings = load(context)
     check_recipes(settings)
@@ -77,7 +77,7 @@ def tune_fleet(
             with runner.ledger_errors(search):
                 unfinished = list(Ledger(folder / LEDGER_FILE).open_trials())
             lines = [f"search {search.run_id}: {len(unfinished)} of {len(search.planned)} short trials are open"]
-            return plan_answer(lines, run=search.run_id, unfinished=unfinished)
+            return plan_result(lines, run=search.run_id, unfinished=unfinished)
     else:
         candidates, limit, search = plan(settings, hosts, memory_gib or settings.tune.memory_gib)
         if dry_run:
@@ -230,7 +230,9 @@ def _new_run(
     return replace(run, planned=planned)
 
 
-def _plan_answer(settings: Settings, candidates: Sequence[Candidate], limit: int | None, search: RunRecord) -> Answer:
+def _plan_answer(
+    settings: Settings, candidates: Sequence[Candidate], limit: int | None, search: RunRecord
+) -> CommandResult:
     """Print how many candidates exist and fit, and those to measure; return the plan."""
     by_name = {candidate.trial.name: candidate for candidate in candidates}
     chosen = [by_name[planned.trial.name] for planned in search.planned]
@@ -257,7 +259,7 @@ def _plan_answer(settings: Settings, candidates: Sequence[Candidate], limit: int
         for candidate in chosen
     ]
     facts = {"candidates": len(candidates), "fitting": fitting, "max_seq_len": longest, "limit_bytes": limit}
-    return Answer(data={**facts, "trials": trials})
+    return CommandResult(data={**facts, "trials": trials})
 
 
 def _search(settings: Settings, search: RunRecord, folder: Path, hosts: list[Host], *, plain: bool) -> None:

@@ -67,9 +67,9 @@ def _round(project: Project) -> float:
         (project.folder / "trial.json").write_text(dataclasses.replace(steps, measured_steps=40).to_text())
     _typed(project, "bench", "--trial-file", "trial.json")
     _typed(project, "train", "--workers", "1")
-    foreseen = RunRecord.read(project.run_folder() / "run.json").provenance["inputs"]["foreseen"]
+    forecast = RunRecord.read(project.run_folder() / "run.json").provenance["inputs"]["forecast"]
     record = TrainingRecord.read(project.run_folder() / "training.json")
-    return float(foreseen["seconds"]) / sum(record.steps.step_time_sec)
+    return float(forecast["seconds"]) / sum(record.steps.step_time_sec)
 
 
 def _typed(project: Project, *arguments: str) -> None:

@@ -54,7 +54,7 @@ SCORE = TrainingScore(
     places=["d.jsonl: line 4", "d.jsonl: line 5", "d.jsonl: line 6"], before=[0.0, 0.0, 0.0], after=[0.5, 1.0, None],
     shown=[ROW], unscored=[UNSCORED], unscored_rows=1, seconds=2.0,
 )  # fmt: skip
-FORESEEN = {"steps": 2, "seconds": 3500.0, "usd": 3.9, "usd_per_gpu_hour": 2.0, "price": "$2.00", "peak_bytes": 3 << 30}
+FORECAST = {"steps": 2, "seconds": 3500.0, "usd": 3.9, "usd_per_gpu_hour": 2.0, "price": "$2.00", "peak_bytes": 3 << 30}
 
 
 def write_run_with_adapter(folder: Path) -> Path:
@@ -71,7 +71,7 @@ def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
         run_id="r", created_at="2026-11-22T00:00:00+00:00", suite="train", profile="tiny", spread="replicate",
         fleet_kind="local", is_on_one_machine=True, workers=["worker-0", "worker-1"],
         planned=[PlannedTrial(trial_id="train", trial=TRIAL, worker="worker-0")], settings={},
-        provenance={"inputs": {"device": "NVIDIA A10", "foreseen": FORESEEN}},
+        provenance={"inputs": {"device": "NVIDIA A10", "forecast": FORECAST}},
     ).write(folder)  # fmt: skip
     trial = folder / "trials" / "train"
     trial.mkdir(parents=True)

@@ -14,7 +14,7 @@ from invoke.parser import ParserContext, parser
 
 from bench.records.trial import SUITE_NAMES
 from tasks import ns
-from tasks.cli.answer import Answer, Effect
+from tasks.cli.command_result import CommandResult, Effect
 from tasks.cli.flags import Command, Section, number, positional, switch, text, words
 from tasks.cli.help import explain_command
 from tasks.cli.parser import PatchedParser
@@ -47,8 +47,8 @@ def test_a_function_takes_the_flags_of_its_command_and_returns_its_answer(declar
     types = typing.get_type_hints(function)
     assert types.pop("context") is Context
     returned = types.pop("return")
-    expected = {Effect.SESSION: type(None), Effect.CHANGES: Answer | None}
-    assert returned == expected.get(declared.effect, Answer)
+    expected = {Effect.SESSION: type(None), Effect.CHANGES: CommandResult | None}
+    assert returned == expected.get(declared.effect, CommandResult)
     assert declared.effect.changes == ("dry_run" in declared.flags)
     if declared.options is not None:
         assert list(types.values()) == [declared.options]

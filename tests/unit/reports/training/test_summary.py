@@ -131,8 +131,8 @@ def test_the_next_commands_and_the_settings_that_repeat_the_training(tmp_path: P
         ("trials/train/training.json", ("run_id",), "other", "belongs to 'train' of run 'other'"),
         ("run.json", ("planned",), [], "plans 0 trials"),
         ("run.json", ("provenance", "inputs"), None, "forecast: .* object"),
-        ("run.json", ("provenance", "inputs", "foreseen", "usd_per_gpu_hour"), -2.0, r"usd_per_gpu_hour is -2\.0"),
-        ("run.json", ("provenance", "inputs", "foreseen", "seconds"), "soon", "seconds is 'soon'"),
+        ("run.json", ("provenance", "inputs", "forecast", "usd_per_gpu_hour"), -2.0, r"usd_per_gpu_hour is -2\.0"),
+        ("run.json", ("provenance", "inputs", "forecast", "seconds"), "soon", "seconds is 'soon'"),
     ],
 )
 def test_impossible_values_are_refused_by_name(

@@ -16,7 +16,7 @@ from rich.text import Text
 from remote.image.vm_jobs import JobLine
 from reports.formatting import escape_text
 from tasks.cli import streams
-from tasks.cli.answer import print_object
+from tasks.cli.command_result import print_object
 from tasks.cli.sanitize import escape_rich_output
 from tasks.cli.streams import SanitizedStream
 from tasks.cli.terminal import console as console_of_tables

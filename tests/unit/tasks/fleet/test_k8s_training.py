@@ -36,7 +36,7 @@ def test_restarts_of_a_damaged_file_are_unknown() -> None:
 
 def test_each_restart_of_a_job_is_recorded_once_with_its_cost(tmp_path: Path) -> None:
     record = synthetic.record(workers=["worker-0"])
-    inputs = {"job": {"after": 0}, "foreseen": {"usd_per_gpu_hour": 3.6}}
+    inputs = {"job": {"after": 0}, "forecast": {"usd_per_gpu_hour": 3.6}}
     run = dataclasses.replace(record, provenance={"inputs": inputs})
     planned = run.planned[0]
     ledger = Ledger.create(tmp_path / LEDGER_FILE, [planned.trial_id])

@@ -9,8 +9,8 @@ from invoke import Context
 from invoke.exceptions import Exit
 
 from bench.records.status import ReasonCode
-from tasks.cli import answer
-from tasks.cli.answer import Answer, Effect
+from tasks.cli import command_result
+from tasks.cli.command_result import CommandResult, Effect
 from tasks.cli.flags import switch
 from tasks.cli.program import _print_error
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
@@ -40,10 +40,10 @@ def caused_error() -> TaskFailed:
         return error
 
 
-def show(_context: Context, *, dry_run: bool = False, fails: bool = False) -> Answer:
+def show(_context: Context, *, dry_run: bool = False, fails: bool = False) -> CommandResult:
     print("progress")
     failure = UsageError("too few", remedy="add some") if fails else None
-    return Answer(data={"rows": [1], "dry": dry_run}, show=lambda: print("one row"), failure=failure)
+    return CommandResult(data={"rows": [1], "dry": dry_run}, show=lambda: print("one row"), failure=failure)
 
 
 def make(effect: Effect) -> Any:
@@ -93,6 +93,6 @@ def test_a_failure_is_an_object_of_kind_error(case: Case, capsys: Capture) -> No
 
 
 def test_an_unexpected_exception_is_an_object_too(capsys: Capture) -> None:
-    answer.print_error_object(ZeroDivisionError("division by zero"))
+    command_result.print_error_object(ZeroDivisionError("division by zero"))
     document = json.loads(capsys.readouterr().out)
     assert (document["exit_code"], document["reason_code"]) == (1, "failed")

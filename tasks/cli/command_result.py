@@ -1,4 +1,4 @@
-"""Output of a command: an Answer with data, which one place prints as text, or with --json as one JSON object."""
+"""Result of a command: data, which one place prints as text, or with --json as one JSON object."""
 
 import contextlib
 import enum
@@ -38,7 +38,7 @@ class Effect(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CommandResult:
     """Data that a command shows or plans.
 
     `show` prints `data` as text. `kind` is that of the JSON object (default: the command's name, with ".plan" for a
@@ -51,14 +51,14 @@ class Answer:
     failure: TaskFailed | None = None
 
 
-def plan_answer(lines: Sequence[str], **data: Any) -> Answer:
+def plan_result(lines: Sequence[str], **data: Any) -> CommandResult:
     """Return the answer of a dry run: `lines` as text, `data` as JSON."""
 
     def show() -> None:
         for line in (*lines, "dry run: nothing was changed"):
             print(escape_controls(line))
 
-    return Answer(data=data, show=show)
+    return CommandResult(data=data, show=show)
 
 
 def require_plan(command: str, *, is_dry_run: bool) -> None:
@@ -75,7 +75,7 @@ def standard_error_only(enabled: bool) -> Iterator[TextIO]:
         yield out
 
 
-def deliver(answer: Answer | None, kind: str, out: TextIO, *, as_json: bool) -> None:
+def deliver(answer: CommandResult | None, kind: str, out: TextIO, *, as_json: bool) -> None:
     """Print the answer on `out`, as one JSON object or as text. Raises its failure, marked as already printed."""
     if answer is None:
         return
