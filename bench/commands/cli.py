@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.commands.job_runner import JobRunner, read_order
+from bench.commands.job_runner import JobRunner, read_spec
 from bench.data import dataset, tokenizer
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model, check_template
@@ -250,7 +250,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    return JobRunner(read_order(os.environ), arguments.rank, arguments.service).run()
+    return JobRunner(read_spec(os.environ), arguments.rank, arguments.service).run()
 
 
 def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:

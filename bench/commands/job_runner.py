@@ -42,9 +42,9 @@ REJECTIONS: dict[int, ReasonCode] = {code.exit_code: code for code in ReasonCode
 class JobRunner:
     """Runner of one pod's attempts. `rank` counts from 0, `service` is the headless Service that names the pods."""
 
-    def __init__(self, order: TrainingJobSpec, rank: int, service: str) -> None:
-        self.order, self.rank, self._service = order, rank, service
-        self.folder = Path(order.shared) / order.run_id
+    def __init__(self, spec: TrainingJobSpec, rank: int, service: str) -> None:
+        self.spec, self.rank, self._service = spec, rank, service
+        self.folder = Path(spec.shared) / spec.run_id
         self._child: subprocess.Popen[str] | None = None
         self._is_stopped = False
 
@@ -59,7 +59,7 @@ class JobRunner:
         if end is None:
             return ExitCode.STOPPED
         text = f"{end.end.value}: {end.outcome.text or 'trained'}"
-        print(f"{self.order.run_id}: {text}", flush=True)
+        print(f"{self.spec.run_id}: {text}", flush=True)
         with contextlib.suppress(OSError), TERMINATION_LOG.open("r+", encoding="utf-8") as file:
             file.write(text)
         return ExitCode.OK
@@ -68,7 +68,7 @@ class JobRunner:
         """Run attempts until the training's end, which is returned; None if this pod is stopped before."""
         while (end := self._read_end()) is None and not self._is_stopped:
             # The first pod numbers its attempts by their folders; the other pods write no folder.
-            number = 1 + max(attempt_numbers(self.folder, self.order.planned.trial_id), default=0)
+            number = 1 + max(attempt_numbers(self.folder, self.spec.planned.trial_id), default=0)
             try:
                 code, last_line = self._run_attempt(number)
             except FileExistsError:  # by another copy of this pod, whose node was lost and has come back
@@ -81,7 +81,7 @@ class JobRunner:
         return end
 
     def _read_end(self) -> TrainingJobEnd | None:
-        return TrainingJobEnd.read_or_none(self.folder, self.order.turn)
+        return TrainingJobEnd.read_or_none(self.folder, self.spec.turn)
 
     def _stop_at_end(self, child: subprocess.Popen[str]) -> None:
         """Stop an attempt that runs although the training has ended: it waits for a first pod that does not come."""
@@ -98,16 +98,16 @@ class JobRunner:
 
     def _run_attempt(self, number: int) -> tuple[int, str]:
         """Run one attempt and return its exit code and the last line of its stderr."""
-        planned, held = self.order.planned, held_sec(self.order, self.folder) if self.rank == 0 else 0.0
-        out = _attempt_folder(self.order, self.folder, number)
+        planned, held = self.spec.planned, held_sec(self.spec, self.folder) if self.rank == 0 else 0.0
+        out = _attempt_folder(self.spec, self.folder, number)
         if self.rank == 0:
             out.mkdir()
-        trial = Path(tempfile.gettempdir()) / f"{self.order.run_id}.json"
+        trial = Path(tempfile.gettempdir()) / f"{self.spec.run_id}.json"
         trial.write_text(planned.trial.to_text(), encoding="utf-8")
         argv = (
             *(sys.executable, "-m", "bench", "run", "--trial", str(trial), "--out", str(out)),
             *("--checkpoints", str(self.folder / paths.CHECKPOINTS_FOLDER), "--trial-id", planned.trial_id),
-            *("--worker", f"worker-{self.rank}", "--run-id", self.order.run_id, "--attempt", str(number)),
+            *("--worker", f"worker-{self.rank}", "--run-id", self.spec.run_id, "--attempt", str(number)),
         )
         with subprocess.Popen(
             argv,
@@ -128,7 +128,7 @@ class JobRunner:
 
     def _rendezvous_variables(self) -> Mapping[str, str]:
         """Build the environment variables of the ranks' rendezvous; empty for a single rank."""
-        count, hostname = self.order.planned.trial.world_size, socket.gethostname()
+        count, hostname = self.spec.planned.trial.world_size, socket.gethostname()
         if count == 1:
             return {}
         # The service's name is also that of the pod which this one replaces, while that is listed on its dead node.
@@ -137,13 +137,13 @@ class JobRunner:
             paths.NODE_COUNT: str(count),
             paths.NODE_RANK: str(self.rank),
             paths.NODE_ADDRESS: first,
-            paths.NODE_PORT: str(self.order.port),
-            paths.NODE_TOKEN: self.order.token,
+            paths.NODE_PORT: str(self.spec.port),
+            paths.NODE_TOKEN: self.spec.token,
         }
 
     def _handle_exit(self, number: int, code: int, last_line: str) -> None:
         """Write the training's end after an attempt of the first pod, unless another attempt may succeed."""
-        result = _read_result(self.order, self.folder, number)
+        result = _read_result(self.spec, self.folder, number)
         if result is not None:
             outcome = result.outcome
         elif code in REJECTIONS:
@@ -158,18 +158,18 @@ class JobRunner:
     def _record_loss(self, number: int, outcome: Outcome) -> None:
         """Log a lost attempt, and write the training's end if no restart is left."""
         reason = outcome.text or outcome.status.value
-        print(f"{self.order.run_id}: attempt {number}: {reason}", flush=True)
+        print(f"{self.spec.run_id}: attempt {number}: {reason}", flush=True)
         if self._is_stopped:
             return
-        attempts = attempt_numbers(self.folder, self.order.planned.trial_id)
-        counted = [attempt for attempt in attempts if attempt > self.order.after and not self._is_external(attempt)]
-        if len(counted) > self.order.max_restarts:
-            why = f"{reason}; train.max_restarts: {self.order.max_restarts} are used up"
+        attempts = attempt_numbers(self.folder, self.spec.planned.trial_id)
+        counted = [attempt for attempt in attempts if attempt > self.spec.after and not self._is_external(attempt)]
+        if len(counted) > self.spec.max_restarts:
+            why = f"{reason}; train.max_restarts: {self.spec.max_restarts} are used up"
             self._write_end(number, Outcome.of(ReasonCode.RESTARTS_USED_UP, why))
 
     def _is_external(self, number: int) -> bool:
         """Check whether an attempt ended because a pod was drained, preempted, or had not started yet."""
-        result = _read_result(self.order, self.folder, number)
+        result = _read_result(self.spec, self.folder, number)
         cause = None if result is None else result.outcome.cause
         return cause is not None and not cause.counts_as_attempt
 
@@ -180,7 +180,7 @@ class JobRunner:
             reason=outcome.reason,
             reason_code=outcome.reason_code,
             remedy=outcome.remedy,
-        ).write(self.folder, self.order.turn)
+        ).write(self.folder, self.spec.turn)
 
 
 def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
@@ -189,29 +189,29 @@ def attempt_numbers(folder: Path, trial_id: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def _read_result(order: TrainingJobSpec, folder: Path, number: int) -> TrialResult | None:
+def _read_result(spec: TrainingJobSpec, folder: Path, number: int) -> TrialResult | None:
     """Return the result of an attempt; None without a valid one."""
     try:
-        return TrialResult.read(_attempt_folder(order, folder, number) / paths.RESULT_FILE)
+        return TrialResult.read(_attempt_folder(spec, folder, number) / paths.RESULT_FILE)
     except ResultError:
         return None
 
 
-def _attempt_folder(order: TrainingJobSpec, folder: Path, number: int) -> Path:
-    return folder / f"{order.planned.trial_id}.{number}"
+def _attempt_folder(spec: TrainingJobSpec, folder: Path, number: int) -> Path:
+    return folder / f"{spec.planned.trial_id}.{number}"
 
 
-def held_sec(order: TrainingJobSpec, folder: Path) -> float:
+def held_sec(spec: TrainingJobSpec, folder: Path) -> float:
     """Return the seconds for which the pods were held: earlier turns by their attempts, this turn from its first one.
 
     Times are those of the files, as in the operator's ledger, and so is the current one, that of a new file: the clocks
     of the volume's server and of this node may differ. Raises OSError.
     """
     total_sec, began_at = 0.0, None
-    for number in attempt_numbers(folder, order.planned.trial_id):
+    for number in attempt_numbers(folder, spec.planned.trial_id):
         with contextlib.suppress(OSError):  # a file that is just being replaced
-            times = [path.stat().st_mtime for path in _attempt_folder(order, folder, number).iterdir()]
-            if times and number > order.after:
+            times = [path.stat().st_mtime for path in _attempt_folder(spec, folder, number).iterdir()]
+            if times and number > spec.after:
                 began_at = min(times) if began_at is None else began_at
             elif times:
                 total_sec += max(times) - min(times)
@@ -221,13 +221,13 @@ def held_sec(order: TrainingJobSpec, folder: Path) -> float:
         return total_sec + max(0.0, os.fstat(file.fileno()).st_mtime - began_at)
 
 
-def read_order(environment: Mapping[str, str]) -> TrainingJobSpec:
-    """Parse the order in the pod's environment. Raises InputError."""
-    text = environment.get(paths.ORDER_VARIABLE, "")
+def read_spec(environment: Mapping[str, str]) -> TrainingJobSpec:
+    """Parse the job spec in the pod's environment. Raises InputError."""
+    text = environment.get(paths.JOB_SPEC_VARIABLE, "")
     try:
-        return schema.from_json(TrainingJobSpec, schema.parse(text), paths.ORDER_VARIABLE)
+        return schema.from_json(TrainingJobSpec, schema.parse(text), paths.JOB_SPEC_VARIABLE)
     except ValueError as error:
         raise InputError(
-            f"{paths.ORDER_VARIABLE}: not a training's order: {error}",
+            f"{paths.JOB_SPEC_VARIABLE}: not a job spec: {error}",
             remedy="start the training with `inv train --job`",
         ) from error

@@ -16,7 +16,7 @@
 | a training's folder | STEPS_FILE | the trial's process, a line per step and per held-out loss |
 | | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
 | CHECKPOINTS_FOLDER | RESTARTS_FILE | each attempt of a training, as it resumes and after its first step |
-| on the shared volume | ORDER_END_FILE | the first pod of a Kubernetes training Job, last |
+| on the shared volume | JOB_END_FILE | the first pod of a Kubernetes training Job, last |
 
 `remote.fleet.gang_agent` sets the rank variables of each machine of a trial;
 `bench.workloads.ranks.multi_node` reads them.
@@ -44,7 +44,7 @@ MANIFEST_FILE = "MANIFEST.json"  # written last in a checkpoint: {"files": {name
 
 NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
-ORDER_VARIABLE, ORDER_END_FILE = "QLORA_FLEET_ORDER", "end-{turn}.json"
+JOB_SPEC_VARIABLE, JOB_END_FILE = "QLORA_FLEET_JOB_SPEC", "end-{turn}.json"
 NODE_NAME_VARIABLE = "QLORA_FLEET_NODE_NAME"  # the pod's node
 HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt
 

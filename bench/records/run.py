@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records.checksummed import Checksummed, ResultError, read_checksummed, write_checksummed
-from bench.records.paths import ORDER_END_FILE, RUN_FILE
+from bench.records.paths import JOB_END_FILE, RUN_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.trial import Trial
 from bench.records.validation import TrialError
@@ -81,7 +81,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJobSpec:
-    """Training that a Kubernetes Job runs without the operator's machine; its pods read it from ORDER_VARIABLE.
+    """Training that a Kubernetes Job runs without the operator's machine; its pods read it from JOB_SPEC_VARIABLE.
 
     `shared` is the folder of all runs on the volume that the pods share. A run may be submitted again: `turn` counts
     from 1, and attempts up to number `after` belong to earlier turns. The ranks connect to `port` of the first pod and
@@ -114,12 +114,12 @@ class TrainingJobEnd:
 
     def write(self, folder: Path, turn: int) -> Path:
         """Write the record. Raises OSError."""
-        return write_checksummed(folder / ORDER_END_FILE.format(turn=turn), "order", self)
+        return write_checksummed(folder / JOB_END_FILE.format(turn=turn), "job end", self)
 
     @classmethod
     def read_or_none(cls, folder: Path, turn: int) -> TrainingJobEnd | None:
         """Read the record; None if it is missing or invalid."""
         try:
-            return read_checksummed(cls, folder / ORDER_END_FILE.format(turn=turn), "order")
+            return read_checksummed(cls, folder / JOB_END_FILE.format(turn=turn), "job end")
         except ResultError:
             return None

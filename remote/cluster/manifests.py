@@ -98,7 +98,7 @@ def kustomization(values: ManifestValues, manifests: str) -> tuple[dict[str, Any
         *(["emptydir"] if values.volume_source is None else []),
         "settings",
         *(["size"] if values.overlay in _SIZED_OVERLAYS else []),
-        *(["order"] if values.overlay.startswith(JOB_PREFIX) else []),
+        *(["job-spec"] if values.overlay.startswith(JOB_PREFIX) else []),
         *(["queue"] if values.overlay == "job-4gpu-kueue" else []),
         *([SERVE] if values.overlay == SERVE else []),
         *values.components,

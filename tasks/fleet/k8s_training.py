@@ -21,7 +21,7 @@ from bench.records import schema
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import (
     CHECKPOINTS_FOLDER,
-    ORDER_END_FILE,
+    JOB_END_FILE,
     PROGRESS_FILE,
     RESTARTS_FILE,
     RESULT_FILE,
@@ -133,8 +133,8 @@ def _rendered_reader_objects(settings: Settings, cluster_client: Cluster, run: R
     cluster = settings.cluster.model_copy(update={"overlay": run.provenance["inputs"]["job"]["overlay"]})
     settings = resolve_provider(settings.model_copy(update={"cluster": cluster}), cluster_client)
     values = manifest_values(settings, resolve_image(settings))
-    order: dict[str, str | int | list[str]] = {"order": "{}", "run_id": run.run_id, "size": len(run.workers)}
-    values = dataclasses.replace(values, extra_settings={**values.extra_settings, **order})
+    job: dict[str, str | int | list[str]] = {"job_spec": "{}", "run_id": run.run_id, "size": len(run.workers)}
+    values = dataclasses.replace(values, extra_settings={**values.extra_settings, **job})
     with translate_cluster_errors():
         desired = render(values, settings.root / MANIFESTS)
     reader = _reader_objects([resource for resource in desired if resource["kind"] in ("Job", "JobSet")])
@@ -176,7 +176,7 @@ class VolumeState:
 
 
 def run_folder_on_volume(run: RunRecord) -> str:
-    """Return the run's folder on the volume, as written in the Job's order."""
+    """Return the run's folder on the volume, as written in the job spec."""
     return f"{run.provenance['inputs']['job']['shared']}/{run.run_id}"
 
 
@@ -217,7 +217,7 @@ def sync_ledger(run: RunRecord, folder: Path, ledger: Ledger, host: Host) -> Non
     _record_restarts(run, ledger, state.restarts)
     incoming, turn = folder / DOWNLOAD_FOLDER, run.provenance["inputs"]["job"]["turn"]
     incoming.mkdir(exist_ok=True)
-    pull(Agent(host), run_folder, incoming, only=(ORDER_END_FILE.format(turn=turn),))
+    pull(Agent(host), run_folder, incoming, only=(JOB_END_FILE.format(turn=turn),))
     order_end = TrainingJobEnd.read_or_none(incoming, turn)
     last_attempt = None if order_end is None else entry.find_attempt(order_end.attempt)
     if order_end is None or last_attempt is None:

@@ -1,6 +1,6 @@
 """`inv train --job`: plan a training, deploy it as a Kubernetes Job, and leave it running there.
 
-The pods of the overlay read the order from their environment (`bench.commands.job_runner`); everything else, from
+The pods of the overlay read the job spec from their environment (`bench.commands.job_runner`); everything else, from
 attempts to the adapter, is on their shared volume. `inv monitor`, `cancel` and `collect` find the Job by its run.
 """
 
@@ -22,7 +22,7 @@ from tasks.fleet import runner
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
-MAX_ORDER_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
+MAX_SPEC_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
 
 
 def check_settings(settings: Settings) -> None:
@@ -67,7 +67,7 @@ def submit(
     """
     job, (planned,) = run.provenance["inputs"]["job"], run.planned
     rendezvous = rank_environment(run.run_id, "", 0)
-    order = TrainingJobSpec(
+    spec = TrainingJobSpec(
         run_id=run.run_id,
         planned=planned,
         shared=job["shared"],
@@ -77,11 +77,11 @@ def submit(
         port=int(rendezvous[NODE_PORT]),
         token=rendezvous[NODE_TOKEN],
     )
-    order_json = json.dumps(schema.to_json(order), ensure_ascii=False)
-    if len(order_json.encode()) > MAX_ORDER_BYTES:
-        size = len(order_json.encode())
+    spec_json = json.dumps(schema.to_json(spec), ensure_ascii=False)
+    if len(spec_json.encode()) > MAX_SPEC_BYTES:
+        size = len(spec_json.encode())
         raise UsageError(
-            f"train.sample_prompts: the order of the Job has {size} bytes, more than {MAX_ORDER_BYTES}",
+            f"train.sample_prompts: the job spec has {size} bytes, more than {MAX_SPEC_BYTES}",
             remedy="use fewer, or a shorter train.chat_template",
         )
     section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
@@ -96,7 +96,7 @@ def submit(
             partial=True,
         ),
         deploy.DeployHooks(
-            values={"order": order_json, "run_id": run.run_id, "size": planned.trial.world_size},
+            values={"job_spec": spec_json, "run_id": run.run_id, "size": planned.trial.world_size},
             on_start=lambda _cluster: on_accepted(),
             wait=False,
         ),

@@ -60,7 +60,7 @@ BASIC = ManifestValues(
         "model": "/models/mistralai--Mistral-7B-Instruct-v0.3",
         "data": "/shared-data/chats.jsonl",
         "profile": "gpu",
-        "order": '{"run_id": "20261122-101500-train-0a1b2c"}',
+        "job_spec": '{"run_id": "20261122-101500-train-0a1b2c"}',
         "serve": '{"model": "/models/mistralai--Mistral-7B-Instruct-v0.3"}',
         "server_arguments": ["/scratch/serve/base", "--enable-lora"],
         "run_id": "20261122-101500-train-0a1b2c",
@@ -293,7 +293,7 @@ def test_a_training_survives_lost_pods_and_nodes_and_ends_by_itself(name: str) -
     assert job["maxFailedIndexes"] == 0, "the other ranks would wait for the one that cannot begin"
     assert "podFailurePolicy" not in job, "the pods of a dead node would not be replaced"
     assert "exec python3 -m bench train" in pod_spec(name)["containers"][0]["args"][2], "SIGTERM reaches it"
-    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_ORDER"] == BASIC.extra_settings["order"]
+    assert of_kind(name, "ConfigMap")[0]["data"]["QLORA_FLEET_JOB_SPEC"] == BASIC.extra_settings["job_spec"]
     assert job["template"]["metadata"]["annotations"]["qlora-fleet/run"] == BASIC.extra_settings["run_id"]
 
 

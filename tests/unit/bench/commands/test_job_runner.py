@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from bench.commands import cli, job_runner
-from bench.commands.job_runner import JobRunner, attempt_numbers, held_sec, read_order
+from bench.commands.job_runner import JobRunner, attempt_numbers, held_sec, read_spec
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
-from bench.records.paths import NODE_ADDRESS, ORDER_VARIABLE
+from bench.records.paths import JOB_SPEC_VARIABLE, NODE_ADDRESS
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, ReasonCode, TrialStatus
@@ -27,7 +27,7 @@ Script = list[tuple[int, TrialStatus | ReasonCode | None, str | None]]
 def run_script(
     tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, TrainingJobEnd | None]]:
-    """Function that runs the first pod of an order with scripted attempts; returns (exit code, the end it wrote)."""
+    """Function that runs the first pod of a job spec with scripted attempts; returns (exit code, the end it wrote)."""
     monkeypatch.setattr(job_runner, "RETRY_DELAY_SEC", 0.0)
     monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
     message = tmp_path / "termination-log"
@@ -38,11 +38,11 @@ def run_script(
         script: Script, *, max_restarts: int = 2, turn: int = 1, after: int = 0
     ) -> tuple[int, TrainingJobEnd | None]:
         planned = PlannedTrial(trial_id="train", trial=make_trial())
-        order = TrainingJobSpec(
+        spec = TrainingJobSpec(
             run_id="r1", planned=planned, shared=str(tmp_path), turn=turn, after=after, max_restarts=max_restarts,
             port=21_000, token="t",
         )  # fmt: skip
-        pod, remaining = JobRunner(order, 0, "train"), list(script)
+        pod, remaining = JobRunner(spec, 0, "train"), list(script)
 
         def attempt(number: int) -> tuple[int, str]:
             folder = tmp_path / "r1" / f"train.{number}"
@@ -122,11 +122,11 @@ def test_a_number_that_another_copy_of_the_first_pod_has_taken_is_left_to_it(
 def test_a_failure_of_the_volume_may_pass_in_another_pod(
     make_trial: Callable[..., Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = TrainingJobSpec(
+    spec = TrainingJobSpec(
         run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared=str(tmp_path), turn=1, after=0,
         max_restarts=9, port=1, token="t",
     )  # fmt: skip
-    monkeypatch.setenv(ORDER_VARIABLE, json.dumps(schema.to_json(order)))
+    monkeypatch.setenv(JOB_SPEC_VARIABLE, json.dumps(schema.to_json(spec)))
     monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
     for number, code in ((errno.ESTALE, ExitCode.RETRYABLE), (errno.EACCES, ExitCode.FAILED)):
         failure = OSError(number, os.strerror(number), "/workspace/results/r1")
@@ -161,18 +161,18 @@ def test_the_first_pod_listens_at_its_own_address_and_not_at_a_name_of_two_pods(
 ) -> None:
     """A lost node's pod keeps its name in DNS until the node returns."""
     planned = PlannedTrial(trial_id="train", trial=make_trial(kind="distributed", world_size=2))
-    order = TrainingJobSpec(
+    spec = TrainingJobSpec(
         run_id="r1", planned=planned, shared="/s", turn=1, after=0, max_restarts=2, port=21_000, token="t"
     )
     for rank, address in ((0, "train-0"), (1, "train-0.train")):
         monkeypatch.setattr(job_runner.socket, "gethostname", lambda rank=rank: f"train-{rank}")
-        assert JobRunner(order, rank, "train")._rendezvous_variables()[NODE_ADDRESS] == address
+        assert JobRunner(spec, rank, "train")._rendezvous_variables()[NODE_ADDRESS] == address
 
 
 def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_turns(
     tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = TrainingJobSpec(
+    spec = TrainingJobSpec(
         run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared="/s", turn=2, after=1,
         max_restarts=2, port=21_000, token="t",
     )  # fmt: skip
@@ -183,19 +183,19 @@ def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_t
         for age in ages:
             (folder / str(age)).touch()
             os.utime(folder / str(age), (now - age, now - age))
-    assert held_sec(order, tmp_path) == pytest.approx(100.0 + 300.0, abs=60.0)
-    assert held_sec(order, tmp_path / "train.1") == 0.0
+    assert held_sec(spec, tmp_path) == pytest.approx(100.0 + 300.0, abs=60.0)
+    assert held_sec(spec, tmp_path / "train.1") == 0.0
     fstat = os.fstat
     monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*fstat(file)[:8], int(now) + 7200, 0)))
-    assert held_sec(order, tmp_path) == pytest.approx(100.0 + 7500.0, abs=1.0), "the clock of the volume's server"
+    assert held_sec(spec, tmp_path) == pytest.approx(100.0 + 7500.0, abs=1.0), "the clock of the volume's server"
 
 
 def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable[..., Trial]) -> None:
-    order = TrainingJobSpec(
+    spec = TrainingJobSpec(
         run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared="/s", turn=1, after=0,
         max_restarts=2, port=21_000, token="t",
     )  # fmt: skip
-    assert read_order({ORDER_VARIABLE: json.dumps(schema.to_json(order))}) == order
+    assert read_spec({JOB_SPEC_VARIABLE: json.dumps(schema.to_json(spec))}) == spec
     for text in ("", "{", "[]", '{"run_id": 1}'):
-        with pytest.raises(InputError, match=ORDER_VARIABLE):
-            read_order({ORDER_VARIABLE: text})
+        with pytest.raises(InputError, match=JOB_SPEC_VARIABLE):
+            read_spec({JOB_SPEC_VARIABLE: text})

@@ -192,4 +192,4 @@ def test_the_jobset_is_copied_after_everything_else() -> None:
     )
     assert top["resources"] == ["m/overlays/job-4gpu", "settings.yaml"]
     names = [component.rpartition("/")[2] for component in top["components"]]
-    assert names == ["provider", "emptydir", "settings", "order", "public-image", "jobset"]
+    assert names == ["provider", "emptydir", "settings", "job-spec", "public-image", "jobset"]
