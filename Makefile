@@ -58,6 +58,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.vocabulary
+	$(BIN)/python -m tests.architecture >/dev/null
 
 # Everything, `check` too (tests/test_sources.py); with SUBJECT=cluster every tests/**/cluster.
 ifdef SUBJECT

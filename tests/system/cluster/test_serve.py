@@ -90,7 +90,7 @@ def trained(serving_cluster: Cluster, image: Path, tmp_path: Path, inv_server: F
     adapter = folder / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(WEIGHTS)
-    (adapter / "adapter_config.json").write_text('{"r": 4}')
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (adapter / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     return operator
 
