@@ -202,7 +202,7 @@ def _attempt_folder(spec: TrainingJobSpec, folder: Path, number: int) -> Path:
 
 
 def held_sec(spec: TrainingJobSpec, folder: Path) -> float:
-    """Return the seconds for which the pods were held: earlier turns by their attempts, this turn from its first one.
+    """Return the billed seconds, restart waits included: earlier turns by their attempts, this turn from its first one.
 
     Times are those of the files, as in the operator's ledger, and so is the current one, that of a new file: the clocks
     of the volume's server and of this node may differ. Raises OSError.

@@ -118,7 +118,7 @@ def describe_unfit(rows: Sequence[ConfigurationRow], others: Sequence[OtherConfi
 
 
 def _is_unfit(row: ConfigurationRow | OtherConfiguration, baseline: str) -> bool:
-    """Return whether every planned trial ran out of memory, and others do not depend on the configuration."""
+    """Return True if every planned trial ran out of memory. Never for the baseline, which the others need."""
     return row.label != baseline and 0 < row.planned == row.ends.get(TrialStatus.OUT_OF_MEMORY, 0)
 
 

@@ -199,7 +199,7 @@ class FastLayer:
     def backward(
         self, d_y: Any, saved: SavedForBackward, tokens: TokenLayout, *, needs_x: bool
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Return (d_x or None, the gradients of `parameters`). Consumes `saved`."""
+        """Do the layer's backward pass: return (d_x or None, the gradients of `parameters`). Frees `saved`."""
         seeds = self.seeds(tokens)
         d_gate_up, quantized, down_gradients = self._activation_gradient(d_y, saved, seeds[3])
         saved.gate_up = None

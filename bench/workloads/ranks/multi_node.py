@@ -239,8 +239,8 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
     def send_end(self, failures: dict[str, Any]) -> None:
         """Send the last message; `failures` is empty on success.
 
-        After failures, wait until the first machine has ended: a pod that ends earlier makes its Job stop all others
-        (backoffLimit 0), including the first one while it writes the result.
+        After failures, wait until the first machine has ended: the Job may stop all other pods when this one ends, the
+        first one included, which still writes the result.
         """
         self._send({"ended": failures})
         with contextlib.suppress(LeaderGone):
