@@ -388,7 +388,7 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     ratio = row.useful_tokens_ratio
     if ratio is not None:
         decimals = formatting.ratio_decimals(ratio.low, ratio.high)
-        detail = _detail(ratio, decimals, ratio.verdict or "not shown to differ")
+        detail = _detail(ratio, decimals, ratio.word or "not shown to differ")
         numbers.append(
             Tile(
                 name=f"Against {summary.baseline}", value=f"{formatting.number(ratio.value, decimals)}x", detail=detail
