@@ -4,7 +4,7 @@ adapter: config of a plain LoRA adapter, its check, and the sources of a merge
 atomic_files: atomic writes, regular files, sha256
 bootstrap: median, quantiles and bootstrap interval
 checksummed: JSON records with a schema version and a checksum
-forecast: a worker's forecast of a training, and settings derived from its data
+forecast: a worker's forecast of a training
 paths: names of files, folders and environment variables
 quality: held-out losses against the reference (quality.json)
 result: outcome and measurements of one trial (result.json)

@@ -1,17 +1,8 @@
-"""A worker's forecast of a training, and the settings that it derives from the data."""
+"""A worker's forecast of a training before it starts."""
 
 from dataclasses import dataclass, field
 
-from bench.records.training import DataReport
-
-
-@dataclass(frozen=True, kw_only=True)
-class DerivedSettings:
-    """Values that a worker derived from the data, for settings that the user left open; None for the others."""
-
-    validation_share: float | None = None
-    rows_per_step: int | None = None
-    warmup_share: float | None = None
+from bench.records.training import DataReport, DerivedSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.records.checksummed import Checksummed
@@ -212,6 +212,15 @@ class DataReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DerivedSettings:
+    """Values that were derived from the data, for settings that the user left open; None for the others."""
+
+    validation_share: float | None = None
+    rows_per_step: int | None = None
+    warmup_share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """Settings of a fine-tuning in addition to the fields of its trial.
 
@@ -234,7 +243,7 @@ class Training:
 
     `init_adapter`, in a plan: folder on the workers with the adapter that step 0 has, whose sha256 is `init_sha256`.
 
-    `derive`: fields of DerivedSettings whose values a worker is to derive from the data. Empty in a plan.
+    `derive`: fields of DerivedSettings whose values each attempt derives from the data.
     """
 
     data: TrainingData
@@ -328,6 +337,12 @@ class Training:
         is_scorable = held_out and self.data.labels == "assistant"
         check_score(self.score, self.score_pattern, self.best_by, is_scorable=is_scorable)
 
+    def with_derived(self, derived: DerivedSettings) -> Training:
+        """Return the settings with the values that were derived from the data; the others stay."""
+        values = {name: value for name, value in vars(derived).items() if value is not None}
+        share = values.pop("validation_share", self.data.validation_share)
+        return replace(self, data=replace(self.data, validation_share=share), **values, derive=())
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedSteps:
@@ -407,6 +422,7 @@ class TrainingRecord(Checksummed):
     adapter: the best by held-out loss or score, or the last. `data` has no example previews. Shares of communication
     are of a step's time. `score` is None without train.score, `time` if no rank has trained. `init_adapter_sha256` is
     that of the adapter at step 0, None for a new one. `end_ids` are the tokens that end the data's answers.
+    `derived` are the settings that the attempt derived from the data.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -442,6 +458,7 @@ class TrainingRecord(Checksummed):
     time: TrainingTime | None = None
     init_adapter_sha256: str | None = None
     end_ids: list[int] = field(default_factory=list)
+    derived: DerivedSettings = field(default_factory=DerivedSettings)
 
     @property
     def outcome(self) -> Outcome:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
-from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions, Training
+from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions, DerivedSettings, Training
 from bench.records.validation import (
     ATTENTION_PROJECTIONS,
     TrialError,
@@ -153,6 +153,10 @@ class Trial:
     def tokens_per_step(self) -> int:
         """Token positions in one optimizer step on one device, padding included."""
         return self.max_seq_len * self.micro_batch_size * self.gradient_accumulation_steps
+
+    def with_derived(self, derived: DerivedSettings) -> Trial:
+        """Return the trial of a training with the values that were derived from its data."""
+        return self if self.training is None else replace(self, training=self.training.with_derived(derived))
 
     def digest(self) -> str:
         """Return the sha256 of the configuration without name, reason and suite.

@@ -147,6 +147,7 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
     if partial_steps is None and (trial_folder / TRAINING_FILE).exists():
         training_report = summary.read(folder)
         record = training_report.record
+        trial = trial.with_derived(record.derived)
         steps_measured, held_out, status = record.steps, record.evaluations, record.status
         results = {
             "steps_done": record.steps_done,

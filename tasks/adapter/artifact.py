@@ -42,7 +42,8 @@ class TrainedAdapter:
 
     @property
     def trial(self) -> Trial:
-        return self.run.planned[0].trial
+        """The planned trial with what the training derived from its data."""
+        return self.run.planned[0].trial.with_derived(self.record.derived)
 
     @property
     def model_sha256(self) -> str | None:

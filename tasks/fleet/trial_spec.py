@@ -3,8 +3,7 @@
 import dataclasses
 
 from bench.records import Trial
-from bench.records.forecast import DerivedSettings
-from bench.records.training import Training, TrainingData
+from bench.records.training import DerivedSettings, Training, TrainingData
 from bench.records.trial import SCALES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
 from bench.records.workloads import FINETUNE
@@ -131,17 +130,6 @@ def open_fields(settings: Settings) -> tuple[str, ...]:
     names = [field for field in DERIVED_FIELDS if getattr(settings.train, SETTING_NAMES[field]) is None]
     has_file = settings.train.validation_file is not None
     return tuple(name for name in names if not (has_file and name == "validation_share"))
-
-
-def apply_derived(trial: Trial, derived: DerivedSettings) -> Trial:
-    """Return the trial with the values that a worker derived from the data; the others stay."""
-    if trial.training is None:
-        return trial
-    training, values = trial.training, {key: value for key, value in vars(derived).items() if value is not None}
-    if "validation_share" in values:
-        share = values.pop("validation_share")
-        training = dataclasses.replace(training, data=dataclasses.replace(training.data, validation_share=share))
-    return dataclasses.replace(trial, training=dataclasses.replace(training, **values, derive=()))
 
 
 def derived_text(derived: DerivedSettings) -> list[str]:

@@ -185,7 +185,6 @@ def run_inputs(trial: Trial, probe: ProbeResult, predicted: TrainingForecast) ->
         "files": {file.path: file.sha256 for file in probe.data.files},
         "device": probe.device,
         "forecast": predicted.record(),
-        "derived": {name: value for name, value in vars(probe.forecast.derived).items() if value is not None},
     }
 
 
@@ -234,6 +233,7 @@ def cap_steps(settings: Settings, trial: Trial, device: str) -> Trial:
 
 def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingForecast:
     """Predict steps, hours, dollars and memory, also from earlier runs. Raises UsageError for invalid prices."""
+    trial = trial.with_derived(probe.forecast.derived)
     if trial.training is None:
         raise ValueError("only a training has a forecast")
     training, workers = trial.training, trial.world_size
@@ -277,22 +277,22 @@ def _trained_step_sec(
     """
     for result, record in newest_trainings(settings.results_folder):
         seconds = record.steps.step_time_sec
-        if seconds and _is_same_training(result, trial, probe):
+        if seconds and _is_same_training(result, result.trial.with_derived(record.derived), trial, probe):
             value = max(0.0, statistics.fmean(seconds) - all_reduce_sec)
             basis = f"from {len(seconds)} steps trained on {probe.device} (run {record.run_id})"
             return Amount(value=value, low=None, high=None), basis
     return None
 
 
-def _is_same_training(result: TrialResult, trial: Trial, probe: ProbeResult) -> bool:
+def _is_same_training(result: TrialResult, trained: Trial, trial: Trial, probe: ProbeResult) -> bool:
     """Check whether a result is that of a training with equal steps: configuration, rows, workers, model, device."""
-    training, other = trial.training, result.trial.training
+    training, other = trial.training, trained.training
     return (
         training is not None
         and other is not None
         and (other.rows_per_step, other.gradients) == (training.rows_per_step, training.gradients)
-        and result.trial.world_size == trial.world_size
-        and all(getattr(result.trial, name) == getattr(trial, name) for name in COMPARED_FIELDS)
+        and trained.world_size == trial.world_size
+        and all(getattr(trained, name) == getattr(trial, name) for name in COMPARED_FIELDS)
         and device(result.fingerprint) == probe.device
         and result.fingerprint.get("model_sha256") == probe.forecast.model_sha256
     )

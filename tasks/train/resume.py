@@ -7,7 +7,6 @@ current limits apply.
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
@@ -18,9 +17,8 @@ from tasks.cli.lock import acquire_lock
 from tasks.clients.workers import fleet_hosts
 from tasks.commands import TrainOptions
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
-from tasks.fleet import runner, trial_spec
+from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
-from tasks.fleet.declared import SETTING_NAMES
 from tasks.fleet.k8s_training import is_job_active, is_k8s_training
 from tasks.fleet.run_store import TRAIN, newest_run, open_run, resume_command
 from tasks.fleet.trial_spec import TRIAL_ID
@@ -47,23 +45,7 @@ def find_changes(run: RunRecord, settings: Settings) -> list[str]:
         (f"{section}.path", planned_settings[section]["path"], current_settings[section]["path"])
         for section in sections
     ]
-    derived = _derived_values(run)
-    return [
-        f"{name}: {planned} as planned, {current} now"
-        for name, planned, current in ((name, derived.get(name, planned), current) for name, planned, current in values)
-        if planned != current and not (name in derived and current is None)  # without a value the plan's stays
-    ]
-
-
-def _derived_values(run: RunRecord) -> dict[str, Any]:
-    """Return the plan's values of the settings that may be derived from the data, by name."""
-    training = run.planned[0].trial.training
-    if training is None:
-        return {}
-    values = {field: getattr(training, field, None) for field in trial_spec.DERIVED_FIELDS}
-    if training.data.validation_file is None:
-        values["validation_share"] = training.data.validation_share
-    return {f"train.{SETTING_NAMES[field]}": value for field, value in values.items() if value is not None}
+    return [f"{name}: {planned} as planned, {current} now" for name, planned, current in values if planned != current]
 
 
 def refuse_changes(run: RunRecord, settings: Settings) -> None:

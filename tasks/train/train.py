@@ -12,7 +12,6 @@ from typing import Any
 from invoke.context import Context
 
 from bench.records import Trial, schema
-from bench.records.forecast import DerivedSettings
 from bench.records.run import PlannedTrial
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent, slot_path
@@ -40,7 +39,7 @@ def check_data(context: Context, out: str | None) -> CommandResult:
     hosts = fleet_hosts(settings)
     trial = trial_spec.make_trial(settings, None, workers=trial_spec.worker_count(settings, None), max_hours=None)
     probe = forecast.probe_workers(settings, hosts, trial)
-    trial = trial_spec.apply_derived(trial, probe.forecast.derived)
+    trial = trial.with_derived(probe.forecast.derived)
     predicted = forecast.predict(settings, trial, probe)
     if out is not None:
         with file_errors(f"data.check: --out: {out}", "name another file"):
@@ -84,17 +83,17 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
         return _submit_job(configured, trial, options)
     hosts, adapter = fleet_hosts(settings), init_adapter.find_adapter(settings)
     probe = forecast.probe_workers(settings, hosts[:count], trial)
-    trial = trial_spec.apply_derived(trial, probe.forecast.derived)
     trial = init_adapter.begin_from(settings, adapter, trial, probe.forecast.model_sha256, hosts)
     forecast.check_limits(settings, trial, probe)
     trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
     predicted = forecast.predict(settings, trial, probe)
     forecast.check_time_limit(predicted)
     names = [host.name for host in hosts[:count]]
+    known = trial.with_derived(probe.forecast.derived)  # as far as this worker's data show; the attempts derive again
     if options.dry_run:
-        output.show_plan(console(), trial, probe, predicted, names)
-        costs = shapes.shape_costs(settings, trial, probe, predicted.steps)
-        shapes.show_shapes(console(), costs, shapes.hosted_line(settings, trial, probe, predicted.steps))
+        output.show_plan(console(), known, probe, predicted, names)
+        costs = shapes.shape_costs(settings, known, probe, predicted.steps)
+        shapes.show_shapes(console(), costs, shapes.hosted_line(settings, known, probe, predicted.steps))
         return CommandResult(
             data={**_plan_document(trial, names, predicted), "shapes": [asdict(cost) for cost in costs]}
         )
@@ -105,7 +104,7 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
         runner.refuse_busy_workers(settings, hosts[:count])
         init_adapter.send(settings, adapter, hosts[:count])
         run, folder, ledger = runner.write_plan(settings, run)
-        for line in output.summary_lines(probe, trial, predicted):
+        for line in output.summary_lines(probe, known, predicted):
             print(escape_controls(line))
         TrainingSession.create(settings, run, folder, ledger, hosts).wait(plain=options.plain)
     return None
@@ -134,7 +133,6 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Comm
         print("no worker answers to check the data: hours and dollars are unknown; `inv deploy` creates workers")
     else:
         forecast.check_limits(settings, trial, probe)
-    trial = trial_spec.apply_derived(trial, DerivedSettings() if probe is None else probe.forecast.derived)
     trial = forecast.cap_steps(settings, trial, "" if probe is None else probe.device)
     if probe is not None:
         trial = init_adapter.begin_from(settings, adapter, trial, probe.forecast.model_sha256, reachable)
@@ -144,7 +142,7 @@ def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> Comm
         predicted = forecast.predict(settings, trial, probe)
         forecast.check_time_limit(predicted)
         inputs = forecast.run_inputs(trial, probe, predicted)
-        for line in output.summary_lines(probe, trial, predicted):
+        for line in output.summary_lines(probe, trial.with_derived(probe.forecast.derived), predicted):
             print(escape_controls(line))
     run = submit_job.new_run(settings, _planned_trial(trial, names[0]), names, inputs)
 

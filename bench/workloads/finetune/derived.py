@@ -1,6 +1,7 @@
 """Settings of a training that follow from its data where the user has set none.
 
-A worker derives them for a plan. The plan has the values, so a resumed training keeps them.
+Each attempt derives them on its machines, where the data are; the plan only says which. Equal data give equal values,
+and a training's attempts refuse other data. A worker's forecast derives them by the same function.
 """
 
 import math
@@ -10,9 +11,9 @@ from typing import Any
 
 from bench.data import dataset
 from bench.records import Trial
-from bench.records.forecast import DerivedSettings
+from bench.records.training import DerivedSettings
 from bench.workloads.finetune.score import Scoring
-from bench.workloads.finetune.training_set import TrainingSet, tokenizer_loader, training_of
+from bench.workloads.finetune.training_set import TrainingSet, check_digests, tokenizer_loader, training_of
 
 HELD_OUT_LINES = 30  # expected: hardly ever fewer than 20 are then chosen
 MAX_HELD_OUT_SHARE, MAX_HELD_OUT_LINES = 0.2, 2000  # limits for few and for many lines: evaluations read them
@@ -40,7 +41,8 @@ def warmup_share(steps: int, usual: float) -> float:
 def derive(trial: Trial, cache_folder: Path | None) -> tuple[TrainingSet, DerivedSettings, bool]:
     """Load the training set with the derived settings; return it, them, and whether its examples were cached.
 
-    Raises InputError, also for a score file or pattern that cannot be used.
+    Raises InputRejected for other data than planned, and InputError, also for a score file or pattern that cannot be
+    used.
     """
     training, files, values = training_of(trial), None, dict[str, Any]()
     Scoring.load(training)
@@ -51,6 +53,8 @@ def derive(trial: Trial, cache_folder: Path | None) -> tuple[TrainingSet, Derive
         training = replace(training, data=replace(training.data, validation_share=share))
     tokenizer, model = tokenizer_loader(trial), Path(trial.model)
     data, was_cached = dataset.load_examples(training.data, model, tokenizer, cache_folder, files=files)
+    # Checked again: the files may have been replaced since `check_inputs` read them.
+    check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})
     material = TrainingSet.from_trial(replace(trial, training=training), data)
     if "rows_per_step" in training.derive:
         rows = len(material.sampling_plan.rows(0)) * training.epochs

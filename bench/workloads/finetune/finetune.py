@@ -24,15 +24,16 @@ from bench.harness.termination import Stopped, StopSignals, WorkerGone
 from bench.records import Trial, schema
 from bench.records.score import SampleAnswer, TrainingScore, TrainingTime
 from bench.records.status import Outcome, ReasonCode
-from bench.records.training import LIMITS, CheckpointFacts, DataReport, Evaluation, TrainingRecord
+from bench.records.training import LIMITS, CheckpointFacts, DataReport, DerivedSettings, Evaluation, TrainingRecord
 from bench.workloads.finetune import checkpoint, resume, training_set
 from bench.workloads.finetune.checkpoint import History, State
+from bench.workloads.finetune.derived import derive
 from bench.workloads.finetune.folder_lock import FolderLock
 from bench.workloads.finetune.resume import Journal, ResumePoint, record_first_step, record_restart
 from bench.workloads.finetune.training_set import check_inputs  # looked up in workload modules with special inputs
 from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.torchrun import RankKilled, RankLimits
+from bench.workloads.ranks.torchrun import TRIAL_FILE, RankKilled, RankLimits
 
 MODULE = "bench.workloads.finetune.rank"
 SPEC_FILE, STOP_FILE = "job.json", "stop"
@@ -75,10 +76,11 @@ class TrainingLog:
         resume_point: ResumePoint | None,
         data: DataReport,
         examples: training_set.TrainingSet,
+        derived: DerivedSettings,
     ) -> None:
         self.record, self.stop = record, ""
         self._folder, self._data, self._row_tokens = folder, data, examples.row_tokens
-        self._end_ids = examples.end_tokens
+        self._end_ids, self._derived = examples.end_tokens, derived
         before = State(step=0, seconds=0.0) if resume_point is None else resume_point.state
         self._history = History() if resume_point is None else resume_point.history
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
@@ -209,6 +211,7 @@ class TrainingLog:
             adapter_files=adapter.get("files", {}),
             chat_template_sha256=_template_digest(record.trial),
             end_ids=self._end_ids,
+            derived=self._derived,
             communication_predicted_percent=reported.get("communication_predicted_percent"),
             communication_measured_percent=reported.get("communication_measured_percent"),
             peak_vram_bytes=record.peak_vram_bytes,
@@ -249,19 +252,20 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
     launcher = _make_launcher(trial, stops, NodeList.from_environment())
     launcher.check()
     with record.timed("data"):
-        data, report = _load_training_set(trial, folder, record)
+        data, derived, report = _load_training_set(trial, folder, record)
         digests = {trial.model: inputs[0].sha256, **{file.path: file.sha256 for file in report.files}}
         training_set.check_first_attempt(folder, training_set.training_of(trial), digests)
     checkpoint.clear_parts(folder)
+    trial = trial.with_derived(derived)
+    training = training_set.training_of(trial)
     resume_point = resume.find_checkpoint(
         folder, resume.Identity.from_trial(trial, inputs[0].sha256, data.sha256), record.log
     )
-    training = training_set.training_of(trial)
     if resume_point is None and training.init_adapter is not None:
         resume.verify_init_adapter(training.init_adapter, training.init_sha256)
     newest = None if resume_point is None else str(resume_point.path.resolve())
     spec = _rank_spec(record.request, folder, inputs[0].sha256, data.sha256, newest=newest)
-    training_log = TrainingLog(record, folder, resume_point, report, data)
+    training_log = TrainingLog(record, folder, resume_point, report, data, derived)
 
     def finish(outcome: Outcome) -> None:
         try:
@@ -271,7 +275,7 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
 
     record.on_finish = finish
     try:
-        files = {SPEC_FILE: spec.to_text()}
+        files = {SPEC_FILE: spec.to_text(), TRIAL_FILE: trial.to_text()}
         launcher.lead(record, training_log.on_line, files=files, has_stopped=lambda: bool(training_log.stop))
     except RankKilled as error:
         raise WorkerGone(str(error)) from error
@@ -279,7 +283,7 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
         record.log(f"stopped after step {training_log.step}, {training_log.newest_checkpoint}")
         raise
     if training_log.stop == "max_hours":
-        limit = training_set.training_of(trial).limited_by
+        limit = training.limited_by
         raise Stopped(LIMITS[limit], f"stopped by {limit} after step {training_log.step}")
     if training_log.stop == "stopped":
         raise Stopped(
@@ -292,8 +296,9 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
 
     def prepare(inputs: Inputs) -> Mapping[str, str]:
         folder = _checkpoint_folder(request)
-        data, _ = training_set.load(trial, training_set.tokenizer_loader(trial), folder / EXAMPLES_FOLDER)
-        return {SPEC_FILE: _rank_spec(request, folder, inputs[0].sha256, data.sha256).to_text()}
+        data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER)
+        spec = _rank_spec(request, folder, inputs[0].sha256, data.sha256)
+        return {SPEC_FILE: spec.to_text(), TRIAL_FILE: trial.with_derived(derived).to_text()}
 
     return _make_launcher(trial, stops, nodes).follow(lambda: check_inputs(trial), prepare)
 
@@ -333,11 +338,13 @@ def _checkpoint_folder(request: Request) -> Path:
     return request.checkpoints
 
 
-def _load_training_set(trial: Trial, folder: Path, record: Record) -> tuple[training_set.TrainingSet, DataReport]:
+def _load_training_set(
+    trial: Trial, folder: Path, record: Record
+) -> tuple[training_set.TrainingSet, DerivedSettings, DataReport]:
     start = time.monotonic()
-    data, was_cached = training_set.load(trial, training_set.tokenizer_loader(trial), folder / EXAMPLES_FOLDER)
+    data, derived, was_cached = derive(trial, folder / EXAMPLES_FOLDER)
     report = dataset.summarize(
-        training_set.training_of(trial).data,
+        data.training.data,
         data.data,
         row_tokens=data.row_tokens,
         was_cached=was_cached,
@@ -347,7 +354,7 @@ def _load_training_set(trial: Trial, folder: Path, record: Record) -> tuple[trai
         f"{report.examples:,} examples to train on, {report.validation_examples:,} held out, "
         f"{report.targets:,} of {report.tokens:,} tokens are targets; {report.left_out:,} skipped"
     )
-    return data, report
+    return data, derived, report
 
 
 def _rank_spec(

@@ -103,6 +103,7 @@ class Training:
     def start(self, *, held_after: int = STEPS) -> list[subprocess.Popen[str]]:
         self.number += 1
         training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": NODES, "evaluate_every": 0}
+        training["derive"] = ("warmup_share",)
         trial = tiny_training.plan(*self.inputs, world_size=NODES, training=training)
         self.home.mkdir(exist_ok=True)
         (self.home / "trial.json").write_text(trial.to_text())

@@ -18,7 +18,8 @@ import pytest
 from bench import torch_stack
 from bench.records.result import TrialResult
 from bench.records.status import ExitCode, TrialStatus
-from bench.records.training import TrainingRecord
+from bench.records.training import DerivedSettings, TrainingRecord
+from bench.workloads.finetune.derived import derive
 from bench.workloads.finetune.finetune import STOP_FILE
 from bench.workloads.finetune.resume import JOURNAL, NO_REASON
 from bench.workloads.ranks.torchrun import descendant_pids
@@ -73,6 +74,7 @@ class Attempts:
         self.environment = environment | {"TMPDIR": str(home / "tmp")}
         self.started: list[subprocess.Popen] = []
         self.score: str | None = None
+        self.plans_values = False  # the plan has the values that the attempts otherwise derive from the data
 
     @property
     def out(self) -> Path:
@@ -93,8 +95,10 @@ class Attempts:
     ) -> subprocess.Popen:
         self.number += 1
         training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0, "max_hours": max_hours}
-        training["score"] = self.score
+        training |= {"score": self.score, "derive": ("validation_share", "warmup_share")}
         trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training)
+        if self.plans_values:
+            trial = trial.with_derived(derive(trial, None)[1])
         (self.home / "trial.json").write_text(trial.to_text())
         if held_after is not None:
             program = ("-c", HELD_TRIAL, str(held_after), str(self.gate))
@@ -133,6 +137,7 @@ def check_same(record: TrainingRecord, undisturbed: TrainingRecord) -> None:
     assert record.adapter_sha256 == undisturbed.adapter_sha256
     assert record.steps.loss == undisturbed.steps.loss
     assert record.steps.step == list(range(1, STEPS + 1))
+    assert record.derived.warmup_share == 0.1, "the attempt derives what the plan leaves open"
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +157,12 @@ def attempts(bench_environment, bench_server, tmp_path_factory) -> Iterator[Call
 
 @pytest.fixture(scope="module")
 def undisturbed(attempts) -> TrainingRecord:
-    """Return the record of an undisturbed training of two ranks."""
-    return attempts("quiet").finish()
+    """Return the record of an undisturbed training of two ranks, whose plan has the values derived from the data."""
+    training = attempts("quiet")
+    training.plans_values = True
+    record = training.finish()
+    assert record.derived == DerivedSettings()
+    return record
 
 
 def test_a_second_attempt_on_the_same_checkpoints_is_refused_and_harms_nothing(attempts):

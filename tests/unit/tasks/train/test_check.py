@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 
 from bench.records import Trial
-from bench.records.forecast import DerivedSettings, Forecast
+from bench.records.forecast import Forecast
 from bench.records.training import (
     ConversationPreview,
     DataFinding,
     DataPart,
     DataReport,
+    DerivedSettings,
     FileFacts,
     LostToLength,
 )
@@ -158,7 +159,7 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     trial = trial_of(settings(validation_fraction=0.1))
     training = output.training_of(trial)
     assert (training.derive, training.rows_per_step) == (("rows_per_step", "warmup_share"), 4)
-    planned = output.training_of(trial_spec.apply_derived(trial, derived))
+    planned = output.training_of(trial.with_derived(derived))
     assert (planned.derive, planned.rows_per_step, planned.warmup_share) == ((), 2, 0.1)
     assert planned.data == training.data
     lines = output.summary_lines(make_probe(derived=derived), trial, PREDICTED)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from bench.records.forecast import DerivedSettings
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, Progress, RunRecord
 from bench.records.status import Outcome, TrialStatus
@@ -171,14 +170,3 @@ def test_changed_settings_are_an_error_that_names_them_and_limits_are_not(run: R
         resume.refuse_changes(run, now)
     assert [change in str(error_info.value) for change in changes] == [True, True]
     assert "`inv train`" in error_info.value.remedy
-
-
-def test_values_that_were_derived_from_the_data_are_the_plans(settings: Any) -> None:
-    derived = DerivedSettings(validation_share=0.15, rows_per_step=2, warmup_share=0.1)
-    trial = trial_spec.make_trial(settings(), None, workers=1, max_hours=None)
-    plan = PlannedTrial(trial_id=TRIAL_ID, trial=trial_spec.apply_derived(trial, derived))
-    public = json.loads(json.dumps(settings().public()))
-    run = synthetic.record(run_id="20260101-000000-train", suite="train", planned=[plan], settings=public)
-    for same in ({}, {"rows_per_step": 2, "warmup_share": 0.1, "validation_fraction": 0.15}):
-        assert resume.find_changes(run, settings(**same)) == []
-    assert resume.find_changes(run, settings(rows_per_step=4)) == ["train.rows_per_step: 2 as planned, 4 now"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.forecast import DerivedSettings
+from bench.records.training import DerivedSettings
 from bench.workloads.finetune import derived
 from bench.workloads.finetune.training_set import training_of
 from tests.support import tiny_training

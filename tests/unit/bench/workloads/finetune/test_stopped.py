@@ -15,7 +15,8 @@ from bench.harness.record import Clock, Record, Request
 from bench.harness.termination import Stopped, StopSignals, classify_error
 from bench.records.paths import PROGRESS_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus
-from bench.workloads.finetune import finetune, training_set
+from bench.records.training import DerivedSettings
+from bench.workloads.finetune import finetune
 from bench.workloads.ranks import launcher
 from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
@@ -49,7 +50,7 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
     monkeypatch.setattr(launcher, "LeaderLink", lambda *_: contextlib.nullcontext(link))
     monkeypatch.setattr(launcher, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
     monkeypatch.setattr(finetune, "check_inputs", lambda _: (SimpleNamespace(sha256="m"), None, None))
-    monkeypatch.setattr(training_set, "load", lambda *_: (SimpleNamespace(sha256="d"), False))
+    monkeypatch.setattr(finetune, "derive", lambda *_: (SimpleNamespace(sha256="d"), DerivedSettings(), False))
     monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
 
     def check() -> None:
@@ -70,7 +71,7 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
 def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatch, limit):
     trial = tiny_training.plan(tmp_path, tmp_path, training={"max_hours": 1.0, "limited_by": limit})
     data = SimpleNamespace(sha256="d", steps=lambda: 9, row_tokens=8)
-    monkeypatch.setattr(finetune, "_load_training_set", lambda *_: (data, SimpleNamespace(files=[])))
+    monkeypatch.setattr(finetune, "_load_training_set", lambda *_: (data, DerivedSettings(), SimpleNamespace(files=[])))
     monkeypatch.setattr(
         finetune, "TrainingLog", lambda *_, **__: SimpleNamespace(stop="max_hours", step=3, write=None, on_line=None)
     )
