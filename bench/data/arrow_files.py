@@ -1,10 +1,10 @@
-"""Rows of Parquet files and of folders saved by `datasets`, and the text of zstd files, all through pyarrow.
+"""Tables: rows of Parquet files and of folders saved by `datasets`, and the text of zstd files, all through pyarrow.
 
-pyarrow decodes a page of Parquet or a batch of Arrow at once: the sizes that the file states are checked before, the
-bytes that come out are counted. pyarrow is imported once such a file is read.
+pyarrow decodes a page of Parquet at once: the sizes that the file states are checked before, the bytes that come out
+are counted. Arrow's files are mapped into memory, so that only what a row needs is read; a batch that would be unpacked
+is refused.
 """
 
-import importlib
 import io
 import json
 import struct
@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import pyarrow
+from pyarrow import ipc, parquet
 
 from bench.data import row_limits
 from bench.data.formats import LINE_REFUSED
@@ -22,24 +25,12 @@ from bench.records.atomic_files import read_regular
 
 STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"  # the second if there are several splits
 MAX_STATE_BYTES = 1 << 20
-MAX_BATCH_BYTES = 1 << 30
 TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def load_pyarrow(path: Path, module: str = "pyarrow") -> Any:
-    """Import pyarrow. Raises InputError."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(
-            f"{path}: pyarrow, which reads Parquet, Arrow and zstd, is missing", remedy="pip install pyarrow"
-        ) from error
 
 
 @contextmanager
 def _arrow_errors(path: Path, position: Callable[[], str], kind: str) -> Iterator[None]:
     """Turn an error of pyarrow into an InputError that names the position in the file."""
-    pyarrow = load_pyarrow(path)
     try:
         yield
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -47,60 +38,30 @@ def _arrow_errors(path: Path, position: Callable[[], str], kind: str) -> Iterato
         raise InputError(f"{path}: after {position()}: not {kind}: {reason}", remedy="write the file again") from error
 
 
-def open_zstd(path: Path, stream: io.BufferedReader) -> Any:
+def open_zstd(stream: io.BufferedReader) -> Any:
     """Open the text of a zstd file; its `readinto` raises OSError without a number for damaged data."""
-    pyarrow = load_pyarrow(path)
     return pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, "r"), "zstd")
 
 
-# Parquet --------------------------------------------------------------------------------------------------------------
-
-
-def parquet_rows(path: Path, file: BinaryIO, names: ColumnNames, unpacked: UnpackedBytes) -> Iterator[tuple[int, Row]]:
-    """Yield the rows as JSON text, read one by one: a short value in the file may stand in all of them.
-
-    Columns that decide nothing are not read, and null. The sizes that the file states are checked before any row.
-    """
-    number = group_number = 0
-    with _arrow_errors(
-        path, lambda: f"row {number}" + (f" (row group {group_number})" if group_number else ""), "Parquet"
-    ):
-        file.seek(0)
-        source = load_pyarrow(path, "pyarrow.parquet").ParquetFile(file, buffer_size=row_limits.CHUNK_BYTES)
-        rows = _TableRows(path, source.schema_arrow.names, names)
-        metadata = source.metadata
-        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        row_bytes = row_limits.PACKED_ROW_BYTES * max(0, metadata.num_rows)
-        unpacked.check(row_bytes + sum(max(0, group.total_byte_size) for group in groups))
-        for index, group in enumerate(groups, start=1):
-            if group.total_byte_size > row_limits.MAX_ROW_BYTES * max(1, group.num_rows):
-                raise row_too_long(f"{path}: row group {index}: the mean row")
-        for group_number in range(1, len(groups) + 1):
-            batches = source.iter_batches(
-                batch_size=1, row_groups=[group_number - 1], columns=rows.read_names, use_threads=False
-            )
-            for row in batches:
-                number += 1
-                unpacked.add(row.nbytes)
-                yield number, rows.to_json(number, row)
-
-
 class _TableRows:
-    """Conversion of a table's rows to JSON text. `read_names` are the columns that decide something."""
+    """Conversion of a table's rows to JSON text, with the number of the last one.
 
-    def __init__(self, path: Path, header: list[str], names: ColumnNames) -> None:
+    `read_names` are the columns that decide something; the others are not read, and null.
+    """
+
+    def __init__(self, path: Path, header: list[str], names: ColumnNames, number: int = 0) -> None:
         renamed = names.check_header(f"{path}: columns", header)
-        self._path = path
+        self._path, self.number = path, number
         decides = [name in row_limits.KNOWN_COLUMNS or name in LINE_REFUSED for name in renamed]
         pairs = list(zip(header, renamed, decides, strict=True))
         self.read_names = [name for name, _, is_read in pairs if is_read]
-        self.read_indices = [index for index, is_read in enumerate(decides) if is_read]
         self._keys = [(ours, f"{json.dumps(ours)}:") for _, ours, is_read in pairs if is_read]
         self._unread = [f"{json.dumps(ours)}:null" for _, ours, is_read in pairs if not is_read]
 
-    def to_json(self, number: int, row: Any) -> Row:
+    def next_row(self, row: Any) -> Row:
         """Return a batch of one row as JSON text, or why it cannot be used."""
-        location = f"{self._path}: row {number}"
+        self.number += 1
+        location = f"{self._path}: row {self.number}"
         if row.nbytes > row_limits.MAX_ROW_BYTES:
             return row_too_long(location)
         texts = []
@@ -119,6 +80,34 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
+def parquet_rows(path: Path, file: BinaryIO, names: ColumnNames, unpacked: UnpackedBytes) -> Iterator[tuple[int, Row]]:
+    """Yield the rows as JSON text, read one by one: a short value in the file may stand in all of them."""
+    rows, group_number = None, 0
+
+    def position() -> str:
+        return f"row {rows.number if rows else 0}" + (f" (row group {group_number})" if group_number else "")
+
+    with _arrow_errors(path, position, "Parquet"):
+        file.seek(0)
+        source = parquet.ParquetFile(file, buffer_size=row_limits.CHUNK_BYTES)
+        rows = _TableRows(path, source.schema_arrow.names, names)
+        metadata = source.metadata
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        row_bytes = row_limits.PACKED_ROW_BYTES * max(0, metadata.num_rows)
+        unpacked.check(row_bytes + sum(max(0, group.total_byte_size) for group in groups))
+        for index, group in enumerate(groups, start=1):
+            if group.total_byte_size > row_limits.MAX_ROW_BYTES * max(1, group.num_rows):
+                raise row_too_long(f"{path}: row group {index}: the mean row")
+        for group_number in range(1, len(groups) + 1):
+            batches = source.iter_batches(
+                batch_size=1, row_groups=[group_number - 1], columns=rows.read_names, use_threads=False
+            )
+            for row in batches:
+                unpacked.add(row.nbytes)
+                text = rows.next_row(row)
+                yield rows.number, text
+
+
 # A folder saved by `datasets` -----------------------------------------------------------------------------------------
 
 
@@ -129,17 +118,15 @@ def folder_files(folder: Path) -> list[Path]:
     state = _read_json(folder / STATE_FILE)
     listed = state.get("_data_files") if isinstance(state, dict) else None
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed or ()]
+    remedy = "save the data set again, with save_to_disk"
     if not isinstance(listed, list) or not names or state.get("_indices_data_files"):
-        raise InputError(
-            f"{folder / STATE_FILE}: expected a list of files in _data_files, without a list of rows in "
-            "_indices_data_files",
-            remedy="save the data set again, with save_to_disk",
-        )
+        expected = "a list of files in _data_files, without a list of rows in _indices_data_files"
+        raise InputError(f"{folder / STATE_FILE}: expected {expected}", remedy=remedy)
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or (folder / name).is_symlink():
             raise InputError(
                 f"{folder / STATE_FILE}: _data_files: expected names of files in the folder, found {str(name)[:80]!r}",
-                remedy="save the data set again, with save_to_disk",
+                remedy=remedy,
             )
     return [folder / str(name) for name in names]
 
@@ -167,46 +154,28 @@ def _read_json(path: Path) -> Any:
 
 
 def stream_rows(
-    folder: Path, path: Path, names: ColumnNames, unpacked: UnpackedBytes, read: Callable[[int], bytes], number: int
-) -> Iterator[Row]:
-    """Yield the rows of one Arrow stream of a folder, batch by batch; they follow on row `number` of the folder.
-
-    `read` returns the next bytes of the file, at most so many.
-    """
-    ipc = load_pyarrow(path, "pyarrow.ipc")
-    with _arrow_errors(path, lambda: f"row {number}", "an Arrow stream"):
-        messages = ipc.MessageReader.open_stream(_ReadOnly(read))
+    folder: Path, path: Path, names: ColumnNames, unpacked: UnpackedBytes, number: int
+) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of one Arrow stream of a folder; they follow on row `number` of the folder."""
+    rows = None
+    with _arrow_errors(path, lambda: f"row {rows.number if rows else number}", "an Arrow stream"):
+        messages = ipc.MessageReader.open_stream(pyarrow.memory_map(str(path)))
         arrow_schema = ipc.read_schema(messages.read_next_message())
-        rows = _TableRows(folder, arrow_schema.names, names)
+        rows = _TableRows(folder, arrow_schema.names, names, number)
         for message in messages:
             is_batch = message.type == "record batch"
             if not is_batch or is_compressed(message.metadata.to_pybytes()):
                 actual = "a compressed one" if is_batch else f"a {message.type}"
                 raise InputError(
-                    f"{path}: after row {number}: expected an uncompressed batch of rows, found {actual}",
+                    f"{path}: after row {rows.number}: expected an uncompressed batch of rows, found {actual}",
                     remedy="save the data set with save_to_disk, which writes such batches",
                 )
             batch = ipc.read_record_batch(message, arrow_schema)
             batch.validate(full=True)  # offsets beyond the values would be read as they are
-            batch = batch.select(rows.read_indices)
             for index in range(batch.num_rows):
-                number += 1
-                row = rows.to_json(number, batch.slice(index, 1))
-                unpacked.add(row_limits.PACKED_ROW_BYTES + (len(row) if isinstance(row, bytes) else 0))
-                yield row
-
-
-class _ReadOnly(io.RawIOBase):
-    """A file object of pyarrow whose bytes come from a function."""
-
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self._read = read
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, count: int | None = -1) -> bytes:
-        return self._read(MAX_BATCH_BYTES if count is None or count < 0 else count)
+                text = rows.next_row(batch.slice(index, 1).select(rows.read_names))
+                unpacked.add(row_limits.PACKED_ROW_BYTES + (len(text) if isinstance(text, bytes) else 0))
+                yield rows.number, text
 
 
 def is_compressed(metadata: bytes) -> bool:

@@ -1,7 +1,4 @@
-"""A data line's object to its conversation: turns, tools and calls, other answers, and what is trained on.
-
-Only the standard library.
-"""
+"""A data line's object to its conversation: turns, tools and calls, other answers, and what is trained on."""
 
 import hashlib
 import json

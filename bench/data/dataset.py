@@ -5,8 +5,8 @@ turns is removed and counted. Neither lines nor examples are held in memory: eve
 are read again, and each example is written to a file (`bench.data.example_file`).
 
 The examples depend only on the files, the tokenizer and the settings, so they are cached under the digest of all three:
-tokenizing takes minutes, reading seconds. The cache has a folder per digest: `examples.bin`, and `index.json`, which is
-checksummed, written last and contains the sha256 of the former. A damaged or incomplete folder is rebuilt.
+tokenizing takes minutes, reading seconds. The cache has a folder per digest: `examples.arrow`, and `index.json`, which
+is checksummed, written last and contains the sha256 of the former. A damaged or incomplete folder is rebuilt.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.data import packing, readers
-from bench.data.example_file import ExampleWriter, StoredExamples, open_stored
+from bench.data.example_file import ExampleFile, ExampleWriter, StoredExamples
 from bench.data.file_types import expand
 from bench.data.findings import DROPPED_KINDS, SKIPPED, DataFindings
 from bench.data.formats import shorten
@@ -53,10 +53,10 @@ OTHER_UNREAD_KEYS = "other keys are not read"
 MAX_UNREAD_KEYS = 50  # keys with a finding of their own
 PREVIEW_COUNT = 3
 BINS = 24  # bars in the histogram of lengths of a report
-EXAMPLES_FILE, INDEX_FILE = "examples.bin", "index.json"
+EXAMPLES_FILE, INDEX_FILE = "examples.arrow", "index.json"
 STORED_FIELDS = ("files", "findings", "left_out", "shown", "lost", "duplicates")  # fields of a Dataset in the index
 DIGEST_KEY_BYTES = 16  # the part of a digest that is compared to find equal lines
-CACHE_VERSION = 6  # part of the cache key; changes when the cache's files or the examples of the same data change
+CACHE_VERSION = 7  # part of the cache key; changes when the cache's files or the examples of the same data change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,17 +281,11 @@ def _parts(example: Example, tokenizer: Any) -> Iterator[DataPart]:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """Index of `examples.bin`: numbers of examples to train on and held out. Small for any number of examples.
-
-    `sources` has the path of each data file, and what its numbers count.
-    """
+    """Index of `examples.arrow`: what is known of the examples as a whole."""
 
     key: str
     byte_order: str
     examples_sha256: str
-    training: int
-    validation: int
-    sources: list[tuple[str, str]]
     files: list[FileFacts]
     findings: list[DataFinding]
     left_out: int
@@ -352,10 +346,10 @@ def load_cached(folder: Path, key: str) -> Dataset | None:
     try:
         index = read_checksummed(Index, entry / INDEX_FILE, "examples")
         with open_regular(entry / EXAMPLES_FILE) as file:
-            training, validation = open_stored(file, (index.training, index.validation), index.sources)
-        digest = training.file.sha256()  # the open file's: the one of this name may be replaced meanwhile
-        if (index.key, index.byte_order, digest) != (key, sys.byteorder, index.examples_sha256):
+            examples = ExampleFile(file)  # the open one: that of this name may be replaced meanwhile
+        if (index.key, index.byte_order, examples.sha256()) != (key, sys.byteorder, index.examples_sha256):
             return None
+        training, validation = examples.parts()
     except (ResultError, OSError, ValueError):
         return None
     return Dataset(training=training, validation=validation, **{name: getattr(index, name) for name in STORED_FIELDS})
@@ -373,9 +367,6 @@ def save_cached(folder: Path, key: str, build_examples: Callable[[BinaryIO], Dat
         key=key,
         byte_order=sys.byteorder,
         examples_sha256=digest,
-        training=len(dataset.training),
-        validation=len(dataset.validation),
-        sources=list(dataset.training.sources),
         **{name: getattr(dataset, name) for name in STORED_FIELDS},
     )
     write_checksummed(entry / INDEX_FILE, "examples", index)

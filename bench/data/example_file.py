@@ -1,188 +1,101 @@
-"""Training examples in a file: written one by one, and read one by one as a step needs them.
+"""Training examples in an Arrow file: written one by one, and read one by one as a step needs them.
 
-Only numbers about each example are held in memory, 64 bytes. The file has the token ids of each example (uint32) and
-its targets (a byte for each id), and at its end these numbers: first of the examples to train on, then of those held
-out, column by column. Copies of a line have the same ids.
+The file is mapped into memory; about 100 bytes of each example are held. Copies of a line have a row each.
 """
 
 import hashlib
-import os
-import tempfile
-import weakref
+import mmap
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import BinaryIO, overload
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO, overload
+
+import pyarrow
+from pyarrow import ipc
 
 from bench.data.masking import Example
 
-DIGEST_BYTES = 32
-ID_BYTES = 4
+BATCH_ROWS = 64
+SCHEMA = pyarrow.schema(
+    [
+        *(("ids", "binary"), ("targets", "binary"), ("file", "string"), ("line", "uint64"), ("unit", "string")),
+        *(("copy", "uint32"), ("length", "uint32"), ("target_count", "uint32"), ("digest", "binary")),
+        ("is_held_out", "bool"),
+    ]
+)
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Numbers about examples: position in the file, count of ids and of targets, data file, line, copy, digest."""
-
-    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
-    lengths: "array[int]" = field(default_factory=lambda: array("I"))
-    targets: "array[int]" = field(default_factory=lambda: array("I"))
-    files: "array[int]" = field(default_factory=lambda: array("I"))
-    lines: "array[int]" = field(default_factory=lambda: array("Q"))
-    copies: "array[int]" = field(default_factory=lambda: array("I"))
-    digests: "array[int]" = field(default_factory=lambda: array("B"))
-
-    def arrays(self) -> "list[array[int]]":
-        return list(vars(self).values())
-
-
-class Digests(Sequence[bytes]):
-    """Digests of examples, from one array."""
-
-    def __init__(self, content: "array[int]") -> None:
-        self.content = content
-
-    def __len__(self) -> int:
-        return len(self.content) // DIGEST_BYTES
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        """Return one digest, or those of a slice."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        start = range(len(self))[index] * DIGEST_BYTES
-        return self.content[start : start + DIGEST_BYTES].tobytes()
-
-
-class Descriptor:
-    """Copy of an open file's descriptor, closed with the last user of this object."""
+class ExampleFile:
+    """A mapped file of examples."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.number = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self.number)
+        self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def sha256(self) -> str:
-        """Hash the file. Raises OSError."""
-        digest, position = hashlib.sha256(), 0
-        while chunk := os.pread(self.number, 1 << 20, position):
-            digest.update(chunk)
-            position += len(chunk)
-        return digest.hexdigest()
+        return hashlib.sha256(self._mapping).hexdigest()
+
+    def parts(self) -> "tuple[StoredExamples, StoredExamples]":
+        """Return the examples to train on and those held out. Raises ValueError for another file."""
+        reader = ipc.open_file(pyarrow.py_buffer(self._mapping))
+        numbers = reader.read_all().select(["length", "target_count", "digest", "is_held_out"])
+        held_out = numbers["is_held_out"].to_pylist()
+        training = [row for row, is_held_out in enumerate(held_out) if not is_held_out]
+        validation = [row for row, is_held_out in enumerate(held_out) if is_held_out]
+        return StoredExamples(self, reader, numbers, training), StoredExamples(self, reader, numbers, validation)
 
 
 class StoredExamples(Sequence[Example]):
-    """Examples of an open file, read when they are used. `lengths` and `targets` are their tokens and targets.
-
-    `sources` has the path of each data file, and what its numbers count.
+    """Examples of a file, read when they are used: those in `rows`. `lengths` and `targets` are their numbers of tokens
+    and of targets.
     """
 
-    def __init__(self, file: Descriptor, columns: _Columns, sources: Sequence[tuple[str, str]]) -> None:
-        self.file, self._columns, self.sources = file, columns, sources
-        self.lengths, self.targets, self.digests = columns.lengths, columns.targets, Digests(columns.digests)
+    def __init__(self, file: ExampleFile, reader: Any, numbers: Any, rows: Sequence[int]) -> None:
+        self.file, self._reader, self._rows = file, reader, array("Q", rows)
+        part = numbers.take(pyarrow.array(rows, "uint64"))
+        self.lengths, self.targets = (array("I", part[name].to_pylist()) for name in ("length", "target_count"))
+        self.digests: list[bytes] = part["digest"].to_pylist()
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self._rows)
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
     @overload
     def __getitem__(self, index: slice) -> list[Example]: ...
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        """Read one example, or those of a slice. Raises OSError."""
+        """Read one example, or those of a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        columns, number = self._columns, range(len(self))[index]
-        path, unit = self.sources[columns.files[number]]
-        size = columns.lengths[number] * ID_BYTES
-        content = os.pread(self.file.number, size + columns.lengths[number], columns.offsets[number])
-        ids = array("I")
-        ids.frombytes(content[:size])
-        return Example(
-            file=path,
-            line=columns.lines[number],
-            unit=unit,
-            copy=columns.copies[number],
-            ids=ids,
-            targets=content[size:],
-        )
-
-    def select(self, indices: Iterable[int]) -> "StoredExamples":
-        """Return some of these examples."""
-        part = _Columns()
-        for index in indices:
-            for name, column in vars(self._columns).items():
-                size = DIGEST_BYTES if name == "digests" else 1
-                getattr(part, name).extend(column[index * size : (index + 1) * size])
-        return StoredExamples(self.file, part, self.sources)
+        batch, row = divmod(self._rows[index], BATCH_ROWS)
+        (values,) = self._reader.get_batch(batch).slice(row, 1).to_pylist()
+        ids = array("I", values["ids"])
+        return Example(ids=ids, **{name: values[name] for name in ("targets", "file", "line", "unit", "copy")})
 
 
 class ExampleWriter:
     """Writer of examples to a file opened for writing and reading."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._sources: dict[tuple[str, str], int] = {}
-        self._training, self._validation, self._position = _Columns(), _Columns(), 0
+        self._file, self._writer = file, ipc.new_file(file, SCHEMA)
+        self._rows: list[dict[str, Any]] = []
 
     def add(self, example: Example, copies: int | None) -> None:
         """Write an example to train on, so many times in an epoch; None holds it out. Raises OSError."""
-        columns = self._validation if copies is None else self._training
-        source = self._sources.setdefault((example.file, example.unit), len(self._sources))
         for copy in range(1 if copies is None else copies):
-            each = replace(example, copy=copy) if copy else example
-            columns.offsets.append(self._position)
-            columns.lengths.append(len(each.ids))
-            columns.targets.append(each.targets.count(1))
-            columns.files.append(source)
-            columns.lines.append(each.line)
-            columns.copies.append(each.copy)
-            columns.digests.frombytes(each.digest)
-        self._file.write(example.ids)
-        self._file.write(example.targets)
-        self._position += len(example.ids) * ID_BYTES + len(example.targets)
+            each = replace(example, copy=copy)
+            numbers = {"length": len(each.ids), "target_count": each.targets.count(1), "digest": each.digest}
+            self._rows.append({**vars(each), **numbers, "ids": each.ids.tobytes(), "is_held_out": copies is None})
+            if len(self._rows) == BATCH_ROWS:
+                self._write_rows()
 
     def finish(self) -> tuple[StoredExamples, StoredExamples]:
-        """Write the numbers about all examples. Return those to train on and those held out. Raises OSError."""
-        for part in (*self._training.arrays(), *self._validation.arrays()):
-            self._file.write(part)
+        """Write the file's end. Return the examples to train on and those held out. Raises OSError."""
+        self._write_rows()
+        self._writer.close()
         self._file.flush()
-        file, sources = Descriptor(self._file), list(self._sources)
-        return StoredExamples(file, self._training, sources), StoredExamples(file, self._validation, sources)
+        return ExampleFile(self._file).parts()
 
-
-def store(examples: Iterable[Example]) -> StoredExamples:
-    """Write examples to train on into a temporary file. Raises OSError."""
-    with tempfile.TemporaryFile() as file:
-        writer = ExampleWriter(file)
-        for example in examples:
-            writer.add(example, 1)
-        return writer.finish()[0]
-
-
-def open_stored(
-    file: BinaryIO, counts: Sequence[int], sources: Sequence[tuple[str, str]]
-) -> tuple[StoredExamples, StoredExamples]:
-    """Return the examples of a file that ExampleWriter wrote: `counts` to train on and held out.
-
-    Raises ValueError for a file of another length, OSError.
-    """
-    parts = [_Columns(), _Columns()]
-    sizes = {"digests": DIGEST_BYTES}
-    total = sum(
-        count * column.itemsize * sizes.get(name, 1)
-        for part, count in zip(parts, counts, strict=True)
-        for name, column in vars(part).items()
-    )
-    file.seek(-total, os.SEEK_END)
-    for part, count in zip(parts, counts, strict=True):
-        for name, column in vars(part).items():
-            try:
-                column.fromfile(file, count * sizes.get(name, 1))
-            except EOFError as error:
-                raise ValueError("the file ends early") from error
-    descriptor = Descriptor(file)
-    training, validation = (StoredExamples(descriptor, part, sources) for part in parts)
-    return training, validation
+    def _write_rows(self) -> None:
+        if self._rows:
+            self._writer.write_batch(pyarrow.RecordBatch.from_pylist(self._rows, SCHEMA))
+            self._rows.clear()

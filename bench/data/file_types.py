@@ -2,8 +2,7 @@
 three, and a folder saved by `datasets`.
 
 Each gives the rows of a file one after another. At most `MAX_ROW_BYTES` of a row are held in memory, and a compressed
-file may not grow without bound (`bench.data.row_limits`). Only the standard library, and pyarrow where it is needed
-(`bench.data.arrow_files`).
+file may not grow without bound (`bench.data.row_limits`).
 """
 
 import codecs
@@ -25,7 +24,7 @@ from bench.data.inputs import InputError
 from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
 from bench.records import schema
 from bench.records.atomic_files import open_regular
-from bench.records.units import format_gib, format_mib
+from bench.records.units import format_mib
 
 MAX_FILES = 10_000  # files that may match a pattern
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
@@ -116,27 +115,12 @@ class DataRows:
         self.unit, self._has_header, number = "row", True, 0
         for path in arrow_files.folder_files(self.path):
             with open_regular(path) as file:
-                content, left = hashlib.sha256(), os.fstat(file.fileno()).st_size
-                self.bytes += left
-                unpacked = UnpackedBytes(path, left)
-
-                def read(count: int, file: BinaryIO = file, content: Any = content) -> bytes:
-                    wanted = min(count, os.fstat(file.fileno()).st_size - file.tell())
-                    if wanted > arrow_files.MAX_BATCH_BYTES:
-                        raise InputError(
-                            f"{file.name}: a batch of more than {format_gib(arrow_files.MAX_BATCH_BYTES, 0)}",
-                            remedy="save the data set with fewer rows in a batch",
-                        )
-                    piece = file.read(wanted)
-                    content.update(piece)
-                    return piece
-
-                for row in arrow_files.stream_rows(self.path, path, self.names, unpacked, read, number):
-                    number += 1
-                    yield number, row
-                while read(1 << 20):  # what follows the stream is part of the digest
-                    pass
-            self._digest.update(f"{path.name}\0{content.hexdigest()}\n".encode())
+                size, digest = os.fstat(file.fileno()).st_size, _sha256(file)
+            self.bytes += size
+            unpacked, before = UnpackedBytes(path, size), number
+            for number, row in arrow_files.stream_rows(self.path, path, self.names, unpacked, before):
+                yield number, row
+            self._digest.update(f"{path.name}\0{digest}\n".encode())
 
     def _parquet_rows(
         self, stream: io.BufferedReader, file: BinaryIO, unpacked: UnpackedBytes
@@ -153,7 +137,7 @@ class DataRows:
         packed = "gzip" if stream.peek().startswith(GZIP) else "zstd" if ZSTD.match(stream.peek()) else ""
         if packed:
             self._is_packed = True
-            text = arrow_files.open_zstd(self.path, stream) if packed == "zstd" else gzip.GzipFile(fileobj=stream)
+            text = arrow_files.open_zstd(stream) if packed == "zstd" else gzip.GzipFile(fileobj=stream)
             stream = _buffered(text, lambda piece: unpacked.add(len(piece)))
         if stream.peek().startswith(codecs.BOM_UTF8):  # spreadsheets and other programs of Windows write it
             stream.read(len(codecs.BOM_UTF8))
@@ -192,17 +176,20 @@ class DataRows:
 
 def sha256_of(path: Path) -> str:
     """Hash a data file as `DataRows` does, without its rows. Raises InputError."""
-    digest = hashlib.sha256()
     try:
         if path.is_dir():
-            for part in arrow_files.folder_files(path):
-                digest.update(f"{part.name}\0{sha256_of(part)}\n".encode())
-            return digest.hexdigest()
+            parts = arrow_files.folder_files(path)
+            return hashlib.sha256(b"".join(f"{part.name}\0{sha256_of(part)}\n".encode() for part in parts)).hexdigest()
         with open_regular(path) as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
+            return _sha256(file)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(row_limits.CHUNK_BYTES):
+        digest.update(chunk)
     return digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """Reader of data files for trainings and benchmarks: each line checked, unusable lines listed at once or left out.
 
 A line is a row of a file of any type (`bench.data.file_types`). One format per file, recognised by its keys
-(`bench.data.formats`). Only the standard library.
+(`bench.data.formats`).
 
 Every error is an InputError of one line that names the file, the line or row, and the key.
 """

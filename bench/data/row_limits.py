@@ -1,4 +1,4 @@
-"""Limits of the rows of a data file, and the names of its columns. Only the standard library."""
+"""Limits of the rows of a data file, and the names of its columns."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -33,7 +33,6 @@ OWN, TYPED, FILL, LAST = 0x100000, 0x108000, "\U0010fffd", "\U0010ffff"
 MAX_CONTROL_TOKENS = 0x7000
 CONTROL_TOKEN = re.compile(r"<\|[^|<>{}'\"\s]+\|>")
 TEMPLATE_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-PROBE_MESSAGES = ({"role": "user", "content": "a?"}, {"role": "assistant", "content": "A."})
 
 
 def load_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
@@ -62,9 +61,8 @@ def load_trial_tokenizer(trial: Trial) -> Any:
 
 def _check_template(tokenizer: Any, text: str) -> None:
     """Check the syntax of train.chat_template, and that its control tokens are the model's. Raises InputError."""
-    utilities = importlib.import_module("transformers.utils.chat_template_utils")
     try:
-        utilities._compile_jinja_template(text)
+        _compile_jinja(text)
     except Exception as error:  # errors of jinja and of its extensions
         line = getattr(error, "lineno", None)
         location = "" if line is None else f"line {line}: "
@@ -113,31 +111,16 @@ class ChatTemplate:
     """The model's chat template: a third-party program in jinja's sandbox, which may raise anything or never end.
 
     `apply_chat_template` prepares every possible template variable for each conversation, which takes longer than the
-    template itself. So the template compiled by transformers is called directly, if it renders PROBE_MESSAGES equally.
+    template itself. So the template that transformers chooses and compiles is called directly.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._render = tokenizer, self._render_by_transformers
+        self._tokenizer = tokenizer
+        self._compiled: dict[bool, tuple[Any, Mapping[str, Any]]] = {}  # with and without tools
         self._thread: int | None = None  # the main thread, the only one that signals can interrupt
         if threading.current_thread() is threading.main_thread():
             self._thread = threading.get_ident()
             signal.signal(signal.SIGVTALRM, _on_timeout)  # once: slower than rendering a short conversation
-        with contextlib.suppress(Exception):  # errors of the template, or another version of transformers
-            template_utils = importlib.import_module("transformers.utils.chat_template_utils")
-            texts = {tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[])}  # one may be for tools
-            for text in texts:
-                self._template = template_utils._compile_jinja_template(text)
-                # Flatten the chain of dicts, slow to copy. transformers caches this template and renders with it.
-                fixed_date = {"strftime_now": lambda form: TEMPLATE_DATE.strftime(form)}
-                self._template.globals = {**self._template.globals, **fixed_date}
-            variables = {"documents": None, **tokenizer.special_tokens_map}
-            self._variables = self._template.globals | variables
-            if len(texts) == 1 and all(self._renders_equally(prompt) for prompt in (False, True)):
-                self._render = self._render_compiled
-
-    def _renders_equally(self, prompt: bool) -> bool:
-        compiled = self._with_timeout(self._render_compiled, PROBE_MESSAGES, (), prompt)
-        return compiled == self._render_by_transformers(PROBE_MESSAGES, (), prompt)
 
     def render(self, location: str, messages: Messages, *, prompt: bool = False, tools: Tools = ()) -> str:
         """Render a conversation; `location` is its file and line, for messages. Raises InputError.
@@ -145,7 +128,7 @@ class ChatTemplate:
         Raises TemplateTimeout if the template does not end.
         """
         try:
-            return self._with_timeout(self._render, messages, tools, prompt)
+            return self._with_timeout(messages, tools, prompt)
         except _TimerFired as error:
             raise TemplateTimeout(
                 f"{location}: the model's chat template did not end within {TEMPLATE_TIMEOUT_SEC:g} s of CPU time; "
@@ -155,30 +138,39 @@ class ChatTemplate:
             why = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"{location}: rejected by the model's chat template: {why}") from error
 
-    def _with_timeout(
-        self, render: Callable[[Messages, Tools, bool], str], messages: Messages, tools: Tools, prompt: bool
-    ) -> str:
-        """Call `render`. Raises _TimerFired after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.
+    def _with_timeout(self, messages: Messages, tools: Tools, prompt: bool) -> str:
+        """Render. Raises _TimerFired after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.
 
         Not covered: a single Python operation that does not end, and other threads.
         """
         if threading.get_ident() != self._thread:
-            return render(messages, tools, prompt)
+            return self._render(messages, tools, prompt)
         # Repeated, because jinja may catch the first signal's exception.
         signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_TIMEOUT_SEC, TEMPLATE_TIMEOUT_SEC)
         try:
-            return render(messages, tools, prompt)
+            return self._render(messages, tools, prompt)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
-    def _render_by_transformers(self, messages: Messages, tools: Tools, prompt: bool) -> str:
-        options = {"tokenize": False, "add_generation_prompt": prompt, "tools": list(tools) or None}
-        return str(self._tokenizer.apply_chat_template(messages, **options))
-
-    def _render_compiled(self, messages: Messages, tools: Tools, prompt: bool) -> str:
+    def _render(self, messages: Messages, tools: Tools, prompt: bool) -> str:
+        template, variables = self._compiled.get(bool(tools)) or self._compile(bool(tools))
         values = {"messages": messages, "add_generation_prompt": prompt, "tools": list(tools) or None}
-        variables = {**self._variables, **values}
-        return "".join(self._template.root_render_func(self._template.new_context(variables, shared=True)))
+        return "".join(template.root_render_func(template.new_context({**variables, **values}, shared=True)))
+
+    def _compile(self, has_tools: bool) -> tuple[Any, Mapping[str, Any]]:
+        """Compile the template that transformers chooses with or without tools."""
+        text = self._tokenizer.get_chat_template(tools=[] if has_tools else None)
+        template = _compile_jinja(text)
+        # Flatten the chain of dicts, slow to copy. transformers caches this template and renders with it.
+        template.globals = {**template.globals, "strftime_now": TEMPLATE_DATE.strftime}
+        variables = {**template.globals, "documents": None, **self._tokenizer.special_tokens_map}
+        self._compiled[has_tools] = template, variables
+        return template, variables
+
+
+def _compile_jinja(text: str) -> Any:
+    """Compile a chat template in the sandbox of transformers."""
+    return importlib.import_module("transformers.utils.chat_template_utils")._compile_jinja_template(text)
 
 
 class ControlTokens:

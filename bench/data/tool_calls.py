@@ -1,4 +1,4 @@
-"""Tools of a data line, the assistant's calls of them and their results. Only the standard library.
+"""Tools of a data line, the assistant's calls of them and their results.
 
     tools        of a line: [{"type": "function", "function": {"name": ..., "parameters": {...}}}, ...]
     tool_calls   of the assistant's turn: [{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}]

@@ -1,7 +1,7 @@
 """Check that a trial's model, data and recipe suit each other, before torch is imported.
 
 A forecast names the fallback of the recipe `fast` from config.json and the GPU before anything is loaded;
-`bench.qlora.recipes` repeats the checks with the loaded model and builds `stock` if one fails. Standard library only.
+`bench.qlora.recipes` repeats the checks with the loaded model and builds `stock` if one fails.
 """
 
 import dataclasses

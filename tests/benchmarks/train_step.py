@@ -32,7 +32,7 @@ from typing import Any
 
 from bench import torch_stack
 from bench.data.dataset import Dataset
-from bench.data.example_file import store
+from bench.data.example_file import ExampleWriter
 from bench.data.masking import Example
 from bench.qlora import recipes
 from bench.qlora.step import Placement, choose_placement, load_base
@@ -103,16 +103,18 @@ class Bench:
         """Make examples of log-normal lengths, half of their tokens targets; enough for every step once."""
         chooser = random.Random(3)
         vocabulary = json.loads((Path(self.model) / "config.json").read_text())["vocab_size"]
-        examples, positions = [], 0
-        while positions < 2.2 * self.steps * self.tokens * self.batch:
-            length = max(8, min(self.tokens, round(chooser.lognormvariate(0.0, 0.7) * 0.4 * self.tokens)))
-            ids = chooser.choices(range(3, vocabulary), k=length)
-            targets = bytes(length // 2) + b"\1" * (length - length // 2)
-            examples.append(Example(file="made", line=len(examples) + 1, ids=array("I", ids), targets=targets))
-            positions += length
-        return training_set.TrainingSet.from_trial(
-            trial, Dataset(files=[], training=store(examples), validation=store([]), findings=[], left_out=0, shown=[])
-        )
+        positions, line = 0, 0
+        with tempfile.TemporaryFile() as file:
+            writer = ExampleWriter(file)
+            while positions < 2.2 * self.steps * self.tokens * self.batch:
+                length = max(8, min(self.tokens, round(chooser.lognormvariate(0.0, 0.7) * 0.4 * self.tokens)))
+                ids = array("I", chooser.choices(range(3, vocabulary), k=length))
+                targets = bytes(length // 2) + b"\1" * (length - length // 2)
+                line, positions = line + 1, positions + length
+                writer.add(Example(file="made", line=line, ids=ids, targets=targets), 1)
+            training, validation = writer.finish()
+        data = Dataset(files=[], training=training, validation=validation, findings=[], left_out=0, shown=[])
+        return training_set.TrainingSet.from_trial(trial, data)
 
     def trainer(self, trial: Trial, folder: Path) -> trainer_module.Trainer:
         folder.mkdir(parents=True, exist_ok=True)

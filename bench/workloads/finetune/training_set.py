@@ -115,7 +115,7 @@ class TrainingSet:
         digest = hashlib.sha256()
         for part in (data.training, data.validation):
             digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part.digests.content)
+            digest.update(b"".join(part.digests))
         return cls(
             data=data,
             training=training_of(trial),

@@ -15,7 +15,7 @@ from bench.data import findings
 from bench.data.collate import make_rows
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
-from bench.data.tokenizer import ChatTemplate, load_tokenizer
+from bench.data.tokenizer import load_tokenizer
 from bench.records import Trial
 from tests.support.published import AXOLOTL, SPACE_RULES, TRL, template_text, write_mistral_tokenizer
 from tests.unit.bench.data.conftest import MISTRAL
@@ -61,8 +61,10 @@ def test_each_answer_is_trained_after_its_prompt_at_inference(
     conversation = Conversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b"")
     trained = [pair for example in builder.build([conversation]) for pair in answers(tokenizer, example)]
     indices = [index for index, (role, _) in enumerate(turns) if role == "assistant"]
-    renderer = ChatTemplate(tokenizer)
-    prompts = [renderer.render("", conversation.messages[:index], prompt=True) for index in indices]
+    prompts = [
+        tokenizer.apply_chat_template(conversation.messages[:index], tokenize=False, add_generation_prompt=True)
+        for index in indices
+    ]
     assert [prompt for prompt, _ in trained] == prompts
     for (_, text), index in zip(trained, indices, strict=True):
         assert turns[index][1] in text

@@ -3,7 +3,6 @@
 import gzip
 import io
 import struct
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bench.data import arrow_files, readers, row_limits
+from bench.data import readers, row_limits
 from bench.data.inputs import InputError
 from tests.support.data_files import (
     CHATS,
@@ -232,25 +231,12 @@ def test_a_small_file_of_many_rows_is_refused(tmp_path: Path, monkeypatch: pytes
     assert readers.read(write(tmp_path / "d.jsonl", as_jsonl(rows))).lines == 5000
 
 
-def test_parquet_without_its_reader_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "d.parquet", as_parquet(ROWS))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match="pip install pyarrow"):
-        readers.read(path)
-
-
 def test_a_link_in_a_saved_folder_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "saved", as_folder(as_stream(ROWS)))
     (path / "data-00000-of-00001.arrow").rename(tmp_path / "elsewhere")
     (path / "data-00000-of-00001.arrow").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="_data_files: "):
         readers.read(path)
-
-
-def test_a_batch_larger_than_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_files, "MAX_BATCH_BYTES", 1 << 8)
-    with pytest.raises(InputError, match="a batch of more than"):
-        readers.read(write(tmp_path / "saved", as_folder(as_stream(ROWS))))
 
 
 def varint(value: int, size: int = 0) -> bytes:
