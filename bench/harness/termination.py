@@ -31,10 +31,10 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-# Messages of gloo, NCCL, torch's store and torchrun's rendezvous for a broken connection between ranks.
+# Messages of gloo, NCCL and torch's store for a broken connection between ranks.
 _CONNECTION_LOST = re.compile(
     r"gloo/transport|connection (closed|reset|refused|timed out)|broken pipe|timed out waiting \d+ ?ms"
-    r"|Dist(Network|Store)Error|Rendezvous(Timeout|Connection|Closed)Error|socket has timed out"
+    r"|Dist(Network|Store)Error|socket has timed out"
     r"|ncclRemoteError|ncclSystemError|unhandled system error|remote process exited|watchdog .*timeout",
     re.IGNORECASE,
 )

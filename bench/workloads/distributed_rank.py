@@ -1,8 +1,8 @@
 """The program of each rank of a distributed trial: the training step under DDP, with and without communication.
 
-torchrun starts it as `python -m bench.workloads.distributed_rank FOLDER BACKEND SILENCE_SEC STEP_SEC`. Each rank trains
-on every n-th chat, in an order set by the seed; all ranks load the same base weights from files, so only adapters and
-their gradients are exchanged.
+Started as `python -m bench.workloads.distributed_rank FOLDER BACKEND SILENCE_SEC STEP_SEC`. Each rank trains on every
+n-th chat, in an order set by the seed; all ranks load the same base weights from files, so only adapters and their
+gradients are exchanged.
 
 After steps without communication the ranks' weights would differ. These steps have a separate optimizer, and the
 weights are restored after every block of them, so that the trial trains one model; a check at the end verifies that.

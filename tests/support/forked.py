@@ -7,10 +7,10 @@
 
 A program is a separate process with its own environment, folder, streams, signals and exit code. It uses the server's
 copy of the project's modules if the project's sources are identical to those here; otherwise it imports them again.
-torchrun and its ranks below a trial are forked from the process that starts them, so the process tree is that of real
-starts. Not covered: start and exit of the interpreter, the imports, the processes that draw a report's figures, and a
-terminal. Tests of these, and of an `inv` that is killed, start the real program. A program dies with the process that
-started it, and all programs die with the server's own parent.
+The ranks of a trial are forked from the process that starts them, so the process tree is that of real starts. Not
+covered: start and exit of the interpreter, the imports, the processes that draw a report's figures, and a terminal.
+Tests of these, and of an `inv` that is killed, start the real program. A program dies with the process that started it,
+and all programs die with the server's own parent.
 """
 
 from __future__ import annotations
@@ -48,12 +48,7 @@ INV_LIBRARIES = (
     *("pytest", "pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
     *("bench.records", "remote", "reports", "tasks"),  # including their submodules
 )
-BENCH_LIBRARIES = (
-    "bench.torch_stack",
-    "torch.distributed.run",
-    "transformers.models.mistral.modeling_mistral",
-    "bench",
-)
+BENCH_LIBRARIES = ("bench.torch_stack", "transformers.models.mistral.modeling_mistral", "bench")
 INV_CODE = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
 PACKAGES = ("bench", "remote", "reports", "tasks")
 # Run as __main__ or on hosts, or importing Oracle's SDK.
@@ -61,10 +56,7 @@ NOT_PRELOADED = (
     *("bench.__main__", "remote.agent.jobs", "remote.agent.build_vm", "remote.agent.scripts"),
     "tasks.oci",
 )
-RANK_MODULES = "bench.workloads."  # prefix of the modules that start torchrun and run ranks
-# Two modules of torchrun: the first imports `Popen` by name; the second reads all modules' sources only to log a name.
-TORCHRUN_POPEN_MODULE = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-RENDEZVOUS_MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+RANK_MODULES = "bench.workloads."  # prefix of the modules that are ranks
 ARGV_BYTES = 4096  # space for a command line in /proc/PID/cmdline
 
 
@@ -287,9 +279,6 @@ def _start_program(connection: socket.socket) -> int:
     if program == 0:
         die_with_parent()
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
-        if TORCHRUN_POPEN_MODULE in sys.modules:
-            sys.modules[TORCHRUN_POPEN_MODULE].Popen = ForkingPopen  # type: ignore[attr-defined]
-            sys.modules[RENDEZVOUS_MODULE].get_method_name = lambda *_: ""  # type: ignore[attr-defined]
         if renderer := sys.modules.get("reports.figures.renderer"):
             renderer.MAX_PROCESSES = 1  # a drawing process takes longer to import than to draw
         _run_in_child(request["arguments"], request["cwd"], request["env"], handles, session=request["session"])
@@ -311,7 +300,7 @@ def _end_program(ended: int, program: int, connection: socket.socket) -> None:
 
 
 class ForkingPopen(subprocess.Popen[bytes]):
-    """Popen in a program of the server: forks torchrun and its ranks, and starts other programs normally."""
+    """Popen in a program of the server: forks ranks, and starts other programs normally."""
 
     def _execute_child(self, *popen_arguments: Any) -> None:
         options = _bind_popen_arguments(self, popen_arguments)

@@ -33,7 +33,7 @@ from bench.workloads.finetune.resume import Journal, ResumePoint, record_first_s
 from bench.workloads.finetune.training_set import check_inputs  # looked up in workload modules with special inputs
 from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.torchrun import TRIAL_FILE, RankKilled, RankLimits
+from bench.workloads.ranks.watch import TRIAL_FILE, RankKilled, RankLimits
 
 MODULE = "bench.workloads.finetune.rank"
 SPEC_FILE, STOP_FILE = "job.json", "stop"

@@ -1,7 +1,7 @@
 """ranks: the ranks of a trial, for every ranked workload.
 
 launcher: starting the ranks of a trial, following them, raising what ended them
-torchrun: the torchrun process: starting, watching and ending the ranks of one machine
+watch: starting, watching and ending the ranks of one machine
 multi_node: ranks on several machines
 process: the process of one rank: device, heartbeat, reports, failure
 """

@@ -28,9 +28,9 @@ from bench.workloads.ranks.multi_node import (
     NodeList,
     input_error_code,
 )
-from bench.workloads.ranks.torchrun import RankFailed, RankGone, RankLimits, RankOutOfMemory, RankStopped, Torchrun
+from bench.workloads.ranks.watch import RankFailed, RankGone, RankLimits, RankOutOfMemory, Ranks, RankStopped
 
-PORT_VARIABLE, SILENCE_VARIABLE = "QLORA_FLEET_RDZV_PORT", "QLORA_FLEET_SILENCE_SEC"
+SILENCE_VARIABLE = "QLORA_FLEET_SILENCE_SEC"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
 STEP_MARGIN_SEC = 5.0  # report a silent rank before a hung step, because that report names the rank
@@ -61,13 +61,12 @@ class RankLauncher:
     ) -> None:
         self._trial, self._stops, self._nodes = trial, stops, nodes
         self._module, self._limits, self._stop_after_step = module, limits, stop_after_step
-        self.backend = self._endpoint = ""
+        self.backend = ""
 
     def check(self) -> None:
-        """Choose backend and rendezvous. Raises InputError for too few GPUs, an unusable port or interface."""
+        """Choose the backend. Raises InputError for too few GPUs or an unusable interface."""
         if self._nodes is not None:
             check_interfaces(os.environ, [name for _, name in socket.if_nameindex()])
-        self._endpoint = rendezvous_endpoint()
         self.backend = choose_backend(self._trial, visible_gpus(), self._nodes)
 
     def lead(
@@ -85,7 +84,7 @@ class RankLauncher:
         """
         with contextlib.ExitStack() as stack:
             with self._stops.deferred():  # a stop while the ranks are being started would leave them running
-                ranks = stack.enter_context(self._torchrun(files))
+                ranks = stack.enter_context(self._start_ranks(files))
             nodes = self._nodes
             hub = None if nodes is None else stack.enter_context(NodeHub(nodes, self._trial.world_size, ranks.folder))
             try:
@@ -96,13 +95,11 @@ class RankLauncher:
                     ranks.dispatch_lines(on_line)
                 raise
 
-    def _torchrun(self, files: Mapping[str, str] | None) -> Torchrun:
-        return Torchrun(
-            self._trial, self.backend, self._endpoint, self._limits, self._nodes, module=self._module, files=files
-        )
+    def _start_ranks(self, files: Mapping[str, str] | None) -> Ranks:
+        return Ranks(self._trial, self.backend, self._limits, self._nodes, module=self._module, files=files)
 
     def _await_end(
-        self, record: Record, ranks: Torchrun, hub: NodeHub | None, on_line: OnLine, has_stopped: Callable[[], bool]
+        self, record: Record, ranks: Ranks, hub: NodeHub | None, on_line: OnLine, has_stopped: Callable[[], bool]
     ) -> None:
         """Process the ranks' lines until they have ended. Raises what ended them."""
         try:
@@ -123,8 +120,8 @@ class RankLauncher:
                 raise Stopped(ReasonCode.WORKER_STOPPED, str(error)) from error
             raise
 
-    def follow_ranks(self, ranks: Torchrun, hub: NodeHub | None, on_line: OnLine) -> int | None:
-        """Dispatch rank 0's lines until the ranks end or another machine reports a failure; return torchrun's code."""
+    def follow_ranks(self, ranks: Ranks, hub: NodeHub | None, on_line: OnLine) -> int | None:
+        """Dispatch rank 0's lines until the ranks end or another machine reports a failure; return what `poll` does."""
         while (code := ranks.poll()) is None and not (hub is not None and hub.has_failure):
             with self._stops.deferred():  # an interrupted line would be half processed and not dispatched again
                 ranks.dispatch_lines(on_line)
@@ -170,13 +167,13 @@ class RankLauncher:
                 except (InputError, Stopped) as error:
                     _send_refusal(link, mine, error)
                     raise
-                with self._torchrun(files) as ranks:
+                with self._start_ranks(files) as ranks:
                     return self._follow_leader(ranks, link, mine)
         except LeaderGone as gone:
             print(f"{gone}; ranks {mine[0]} to {mine[-1]} were ended", file=sys.stderr)
             return 1
 
-    def _follow_leader(self, ranks: Torchrun, link: LeaderLink, mine: range) -> int:
+    def _follow_leader(self, ranks: Ranks, link: LeaderLink, mine: range) -> int:
         """Send the ranks' files to the first machine until the ranks or the first machine end."""
 
         def poll() -> int | None:
@@ -193,8 +190,7 @@ class RankLauncher:
         except Stopped as stopped:
             if self._stop_after_step is not None and not stopped.code.is_worker_faulty:
                 self._stop_after_step(ranks.folder, poll)
-            # Sent before these ranks are killed: otherwise the first machine would report a failure. With another code
-            # than 0, torchrun was stopped as well, and its ranks may not have ended their step.
+            # Sent before these ranks are killed: otherwise the first machine would report a failure.
             _send_stop(link, mine, stopped, has_ended_step=poll() == 0)
             raise
         poll()
@@ -218,7 +214,7 @@ def _send_stop(link: LeaderLink, ranks: range, stopped: Stopped, *, has_ended_st
         link.send_end({} if has_ended_step else {"stopped": list(ranks)})
 
 
-def log_failure(record: Record, ranks: Torchrun, error: Exception) -> None:
+def log_failure(record: Record, ranks: Ranks, error: Exception) -> None:
     """Log the failure and every rank's last lines in the record."""
     record.log(str(error))
     if isinstance(error, RankOutOfMemory):
@@ -276,28 +272,6 @@ def _selects(variable: str, value: str, name: str) -> bool:
     excludes, names = value.startswith("^"), value.lstrip("^=").split(",")
     is_exact = variable.startswith("GLOO") or value.lstrip("^").startswith("=")
     return excludes != any(name == each if is_exact else name.startswith(each) for each in names)
-
-
-def rendezvous_endpoint() -> str:
-    """Return the ranks' rendezvous address: 127.0.0.1, with a port set by PORT_VARIABLE or chosen by torchrun.
-
-    Raises InputError.
-    """
-    port = os.environ.get(PORT_VARIABLE)
-    if port is None:
-        return "127.0.0.1:0"
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise InputError(f"{PORT_VARIABLE}: expected a port from 1 to 65535, found {port!r}")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", int(port)))
-        except OSError as error:
-            raise InputError(
-                f"{PORT_VARIABLE}: port {port} cannot be used for the rendezvous: {error.strerror}",
-                remedy="choose another port, or unset the variable to use a free one",
-            ) from error
-    return f"127.0.0.1:{port}"
 
 
 def make_limits(trial: Trial) -> RankLimits:

@@ -1,10 +1,10 @@
 """Ranks of one trial on several machines: their addresses, and the link that reports other machines' ranks.
 
-`torchrun` starts each machine's ranks, which communicate directly. To detect a rank that dies on another machine, each
-other machine's parent process holds one TCP connection to the first machine's parent and sends the small files that its
-ranks write (heartbeats, errors, last lines). The first machine stores them next to its own ranks' files, so that
-`Torchrun.check_progress` and `.failure` treat all ranks alike. When the first machine's parent ends or goes silent, the
-others end their ranks; a machine whose connection breaks without a last message counts as lost.
+The ranks communicate directly. To detect a rank that dies on another machine, each other machine's parent process holds
+one TCP connection to the first machine's parent and sends the small files that its ranks write (heartbeats, errors,
+last lines). The first machine stores them next to its own ranks' files, so that `Ranks.check_progress` and `.failure`
+treat all ranks alike. When the first machine's parent ends or goes silent, the others end their ranks; a machine whose
+connection breaks without a last message counts as lost.
 
 Not covered: a machine that joins late or leaves early; encryption (the ranks' own traffic is not encrypted either).
 """
@@ -32,7 +32,7 @@ from bench.records.status import ReasonCode
 JOIN_TIMEOUT_SEC = 180.0  # machines are started in sequence, and the first one may still be reading its model
 HEARTBEAT_SEC = 1.0
 LAST_MESSAGE_TIMEOUT_SEC = 5.0  # enough for every machine to notice a lost rank: gloo and NCCL fail immediately
-_ACCEPTED_FILES = re.compile(r"(rank|error)-\d{1,4}\.json|logs/\d{1,4}/stderr\.log")
+_ACCEPTED_FILES = re.compile(r"(rank|error)-\d{1,4}\.json|rank-\d{1,4}\.log")
 _MAX_LINE_BYTES = 1 << 16
 
 
@@ -172,9 +172,7 @@ class NodeHub(contextlib.AbstractContextManager["NodeHub"]):
             return
         if name.startswith("error-"):  # monotonic clocks of two machines differ, so an age is sent
             content = {**content, "at": time.monotonic() - content.pop("age_sec")}
-        path = self._folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._write(path, content)
+        self._write(self._folder / name, content)
 
     def _write(self, path: Path, content: Any) -> None:
         part = path.with_name(f".{path.name}.part")
@@ -229,7 +227,7 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
             error = read_object(folder / f"error-{rank}.json")
             if error and f"error-{rank}.json" not in self._sent:
                 self._send_file(f"error-{rank}.json", {**error, "age_sec": time.monotonic() - error.pop("at")})
-            self._send_file(f"logs/{rank}/stderr.log", "\n".join(logs[rank]))
+            self._send_file(f"rank-{rank}.log", "\n".join(logs[rank]))
 
     def report_error(self, rank: int, code: ReasonCode, reason: str) -> None:
         """Report that this machine cannot participate: its input is not usable, or its GPU has a fault."""
@@ -252,8 +250,6 @@ class LeaderLink(contextlib.AbstractContextManager["LeaderLink"]):
     def _send_file(self, name: str, content: Any) -> None:
         if not content:
             return
-        if isinstance(content, dict):
-            content.pop("pid", None)  # a pid has no meaning on the first machine
         text = json.dumps(content)
         if self._sent.get(name) != text:
             self._send({"file": name, "content": content})

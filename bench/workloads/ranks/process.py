@@ -1,6 +1,6 @@
 """The process of one rank: its device, its heartbeat, its reports to the parent, and its failure.
 
-`bench.workloads.ranks.torchrun` starts it as `python -m MODULE FOLDER BACKEND SILENCE_SEC STEP_SEC`; the module calls
+`bench.workloads.ranks.watch` starts it as `python -m MODULE FOLDER BACKEND SILENCE_SEC STEP_SEC`; the module calls
 `main` with its class of RankProcess.
 """
 
@@ -29,7 +29,7 @@ from bench.qlora import recipes
 from bench.qlora.step import Placement, choose_placement, load_base
 from bench.records import Trial
 from bench.records.status import Outcome
-from bench.workloads.ranks import torchrun
+from bench.workloads.ranks import watch
 from bench.workloads.ranks.multi_node import input_error_code
 
 HEARTBEAT_SEC = 1.0
@@ -131,13 +131,13 @@ class LineWriter:
     """A writer of rank 0's reports to the parent, one JSON object per line; on other ranks it does nothing."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file = (folder / torchrun.LINES_FILE).open("ab", buffering=0) if rank == 0 else None
+        self._file = (folder / watch.LINES_FILE).open("ab", buffering=0) if rank == 0 else None
 
     def __call__(self, **line: Any) -> None:
         content = json.dumps(line).encode() + b"\n"
         if self._file is not None and self._file.write(content) != len(content):
             self._file = None  # a later line would continue this one
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), torchrun.LINES_FILE)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), watch.LINES_FILE)
 
 
 class RankProcess:
@@ -151,7 +151,7 @@ class RankProcess:
         self.folder, self.backend, self.step_sec = folder, backend, step_sec
         self.heartbeat = Heartbeat(folder, self.rank, min(HEARTBEAT_SEC, silence_sec / 5))
         self.report = LineWriter(folder, self.rank)
-        self.trial = Trial.read(folder / torchrun.TRIAL_FILE)
+        self.trial = Trial.read(folder / watch.TRIAL_FILE)
         if backend == "nccl":
             # One visible GPU, as device 0 like in all trials, before torch is imported.
             visible, number = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["LOCAL_RANK"]
@@ -182,7 +182,13 @@ class RankProcess:
         Raises InputError if their GPUs differ.
         """
         distributed = self.modules.torch.distributed
-        distributed.init_process_group(self.backend, timeout=timedelta(seconds=step_sec + COLLECTIVE_MARGIN_SEC))
+        distributed.init_process_group(
+            self.backend,
+            init_method=os.environ[watch.RENDEZVOUS_VARIABLE],
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=step_sec + COLLECTIVE_MARGIN_SEC),
+        )
         # What is exchanged over the CPU is apart from the measured traffic, as is the wait for loading.
         cpu_group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self.trial.deadline_sec))
         group = RankGroup(self.modules.torch, self.rank, self.world_size, cpu_group)
@@ -238,7 +244,7 @@ def peak_vram_bytes() -> int | None:
 def main(argv: list[str], rank_class: Callable[[Path, str, float, float], Any]) -> NoReturn:
     """Run one rank of the class `rank_class`; write a failure to its error file, for the parent to report."""
     faulthandler.register(signal.SIGUSR1, file=2)  # `kill -USR1 PID` writes every thread's stack into the log
-    torchrun.exit_with_parent(int(os.environ[torchrun.LAUNCHER_VARIABLE]))
+    watch.exit_with_parent(int(os.environ[watch.LAUNCHER_VARIABLE]))
     folder, backend, silence_sec, step_sec = Path(argv[0]), argv[1], float(argv[2]), float(argv[3])
     rank = int(os.environ["RANK"])
     try:

@@ -115,7 +115,7 @@ class Supervisor:
             return False
 
     def kill_leftovers(self) -> None:
-        """Kill leftover processes: the command's group, and those in other sessions (torchrun's)."""
+        """Kill leftover processes: the command's group, and those in other sessions (the ranks')."""
         deadline = time.monotonic() + 10.0
         while self.reap() and time.monotonic() < deadline:
             self.signal_group(signal.SIGKILL)

@@ -14,9 +14,8 @@ import pytest
 
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.workloads.ranks.torchrun import descendant_pids
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.hosts.rank_pids import SILENCE_SEC, alive
+from tests.support.hosts.rank_pids import SILENCE_SEC, alive, descendant_pids
 
 WAIT_SEC = 150.0
 pytestmark = pytest.mark.slow

@@ -16,9 +16,8 @@ import pytest
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.workloads.ranks.torchrun import descendant_pids
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.hosts.rank_pids import SILENCE_SEC, alive
+from tests.support.hosts.rank_pids import SILENCE_SEC, alive, descendant_pids
 from tests.support.machines.ports import free_ports
 
 WAIT_SEC = 150.0
@@ -64,8 +63,7 @@ def rank_of(node: subprocess.Popen) -> int:
     """Return the pid of a machine's only rank."""
     for pid in descendant_pids(node.pid):
         with contextlib.suppress(OSError):
-            argv = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"bench.workloads.distributed_rank" in argv and b"torchrun" not in argv:
+            if b"bench.workloads.distributed_rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
     raise AssertionError("no rank is running")
 

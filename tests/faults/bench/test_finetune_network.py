@@ -20,10 +20,9 @@ from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, 
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
-from bench.workloads.ranks.torchrun import descendant_pids
 from tests.support import tiny_training
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.hosts.rank_pids import alive, kill_trials
+from tests.support.hosts.rank_pids import alive, descendant_pids, kill_trials
 from tests.support.machines.machine import Machine, require
 from tests.support.machines.ports import free_ports
 

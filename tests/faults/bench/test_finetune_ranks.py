@@ -22,12 +22,11 @@ from bench.records.training import DerivedSettings, TrainingRecord
 from bench.workloads.finetune.derived import derive
 from bench.workloads.finetune.finetune import STOP_FILE
 from bench.workloads.finetune.resume import JOURNAL, NO_REASON
-from bench.workloads.ranks.torchrun import descendant_pids
 from reports.exports import log_model as partial_steps
 from tests.support import tiny_training
 from tests.support.forked import ForkServer
 from tests.support.hosts.local_fleet import wait_for
-from tests.support.hosts.rank_pids import alive, kill_trials
+from tests.support.hosts.rank_pids import alive, descendant_pids, kill_trials
 
 WAIT_SEC = 240.0
 STEPS = 12

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from bench.records.training import TrainingRecord
-from bench.workloads.ranks.torchrun import descendant_pids
+from tests.support.hosts.rank_pids import descendant_pids
 from tests.support.paths import ROOT
 from tests.support.thorough import only_thorough
 from tests.system.conftest import Project, project_copy
@@ -135,7 +135,7 @@ def is_rank(pid: int) -> bool:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"bench.workloads.finetune.rank" in argv and b"bench.workloads.ranks.torchrun" not in argv
+    return b"bench.workloads.finetune.rank" in argv
 
 
 def parent_of(pid: int) -> int:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,19 +19,18 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.workloads import distributed
 from bench.workloads.distributed import RankReport
 from bench.workloads.distributed_rank import covered_sec
-from bench.workloads.ranks import launcher, torchrun
-from bench.workloads.ranks.launcher import choose_backend, make_limits, rendezvous_endpoint, visible_gpus
+from bench.workloads.ranks import launcher, watch
+from bench.workloads.ranks.launcher import choose_backend, make_limits, visible_gpus
 from bench.workloads.ranks.process import Heartbeat
-from bench.workloads.ranks.torchrun import (
+from bench.workloads.ranks.watch import (
     RankFailed,
     RankKilled,
     RankOutOfMemory,
+    Ranks,
     RanksDisconnected,
     RankStopped,
-    Torchrun,
 )
 from tests.support.faults import full_disk, wait_for
-from tests.support.machines.ports import free_ports
 
 
 @pytest.fixture
@@ -42,20 +40,20 @@ def ddp_trial(make_trial):
 
 @pytest.fixture
 def ranks(monkeypatch, ddp_trial, tmp_path):
-    """Return a Torchrun whose process only waits: the test writes its ranks' files."""
+    """Return ranks that only wait: the test writes their files."""
     real = subprocess.Popen
     argv = (sys.executable, "-c", "import time; time.sleep(60)")
-    monkeypatch.setattr(torchrun.subprocess, "Popen", lambda _argv, **options: real(argv, **options))
-    limits = torchrun.RankLimits(silence_sec=5.0, step_sec=10.0)
+    monkeypatch.setattr(watch.subprocess, "Popen", lambda _argv, **options: real(argv, **options))
+    limits = watch.RankLimits(silence_sec=5.0, step_sec=10.0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    stale = tmp_path / "qlora-fleet-ranks-locked-stale"  # left by a killed process
+    stale = tmp_path / "qlora-fleet-ranks-stale"  # left by a killed process
     stale.mkdir()
     os.utime(stale, (1, 1))
-    with Torchrun(ddp_trial(), "gloo", "127.0.0.1:0", limits, module="ranks") as torchrun_ranks:
-        yield torchrun_ranks
+    with Ranks(ddp_trial(), "gloo", limits, module="ranks") as ranks:
+        yield ranks
 
 
-def write_heartbeat(ranks: Torchrun, rank: int, **heartbeat: object) -> None:
+def write_heartbeat(ranks: Ranks, rank: int, **heartbeat: object) -> None:
     (ranks.folder / f"rank-{rank}.json").write_text(json.dumps({"pid": 0, "count": 1, "moves": 1} | heartbeat))
 
 
@@ -72,27 +70,8 @@ def test_too_few_gpus_are_rejected_none_means_gloo_and_hidden_ones_are_not_count
     assert visible_gpus() == 0
 
 
-def test_the_port_is_the_configured_one_or_any_free_one(monkeypatch):
-    port = free_ports()
-    monkeypatch.setenv(launcher.PORT_VARIABLE, str(port))
-    assert rendezvous_endpoint() == f"127.0.0.1:{port}"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setenv(launcher.PORT_VARIABLE, str(taken.getsockname()[1]))
-        with pytest.raises(InputError, match=f"^{launcher.PORT_VARIABLE}: port .*: Address already in use"):
-            rendezvous_endpoint()
-    monkeypatch.delenv(launcher.PORT_VARIABLE)
-    assert rendezvous_endpoint() == "127.0.0.1:0"
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "none", "²"])
-def test_an_invalid_port_is_rejected(monkeypatch, port):
-    monkeypatch.setenv(launcher.PORT_VARIABLE, port)
-    with pytest.raises(InputError, match=f"^{launcher.PORT_VARIABLE}: .* 1 to 65535, found {port!r}$"):
-        rendezvous_endpoint()
-
-
 def test_a_step_of_many_tokens_may_take_longer_than_the_silence_limit(monkeypatch, ddp_trial):
-    assert make_limits(ddp_trial()) == torchrun.RankLimits(silence_sec=45.0, step_sec=50.0)
+    assert make_limits(ddp_trial()) == watch.RankLimits(silence_sec=45.0, step_sec=50.0)
     assert make_limits(ddp_trial(max_seq_len=4096, gradient_accumulation_steps=32)).step_sec > 600
     monkeypatch.setenv(launcher.SILENCE_VARIABLE, "soon")
     with pytest.raises(InputError, match=f"^{launcher.SILENCE_VARIABLE}: .* found 'soon'$"):
@@ -160,7 +139,7 @@ def test_a_step_has_the_time_of_its_slowest_rank_and_the_size_of_one_device(ddp_
             id="a silent rank is named and the waiting one is not",
         ),
         pytest.param(
-            {"phase": "measure", "step": 7}, 11, [0, 1], r"^rank 1 .* measure step 7 within 10 s",
+            {"phase": "measure", "step": 7}, 11, [0, 1], r"^rank 1 .* 10 s in measure step 7$",
             id="a step that never ends names the rank the others wait for",
         ),
         pytest.param(
@@ -174,14 +153,14 @@ def test_a_rank_that_hangs_is_named(monkeypatch, ranks, position, seconds, alive
         write_heartbeat(ranks, rank, **position, **waiting[rank])
     ranks.check_progress()
     later = time.monotonic() + seconds
-    monkeypatch.setattr(torchrun.time, "monotonic", lambda: later)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: later)
     for rank in alive:
         write_heartbeat(ranks, rank, **position, **waiting[rank], count=2)
     with contextlib.nullcontext() if failure is None else pytest.raises(RankFailed, match=failure):
         ranks.check_progress()
 
 
-def write_error(ranks: Torchrun, rank: int, code: str, reason: str, at: float, **peaks: object) -> None:
+def write_error(ranks: Ranks, rank: int, code: str, reason: str, at: float, **peaks: object) -> None:
     report = {"rank": rank, "reason_code": code, "reason": reason, "at": at} | peaks
     (ranks.folder / f"error-{rank}.json").write_text(json.dumps(report))
 
@@ -190,7 +169,7 @@ def write_error(ranks: Torchrun, rank: int, code: str, reason: str, at: float, *
     ("file", "content", "raised", "message"),
     [
         pytest.param(
-            torchrun.FAILURES_FILE, {"ranks": [(0, 1), (1, -signal.SIGKILL)]}, RankKilled,
+            "failures-1.json", {"ranks": [(0, 1), (1, -signal.SIGKILL)]}, RankKilled,
             "rank 1 .* SIGKILL in measure step 3", id="a killed rank",
         ),
         pytest.param("failures-1.json", {"stopped": [1]}, RankStopped, "rank 1 ", id="a stopped machine"),
@@ -198,13 +177,9 @@ def write_error(ranks: Torchrun, rank: int, code: str, reason: str, at: float, *
             "error-1.json", {"rank": 1, "reason_code": "error", "reason": "ValueError: no", "at": 2.0}, RankFailed,
             "ValueError: no", id="a rank's own error",
         ),
-        pytest.param(torchrun.FAILURES_FILE, {}, RanksDisconnected, "", id="only connections broke"),
+        pytest.param("failures-1.json", {"ranks": [(0, 1)]}, RanksDisconnected, "", id="only connections broke"),
         pytest.param(
-            torchrun.FAILURES_FILE, {"ranks": [(0, 1), (1, -signal.SIGTERM)]}, RanksDisconnected, "",
-            id="torchrun ended the other",
-        ),
-        pytest.param(
-            torchrun.FAILURES_FILE, {"ranks": [(0, 1), (1, 70)]}, RankFailed, "", id="the other ended with its own code"
+            "failures-1.json", {"ranks": [(0, 1), (1, 70)]}, RankFailed, "", id="the other ended with its own code"
         ),
     ],
 )  # fmt: skip
@@ -223,23 +198,25 @@ def test_a_failure_is_named_before_the_connections_that_broke_because_of_it(rank
 def test_a_faulty_gpu_is_the_cause_of_whatever_else_happened(ranks):
     write_error(ranks, 0, "error", "RuntimeError: CUDA error", 1.0)
     write_error(ranks, 1, "gpu_fault", "GPU 0: XID 79", 2.0)
-    (ranks.folder / torchrun.FAILURES_FILE).write_text(json.dumps({"stopped": [0], "ranks": [(0, -signal.SIGABRT)]}))
+    (ranks.folder / "failures-1.json").write_text(json.dumps({"stopped": [0], "ranks": [(0, -signal.SIGABRT)]}))
     error = ranks.failure()
     assert termination.classify_error(error).reason_code is ReasonCode.GPU_FAULT
 
 
-@pytest.mark.parametrize(("local_ranks", "raised"), [(range(2), RankKilled), (range(1), RanksDisconnected)])
+@pytest.mark.parametrize(("local_ranks", "raised"), [((0, 1), RankKilled), ((0,), RanksDisconnected)])
 def test_a_step_that_no_rank_ends_is_lost_as_no_rank_is_known_to_have_failed(monkeypatch, ranks, local_ranks, raised):
-    monkeypatch.setattr(ranks, "_local_ranks", local_ranks)
+    processes = {rank: ranks._processes[rank] for rank in local_ranks}
     for rank in (0, 1):
         write_heartbeat(ranks, rank, phase="train", step=17)
     ranks.check_progress()
     later = time.monotonic() + 11
-    monkeypatch.setattr(torchrun.time, "monotonic", lambda: later)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: later)
     for rank in (0, 1):
         write_heartbeat(ranks, rank, phase="train", step=17, count=2)
-    with pytest.raises(raised, match=r"^rank 0 and rank 1 .*train step 17") as raised_error:
-        ranks.check_progress()
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks, "_processes", processes)
+        with pytest.raises(raised, match=r"^rank 0 and rank 1 .*train step 17") as raised_error:
+            ranks.check_progress()
     assert type(raised_error.value) is raised
 
 
@@ -285,7 +262,7 @@ def test_heartbeats_continue_after_the_disk_was_full(tmp_path, monkeypatch):
 
 
 def test_a_partial_line_is_not_read_until_it_is_complete(ranks):
-    path, lines = ranks.folder / torchrun.LINES_FILE, list[dict[str, str]]()
+    path, lines = ranks.folder / watch.LINES_FILE, list[dict[str, str]]()
     path.write_text('{"phase": "load"}\n{"pha')
     ranks.dispatch_lines(lines.append)
     assert lines == [{"phase": "load"}]

@@ -20,7 +20,7 @@ from bench.workloads.finetune import finetune
 from bench.workloads.ranks import launcher
 from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.torchrun import RankKilled, RankLimits, RankSample, RankStopped, Torchrun
+from bench.workloads.ranks.watch import RankKilled, RankLimits, Ranks, RankSample, RankStopped
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -48,7 +48,7 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
         folder=tmp_path, poll=lambda: code if (tmp_path / "stop").exists() else None, last_lines=lambda _: []
     )
     monkeypatch.setattr(launcher, "LeaderLink", lambda *_: contextlib.nullcontext(link))
-    monkeypatch.setattr(launcher, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(launcher, "Ranks", lambda *_, **__: contextlib.nullcontext(ranks))
     monkeypatch.setattr(finetune, "check_inputs", lambda _: (SimpleNamespace(sha256="m"), None, None))
     monkeypatch.setattr(finetune, "derive", lambda *_: (SimpleNamespace(sha256="d"), DerivedSettings(), False))
     monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
@@ -84,9 +84,10 @@ def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatc
         finetune.measure(record, [SimpleNamespace(sha256="m")], StopSignals())
 
 
-def test_ranks_whose_torchrun_is_killed_count_as_killed_and_not_as_failed(tmp_path):
-    ranks = Torchrun.__new__(Torchrun)
-    ranks.folder, ranks._process, ranks._local_ranks = tmp_path, SimpleNamespace(poll=lambda: -signal.SIGKILL), range(2)
+def test_ranks_that_are_killed_count_as_killed_and_not_as_failed(tmp_path):
+    ranks = Ranks.__new__(Ranks)
+    ranks.folder = tmp_path
+    ranks._processes = dict.fromkeys(range(2), SimpleNamespace(poll=lambda: -signal.SIGKILL))
     position = {"phase": "train", "step": 7}
     ranks._samples = [RankSample(heartbeat=position, last_heartbeat=0.0, last_progress=0.0) for _ in range(2)]
     assert isinstance(ranks.failure(), RankKilled)
@@ -95,8 +96,8 @@ def test_ranks_whose_torchrun_is_killed_count_as_killed_and_not_as_failed(tmp_pa
 
 
 def test_ranks_on_a_full_disk_are_lost_and_the_disk_is_named(tmp_path, monkeypatch):
-    ranks = Torchrun.__new__(Torchrun)
-    ranks.folder, ranks._process, ranks._samples = tmp_path / "ranks", SimpleNamespace(poll=lambda: 1), []
+    ranks = Ranks.__new__(Ranks)
+    ranks.folder, ranks._processes, ranks._samples = tmp_path / "ranks", {0: SimpleNamespace(poll=lambda: 1)}, []
     monkeypatch.setattr(Path, "write_bytes", full_disk)
     outcome = classify_error(ranks.failure())
     assert (outcome.status, outcome.reason_code) == (TrialStatus.LOST, ReasonCode.NOT_WRITTEN)
@@ -115,7 +116,7 @@ def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeyp
         dispatch_lines=lambda _: None, failure=lambda: RankStopped(reason),
     )  # fmt: skip
     record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
-    monkeypatch.setattr(launcher, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(launcher, "Ranks", lambda *_, **__: contextlib.nullcontext(ranks))
     monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
     limits = RankLimits(silence_sec=1.0, step_sec=1.0)
     stoppable = RankLauncher(

@@ -37,7 +37,6 @@ def last_messages(monkeypatch) -> list[Any]:
     )
     monkeypatch.setattr(launcher, "LeaderLink", lambda *_, **__: contextlib.nullcontext(link))
     monkeypatch.setattr(launcher, "choose_backend", lambda *_: "gloo")
-    monkeypatch.setattr(launcher, "rendezvous_endpoint", lambda: "")
     monkeypatch.setattr(launcher, "visible_gpus", lambda: 0)
     return messages
 
@@ -62,7 +61,7 @@ def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
         local_failures=lambda: {"rank": 1},
         has_faulty_gpu=lambda _: False,
     )
-    monkeypatch.setattr(launcher, "Torchrun", lambda *_, **__: contextlib.nullcontext(ranks))
+    monkeypatch.setattr(launcher, "Ranks", lambda *_, **__: contextlib.nullcontext(ranks))
     trial = make_trial(kind="distributed", world_size=2)
     assert (run_local_ranks(trial, dict), last_messages) == (code, [message])
 

@@ -10,7 +10,7 @@ import pytest
 from bench.data.inputs import InputError
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from bench.workloads.ranks.multi_node import LeaderGone, LeaderLink, NodeHub, NodeList
-from bench.workloads.ranks.torchrun import Torchrun
+from bench.workloads.ranks.watch import Ranks
 from tests.support.faults import wait_for
 from tests.support.machines.ports import free_ports
 
@@ -72,18 +72,18 @@ def test_an_invalid_node_variable_is_named(monkeypatch, name, value, message):
 
 
 def test_heartbeats_errors_and_last_lines_are_stored_next_to_the_local_ones(hub, port, tmp_path):
-    remote, ranks = tmp_path / "remote", Torchrun.__new__(Torchrun)
-    (remote / "logs" / "1").mkdir(parents=True)
-    (remote / "logs" / "1" / "stderr.log").write_text("\U0001f600" * 9999 + "\nlast")
+    remote, ranks = tmp_path / "remote", Ranks.__new__(Ranks)
+    remote.mkdir()
+    (remote / "rank-1.log").write_text("\U0001f600" * 9999 + "\nlast")
     ranks.folder = remote
-    (remote / "rank-1.json").write_text('{"pid": 7, "count": 3, "phase": "measure", "step": 2}')
+    (remote / "rank-1.json").write_text('{"count": 3, "phase": "measure", "step": 2}')
     (remote / "error-1.json").write_text(json.dumps({"rank": 1, "kind": "failed", "reason": "no", "at": 5.0}))
     with LeaderLink(node_list(1, port), 0.5) as link:
         link.send_changes(remote, range(1, 2), {1: ranks.last_lines(1)})
         link.send_end({"ranks": [[1, -9]]})
     wait_for(lambda: hub.has_failure)
     assert json.loads((tmp_path / "rank-1.json").read_text()) == {"count": 3, "phase": "measure", "step": 2}
-    long_line, last = (tmp_path / "logs" / "1" / "stderr.log").read_text().split("\n")
+    long_line, last = (tmp_path / "rank-1.log").read_text().split("\n")
     assert (len(long_line), last) == (500, "last")
     assert json.loads((tmp_path / "failures-1.json").read_text()) == {"ranks": [[1, -9]]}
     # The remote clock's 5 is converted to this machine's clock.
