@@ -6,13 +6,11 @@ leaves a valid empty archive.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import hashlib
 import os
 import re
 import shutil
-import stat
 import subprocess
 import threading
 from pathlib import Path
@@ -22,8 +20,8 @@ from typing import IO, Any, cast
 from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, classify_failure, query, run_bounded, start_process
 from remote.agent.build_vm.job import JobLog, wrap_os_errors
 from remote.agent.shared.errors import VmAgentError
-from remote.agent.shared.files import CHUNK_BYTES
-from remote.agent.shared.secure_dir import ForeignOwner, check_links, user_name
+from remote.agent.shared.files import CHUNK_BYTES, hash_file
+from remote.agent.shared.secure_dir import check_trusted
 
 # The first installed one is used. zstd and pigz use every core; zstd at level 3 also makes smaller files than gzip.
 COMPRESSORS = (
@@ -36,7 +34,6 @@ IMAGE_COMMENT = "# image "  # sha256sum --check ignores such lines
 LOG_INTERVAL_MIB = 512
 MAX_CHECKSUM_FILE_BYTES = 4096
 LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")  # a line of `docker load`
-HELD_CHUNKS = 2  # two, because the last one may be short
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +42,7 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    """Save the image into the folder `path`, unless it has an archive of this image with its checksum."""
+    """Save the image into the folder `path`, unless it has an intact archive of this image with its checksum."""
     docker, environment = job["docker"], job["environment"]
     images = query(docker, environment, "image", "inspect", job["image"])
     if images is None:
@@ -57,16 +54,16 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + suffix)
     checksum = path.with_name(f"{path.name}.sha256")
     part, checksum_part = (target.with_name(f".{target.name}.part") for target in (path, checksum))
-    try:
-        check_links(path)
-    except ForeignOwner as error:
-        raise VmAgentError("refused", str(error)) from error
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_trusted(path.parent)
     for target in (path, checksum, part, checksum_part):
-        check_replaceable(target)
-    if is_own_file(path) and is_own_file(checksum) and read_checksum(checksum)[1] == image_id:
-        job_log.add(f"{path}: already has this image", "archive")
-        return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": None}
+        with contextlib.suppress(FileNotFoundError):
+            check_trusted(target)
+    if path.is_file() and checksum.is_file():
+        job_log.add(f"{path}: exists; verifying it", "archive")
+        if read_checksum(checksum) == (hash_file(path)[1], image_id):
+            job_log.add(f"{path}: already has this image")
+            return {"path": str(path), "size_bytes": path.stat().st_size, "image_id": image_id, "compressor": None}
     checksum.unlink(missing_ok=True)
     job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
     try:
@@ -82,41 +79,42 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    """Load the archive `path`, which is read once. If its checksum is wrong, the engine never gets all of it."""
+    """Load the archive `path` once its checksum is verified: the engine gets nothing of a damaged one."""
     docker, environment = job["docker"], job["environment"]
     path = Path(job["path"])
     checksum = path.with_name(f"{path.name}.sha256")
-    if not path.is_file() or not checksum.is_file():
-        missing = checksum if path.is_file() else path
-        message = f"{missing}: not found, so the archive cannot be verified"
-        raise VmAgentError("refused", message, remedy="copy the archive and its checksum file")
+    for file in (path, checksum):
+        try:
+            check_trusted(file)
+        except FileNotFoundError as error:
+            message = f"{file}: not found, so the archive cannot be verified"
+            raise VmAgentError("refused", message, remedy="copy the archive and its checksum file") from error
     digest, image_id = read_checksum(checksum)
     program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
     if program is None:
         raise VmAgentError(
             "failed", f"{path}: no program to unpack {path.suffix or 'it'} is installed", remedy="install zstd"
         )
+    job_log.add(f"{path}: verifying it", "load")
+    if hash_file(path)[1] != digest:
+        raise VmAgentError(
+            "refused", f"{path}: its sha256 differs from {checksum.name}", remedy="copy the archive again"
+        )
     tags = image_tags(docker, environment)
-    job_log.add(f"{program} -dc {path} | docker load", "load")
-    with path.open("rb") as file, subprocess.Popen([program, "-dc"], stdin=PIPE, stdout=PIPE, stderr=PIPE) as unpack:
+    job_log.add(f"{program} -dc {path} | docker load")
+    with (
+        path.open("rb") as packed,
+        subprocess.Popen([program, "-dc"], stdin=packed, stdout=PIPE, stderr=PIPE) as unpack,
+    ):
         output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
-        feeder = VerifyingFeeder(file, cast("IO[bytes]", unpack.stdin), digest)
-        feeder.start()
         try:
             loaded = run_bounded([*docker, "load"], environment, stdin=output)
         finally:
             output.close()
-            feeder.join()
         complaint = errors.read(MAX_OUTPUT_BYTES).decode(errors="replace")
     lines = (loaded.stdout + loaded.stderr).decode(errors="replace").splitlines()
     for line in lines:
         job_log.add(line)
-    if feeder.failure is not None:
-        raise feeder.failure
-    if not feeder.is_whole:
-        raise VmAgentError(
-            "refused", f"{path}: its sha256 differs from {checksum.name}", remedy="copy the archive again"
-        )
     if loaded.returncode != 0:  # checked first: an unpacker fails, too, if its reader has exited
         raise classify_failure(lines, loaded.returncode)
     if unpack.returncode != 0:
@@ -161,41 +159,6 @@ def restore_tags(
             job_log.add(f"docker {' '.join(undo)}: {done.stderr.decode(errors='replace').strip()}")
 
 
-class VerifyingFeeder(threading.Thread):
-    """Thread that copies a file to `output` and verifies its sha256.
-
-    The last chunks are held back until the sha256 of the whole file is verified. They contain the image's manifest,
-    without which the engine discards what it has received.
-    """
-
-    def __init__(self, file: IO[bytes], output: IO[bytes], expected_sha256: str | None) -> None:
-        super().__init__(daemon=True)
-        self._file, self._output, self._expected_sha256 = file, output, expected_sha256
-        self.is_whole = False
-        self.failure: OSError | None = None
-
-    def run(self) -> None:
-        digest, held = hashlib.sha256(), collections.deque[bytes]()
-        try:
-            while chunk := self._file.read(CHUNK_BYTES):
-                digest.update(chunk)
-                held.append(chunk)
-                if len(held) > HELD_CHUNKS:
-                    self._write(held.popleft())
-            self.is_whole = digest.hexdigest() == self._expected_sha256
-            for chunk in held if self.is_whole else ():
-                self._write(chunk)
-        except OSError as error:
-            self.failure = error
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                self._output.close()
-
-    def _write(self, chunk: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the reader exited and reports why; continue for the checksum
-            self._output.write(chunk)
-
-
 def read_checksum(path: Path) -> tuple[str | None, str | None]:
     """Read the archive's sha256 and its image id from a checksum file; None for a missing value."""
     with path.open("rb") as file:
@@ -204,30 +167,12 @@ def read_checksum(path: Path) -> tuple[str | None, str | None]:
     return (digest[1] if digest else None, image[1] if image else None)
 
 
-def is_own_file(path: Path) -> bool:
-    """Return True for a regular file of this user: other users' files in a shared folder are not our archives."""
-    with contextlib.suppress(OSError):
-        status = path.lstat()
-        return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-    return False
-
-
-def check_replaceable(path: Path) -> None:
-    """Refuse another user's file at `path`, which a sticky folder would not let us replace. Raises VmAgentError."""
-    try:
-        owner = path.lstat().st_uid
-    except FileNotFoundError:
-        return
-    if owner != os.geteuid():
-        raise VmAgentError(
-            "refused", f"{path}: belongs to {user_name(owner)}", remedy="have it removed, or choose another folder"
-        )
-
-
 def create_file(path: Path) -> IO[bytes]:
     """Create a new file and open it for writing; never reuse another user's file or follow a link."""
     path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    os.fchmod(handle, 0o644)  # whatever the umask: other users may copy an archive
+    return os.fdopen(handle, "wb")
 
 
 def run_pipeline(

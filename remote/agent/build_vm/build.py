@@ -48,12 +48,9 @@ def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         job_log.add(f"{job['image']}: another job has already built this image", "built")
         return {"image_id": existing[0]["Id"], "size_bytes": existing[0]["Size"], "base_digests": []}
     job_log.watched_path = job["data_root"]
-    try:
-        with wrap_os_errors(job["context"]):
-            sums = assemble(job_log, job)
-            dockerfile = _read_dockerfile(job)
-    except ForeignOwner as error:
-        raise VmAgentError("refused", str(error)) from error
+    with wrap_os_errors(job["context"]):
+        sums = assemble(job_log, job)
+        dockerfile = _read_dockerfile(job)
     # A local base image is used without a query, so that a build does not need the base's registry.
     if query(docker, environment, "image", "inspect", job["base"]) is None:
         job_log.add(f"pulling {job['base']}", "base image")

@@ -92,6 +92,9 @@ def classify_error(request: dict[str, Any], error: Exception) -> dict[str, str]:
     if isinstance(error, MemoryError):
         return _failure("refused", f"{hub}: its response exceeds {LIST_MEMORY_BYTES >> 20} MiB of memory")
     message = " ".join(str(error).split())[:300] or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        remedy = "on the VM set SSL_CERT_FILE to a file with its authority's certificate, or have it renewed"
+        return _failure("usage", f"{hub}: its certificate is not valid: {message}", remedy)
     if names & TRANSIENT or status == 429 or (status or 0) >= 500 or "Consistency check failed" in message:
         return _failure("transient", f"{hub}: {message}")
     return _failure("failed", f"{hub}: {type(error).__name__}: {message}")

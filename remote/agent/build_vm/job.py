@@ -22,6 +22,7 @@ from pathlib import Path
 
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import write_atomic
+from remote.agent.shared.secure_dir import ForeignOwner
 
 PROGRESS_LINES = 60  # the last lines, which are sent with the progress once a second
 MAX_LINE_CHARS = 300
@@ -32,9 +33,14 @@ LOG_ONLY_LINES = re.compile(r"#\d+ sha256:|[0-9a-f]{12}: (Preparing|Waiting)$")
 
 @contextlib.contextmanager
 def wrap_os_errors(label: str) -> Iterator[None]:
-    """Convert an OSError to a VmAgentError of kind full or failed; the message has the file name, or else `label`."""
+    """Convert an OSError to a VmAgentError of kind full or failed, and ForeignOwner to one of kind refused.
+
+    The message of an OSError has the file name, or else `label`.
+    """
     try:
         yield
+    except ForeignOwner as error:
+        raise VmAgentError("refused", str(error)) from error
     except OSError as error:
         kind = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
         # tarfile's error has a message but no number if a file is shorter than its manifest says.

@@ -35,7 +35,7 @@ def push(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     registry = Registry(job["host"], job["path"], read_login(job["login"], job["host"]), job["token_hosts"])
     reference = f"{job['host']}/{job['path']}:{job['tag']}"
     pushed = manifest_with_retries(job_log, registry, job["tag"])
-    sent = not is_same_image(pushed, image["Id"])
+    sent = not is_same_image(pushed, image["Id"]) or lacks_parts(job_log, registry, reference, pushed)
     if sent:
         code, lines = run_logged(job_log, [*docker, "tag", image["Id"], reference], environment)
         if code != 0:
@@ -93,14 +93,25 @@ def push_until_confirmed(
             raise VmAgentError("full", failure.problem, remedy="delete unused images there, or have its quota raised")
         pushed = manifest_with_retries(job_log, registry, tag)
         if pushed is not None and is_same_image(pushed, image_id):
-            if failure is not None:
-                job_log.add(f"the client failed ({failure}), but the registry has all of it", "push")
-            return pushed
+            if not lacks_parts(job_log, registry, reference, pushed):
+                if failure is not None:
+                    job_log.add(f"the client failed ({failure}), but the registry has all of it", "push")
+                return pushed
+            raise failure or VmAgentError("transient", f"{reference}: the registry lacks parts of it")
         raise failure or VmAgentError(
             "refused", f"{reference} is now another image: another user moved the tag during this push"
         )
 
     return with_retries(push_once, FIRST_WAIT_SEC, job_log.add)
+
+
+def lacks_parts(job_log: JobLog, registry: Registry, reference: str, pushed: tuple[str, dict[str, Any]] | None) -> bool:
+    """Return True if the registry has the manifest without all of its parts, as after a garbage collection."""
+    assert pushed is not None  # noqa: S101 - for the type checker
+    missing = with_retries(lambda: registry.missing_blobs(pushed[1]), FIRST_WAIT_SEC, job_log.add)
+    if missing:
+        job_log.add(f"{reference}: the registry lacks {', '.join(missing)}", "push")
+    return bool(missing)
 
 
 def is_same_image(pushed: tuple[str, dict[str, Any]] | None, image_id: str) -> bool:

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ REQUEST_TIMEOUT_SEC = 60.0  # for one response, including its body
 MAX_MANIFEST_BYTES = 4 << 20  # limit of registries (distribution-spec, "Pushing Manifests")
 MAX_TOKEN_BYTES = 1 << 20
 MAX_REDIRECTS = 5
+MAX_CONNECTIONS = 8
 CERTIFICATES_FOLDER = Path("/etc/docker/certs.d")
 MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
@@ -38,6 +40,11 @@ TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 # Registries whose token service has another host name; registry.token_hosts adds more.
 TOKEN_HOSTS = {"registry-1.docker.io": "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
 CREATE_REPOSITORY_HINT = "create the repository if the registry requires it"
+CERTIFICATE_REMEDIES = {  # by OpenSSL's code
+    9: "check the VM's clock",  # not yet valid
+    10: "have the certificate renewed, or check the VM's clock",  # expired
+    62: "correct the host's name, or have it added to the certificate",
+}
 _RESPONSE_ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)  # from a request, or its parsing
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
 
@@ -68,6 +75,7 @@ class Registry:
         }
         self.bearer: str | None = None
         tls = ssl.create_default_context()
+        tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # Python 3.13 refuses authorities that the engine accepts
         for certificate in CERTIFICATES_FOLDER.joinpath(host).glob("*.crt"):
             try:
                 tls.load_verify_locations(certificate)
@@ -109,6 +117,17 @@ class Registry:
                 "usage", f"{self.host} returned {actual} instead of the manifest of {self.path}", remedy=remedy
             ) from error
         return manifest
+
+    def missing_blobs(self, manifest: dict[str, Any]) -> list[str]:
+        """List the digests of a manifest's config and layers that the registry does not have."""
+        parts = [manifest.get("config"), *(manifest.get("layers") or ())]
+        digests = [str(part.get("digest")) for part in parts if isinstance(part, dict)]
+
+        def is_missing(digest: str) -> bool:
+            return self._request(f"{self.base}/{self.path}/blobs/{urllib.parse.quote(digest)}", method="HEAD") is None
+
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+            return [digest for digest, missing in zip(digests, threads.map(is_missing, digests)) if missing]
 
     def check_push_access(self) -> None:
         """Start an upload and cancel it, to detect a login without push permission before gigabytes are sent.
@@ -154,7 +173,7 @@ class Registry:
                     raise self._to_error(error, method) from error
                 self.bearer = self._fetch_token(challenge)
             except _RESPONSE_ERRORS as error:
-                raise _connection_error(error, self.host) from error
+                raise self._connection_error(error, self.host) from error
         raise AssertionError("unreachable")
 
     def _send_request(self, url: str, headers: dict[str, str], method: str, max_bytes: int) -> _Response:
@@ -188,7 +207,7 @@ class Registry:
                 "unauthorized", f"{self.host} refused the login of user {self.user}: {_status_line(error)}"
             ) from error
         except (*_RESPONSE_ERRORS, KeyError, AttributeError) as error:
-            raise _connection_error(error, f"{realm}, the token service of {self.host}") from error
+            raise self._connection_error(error, f"{realm}, the token service of {self.host}") from error
         # An unprintable token in a header would raise an error whose message contains the token.
         if not (isinstance(token, str) and token.isascii() and token.isprintable()):
             raise VmAgentError("refused", f"{realm}, the token service of {self.host}, returned an invalid token")
@@ -223,6 +242,25 @@ class Registry:
         kind = "transient" if error.code in TRANSIENT_STATUSES else "failed"
         return VmAgentError(kind, f"{self.host} returned {_status_line(error)} for {self.path}")
 
+    def _connection_error(self, error: Exception, server: str) -> VmAgentError:
+        """Convert an error without a readable response: transient, unless no retry changes it."""
+        cause = getattr(error, "reason", None) or error
+        text = str(cause) if isinstance(cause, OSError) else f"{type(error).__name__}: {cause}"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            trusted = CERTIFICATES_FOLDER / self.host / "ca.crt"
+            authority_remedy = (
+                f"on the VM put its authority's certificate into {trusted}, where the engine reads it, too"
+            )
+            remedy = CERTIFICATE_REMEDIES.get(cause.verify_code, authority_remedy)
+            return VmAgentError(
+                "usage", f"{server}: its certificate is not valid: {cause.verify_message}", remedy=remedy
+            )
+        # An invalid URL, which urllib reports by several classes.
+        is_invalid_url = isinstance(cause, http.client.InvalidURL) or (
+            isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError)
+        )
+        return VmAgentError("failed" if is_invalid_url else "transient", f"{server}: {text}")
+
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Redirect handler that sends the login only to the same server, and never follows TLS to plain HTTP."""
@@ -248,6 +286,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             fp.close()
             raise VmAgentError("refused", f"{self._host} redirects to {newurl}, which is not https")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None:
+            request.method = req.get_method()  # before Python 3.13 a HEAD became a GET of the whole blob
         if request is not None and _origin(newurl) != _origin(req.full_url):
             request.remove_header("Authorization")
         return request
@@ -286,15 +326,3 @@ def is_loopback_http(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme == "http" and _LOOPBACK.match(parts.hostname or "") is not None
-
-
-def _connection_error(error: Exception, server: str) -> VmAgentError:
-    """Convert an error without a readable response: transient, unless the certificate is not trusted."""
-    cause = getattr(error, "reason", None) or error
-    # No retry changes an invalid URL, which urllib reports by several classes.
-    is_invalid_url = isinstance(cause, http.client.InvalidURL) or (
-        isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError)
-    )
-    kind = "failed" if isinstance(cause, ssl.SSLCertVerificationError) or is_invalid_url else "transient"
-    text = str(cause) if isinstance(cause, OSError) else f"{type(error).__name__}: {cause}"
-    return VmAgentError(kind, f"{server}: {text}")

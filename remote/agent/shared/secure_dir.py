@@ -42,7 +42,7 @@ def ensure_own_folder(path: str | Path, *, create: bool = True) -> None:
     if create:
         folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        check_ancestors(folder)
+        check_trusted(folder.parent)
         parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         if create:
@@ -93,30 +93,24 @@ def _check_folder(handle: int, folder: Path) -> None:
         os.fchmod(handle, 0o700)
 
 
-def check_ancestors(path: Path) -> None:
-    """Check each folder above `path`, and each link on the way: only root and this user may exchange its entries.
+def check_trusted(path: Path) -> None:
+    """Check a path and each folder and link on the way to it: only root and this user may change or exchange them.
 
-    Raises ForeignOwner, and OSError if a folder does not exist.
+    Raises ForeignOwner, and OSError if the path does not exist.
     """
     for entry, status in _walk(path):
-        _check_link(entry, status) if stat.S_ISLNK(status.st_mode) else _check_ancestor(entry, status)
-
-
-def check_links(path: Path) -> None:
-    """Check that no link on the way to `path` belongs to another user, who could lead us to any folder of ours.
-
-    Raises ForeignOwner. Folders that do not exist yet are no error.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        for entry, status in _walk(path):
-            if stat.S_ISLNK(status.st_mode):
-                _check_link(entry, status)
+        if stat.S_ISLNK(status.st_mode):
+            _check_link(entry, status)
+        elif stat.S_ISDIR(status.st_mode):
+            _check_ancestor(entry, status)
+        else:
+            _check_file(entry, status)
 
 
 def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield each folder and each link that the kernel passes on the way to `path`, which is not included."""
+    """Yield each folder and each link that the kernel passes on the way to `path`, and what the path leads to."""
     current, links = Path("/"), 0
-    remaining = [*reversed(path.absolute().parent.parts[1:])]
+    remaining = [*reversed(path.absolute().parts[1:])]
     yield current, current.stat()
     while remaining:
         name = remaining.pop()
@@ -144,6 +138,24 @@ def _check_link(link: Path, status: os.stat_result) -> None:
         )
 
 
+def _check_file(file: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ForeignOwner(f"{file}: not a regular file; use another path")
+    if status.st_uid not in (0, os.geteuid()):
+        owner = user_name(status.st_uid)
+        raise ForeignOwner(f"{file}: belongs to {owner}; have it removed, or choose another folder")
+    if _is_open_to_others(file, status):
+        raise ForeignOwner(
+            f"{file}: writable for other users (mode {stat.S_IMODE(status.st_mode):04o}); check its content, then run "
+            f"on the VM: chmod go-w {shlex.quote(str(file))}"
+        )
+
+
+def _is_open_to_others(path: Path, status: os.stat_result) -> bool:
+    is_group_writable = status.st_mode & stat.S_IWGRP and not _is_private_group(path, status.st_gid)
+    return bool(status.st_mode & stat.S_IWOTH or is_group_writable)
+
+
 def _check_ancestor(folder: Path, status: os.stat_result) -> None:
     """Reject a folder whose entries another user could replace, ours among them."""
     owner, mode = user_name(status.st_uid), f"mode {stat.S_IMODE(status.st_mode):04o}"
@@ -151,29 +163,24 @@ def _check_ancestor(folder: Path, status: os.stat_result) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise ForeignOwner(
             f"{folder}: belongs to {owner}, who can replace other users' files in it; run on the VM: sudo chown root "
-            f"{typed}, or set --tmpdir to another folder"
+            f"{typed}, or choose another folder"
         )
-    if status.st_mode & stat.S_ISVTX:
-        return
-    if status.st_mode & stat.S_IWOTH:
+    if not status.st_mode & stat.S_ISVTX and _is_open_to_others(folder, status):
+        is_world = status.st_mode & stat.S_IWOTH
+        others = "any user" if is_world else f"the group {group_name(status.st_gid)}"
         raise ForeignOwner(
-            f"{folder}: owned by {owner}: any user can replace other users' files in it ({mode}); run on the VM: "
+            f"{folder}: owned by {owner}: {others} can replace other users' files in it ({mode}); run on the VM: "
             f"sudo chmod +t {typed}"
         )
-    if status.st_mode & stat.S_IWGRP and not _is_private_group(folder, status.st_gid):
-        raise ForeignOwner(
-            f"{folder}: owned by {owner}: the group {group_name(status.st_gid)} can replace other users' files in it "
-            f"({mode}); run on the VM: sudo chmod +t {typed}"
-        )
 
 
-def _is_private_group(folder: Path, gid: int) -> bool:
+def _is_private_group(path: Path, gid: int) -> bool:
     """Return True for root's group and a group that only has this user, as sshd in Debian accepts for its files.
 
     An access list (ACL) also sets the group's bits in the mode, and may name any user.
     """
     with contextlib.suppress(OSError):  # no list, or a file system without them
-        os.getxattr(folder, ACL_ATTRIBUTE)
+        os.getxattr(path, ACL_ATTRIBUTE)
         return False
     if gid == 0:
         return True

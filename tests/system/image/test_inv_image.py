@@ -79,6 +79,10 @@ def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built_vm: BuildVm)
     unchanged = path.stat().st_mtime_ns
     built_vm.inv("image.archive", folder)
     assert path.stat().st_mtime_ns == unchanged
+    for damaged in (path.read_bytes()[:100], b"x" + path.read_bytes()[1:]):
+        path.write_bytes(damaged)
+        built_vm.inv("image.archive", folder)
+        built_vm.vm.run("sh", "-c", f"cd '{folder}' && sha256sum --check --quiet *.sha256")
     built_vm.docker("rmi", "--force", IMAGE)
     assert json.loads(built_vm.inv("image.load", str(path), "--dry-run", "--json").stdout)["files"][0] == str(path)
     assert expected_id in built_vm.inv("image.load", str(path)).stdout
@@ -125,6 +129,27 @@ def test_an_archive_in_a_folder_of_all_users_is_refused_where_another_user_prepa
     assert f"{share}/mine: " in refused
     assert path.read_text() == "content"
     built_vm.inv("image.archive", str(share))
+    # The rule of a build's share: no other user may exchange the files.
+    (archived,) = share.glob("*.tar.*[!6]")
+    for owner, mode in (("root", "2775"), (OTHER_USER, "755")):
+        built_vm.vm.run("sh", "-c", f"chown {owner}:{OTHER_UID} '{share}' && chmod {mode} '{share}'")
+        for command in (("image.archive", str(share)), ("image.load", str(archived))):
+            refused = built_vm.inv(*command, code=4).stderr
+            assert f"{share}: " in refused
+            assert "run on the VM: sudo ch" in refused
+
+
+def test_without_other_compressors_an_archive_is_written_and_read_with_gzip(built_vm: BuildVm) -> None:
+    folder = Path(f"{built_vm.tmpdir}/gzip")
+    path = folder / "qlora-fleet-tiny.tar.gz"
+    hidden = ("zstd", "pigz", "unpigz")
+    built_vm.vm.run("sh", "-c", "".join(f"mount --bind /dev/null /usr/bin/{name}; " for name in hidden))
+    try:
+        assert f"{path} " in built_vm.inv("image.archive", str(folder)).stdout
+        assert path.read_bytes()[:2] == b"\x1f\x8b"
+        assert image_id(built_vm) in built_vm.inv("image.load", str(path)).stdout
+    finally:
+        built_vm.vm.run("sh", "-c", "".join(f"umount /usr/bin/{name}; " for name in hidden))
 
 
 def test_an_archive_that_does_not_fit_leaves_nothing_behind(built_vm: BuildVm) -> None:

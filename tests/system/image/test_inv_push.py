@@ -127,6 +127,19 @@ def test_an_unchanged_push_sends_nothing_and_an_edit_sends_less_than_a_megabyte(
     assert 0 < sum(new.values()) < 1_000_000, new
 
 
+def test_a_blob_that_the_registry_lost_is_sent_again(build_vm: BuildVm) -> None:
+    build_vm.inv("push")
+    digest = read_record(build_vm)["digest"]
+    folder = build_vm.folder / "registry/docker/registry/v2/blobs/sha256"
+    manifest = json.loads((folder / digest[7:9] / digest[7:] / "data").read_text())
+    for part in (manifest["config"], manifest["layers"][-1]):
+        lost = folder / part["digest"][7:9] / part["digest"][7:] / "data"
+        lost.unlink()
+        assert "pushed in" in build_vm.inv("push").stdout
+        assert lost.stat().st_size == part["size"]
+        assert read_record(build_vm)["digest"] == digest
+
+
 def test_an_engine_without_cache_reads_the_layers_from_the_registry(build_vm: BuildVm) -> None:
     build_vm.edit_bench("with a cache inside")
     build_vm.inv("build", IMAGE_CACHE_TO="inline")

@@ -39,18 +39,15 @@ def test_an_endless_source_is_ended_when_the_compressor_exits(job_log: JobLog, t
         archive.run_pipeline(job_log, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], {}, tmp_path / "out")
 
 
-@pytest.mark.parametrize("damage", ["nothing", "a byte in the middle", "a byte at the end", "its end"])
-def test_an_archive_is_read_once_and_a_damaged_one_never_reaches_the_engine_completely(
-    job_log: JobLog, tmp_path: Path, damage: str
-) -> None:
+@pytest.mark.parametrize("damage", ["nothing", "a byte", "its end"])
+def test_a_damaged_archive_never_reaches_the_engine(job_log: JobLog, tmp_path: Path, damage: str) -> None:
     content = os.urandom(4 * archive.CHUNK_BYTES) + b"its manifest"  # random bytes: gzip cannot compress them
     path = tmp_path / "image.tar.gz"
     path.write_bytes(gzip.compress(content, 1))
     intact = path.read_bytes()
     (tmp_path / "image.tar.gz.sha256").write_text(f"{hashlib.sha256(intact).hexdigest()}  image.tar.gz\n")
-    at = {"a byte in the middle": len(intact) // 2, "a byte at the end": len(intact) - 9}.get(damage)
-    if at is not None:
-        path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+    if damage == "a byte":
+        path.write_bytes(intact[:-9] + bytes([intact[-9] ^ 1]) + intact[-8:])
     elif damage == "its end":
         path.write_bytes(intact[: 2 * archive.CHUNK_BYTES])
     engine = tmp_path / "docker"
@@ -66,7 +63,7 @@ def test_an_archive_is_read_once_and_a_damaged_one_never_reaches_the_engine_comp
         return
     with raises_agent_error("refused", rf"^{path}: .*image\.tar\.gz\.sha256; "):
         archive.run(job_log, job)
-    assert b"its manifest" not in (tmp_path / "received").read_bytes()
+    assert not (tmp_path / "received").exists()
 
 
 def test_an_engine_that_does_not_respond_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
