@@ -12,12 +12,19 @@ import os
 import re
 import shutil
 import subprocess
-import threading
+import tempfile
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, Any, cast
 
-from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, classify_failure, query, run_bounded, start_process
+from remote.agent.build_vm.client import (
+    MAX_LINE_BYTES,
+    MAX_OUTPUT_BYTES,
+    classify_failure,
+    query,
+    run_bounded,
+    start_process,
+)
 from remote.agent.build_vm.job import JobLog, wrap_os_errors
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import CHUNK_BYTES, hash_file
@@ -84,11 +91,10 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     path = Path(job["path"])
     checksum = path.with_name(f"{path.name}.sha256")
     for file in (path, checksum):
-        try:
-            check_trusted(file)
-        except FileNotFoundError as error:
+        if not file.is_file():
             message = f"{file}: not found, so the archive cannot be verified"
-            raise VmAgentError("refused", message, remedy="copy the archive and its checksum file") from error
+            raise VmAgentError("refused", message, remedy="copy the archive and its checksum file")
+        check_trusted(file)
     digest, image_id = read_checksum(checksum)
     program = next((name for name in DECOMPRESSORS.get(path.suffix, ()) if shutil.which(name)), None)
     if program is None:
@@ -179,23 +185,15 @@ def run_pipeline(
     job_log: JobLog, source: list[str], compressor: list[str], environment: dict[str, str], path: Path
 ) -> str:
     """Run `source | compressor > path`. Returns the sha256 of the file. Raises VmAgentError if either fails."""
-    digest, size, complaint = hashlib.sha256(), 0, bytearray()
-    save = start_process(source, environment)
-    compress = subprocess.Popen(compressor, stdin=save.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    # With our copy open, the engine's client would not notice that the compressor exited.
-    cast("IO[bytes]", save.stdout).close()
-    errors = cast("IO[bytes]", save.stderr)
-
-    def read_errors() -> None:
-        while chunk := errors.read(1 << 12):
-            del complaint[: -1 << 16]
-            complaint.extend(chunk)
-
-    error_reader = threading.Thread(target=read_errors)
-    error_reader.start()
-    try:
-        with create_file(path) as file:
-            while chunk := cast("IO[bytes]", compress.stdout).read(CHUNK_BYTES):
+    digest, size = hashlib.sha256(), 0
+    with tempfile.TemporaryFile() as errors, create_file(path) as file:
+        save = start_process(source, environment, stderr=errors.fileno())
+        compress = subprocess.Popen(compressor, stdin=save.stdout, stdout=PIPE, stderr=errors)
+        packed = cast("IO[bytes]", compress.stdout)
+        # With our copy open, the engine's client would not notice that the compressor exited.
+        cast("IO[bytes]", save.stdout).close()
+        try:
+            while chunk := packed.read(CHUNK_BYTES):
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
@@ -203,17 +201,17 @@ def run_pipeline(
                     job_log.add(f"{size / 1e9:.2f} GB written")
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:
-        for process in (compress, save):
-            process.kill()
-        raise
-    finally:
-        cast("IO[bytes]", compress.stdout).close()
-        codes = (save.wait(), compress.wait())
-        error_reader.join()
-        errors.close()
+        except BaseException:
+            for process in (compress, save):
+                process.kill()
+            raise
+        finally:
+            packed.close()
+            codes = (save.wait(), compress.wait())
+        errors.seek(max(0, errors.tell() - MAX_LINE_BYTES))
+        complaint = errors.read().decode(errors="replace").splitlines()
     if codes[0] != 0:
-        raise classify_failure(complaint.decode(errors="replace").splitlines(), codes[0])
+        raise classify_failure(complaint, codes[0])
     if codes[1] != 0:
         raise VmAgentError("failed", f"{compressor[0]} ended with exit code {codes[1]}")
     return digest.hexdigest()

@@ -99,12 +99,22 @@ def check_trusted(path: Path) -> None:
     Raises ForeignOwner, and OSError if the path does not exist.
     """
     for entry, status in _walk(path):
-        if stat.S_ISLNK(status.st_mode):
-            _check_link(entry, status)
-        elif stat.S_ISDIR(status.st_mode):
-            _check_ancestor(entry, status)
-        else:
-            _check_file(entry, status)
+        is_folder, is_link = stat.S_ISDIR(status.st_mode), stat.S_ISLNK(status.st_mode)
+        kind = "link" if is_link else "folder" if is_folder else "file"
+        owner, typed = user_name(status.st_uid), shlex.quote(str(entry))
+        if status.st_uid not in (0, os.geteuid()):
+            remedy = f"run on the VM: sudo chown root {typed}, or choose another path"
+            remedy = remedy if is_folder else "have it removed, or choose another path"
+            raise ForeignOwner(f"{entry}: a {kind} that belongs to {owner}, who can exchange its content; {remedy}")
+        is_world_writable = status.st_mode & stat.S_IWOTH
+        is_open = is_world_writable or (status.st_mode & stat.S_IWGRP and not _is_private_group(entry, status.st_gid))
+        if is_open and not is_link and not (is_folder and status.st_mode & stat.S_ISVTX):
+            others = "any user" if is_world_writable else f"the group {group_name(status.st_gid)}"
+            remedy = f"sudo chmod +t {typed}" if is_folder else f"chmod go-w {typed}"
+            raise ForeignOwner(
+                f"{entry}: owned by {owner}: {others} can exchange its content (mode "
+                f"{stat.S_IMODE(status.st_mode):04o}); run on the VM: {remedy}"
+            )
 
 
 def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -129,49 +139,6 @@ def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
         target = entry.readlink()
         current = Path("/") if target.is_absolute() else current
         remaining += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-
-
-def _check_link(link: Path, status: os.stat_result) -> None:
-    if status.st_uid not in (0, os.geteuid()):
-        raise ForeignOwner(
-            f"{link}: is a link that belongs to {user_name(status.st_uid)}, who can change it; use a path without it"
-        )
-
-
-def _check_file(file: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ForeignOwner(f"{file}: not a regular file; use another path")
-    if status.st_uid not in (0, os.geteuid()):
-        owner = user_name(status.st_uid)
-        raise ForeignOwner(f"{file}: belongs to {owner}; have it removed, or choose another folder")
-    if _is_open_to_others(file, status):
-        raise ForeignOwner(
-            f"{file}: writable for other users (mode {stat.S_IMODE(status.st_mode):04o}); check its content, then run "
-            f"on the VM: chmod go-w {shlex.quote(str(file))}"
-        )
-
-
-def _is_open_to_others(path: Path, status: os.stat_result) -> bool:
-    is_group_writable = status.st_mode & stat.S_IWGRP and not _is_private_group(path, status.st_gid)
-    return bool(status.st_mode & stat.S_IWOTH or is_group_writable)
-
-
-def _check_ancestor(folder: Path, status: os.stat_result) -> None:
-    """Reject a folder whose entries another user could replace, ours among them."""
-    owner, mode = user_name(status.st_uid), f"mode {stat.S_IMODE(status.st_mode):04o}"
-    typed = shlex.quote(str(folder))
-    if status.st_uid not in (0, os.geteuid()):
-        raise ForeignOwner(
-            f"{folder}: belongs to {owner}, who can replace other users' files in it; run on the VM: sudo chown root "
-            f"{typed}, or choose another folder"
-        )
-    if not status.st_mode & stat.S_ISVTX and _is_open_to_others(folder, status):
-        is_world = status.st_mode & stat.S_IWOTH
-        others = "any user" if is_world else f"the group {group_name(status.st_gid)}"
-        raise ForeignOwner(
-            f"{folder}: owned by {owner}: {others} can replace other users' files in it ({mode}); run on the VM: "
-            f"sudo chmod +t {typed}"
-        )
 
 
 def _is_private_group(path: Path, gid: int) -> bool:

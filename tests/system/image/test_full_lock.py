@@ -39,18 +39,8 @@ def test_the_complete_lock_installs_with_its_hashes_and_a_trial_runs(profile: st
     run(python, "-m", "venv", str(tmp_path / "venv"))
     venv_python = str(tmp_path / "venv" / "bin" / "python")
     lock = str(ROOT / "image" / "locks" / f"{profile}.txt")
-    run(
-        venv_python,
-        "-m",
-        "pip",
-        "install",
-        "--no-compile",
-        "--only-binary",
-        ":all:",
-        "--require-hashes",
-        "--requirement",
-        lock,
-    )
+    flags = ("--no-compile", "--only-binary", ":all:", "--require-hashes", "--requirement", lock)
+    run(venv_python, "-m", "pip", "install", *flags)
     (tmp_path / "locks").mkdir()
     for path in (ROOT / "image" / "locks").glob(f"{profile}.*"):
         shutil.copy(path, tmp_path / "locks")

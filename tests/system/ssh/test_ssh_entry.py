@@ -155,17 +155,6 @@ def test_the_error_for_a_wrong_user_names_the_user_and_the_refused_keys(network:
     assert str(network.key) in message
 
 
-def test_a_key_that_is_not_authorized_is_named(network: Network, tmp_path: Path) -> None:
-    other = keygen(tmp_path / "other")
-    network.write_config("Host vm", f" IdentityFile {other}")
-    network.key.rename(tmp_path / "removed_key")
-    try:
-        with from_laptop(network) as host, pytest.raises(LoginRefused, match=str(other)):
-            run(host, "true")
-    finally:
-        (tmp_path / "removed_key").rename(network.key)
-
-
 def test_a_key_with_a_passphrase_causes_no_prompt_and_an_error_that_names_ssh_add(
     network: Network, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from remote.agent.build_vm import hf_hub
 from tests.support.machines.registry_proxy import Endless, FixedResponse, Redirect, RegistryProxy, Stall
 
 TOKEN = "hf_operator_token"
@@ -38,12 +37,15 @@ def test_the_token_for_a_hub_on_this_machine_bypasses_the_proxy(
     assert other_server.requests == []
 
 
-def run_requests(proxy: RegistryProxy, tmp_path: Path, *requests: dict[str, str]) -> list[dict[str, str]]:
+def run_requests(
+    proxy: RegistryProxy, tmp_path: Path, *requests: dict[str, str], timeout_sec: float = 60.0
+) -> list[dict[str, str]]:
     """Run the requests in one process. Returns the replies in order."""
     common = {"model": "org/name", "endpoint": f"http://{proxy.host}", "token": TOKEN, "folder": str(tmp_path / "to"),
               "home": str(tmp_path / "home")}  # fmt: skip
+    script = f"from remote.agent.build_vm import hf_hub; hf_hub.LIST_TIMEOUT_SEC = {timeout_sec}; hf_hub.main()"
     done = subprocess.run(
-        (sys.executable, hf_hub.__file__), input="".join(json.dumps(common | request) + "\n" for request in requests),
+        (sys.executable, "-c", script), input="".join(json.dumps(common | request) + "\n" for request in requests),
         text=True, capture_output=True, check=True, timeout=120,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -61,19 +63,8 @@ def test_an_endless_list_of_files_is_refused(proxy: RegistryProxy, tmp_path: Pat
 def test_a_missing_list_of_files_is_transient(proxy: RegistryProxy, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     proxy.arm(Stall())
-    request = {
-        "verb": "list",
-        "model": "org/name",
-        "revision": "main",
-        "endpoint": f"http://{proxy.host}",
-        "token": TOKEN,
-    }
-    script = "from remote.agent.build_vm import hf_hub; hf_hub.LIST_TIMEOUT_SEC = 0.3; hf_hub.main()"
-    done = subprocess.run(
-        (sys.executable, "-c", script), input=json.dumps({**request, "home": str(tmp_path)}) + "\n",
-        text=True, capture_output=True, check=True, timeout=120,
-    )  # fmt: skip
-    assert json.loads(done.stdout)["kind"] == "transient"
+    (reply,) = run_requests(proxy, tmp_path, {"verb": "list", "revision": "main"}, timeout_sec=0.3)
+    assert reply["kind"] == "transient"
 
 
 def test_the_hubs_token_is_sent_to_no_other_server(

@@ -1,7 +1,6 @@
 """Certificates of a registry, over real TLS on this machine: which are accepted, and what to type for the others."""
 
 import datetime
-import json
 import socket
 import ssl
 from pathlib import Path
@@ -15,15 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from remote.agent.shared import registry_api
 from remote.agent.shared.registry_api import Registry
 from tests.support.machines.failures import raises_agent_error
-from tests.support.machines.http_stubs import StubHandler, StubServer
-from tests.support.machines.registry_proxy import RegistryProxy
+from tests.support.machines.registry_proxy import FixedResponse, RegistryProxy
 
 HOST = "registry.example.com"
-
-
-class OneManifest(StubHandler):
-    def do_GET(self) -> None:
-        self.reply(200, json.dumps({"schemaVersion": 2}).encode())
 
 
 def make_certificate(folder: Path, name: str, days: int) -> tuple[Path, Path]:
@@ -39,10 +32,9 @@ def make_certificate(folder: Path, name: str, days: int) -> tuple[Path, Path]:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    pem = serialization.Encoding.PEM
-    unencrypted = serialization.NoEncryption()
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     (folder / "cert").write_bytes(certificate.public_bytes(pem))
-    (folder / "key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted))
+    (folder / "key").write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
     return folder / "cert", folder / "key"
 
 
@@ -71,10 +63,8 @@ def test_only_a_trusted_certificate_of_this_host_is_accepted_and_waiting_is_neve
 
     monkeypatch.setattr(registry_api, "CERTIFICATES_FOLDER", tmp_path / "certs.d")
     monkeypatch.setattr(ssl, "create_default_context", create_strict_context)
-    with (
-        StubServer(OneManifest) as upstream,
-        RegistryProxy(upstream=f"http://{upstream.host}", certificate=certificate, key=key) as proxy,
-    ):
+    with RegistryProxy(upstream="http://127.0.0.1:9", certificate=certificate, key=key) as proxy:
+        proxy.arm(FixedResponse(status=404))
         monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
         host = f"{HOST}:{proxy.server_address[1]}"
         if is_trusted:
@@ -82,7 +72,7 @@ def test_only_a_trusted_certificate_of_this_host_is_accepted_and_waiting_is_neve
             (tmp_path / "certs.d" / host / "ca.crt").symlink_to(certificate)
         registry = Registry(host, "ns/repo", None)
         if not remedy:
-            assert registry.manifest("1.0") is not None
+            assert registry.manifest("1.0") is None
             return
         with raises_agent_error("usage", rf"^{HOST}:\d+: .*certificate.*; .*{remedy}"):
             registry.manifest("1.0")

@@ -113,15 +113,6 @@ def test_files_that_came_in_one_stream_are_not_asked_for_in_the_next(tmp_path: P
     assert [request["only"] for request in host.requests] == [None, ["b", "c"]]
 
 
-def test_a_local_file_with_the_same_digest_stays(tmp_path: Path) -> None:
-    write_random_files(tmp_path / "source", SIZES)
-    host = InProcessHost()
-    pull(Agent(host), str(tmp_path / "source"), tmp_path / "target")
-    moved = pull(Agent(host), str(tmp_path / "source"), tmp_path / "target")
-    assert (moved.transferred, sorted(moved.already_present), moved.byte_count) == ((), sorted(SIZES), 0)
-    assert len(host.requests) == 2
-
-
 def test_a_partial_file_of_a_complete_file_is_removed(tmp_path: Path) -> None:
     content = write_random_files(tmp_path / "source", {"a": 10})
     write_random_files(tmp_path / "target", {"a": 10})

@@ -49,12 +49,6 @@ def test_a_slow_threads_message_does_not_arrive_after_the_close(
     assert ssh_client.sshd.logins() == before + 1
 
 
-def test_an_input_larger_than_any_window_arrives_complete(host: SshHost) -> None:
-    content = bytes(range(256)) * (5 << 12)  # 5 MiB; OpenSSH's window is 2 MiB
-    completed = host.run(Command(argv=("sh", "-c", "sleep 0.3; cat")), stdin=content, timeout_sec=60.0)
-    assert completed.stdout == content
-
-
 @pytest.fixture
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[paramiko.Transport]:
     """List that grows by one with each key exchange of either side, including that of the login."""
