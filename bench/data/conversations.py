@@ -8,13 +8,15 @@ from json.encoder import encode_basestring as quoted
 from typing import Any
 
 from bench.data.formats import (
-    KNOWN_TURN_KEYS,
     ROLE_KEYS,
+    THOUGHT_NAMES,
+    TURN_MARKS,
     Format,
     RawTurn,
     check_keys,
     check_turn,
     is_trained,
+    read_thought,
     system_turn,
 )
 from bench.data.inputs import Conversation, InputError
@@ -63,9 +65,9 @@ def _parse_turns(
     for index, raw in enumerate(raw_turns):
         role, content = check_turn(raw, index)
         turns.append((role, content))
-        document = raw.document or {}
+        document = raw.document
         if document:
-            known = KNOWN_TURN_KEYS | ROLE_KEYS.get(role, set())
+            known = ROLE_KEYS.get(role, set()).union(TURN_MARKS)
             unread.update(f"{raw.key}[].{key}" for key in check_keys(raw.location, document, known, is_turn=True))
             if not is_trained(raw.location, document, is_answer=role == "assistant"):
                 untrained.append(index)
@@ -76,6 +78,8 @@ def _parse_turns(
         if role == "assistant" and (calls := read_calls(raw.location, document.get("tool_calls"), tools)):
             tracker.add_calls(raw.location, calls)
             additions[index] = {"tool_calls": calls}
+        if role == "assistant" and (thought := read_thought(raw.location, document)) is not None:
+            additions.setdefault(index, {}).update(dict.fromkeys(THOUGHT_NAMES, thought))
     return Conversation(
         **fields,
         turns=tuple(turns),

@@ -7,8 +7,9 @@
     prompt, completions   a list of completions, each an answer to the same prompt
     text                  plain text without turns, for trainings on every token; not read next to the keys above
 
-A "system" text next to them is the first turn, "tools" are those of `bench.data.tool_calls`. Turns have either pair of
-keys; content is text or a list of text parts. A new format is one `Format` in FORMATS.
+A "system" text next to them is the first turn, "tools" are those of `bench.data.tool_calls`. A list of turns has
+objects with a role and a content, texts of user and assistant by turns, or pairs such as {"input": ..., "output": ...};
+content is text or a list of text parts. A new format is one `Format` in FORMATS.
 
 A key that decides what is trained on is honoured or refused by name, because `weight: 0` trained on anyway, or `tools`
 left out of the prompt, is another training than the file describes. Other unknown keys are counted.
@@ -17,23 +18,30 @@ left out of the prompt, is another training than the file describes. Other unkno
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bench.data.inputs import InputError
 from bench.records import schema
 
-ROLES = ("system", "user", "assistant", "tool")
-# Other tools' names for the three roles.
-ROLE_ALIASES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# Other tools' names for the roles.
+ROLE_ALIASES = {
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "bot", "model", "chatgpt", "ai"), "assistant"),
+}
 OLD_TOOL_ROLES = frozenset({"function", "function_call", "observation", "ipython"})
-TURN_KEYS = (("role", "content"), ("from", "value"))  # a turn has either pair
+ROLE_NAMES, CONTENT_NAMES = ("role", "from", "speaker"), ("content", "value", "text")  # a turn has one of each
+PAIR_NAMES = {"input": "user", "human": "user", "user": "user", "output": "assistant", "assistant": "assistant"}
 TURN_MARKS = ("weight", "train", "loss")  # honoured in a turn: whether it is trained on
-KNOWN_TURN_KEYS = frozenset({*TURN_MARKS, *(key for pair in TURN_KEYS for key in pair)})
-ROLE_KEYS = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}  # read in turns of these roles
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")  # templates read one or another
+# Read in turns of these roles, with TURN_MARKS.
+ROLE_KEYS = {"assistant": {"tool_calls", *THOUGHT_NAMES}, "tool": {"tool_call_id", "name"}}
+PART_TYPES = ("text", "input_text", "output_text")
 
 
 class RawTurn(NamedTuple):
-    """Unchecked turn: where it is, the key of the line it comes from, and its object if that has other keys.
+    """Unchecked turn: where it is, the key of the line it comes from, and the other keys of its object.
 
     `answer` numbers the answers of a line that has several; None for the turns that they share.
     """
@@ -42,7 +50,7 @@ class RawTurn(NamedTuple):
     key: str
     role: Any
     content: Any
-    document: Mapping[str, Any] | None = None
+    document: Mapping[str, Any] = MappingProxyType({})
     answer: int | None = None
 
 
@@ -98,16 +106,25 @@ def _from_turn_list(location: str, key: str, turns: Any) -> Iterator[RawTurn]:
         raise InputError(f"{location}: {key}: expected a list of turns, found {actual}")
     for index, turn in enumerate(turns):
         turn_location = f"{location}: {key}[{index}]"
-        if not isinstance(turn, dict):
+        if isinstance(turn, str) and all(isinstance(each, str) for each in turns):  # they alternate
+            yield RawTurn(turn_location, key, ("user", "assistant")[index % 2], turn)
+        elif not isinstance(turn, dict):
             raise InputError(
                 f"{turn_location}: expected an object with role and content, found {schema.type_name(turn)}"
             )
-        pair, other = TURN_KEYS if "role" in turn or "content" in turn else TURN_KEYS[::-1]
-        if any(map(turn.__contains__, other)):
-            raise InputError(f"{turn_location}: has keys of role, content and of from, value", remedy="keep one pair")
-        role, content = map(turn.get, pair)
-        has_other_keys = len(turn) > len(pair) or not all(map(turn.__contains__, pair))
-        yield RawTurn(turn_location, key, role, content, turn if has_other_keys else None)
+        elif turn and turn.keys() <= PAIR_NAMES.keys():
+            speakers = sorted(turn, key=lambda name: PAIR_NAMES[name] == "assistant")
+            yield from (RawTurn(f"{turn_location}: {name}", key, PAIR_NAMES[name], turn[name]) for name in speakers)
+        else:
+            yield _from_turn(turn_location, key, turn)
+
+
+def _from_turn(location: str, key: str, turn: Mapping[str, Any]) -> RawTurn:
+    role, content = (next(filter(turn.__contains__, names), names[0]) for names in (ROLE_NAMES, CONTENT_NAMES))
+    others = {name: value for name, value in turn.items() if name not in (role, content)}
+    if not others.keys().isdisjoint((*ROLE_NAMES[:2], *CONTENT_NAMES[:2])):
+        raise InputError(f"{location}: has keys of role, content and of from, value", remedy="keep one pair")
+    return RawTurn(location, key, turn.get(role), turn.get(content), others)
 
 
 @dataclass(frozen=True)
@@ -195,14 +212,14 @@ def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
             f"{location}: role {role_name}: not read",
             remedy="write calls as tool_calls of the assistant, and their results as role tool",
         )
-    role = ROLE_ALIASES.get(role_name, role_name)
+    role = ROLE_ALIASES.get(role_name.lower(), role_name.lower())
     if role not in ROLES:
         raise InputError(f"{location}: role: expected one of {', '.join(ROLES)}, found {role_name[:40]!r}")
     if role == "system" and index:
         raise InputError(
             f"{location}: role system: only the first turn may be the system's", remedy="join the two texts"
         )
-    has_calls = role == "assistant" and turn.document is not None and not _is_empty(turn.document.get("tool_calls"))
+    has_calls = role == "assistant" and not _is_empty(turn.document.get("tool_calls"))
     return role, "" if turn.content is None and has_calls else _join_parts(location, turn.content)
 
 
@@ -215,11 +232,12 @@ def _join_parts(location: str, content: object) -> str:
     texts = []
     for index, part in enumerate(content):
         part_location = f"{location}: content[{index}]"
-        kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
-        if isinstance(kind, str) and kind != "text":
+        document = {"text": part} if isinstance(part, str) else part if isinstance(part, dict) else {}
+        kind, text = document.get("type", "text"), document.get("text")
+        if isinstance(kind, str) and kind not in PART_TYPES:
             raise InputError(f"{part_location}: type {shorten(kind)}: {MEDIA}")
-        if kind != "text" or not isinstance(text, str):
-            actual = schema.type_name(text if kind == "text" else part)
+        if not isinstance(kind, str) or not isinstance(text, str):
+            actual = schema.type_name(text if "text" in document else part)
             raise InputError(f'{part_location}: expected {{"type": "text", "text": ...}}, found {actual}')
         texts.append(text)
     return "".join(texts)
@@ -230,7 +248,7 @@ def _join_parts(location: str, content: object) -> str:
 DOCUMENTS = "documents are not written into the prompt; write them into a turn, or remove the line"
 OLD_TOOLS = "the older form of tools and tool_calls; write these"
 MEDIA = "only text is trained on; remove the line"
-THOUGHT = "not written by the template; write the thought into the content, as <think>...</think> before the answer"
+THOUGHT = "only turns of the assistant have thoughts; move them there"
 PREFERENCE = "preferences are not trained on; write the good answer as a conversation of its own"
 OPTION = "options of the template are not passed to it; remove the key or the line"
 PARTIAL = "parts of an answer cannot be left out; remove the line, or set weight of the turn to 0"
@@ -266,7 +284,7 @@ REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
     "tool_calls": (_is_empty, "only turns of the assistant have them; move them there"),
     "tool_call_id": (_is_empty, "only turns of role tool have it; correct the role, or remove it"),
     **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), (_is_empty, MEDIA)),
-    **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), (_is_no, THOUGHT)),
+    **dict.fromkeys(THOUGHT_NAMES, (_is_no, THOUGHT)),
     **dict.fromkeys(("chosen", "rejected", "rejected_response"), (_is_empty, PREFERENCE)),
     **dict.fromkeys(
         ("chat_template", "chat_template_kwargs", "enable_thinking", "reasoning_effort"), (_is_null, OPTION)
@@ -296,6 +314,17 @@ def check_keys(
         if not is_harmless(document[key]):
             raise InputError(f"{location}: {key}: {why}")
     return unread
+
+
+def read_thought(location: str, turn: Mapping[str, Any]) -> str | None:
+    """Return the thought of an assistant's turn; None without one. Raises InputError."""
+    thoughts = {name: turn[name] for name in THOUGHT_NAMES if not _is_no(turn.get(name))}
+    for name, thought in thoughts.items():
+        if not isinstance(thought, str):
+            raise InputError(f"{location}: {name}: expected text, found {schema.type_name(thought)}")
+    if len(set(thoughts.values())) > 1:
+        raise InputError(f"{location}: {', '.join(thoughts)}: contradict each other", remedy="keep one of them")
+    return next(iter(thoughts.values()), None)
 
 
 def is_trained(location: str, turn: Mapping[str, Any], *, is_answer: bool) -> bool:

@@ -51,9 +51,9 @@ class Conversation:
     equal for lines of any kind with the same turns. The first `prompt_turns` turns are the prompt; answers in it, and
     turns in `untrained`, which the line excludes, are not trained on.
 
-    `additions` has the further keys of a turn's message by its index: `tool_calls`, or `name` and `tool_call_id` of a
-    result. `alternatives` are the line's other answers to the same prompt, each a conversation; the digest of the first
-    one is that of the line. With `is_text` the only turn is a text that no template is applied to.
+    `additions` has the further keys of a turn's message by its index: `tool_calls` and thoughts, or `name` and
+    `tool_call_id` of a result. `alternatives` are the line's other answers to the same prompt, each a conversation; the
+    digest of the first one is that of the line. With `is_text` the only turn is a text that no template is applied to.
     """
 
     file: str
@@ -71,15 +71,20 @@ class Conversation:
 
     @property
     def answers(self) -> list[int]:
-        """Indices of the turns to train on: the assistant's that are not blank, not in the prompt and not excluded."""
+        """Indices of the turns to train on: the assistant's that are not blank, not in the prompt and not excluded.
+
+        Nothing precedes the first turn of several, so it is not one of them.
+        """
+        first = self.prompt_turns or (len(self.turns) > 1 and not self.is_text)
         return [
             index
-            for index, (role, text) in enumerate(self.turns)
-            if role == "assistant"
-            and (text.strip() or index in self.additions)
-            and index >= self.prompt_turns
-            and index not in self.untrained
+            for index, (role, _) in enumerate(self.turns)
+            if role == "assistant" and index >= first and index not in self.untrained and not self.is_blank(index)
         ]
+
+    def is_blank(self, index: int) -> bool:
+        """Return whether a turn has neither text nor calls."""
+        return not self.turns[index][1].strip() and "tool_calls" not in self.additions.get(index, ())
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -95,7 +100,7 @@ class Conversation:
 
     def with_system(self, text: str | None) -> Conversation:
         """Return the conversation after a system's turn with this text, unless it has one or there is no text."""
-        if text is None or self.is_text or self.turns[0][0] == "system":
+        if text is None or self.is_text or self.turns[0][0] in ("system", "developer"):
             return self
         return dataclasses.replace(
             self,

@@ -154,6 +154,7 @@ class ExampleBuilder:
 
     def _render(self, conversation: Conversation) -> Iterator[Rendered]:
         for source in (conversation, *conversation.alternatives):
+            self._count_untrained(source)
             source = source.with_system(self._system)
             if not source.answers:
                 self.findings.add(findings.NO_TARGET, source)
@@ -161,6 +162,14 @@ class ExampleBuilder:
                 yield self._render_text(source)
             else:
                 yield from self._render_answers(source)
+
+    def _count_untrained(self, source: Conversation) -> None:
+        """Count answers that are context only in a conversation that has others."""
+        roles = [role for role, _ in source.turns]
+        if source.answers and roles[0] == "assistant" and len(roles) > 1:
+            self.findings.add(findings.BEGINS_WITH_ANSWER, source)
+        if source.answers and any(role == "assistant" and source.is_blank(index) for index, role in enumerate(roles)):
+            self.findings.add(findings.BLANK_ANSWER, source)
 
     def _render_answers(self, source: Conversation) -> Iterator[Rendered]:
         if not self._is_template_checked:

@@ -250,16 +250,22 @@ def check_template(folder: Path) -> None:
         template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
     text = template.get("default") if isinstance(template, dict) else template
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else text
+    text = processor_template(folder) if text is None and not template else text
     if isinstance(text, str) and text.strip():
         return
     names = ", ".join(map(str, template))[:80] if isinstance(template, dict) else ""
-    unread = [f"templates named {names}"] if names else []
-    unread += [PROCESSOR_FILE] if (folder / PROCESSOR_FILE).is_file() else []
-    only = f", only {' and '.join(unread)}, which tokenizers do not use by default" if unread else ""
+    only = f", only templates named {names}, which tokenizers do not use by default" if names else ""
     raise InputError(
-        f"{folder}: no chat template (tokenizer_config.json: chat_template, or {TEMPLATE_FILE}){only}",
+        f"{folder}: no chat template (tokenizer_config.json: chat_template, {TEMPLATE_FILE} or {PROCESSOR_FILE}){only}",
         remedy="use the instruction-tuned model, or set train.chat_template for a training",
     )
+
+
+def processor_template(folder: Path) -> str | None:
+    """Return the chat template of a processor's file, which tokenizers do not read; None without one."""
+    path = folder / PROCESSOR_FILE
+    template = _read_object(path).get("chat_template") if path.is_file() else None
+    return template if isinstance(template, str) else None
 
 
 def _digest(folder: Path, names: list[str]) -> str:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from bench.data import findings
 from bench.data.findings import DataFindings
+from bench.data.formats import THOUGHT_NAMES
 from bench.data.inputs import Conversation, InputError
 from bench.data.tokenizer import ChatTemplate, Messages, TemplateTimeout
 
@@ -141,9 +142,22 @@ class ConversationRenderer:
         text = self._text(messages)
         if not text.startswith(prompt_text):
             text = prompt_text + self._text_after_prompt(messages, prompt_text, text)
-        if THOUGHT_END in (messages[-1]["content"] or "") and THOUGHT_END not in text[len(prompt_text) :]:
-            self.findings.add(findings.THOUGHT_LEFT_OUT, self.source)
+        self._check_thought(messages, text[len(prompt_text) :])
         return len(prompt_text), text
+
+    def _check_thought(self, messages: Messages, answer: str) -> None:
+        """Count a thought in the content that the template does not take for one. Raises InputError for a lost one."""
+        content, thought = messages[-1]["content"] or "", messages[-1].get(THOUGHT_NAMES[0], "")
+        if thought.strip() not in answer:
+            raise InputError(
+                f"{self.source.location}: turn {len(messages)}: {THOUGHT_NAMES[0]}: the model's chat template does not "
+                "write it",
+                remedy="write the thought into the content, as <think>...</think>, or set train.chat_template",
+            )
+        if (written := content.count(THOUGHT_END)) and THOUGHT_END not in answer:
+            self.findings.add(findings.THOUGHT_LEFT_OUT, self.source)
+        elif written and (answer.count(THOUGHT_END) > written or not self.template.writes_think):
+            self.findings.add(findings.THOUGHT_IN_TEXT, self.source)
 
     def _text_after_prompt(self, messages: Messages, prompt_text: str, text: str) -> str:
         """Return the text of the last answer, where the template's `text` of the conversation differs from the prompt.
@@ -211,6 +225,11 @@ class ConversationRenderer:
 
     def _text(self, messages: Messages, *, prompt: bool = False) -> str:
         text = self._render(messages, prompt=prompt)
+        if any(each["role"] == "developer" and each["content"].strip() not in text for each in messages):
+            raise InputError(
+                f"{self.source.location}: role developer: the model's chat template does not write it",
+                remedy="write it as role system, or set train.chat_template",
+            )
         if not text:
             raise InputError(
                 f"{self.source.location}: the model's chat template renders an empty text",

@@ -1,6 +1,7 @@
 """A model folder's tokenizer, chat template and control tokens, loaded without torch, which saves seconds."""
 
 import contextlib
+import functools
 import importlib
 import os
 import re
@@ -11,8 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from bench.data.formats import THOUGHT_NAMES
 from bench.data.inputs import InputError
-from bench.data.model_folder import end_tokens
+from bench.data.model_folder import end_tokens, processor_template
 from bench.data.tool_calls import map_strings, strings
 from bench.records import Trial
 from bench.torch_stack import set_environment
@@ -26,6 +28,7 @@ TEMPLATE_DATE = datetime(2026, 1, 1, tzinfo=timezone.utc)
 # CPU time for one conversation: one of 10,000 turns takes some milliseconds, and an endless loop that writes takes less
 # than 2 GB in that time.
 TEMPLATE_TIMEOUT_SEC = 10.0
+PROBE_THOUGHT = "probe_thought"
 # Tokens of a thought are a part of the answer's text wherever they are typed.
 THOUGHT_TOKENS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 # Unicode's private plane 16: a first character for each control token, own or typed, then FILL up to its length.
@@ -48,6 +51,7 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
     except Exception as error:  # the library tokenizers has no class of its own, transformers reads keys unchecked
         raise InputError(f"{folder}: its tokenizer cannot be loaded: {' '.join(str(error).split())}") from error
     tokenizer.turn_ends = end_tokens(folder)
+    tokenizer.chat_template = tokenizer.chat_template or processor_template(folder)
     if chat_template is not None:
         _check_template(tokenizer, chat_template)
         tokenizer.chat_template = chat_template
@@ -137,6 +141,16 @@ class ChatTemplate:
         except Exception as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"{location}: rejected by the model's chat template: {why}") from error
+
+    @functools.cached_property
+    def writes_think(self) -> bool:
+        """Tell whether a thought is written after <think>; True for a template that does not write it."""
+        messages = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "A."}]
+        messages[1] |= dict.fromkeys(THOUGHT_NAMES, PROBE_THOUGHT)
+        with contextlib.suppress(InputError):  # the template may reject the probe
+            before, thought, _ = self.render("", messages).partition(PROBE_THOUGHT)
+            return not thought or "<think>" in before
+        return True
 
     def _with_timeout(self, messages: Messages, tools: Tools, prompt: bool) -> str:
         """Render. Raises _TimerFired after `TEMPLATE_TIMEOUT_SEC` of this process's CPU time.

@@ -75,10 +75,11 @@ class ToolTemplate:
                 f"{conversation.location}: tools: the model's chat template does not write them", remedy=REMEDY
             )
         messages, is_text_lost = conversation.messages, False
-        if conversation.additions:
+        tool_turns = [index for index, message in enumerate(messages) if message.keys() & {"tool_calls", "name"}]
+        if tool_turns:
             shape = self._shape(conversation)
             identifiers: dict[str, str] = {}
-            for index in conversation.additions:
+            for index in tool_turns:
                 calls = messages[index].get("tool_calls")
                 if calls is not None:
                     if len(calls) > 1 and not shape.writes_several:

@@ -110,7 +110,7 @@ def test_a_system_text_for_all_lines_precedes_those_without_one(tokenizer_of: Ca
 
 def test_an_answer_without_a_question_is_rejected_by_its_turn(tokenizer_of: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match=r"line 1: turn 1: .*; remove the turn"):
-        build(tokenizer_of("chatml"), TWO[1:])
+        build(tokenizer_of("chatml"), TWO[1:2])
     for turns in (TWO, TWO[1:]):  # with all labels every token but the first is a target
         (example,), _ = build(tokenizer_of("chatml"), turns, labels="all")
         assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)

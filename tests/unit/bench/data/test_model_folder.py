@@ -154,12 +154,13 @@ NAMED = [{"name": "tool_use", "template": "{{ messages }}"}]
 @pytest.mark.parametrize(
     ("in_settings", "files", "expected"),
     [
-        (None, {"chat_template.json": "{{ messages }}"}, "only chat_template.json, .*; .* train.chat_template"),
+        (None, {"chat_template.json": "{{ messages }}"}, None),
+        (None, {"chat_template.json": 7}, r"json\); "),
         (NAMED, {}, "only templates named tool_use, .*; .* train.chat_template"),
         ({"rag": "{{ messages }}"}, {}, "only templates named rag"),
-        ([], {}, r"jinja\); "),
-        (None, {"chat_template.jinja": " "}, r"jinja\); "),
-        ("{{ messages }}", {"chat_template.jinja": ""}, r"jinja\); "),
+        ([], {}, r"json\); "),
+        (None, {"chat_template.jinja": " "}, r"json\); "),
+        ("{{ messages }}", {"chat_template.jinja": ""}, r"json\); "),
         ([*NAMED, {"name": "default", "template": "{{ messages }}"}], {}, None),
         (NAMED, {"chat_template.jinja": "{{ messages }}"}, None),
     ],

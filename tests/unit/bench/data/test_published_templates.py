@@ -13,6 +13,8 @@ import pytest
 
 from bench.data import findings
 from bench.data.collate import make_rows
+from bench.data.conversations import parse_conversation
+from bench.data.formats import FORMATS
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import Example, ExampleBuilder
 from bench.data.tokenizer import load_tokenizer
@@ -105,6 +107,61 @@ def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, token
         assert text == f"{expected}{DEEPSEEK_END}"
         assert builder.findings.counts[findings.THOUGHT_ADDED] == (turns is not THOUGHTFUL)
         assert builder.findings.counts[findings.PROMPT_ADDS] == 1
+
+
+LITERAL = ("gptoss", "gemma4_v5", "diffusion_gemma", "muse_glimmer", "qwen3_8")  # <think> would be text there
+THINKING = {  # what the template writes before and after a thought
+    **dict.fromkeys(("qwen3", "glm4moe", "qwen3_5_think", "qwen3_8", "nemotron_3_nano"), ("<think>", "</think>")),
+    "gptoss": ("<|channel|>analysis<|message|>", "<|end|>"),
+    **dict.fromkeys(("gemma4_v5", "diffusion_gemma"), ("<|channel>thought", "<channel|>")),
+    "muse_glimmer": ("", ""),
+}
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_a_thought_is_written_in_the_templates_own_form(name: str, tokenizer_of: Callable[..., Any]) -> None:
+    template = template_text(f"{TRL}/{name}.jinja")
+    tokenizer = tokenizer_of(template, special=control_tokens(template))
+    asks = [{"role": "user", "content": "a?"}, {"role": "user", "content": "b?"}]
+    thoughts = [{"role": "assistant", "content": f"A{n}.", "reasoning_content": f"hm{n}"} for n in range(2)]
+    line = {"messages": [asks[0], thoughts[0], asks[1], thoughts[1]]}
+    source = parse_conversation(line, FORMATS["messages"], file="d.jsonl", line=1, unit="line")
+    builder = ExampleBuilder(tokenizer, max_seq_len=4096)
+    trained = [pair for example in builder.build([source]) for pair in answers(tokenizer, example)]
+    before, after = THINKING[name]
+    for n, (prompt, text) in enumerate(trained):
+        expected = tokenizer.apply_chat_template(
+            source.messages[: 2 * n + 1], tokenize=False, add_generation_prompt=True
+        )
+        assert prompt == expected
+        written = prompt[-40:] + text
+        assert written.count(f"hm{n}") == 1
+        assert f"A{n}." in text
+        assert written.index(before) < written.index(f"hm{n}") < written.rindex(after)
+    assert len(trained) == 2
+    literal = {"messages": [asks[0], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nA."}]}
+    list(builder.build([parse_conversation(literal, FORMATS["messages"], file="d.jsonl", line=1, unit="line")]))
+    assert builder.findings.counts[findings.THOUGHT_IN_TEXT] == (name in LITERAL)
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "gemma4", "deepseek_r1_distill"])  # gemma4 writes those of calls only
+def test_a_thought_that_the_template_does_not_write_is_refused(name: str, tokenizer_of: Callable[..., Any]) -> None:
+    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "A.", "thinking": "hm"}]
+    source = parse_conversation({"messages": turns}, FORMATS["messages"], file="d.jsonl", line=1, unit="line")
+    builder = ExampleBuilder(tokenizer_of(template_text(f"{TRL}/{name}.jinja")), max_seq_len=4096)
+    with pytest.raises(InputError, match="line 1: turn 2: reasoning_content: "):
+        list(builder.build([source]))
+
+
+@pytest.mark.parametrize("name", ["gptoss", "gemma4", "qwen2_5", "cohere"])
+def test_a_developer_is_read_where_the_template_writes_it(name: str, tokenizer_of: Callable[..., Any]) -> None:
+    builder = ExampleBuilder(tokenizer_of(template_text(f"{TRL}/{name}.jinja")), max_seq_len=4096)
+    source = Conversation(file="d.jsonl", line=1, turns=(("developer", "be good"), *TWO), digest=b"")
+    if name in ("gptoss", "gemma4"):
+        assert len(list(builder.build([source]))) > 0
+    else:
+        with pytest.raises(InputError, match="line 1: "):
+            list(builder.build([source]))
 
 
 @pytest.mark.parametrize("rule", SPACE_RULES)

@@ -94,7 +94,7 @@ BROKEN = {
         as_parquet_of(prompt=pyarrow.array([], "string"), completion=pyarrow.array([], "string")),
         "empty",
     ),
-    "a list of texts": ("d.parquet", as_parquet([{"messages": ["x"]}]), r"row 1: messages\[0\]: .*text"),
+    "a list of numbers": ("d.parquet", as_parquet([{"messages": [1]}]), r"row 1: messages\[0\]: .*number"),
     "turns in an object": (
         "d.parquet",
         as_parquet([{"messages": CHATS[0]["messages"][0]}]),
