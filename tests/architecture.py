@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from tasks import ns
-from tasks.settings.schema import LEAVES
+from tasks.settings.schema import SETTINGS
 from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")
@@ -101,7 +101,7 @@ def sizes() -> list[Metric]:
         "test lines": sum(map(lines_of, tested)),
         "test tokens": sum(map(code_tokens, tested)),
         "tasks": len(ns.task_names),
-        "settings": len(LEAVES),
+        "settings": len(SETTINGS),
         "words of documents": sum(len((ROOT / path).read_text(encoding="utf-8").split()) for path in documents),
     }
     return [Metric(name=name, value=value, maximum=LARGEST.get(name)) for name, value in values.items()]

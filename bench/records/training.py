@@ -102,7 +102,7 @@ class TrainingData(DataOptions):
     max_seq_len: int = checked(ge=2)
     validation_share: float = setting(
         None,
-        "fraction of the lines to hold out, 0 to 0.5, chosen by each line's digest; null: from the data",
+        "fraction of the lines to hold out; chosen by each line's digest; null: from the data",
         name="validation_fraction",
         stored_default=0.0,
         usual=0.02,
@@ -249,31 +249,29 @@ class Training:
     data: TrainingData
     rows_per_step: int = setting(
         None,
-        "packed rows per optimizer step over all workers, 1 to 65536; null: from the data",
+        "packed rows per optimizer step over all workers; null: from the data",
         stored_default=REQUIRED,
         usual=4,
         ge=1,
         le=65_536,
     )
-    epochs: float = setting(1.0, "passes over the data, above 0, at most 1000", gt=0, le=1000)
+    epochs: float = setting(1.0, "passes over the data", gt=0, le=1000)
     max_steps: int | None = setting(None, "stop after this many steps; null: no limit", ge=1, le=10_000_000)
     schedule: str = setting(
         "cosine", "learning rate after warm-up: constant, linear decay to 0, or cosine decay to 0", choices=SCHEDULES
     )
     warmup_share: float = setting(
         None,
-        "fraction of the steps for learning rate warm-up, 0 to 0.9; null: from the data",
+        "fraction of the steps for learning rate warm-up; null: from the data",
         stored_default=0.03,
         usual=0.03,
         ge=0,
         le=0.9,
     )
-    weight_decay: float = setting(0.0, "weight decay of AdamW, 0 to 1", ge=0, le=1)
-    max_gradient_norm: float = setting(1.0, "gradient clipping: maximum norm, above 0", gt=0, le=1_000_000)
+    weight_decay: float = setting(0.0, "weight decay of AdamW", ge=0, le=1)
+    max_gradient_norm: float = setting(1.0, "gradient clipping: maximum norm", gt=0, le=1_000_000)
     rank_stabilized: bool = setting(False, "true: scale adapters by alpha / sqrt(rank) (rsLoRA)")
-    lora_plus_ratio: float = setting(
-        1.0, "learning rate of B divided by that of A (LoRA+), 0.01 to 100", ge=0.01, le=100
-    )
+    lora_plus_ratio: float = setting(1.0, "learning rate of B divided by that of A (LoRA+)", ge=0.01, le=100)
     gradients: str = setting(
         "fp32",
         "type of the gradients sent between workers: fp32, or bf16 with half the traffic and rounding",
@@ -290,10 +288,8 @@ class Training:
         ge=0,
         le=10_000,
     )
-    checkpoint_sec: float = setting(60.0, "seconds between two checkpoints, 0 to 86400", ge=0, le=86_400)
-    keep_checkpoints: int = setting(
-        3, "number of newest checkpoints to keep, in addition to the best, 1 to 1000", ge=1, le=1000
-    )
+    checkpoint_sec: float = setting(60.0, "time between two checkpoints", unit="seconds", ge=0, le=86_400)
+    keep_checkpoints: int = setting(3, "number of newest checkpoints to keep, in addition to the best", ge=1, le=1000)
     prompts: tuple[str, ...] = setting(
         (),
         "prompts that the model answers before and after the training",
@@ -301,7 +297,7 @@ class Training:
         expected="a list of texts",
     )
     answer_tokens: int = setting(
-        64, "length limit of a sample answer in tokens, 1 to 65536", name="sample_max_new_tokens", ge=1, le=65_536
+        64, "length limit of a sample answer", unit="tokens", name="sample_max_new_tokens", ge=1, le=65_536
     )
     score: str | None = setting(
         None,
@@ -311,7 +307,7 @@ class Training:
     score_pattern: str | None = setting(
         None, "regex: its first match in an answer, or first group, is compared", expected="a regular expression"
     )
-    score_rows: int = setting(200, "held-out prompts that are scored, 1 to 10000", ge=1, le=10_000)
+    score_rows: int = setting(200, "held-out prompts that are scored", ge=1, le=10_000)
     best_by: str = setting(
         "loss", "what selects the best adapter and stops early: the held-out loss, or the score", choices=BEST_BY
     )

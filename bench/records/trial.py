@@ -74,16 +74,14 @@ class Trial:
         stored_default="reference",
         choices=RECIPES,
     )
-    max_seq_len: int = setting(512, "maximum length of an example in tokens, 8 to 1048576", ge=8, le=1_048_576)
-    micro_batch_size: int = setting(
-        8, "size of a packed row, as a multiple of max_seq_len tokens, 1 to 4096", ge=1, le=4096
-    )
+    max_seq_len: int = setting(512, "maximum length of an example", unit="tokens", ge=8, le=1_048_576)
+    micro_batch_size: int = setting(8, "size of a packed row", unit="times max_seq_len tokens", ge=1, le=4096)
     gradient_accumulation_steps: int = checked(1, ge=1, le=4096)
     layout: str = checked("pad", choices=LAYOUTS)
     base_precision: str = setting("nf4", "precision of the frozen base weights: nf4 or bf16", choices=BASE_PRECISIONS)
-    lora_rank: int = setting(16, "rank of the LoRA adapters, 1 to 1024", ge=1, le=1024)
-    lora_alpha: int = setting(32, "LoRA alpha, 1 to 4096; an adapter's output is scaled by alpha / rank", ge=1, le=4096)
-    lora_dropout: float = setting(0.05, "dropout of the adapters' input, 0 to 0.99", ge=0, le=0.99)
+    lora_rank: int = setting(16, "rank of the LoRA adapters", ge=1, le=1024)
+    lora_alpha: int = setting(32, "LoRA alpha; an adapter's output is scaled by alpha / rank", ge=1, le=4096)
+    lora_dropout: float = setting(0.05, "dropout of the adapters' input", ge=0, le=0.99)
     lora_targets: tuple[str, ...] = ATTENTION_PROJECTIONS
     optimizer: str = setting(
         "adamw_torch",
@@ -91,7 +89,7 @@ class Trial:
         stored_default="paged_adamw_8bit",
         choices=OPTIMIZERS,
     )
-    learning_rate: float = setting(2e-4, "peak learning rate, above 0, at most 1", gt=0, le=1)
+    learning_rate: float = setting(2e-4, "peak learning rate", gt=0, le=1)
     gradient_checkpointing: bool = setting(True, "true: recompute activations in backward to save memory")
     checkpoint_every: int = checked(1, ge=1, le=1024)
     offload_checkpoints: bool = False

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import re
+import typing
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,53 +55,95 @@ def expect_one_of(value: str, allowed: tuple[str, ...], key: str) -> None:
 
 _METADATA_KEY = "setting"
 REQUIRED = object()  # as `stored_default`: a record must have the field
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list", dict: "a mapping"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting of the section `train`, or without `help` the valid values of another field.
+    """A setting of the user, or without `help` the valid values of a record's field.
 
-    `default` is the user's default. A value is one of `choices`, or at least `ge` or above `gt`, and at most `le`.
-    `help` is the comment in invoke.yaml. `expected` describes the values in an error; empty: their type. `usual` is the
-    value of a record where the user has set none and it is not derived from the data.
+    `kind` is the type, without null, which `is_nullable` allows. `default` is the user's default. A value is one of
+    `choices`, or has the form of the regular expression `pattern`, or is at least `ge` or above `gt`, and at most `le`,
+    in `unit`. `help` is the comment in invoke.yaml, without unit and range. `expected` describes the values in an
+    error; empty: their type and the help. `usual` is the value of a record where the user has set none and it is not
+    derived from the data.
     """
 
     name: str
+    kind: Any
+    is_nullable: bool
     default: Any = None
     help: str = ""
+    unit: str = ""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
+    pattern: str = ""
     expected: str = ""
     usual: float | None = None
 
     def problem(self, value: object) -> str | None:
         """Return what was expected instead of a value of the right type; None if the value is valid."""
         if self.choices:
-            return None if value in self.choices else f"one of {', '.join(self.choices)}"
+            return None if value in self.choices else self._choices
+        if isinstance(value, str) and self.pattern:
+            return None if re.search(self.pattern, value) else self.expected
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
         is_low = (self.ge is not None and value < self.ge) or (self.gt is not None and value <= self.gt)
-        if not is_low and (self.le is None or value <= self.le):
-            return None
+        return self.range if is_low or (self.le is not None and not value <= self.le) else None
+
+    @property
+    def range(self) -> str:
+        """The valid numbers with their unit; empty without bounds."""
         if self.gt is not None:
-            return f"above {self.gt:g}" + ("" if self.le is None else f", at most {self.le:.12g}")
-        return f"at least {self.ge:g}" if self.le is None else f"{self.ge or 0:.12g} to {self.le:.12g}"
+            text = f"above {self.gt:g}" + ("" if self.le is None else f", at most {self.le:.12g}")
+        elif self.ge is not None:
+            text = f"at least {self.ge:g}" if self.le is None else f"{self.ge:.12g} to {self.le:.12g}"
+        else:
+            text = "" if self.le is None else f"0 to {self.le:.12g}"
+        return f"{text} {self.unit}".strip()
+
+    @property
+    def comment(self) -> str:
+        """The comment in invoke.yaml: the first clause of the help, the range, and the rest of the help."""
+        head, separator, rest = self.help.partition("; ")
+        return f"{head}{self.range and ', '}{self.range}{separator}{rest}"
+
+    @property
+    def values(self) -> str:
+        """The values that a user may set, in an error."""
+        name = _NAMES.get(typing.get_origin(self.kind) or self.kind, "text")
+        is_free = self.kind is str or name in ("a list", "a mapping")
+        text = self._choices or self.expected or (f"{name}: {self.help.partition('; ')[0]}" if is_free else name)
+        between = f" {'' if self.gt is not None else 'from '}{self.range}" if self.range else ""
+        return f"{text}{between}{', or null' if self.is_nullable else ''}"
+
+    @property
+    def _choices(self) -> str:
+        names = ", ".join(self.choices)
+        return f"one of {names}" if len(self.choices) > 1 else names
+
+
+def declared_field(declared: Setting) -> Any:
+    """Return a dataclass field with this setting and the user's default."""
+    factory = declared.default.copy if isinstance(declared.default, dict) else lambda: declared.default
+    return dataclasses.field(default_factory=factory, metadata={_METADATA_KEY: declared})
 
 
 def setting(default: Any, help: str, *, name: str = "", stored_default: Any = None, **rules: Any) -> Any:  # noqa: A002
     """Return a dataclass field that is a setting called `name` (default: like the field).
 
-    `stored_default` is the value in a record without the field, where it differs from the user's default. `rules` are
-    further fields of Setting.
+    `stored_default` is the value in a record without the field, or a function that returns it, where it differs from
+    the user's default. `rules` are further fields of Setting.
     """
-    metadata = {_METADATA_KEY: functools.partial(Setting, default=default, help=help, **rules), "name": name}
+    metadata = {_METADATA_KEY: {"name": name, "default": default, "help": help, **rules}}
     if stored_default is REQUIRED:
         return dataclasses.field(metadata=metadata)
     value = default if stored_default is None else stored_default
-    if isinstance(value, dict):
-        return dataclasses.field(default_factory=value.copy, metadata=metadata)
+    if isinstance(value, dict) or callable(value):
+        return dataclasses.field(default_factory=value if callable(value) else value.copy, metadata=metadata)
     return dataclasses.field(default=value, metadata=metadata)
 
 
@@ -108,17 +153,26 @@ def checked(default: Any = REQUIRED, **rules: Any) -> Any:
 
 
 def settings_of(record: type) -> dict[str, Setting]:
-    """Return the settings that a record declares, by field."""
+    """Return the settings that a record or a section declares, by field."""
     return {field: declared for field, declared in _declarations(record).items() if declared.help}
 
 
 @functools.cache
 def _declarations(record: type) -> dict[str, Setting]:
-    return {
-        field.name: field.metadata[_METADATA_KEY](name=field.metadata["name"] or field.name)
-        for field in dataclasses.fields(record)
-        if _METADATA_KEY in field.metadata
-    }
+    hints = typing.get_type_hints(record)
+    declared = {}
+    for field in dataclasses.fields(record):
+        rules = field.metadata.get(_METADATA_KEY)
+        if isinstance(rules, Setting):
+            declared[field.name] = rules
+        elif rules is not None:
+            kinds = [kind for kind in typing.get_args(hints[field.name]) if kind is not type(None)]
+            is_nullable = type(None) in typing.get_args(hints[field.name])
+            kind = kinds[0] if is_nullable else hints[field.name]
+            is_nullable |= rules.get("usual") is not None  # the record's type is that of the derived value
+            named = {**rules, "name": rules["name"] or field.name}
+            declared[field.name] = Setting(**named, kind=kind, is_nullable=is_nullable)
+    return declared
 
 
 def check_fields(record: Any) -> None:

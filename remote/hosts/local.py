@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
+from bench.records.validation import setting
 from remote.hosts.base import Completed, Connector, FleetRequest, HostError, InvalidAddress, RunOptions
 from remote.hosts.command import Command
 from remote.hosts.process import CannotStart, run_program
@@ -69,6 +70,16 @@ class LocalHost:
             )
         except CannotStart as error:
             return Completed(exit_code=127, stderr=str(error).encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSection:
+    """Used if fleet.kind is local."""
+
+    folder: str = setting(".workers", "folder for the workers' files; relative paths start at this file's folder")
+    threads: int = setting(
+        1, "CPU threads per worker; more threads than idle cores are many times slower", ge=1, le=256
+    )
 
 
 class LocalConnector(Connector):

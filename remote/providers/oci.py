@@ -6,8 +6,10 @@ forms of user name. Its 401 does not say which part was wrong; usually it is the
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bench.records.validation import setting
 from remote.providers.provider import Provider
 
 _REGISTRY = re.compile(r"(?P<key>[^.]+)\.ocir\.io\Z|ocir\.(?P<region>[^.]+)\.oci\.oraclecloud\.com\Z")
@@ -15,6 +17,23 @@ _REGION_KEY = re.compile(r"[a-z]{3}\Z")
 _REGION_ID = re.compile(r"[a-z]{2,3}-[a-z]+-[0-9]{1,2}\Z")
 _FILE_SYSTEM = re.compile(r"[^\s:]+:[^\s:]+:/\S*\Z")
 _LABEL_PREFIXES = ("oci.oraclecloud.com/", "oke.oraclecloud.com/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenancySection:
+    """Oracle Cloud tenancy of inv tenancy and tenancy.*."""
+
+    auth: str = setting(
+        "config",
+        "config: a profile of config_file; instance_principal: this machine is an instance of the tenancy",
+        choices=("config", "instance_principal"),
+    )
+    config_file: str = setting("~/.oci/config", "configuration file of the OCI CLI")
+    profile: str = setting("DEFAULT", "profile in config_file")
+    region: str | None = setting(None, "region, e.g. eu-frankfurt-1; null: that of the profile or the instance")
+    compartment: str | None = setting(
+        None, "name or OCID of the compartment with clusters, repositories and file systems; null: the root"
+    )
 
 
 class Oci(Provider):

@@ -66,8 +66,7 @@ def start_server(
     image = configured_image(settings)
     trained = open_training(settings, run)
     files = merged_files(trained) if merged else adapter_files(trained)
-    section = settings.cluster.model_copy(update={"overlay": SERVE, "gpus_per_pod": 1})
-    cluster_settings = settings.model_copy(update={"cluster": section})
+    cluster_settings = settings.with_values(cluster={"overlay": SERVE, "gpus_per_pod": 1})
     options = DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, force=True)
     values: dict[str, str | int | list[str]] = {
         "serve": json.dumps(stage_request(settings, trained, files), sort_keys=True),

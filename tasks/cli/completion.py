@@ -11,10 +11,11 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from invoke.collection import Collection
 from invoke.config import Config
+from invoke.context import Context
 from invoke.exceptions import ParseError
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
@@ -22,7 +23,8 @@ from invoke.vendor.lexicon import Lexicon
 
 from bench.records.paths import RUN_FILE
 from bench.records.workloads import SUITES
-from tasks.settings import sources
+from tasks.settings.load import load
+from tasks.settings.schema import SECTIONS, SETTINGS
 
 SHELLS = ("bash", "zsh", "fish")
 _FOLDER = Path(__file__).parent
@@ -118,17 +120,9 @@ class Completion:
         values = [(f"{head}{comma}{text}", note) for text, note in candidates if text not in taken]
         return [value for value in values if value[0].startswith(word)]
 
-    def _setting(self, *keys: str) -> Any:
-        """Return a setting's value as it stands in its file or variable."""
-        layers = sources.read(self.config, {sources.env_name(keys): keys})
-        layer = layers.strongest(keys)
-        return None if layer is None else layer.get(keys)
-
     def runs(self) -> Iterator[Candidate]:
         """Yield the ids of the newest runs, newest first."""
-        prefix = self.config._project_prefix
-        root = Path.cwd() if prefix is None or sources.is_installed(Path(prefix)) else Path(prefix)
-        folder = root / Path(str(self._setting("results", "folder"))).expanduser()
+        folder = load(Context(self.config)).results_folder
         for path in sorted(folder.glob(f"*/{RUN_FILE}"), reverse=True)[:_MAX_RUNS]:
             if _RUN_ID.fullmatch(path.parent.name) and not path.parent.is_symlink():
                 yield path.parent.name, ""
@@ -145,15 +139,11 @@ class Completion:
 
     def pods(self) -> Iterator[Candidate]:
         """Yield the indexes of the pods."""
-        size = str(self._setting("fleet", "size"))
-        for index in range(int(size) if size.isdecimal() else 4):
-            yield str(index), ""
+        yield from ((str(index), "") for index in range(load(Context(self.config)).fleet.size))
 
     def settings(self) -> Iterator[Candidate]:
         """Yield all settings and sections."""
-        for section, values in sources.read(self.config, {}).merged().items():
-            yield section, ""
-            yield from ((f"{section}.{key}", "") for key in _leaves(values))
+        yield from ((".".join(keys), "") for keys in (*SECTIONS, *SETTINGS) if keys)
 
 
 def _no_values(_: Completion) -> Iterator[Candidate]:
@@ -178,13 +168,6 @@ _VALUES: dict[str, Callable[[Completion], Iterator[Candidate]]] = {
     "TASK": _task_values,
 }
 _LISTS = ("IDS",)  # several values, separated by commas
-
-
-def _leaves(values: Any) -> Iterator[str]:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield str(key)
-            yield from (f"{key}.{leaf}" for leaf in _leaves(value))
 
 
 def _split(line: str) -> list[str]:

@@ -1,19 +1,18 @@
 """Executor of a chain of tasks: validates the settings, then runs one task after the other.
 
-invoke.yaml names it as `tasks.executor_class`. It differs from Invoke's executor in four ways: a flag with an empty
+It differs from Invoke's executor in four ways: a flag with an empty
 value and a bad setting are rejected before the first task starts, `collect report` still runs after a bench with failed
 trials, and Ctrl-C exits with 130.
 """
 
 import errno
 import logging
-import os
 import signal
 import sys
 from typing import Any
 
 from invoke.context import Context
-from invoke.exceptions import AmbiguousEnvVar, Exit, UncastableEnvVar
+from invoke.exceptions import Exit
 from invoke.executor import Executor
 
 from bench.records.atomic_files import DISK_ERRNOS
@@ -54,7 +53,6 @@ class ChainExecutor(Executor):
 
     def _execute(self, *tasks: Any) -> Any:
         results_folder = load(Context(self.config)).results_folder
-        self._check_environment()
         calls = self.normalize(tasks)
         if self.config.tasks.dedupe:
             calls = self.dedupe(calls)
@@ -71,14 +69,3 @@ class ChainExecutor(Executor):
         if last_failure is not None:
             raise Exit(code=last_failure.code) from last_failure
         return results
-
-    def _check_environment(self) -> None:
-        try:
-            self.config.load_shell_env()
-        except (AmbiguousEnvVar, UncastableEnvVar, ValueError, TypeError) as error:
-            # Invoke casts to the type of the file's value: 60.5 instead of 60 is an error to Invoke and not to us.
-            names = ", ".join(sorted(name for name in os.environ if name.startswith("INVOKE_")))
-            raise UsageError(
-                f"environment: Invoke cannot use one of {names or 'no variables'}: {error}",
-                remedy="set it in a file instead",
-            ) from error

@@ -4,18 +4,18 @@ Plain Invoke prints a traceback for a settings file that it cannot parse, exits 
 and does not handle a closed terminal. `python -m invoke` still works, without these improvements.
 """
 
+import contextlib
 import faulthandler
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from invoke._version import __version__
-from invoke.context import Context
 from invoke.exceptions import Exit, ParseError
 from invoke.parser.argument import Argument
 from invoke.program import Program
@@ -29,12 +29,13 @@ from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
 from tasks.errors import Interrupted, UsageError
-from tasks.settings.sources import InvokesConfig, is_installed
+from tasks.settings.sources import ProjectConfig, is_installed
 
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
 _LIST_FORMATS = ("flat", "nested", "json")
 COMPLETION_MODULE = "tasks.cli.completion"  # only a shell needs it
+_EXECUTOR = "tasks.cli.executor.ChainExecutor"  # imported by Invoke when a task runs
 
 _logger = logging.getLogger(__name__)
 
@@ -92,27 +93,19 @@ class _InvProgram(Program):
         # Like Invoke's method, without the removed flags.
         path: Any = self.args.config.value or os.environ.get("INVOKE_RUNTIME_CONFIG")
         self.config.set_runtime_path(path)
-        self.config.load_runtime()
-        overrides: dict[str, Any] = {"dedupe": False} if self.args["no-dedupe"].value else {}
-        self.config.load_overrides({"tasks": overrides}, merge=merge)
+        tasks = {"executor_class": _EXECUTOR, "dedupe": not self.args["no-dedupe"].value}
+        self.config.load_overrides({"tasks": tasks}, merge=merge)
 
     def run_argv(self, argv: Sequence[str]) -> None:
         """Run the steps of `Program.run`. Raises Exit, ParseError, KeyboardInterrupt and the errors of a task."""
-        try:
-            self.config = InvokesConfig(lazy=True)
-            self.config.load_base_conf_files()
-            self.config.merge()
-            self.parse_core(list(argv))
-            refuse_empty_values(self.core)
+        self.config = ProjectConfig()
+        self.parse_core(list(argv))
+        refuse_empty_values(self.core)
+        with _working_directory():
             self.parse_collection()
-            self.parse_tasks()
-            self.parse_cleanup()
-            self.update_config()
-        except (Exit, ParseError):
-            raise
-        except Exception:
-            self._raise_settings_error()
-            raise
+        self.parse_tasks()
+        self.parse_cleanup()
+        self.update_config()
         self.execute()
 
     def load_collection(self) -> None:
@@ -231,19 +224,17 @@ class _InvProgram(Program):
             print("".join(f"{line}\n" for line in completion.lines(self.core.remainder)), end="")
             raise Exit
 
-    def _raise_settings_error(self) -> None:
-        """Raise UsageError if the settings or the current directory caused Invoke's error."""
-        from tasks.settings.load import load  # imports pydantic, which `inv --list` does not need
 
-        try:
-            next(Path.cwd().iterdir(), None)
-        except FileNotFoundError as error:
-            raise UsageError("the current directory was deleted", remedy="`cd` to an existing one") from error
-        except PermissionError as error:
-            raise UsageError(
-                "the current directory cannot be read: Permission denied", remedy="`cd` to another one"
-            ) from error
-        load(Context(self.config))
+@contextlib.contextmanager
+def _working_directory() -> Iterator[None]:
+    """Turn the errors of a search that begins in an unusable working directory into UsageError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UsageError("the current directory was deleted", remedy="`cd` to an existing one") from error
+    except PermissionError as error:
+        remedy = "`cd` to another one"
+        raise UsageError("the current directory cannot be read: Permission denied", remedy=remedy) from error
 
 
 def _print_error(error: Exit, argv: Sequence[str]) -> int:

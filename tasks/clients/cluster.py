@@ -10,12 +10,12 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.manifests import Image, ManifestValues
+from remote.cluster.settings import AUTO
 from remote.hosts.pods.kubectl import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.settings.load import Settings
-from tasks.settings.schema import AUTO
 
 LAST_FILE, MANIFESTS = "cluster.json", "manifests"
 
@@ -142,7 +142,7 @@ def resolve_provider(settings: Settings, cluster: Cluster) -> Settings:
         "instance_type": section.instance_type or provider.instance_type,
         "pull_secret": provider.pull_secret if section.pull_secret == AUTO else section.pull_secret,
     }
-    return settings.model_copy(update={"cluster": section.model_copy(update=resolved)})
+    return settings.with_values(cluster=resolved)
 
 
 def resolved_provider(settings: Settings) -> Provider:
@@ -160,7 +160,7 @@ def manifest_values(settings: Settings, image: Image) -> ManifestValues:
     `settings` are those of `resolve_provider`.
     """
     cluster, provider = settings.cluster, resolved_provider(settings)
-    copied = {**dict(cluster), **dict(cluster.volume), "size": settings.fleet.size, "profile": settings.bench.profile}
+    copied = {**vars(cluster), **vars(cluster.volume), "size": settings.fleet.size, "profile": settings.bench.profile}
     copied |= {"model": settings.model.path, "data": settings.data.path}
     copied |= {"instance_type": cluster.instance_type or "any"}  # which the component any-node removes
     copied |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}

@@ -1,5 +1,6 @@
 """Hosts of the fleet and their commands, from the settings. No other module depends on the kind of host."""
 
+import dataclasses
 import json
 import logging
 import math
@@ -79,8 +80,7 @@ def _named_hosts(settings: Settings, names: Collection[str]) -> list[Host]:
 def _with_workers(settings: Settings, names: Collection[str]) -> Settings:
     """Return the settings with a fleet.size that includes the workers of these names."""
     indices = [int(name.removeprefix("worker-")) for name in names if _WORKER_NAME.fullmatch(name)]
-    fleet = settings.fleet.model_copy(update={"size": max(settings.fleet.size, *(index + 1 for index in indices), 1)})
-    return settings.model_copy(update={"fleet": fleet})
+    return settings.with_values(fleet={"size": max(settings.fleet.size, *(index + 1 for index in indices), 1)})
 
 
 def _worker_names(settings: Settings) -> list[str]:
@@ -111,12 +111,11 @@ def component_hosts(
     settings: Settings, component: str, *, size: int = 1, container: str = "bench", include_starting: bool = False
 ) -> list[PodHost]:
     """Return `size` pods of another component of the deployment than the workers."""
-    pods = settings.fleet.pods.model_copy(
-        update={"selector": f"app.kubernetes.io/component={component}", "container": container}
-    )
-    fleet = settings.fleet.model_copy(update={"size": size, "pods": pods})
+    selector = f"app.kubernetes.io/component={component}"
+    pods = dataclasses.replace(settings.fleet.pods, selector=selector, container=container)
+    settings = settings.with_values(fleet={"size": size, "pods": pods})
     target = resolve_target(settings)
-    return pod_hosts(settings.model_copy(update={"fleet": fleet}), target, include_starting=include_starting)
+    return pod_hosts(settings, target, include_starting=include_starting)
 
 
 class PodDiagnosis:

@@ -18,13 +18,12 @@ from tasks.commands import InitOptions
 from tasks.doctor.check import Check, CheckContext, run_checks
 from tasks.doctor.checks import cluster, runs, vm
 from tasks.doctor.doctor import print_subject
-from tasks.doctor.settings import find_comment
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.faults import CheckStatus
 from tasks.oci import require_sdk
-from tasks.oci.user_config import plan_user_settings, write_user_settings
-from tasks.settings.load import Settings, load, load_layers
+from tasks.settings.load import Settings, load
 from tasks.settings.sources import Keys, display_path, set_value
+from tasks.settings.user_config import plan_user_settings, write_user_settings
 
 Values = dict[str, Any]
 SOURCE_OF_OVERRIDES = "set by a program"  # the source of these values in a message of the loader
@@ -90,7 +89,7 @@ def initialize(context: Context, options: InitOptions) -> CommandResult | None:
             _check(_settings_with(context, values), context, question)
         elif is_asking:
             values = _ask(context, values, question)
-    return _write(context, values, options)
+    return _write(values, options)
 
 
 def _ask(context: Context, values: Values, question: Question) -> Values:
@@ -146,10 +145,8 @@ def _check(settings: Settings, context: Context, question: Question) -> bool:
     return not any(result.status is CheckStatus.FAIL for _, results in outcomes for result in results)
 
 
-def _write(context: Context, values: Values, options: InitOptions) -> CommandResult | None:
-    layers = load_layers(context)[1]
-    comments = {keys: find_comment(layers, keys) for keys in _leaves(values)}
-    path, old, new = plan_user_settings(values, comments)
+def _write(values: Values, options: InitOptions) -> CommandResult | None:
+    path, old, new = plan_user_settings(values)
     if old == new and not options.dry_run:
         print(f"{display_path(path)} already has these settings")
         return None
@@ -162,14 +159,7 @@ def _write(context: Context, values: Values, options: InitOptions) -> CommandRes
         return plan_result([line], file=str(path), changes=old != new, settings=values)
     if not options.yes and not confirm(f"Write {display_path(path)}?"):
         raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
-    for line in write_user_settings(values, comments):
+    for line in write_user_settings(values):
         print(line)
     print("`inv doctor` checks the whole set-up")
     return None
-
-
-def _leaves(values: Mapping[str, Any], parents: Keys = ()) -> list[Keys]:
-    leaves: list[Keys] = []
-    for key, value in values.items():
-        leaves += _leaves(value, (*parents, key)) if isinstance(value, Mapping) else [(*parents, key)]
-    return leaves

@@ -12,10 +12,8 @@ from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import UsageError, escape_controls
 from tasks.settings.load import Settings, load_layers, nearest
-from tasks.settings.schema import LEAVES, Section, Sections, expected_text, field, section_type
+from tasks.settings.schema import SETTINGS, Sections
 from tasks.settings.sources import Keys, SettingsLayers, env_name, found_text
-
-PROJECT_FILE = "invoke"  # the stem of the file that has every setting with its comment
 
 
 def show_settings(context: Context, name: str | None, *, changed: bool) -> CommandResult:
@@ -46,26 +44,17 @@ def _print_table(settings: Settings, layers: SettingsLayers, chosen: Sequence[Ke
 
 def _choose(name: str | None) -> list[Keys]:
     if name is None:
-        return list(LEAVES)
+        return list(SETTINGS)
     keys = tuple(name.split("."))
-    chosen = [leaf for leaf in LEAVES if leaf[: len(keys)] == keys]
+    chosen = [leaf for leaf in SETTINGS if leaf[: len(keys)] == keys]
     if not chosen:
-        near = nearest(keys, _section(keys[:-1]))
+        near = nearest(keys)
         advice = f"did you mean {near}?" if near else "`inv settings` lists them all"
         raise UsageError(f"settings: {name}: unknown setting", remedy=advice)
     return chosen
 
 
-def _section(keys: Keys) -> type[Section]:
-    """Return the section of these keys, or the one of all sections if it does not exist."""
-    section: type[Section] = Sections
-    for key in keys:
-        info = section.model_fields.get(key)
-        section = (section_type(info) if info else None) or Sections
-    return section
-
-
-def _value(settings: Settings, keys: Keys) -> Any:
+def _value(settings: Sections, keys: Keys) -> Any:
     value: Any = settings
     for key in keys:
         value = getattr(value, key)
@@ -73,7 +62,7 @@ def _value(settings: Settings, keys: Keys) -> Any:
 
 
 def _default(keys: Keys) -> Any:
-    return _value(Settings.model_construct(**Sections().__dict__), keys)
+    return _value(Sections(), keys)
 
 
 def _shown(value: Any) -> str:
@@ -88,12 +77,6 @@ def _source(layers: SettingsLayers, keys: Keys) -> str:
     return "default" if strongest is None else strongest.where(keys)
 
 
-def find_comment(layers: SettingsLayers, keys: Keys) -> str:
-    """Return a setting's comment of the file that is shipped with every setting."""
-    files = [each for each in layers.weakest_first if each.path is not None and each.path.stem == PROJECT_FILE]
-    return next((text for each in files if (text := each.comment(keys))), "")
-
-
 def _describe(settings: Settings, layers: SettingsLayers, keys: Keys) -> dict[str, Any]:
     plain = settings.public()
     for key in keys:
@@ -104,15 +87,15 @@ def _describe(settings: Settings, layers: SettingsLayers, keys: Keys) -> dict[st
         "is_default": _value(settings, keys) == _default(keys),
         "source": _source(layers, keys),
         "variable": env_name(keys),
-        "expected": expected_text(field(keys)),
-        "meaning": find_comment(layers, keys),
+        "expected": SETTINGS[keys].values,
+        "meaning": SETTINGS[keys].comment,
     }
 
 
 def _print_setting(settings: Settings, layers: SettingsLayers, keys: Keys) -> None:
     name, value = ".".join(keys), _shown(_value(settings, keys))
-    rows = [("value", value), *_layer_rows(layers, keys), ("expected", expected_text(field(keys)))]
-    rows += [("default", _shown(_default(keys))), ("meaning", escape_controls(find_comment(layers, keys)))]
+    rows = [("value", value), *_layer_rows(layers, keys), ("expected", SETTINGS[keys].values)]
+    rows += [("default", _shown(_default(keys))), ("meaning", SETTINGS[keys].comment)]
     rows += [("to change", f"{name} in ~/.invoke.yaml, or {env_name(keys)} in the environment")]
     out, lines = console(soft_wrap=False), Table.grid(padding=(0, 1))
     for label, text in rows:

@@ -56,9 +56,7 @@ def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
         "quality": options.quality or settings.bench.quality,
         "repeats": settings.bench.repeats if options.repeats is None else options.repeats,
     }
-    fleet = settings.fleet.model_copy(update={"size": _worker_count(settings, options.workers)})
-    bench = settings.bench.model_copy(update=overrides)
-    settings = settings.model_copy(update={"bench": bench, "fleet": fleet})
+    settings = settings.with_values(bench=overrides, fleet={"size": _worker_count(settings, options.workers)})
     suite_name = "quick" if options.quick else "full" if options.full else options.suite or settings.bench.suite
     run, hosts = _plan(settings, suite_name, options.only, options.trial_file)
     if (warning := plan.shared_cores_warning(settings)) is not None:
@@ -190,7 +188,7 @@ def _plan(settings: Settings, suite_name: str, only: str | None, file: str | Non
     hosts = fleet_hosts(settings)
     names, spread = [host.name for host in hosts], settings.bench.spread
     repeats = settings.bench.repeats or plan.default_repeats(trials, len(names))
-    settings = settings.model_copy(update={"bench": settings.bench.model_copy(update={"repeats": repeats})})
+    settings = settings.with_values(bench={"repeats": repeats})
     inputs = inspect(settings, hosts, trials)
     run = runner.new_record(settings, suite_name, [], names, inputs=inputs)
     is_over_pods = settings.connector.is_cluster

@@ -130,8 +130,8 @@ def _rendered_reader_objects(settings: Settings, cluster_client: Cluster, run: R
 
     After `inv teardown` it lacks all of them. Raises UsageError without an image.
     """
-    cluster = settings.cluster.model_copy(update={"overlay": run.provenance["inputs"]["job"]["overlay"]})
-    settings = resolve_provider(settings.model_copy(update={"cluster": cluster}), cluster_client)
+    overlay = run.provenance["inputs"]["job"]["overlay"]
+    settings = resolve_provider(settings.with_values(cluster={"overlay": overlay}), cluster_client)
     values = manifest_values(settings, resolve_image(settings))
     job: dict[str, str | int | list[str]] = {"job_spec": "{}", "run_id": run.run_id, "size": len(run.workers)}
     values = dataclasses.replace(values, extra_settings={**values.extra_settings, **job})

@@ -82,8 +82,7 @@ def apply_trial(settings: Settings, trial: Trial, source: str) -> tuple[Settings
             "configuration holds for one model only",
         )
     lengths = {"max_seq_len": trial.max_seq_len, "micro_batch_size": trial.micro_batch_size}
-    train = settings.train.model_copy(update=lengths)
-    return settings.model_copy(update={"train": train}), trial
+    return settings.with_values(train=lengths), trial
 
 
 def with_training_row(settings: Settings, trial: Trial) -> Trial:

@@ -86,7 +86,8 @@ def offer_to_create_repository(settings: Settings, reference: Reference) -> bool
         print(f"if {reference.repository} does not exist, `{command}` creates it", flush=True)
         return False
     # A separate process, because the provider's SDK is optional.
-    argv = (sys.executable, "-m", "invoke", "--search-root", str(settings.root), *command.split()[1:])
+    start = "import sys; from tasks.cli.program import main; sys.exit(main(sys.argv))"
+    argv = (sys.executable, "-c", start, "--search-root", str(settings.root), *command.split()[1:])
     environment = {**os.environ, "INVOKE_REGISTRY_IMAGE": str(reference)}
     return subprocess.run(argv, cwd=settings.folder, env=environment, check=False).returncode == 0
 

@@ -9,7 +9,6 @@ discovery: read a tenancy's resources, and derive settings from them
 repository: `inv tenancy.repository`
 kubeconfig: `inv tenancy.kubeconfig`, and the merge of two kubeconfigs
 prices: `inv tenancy.prices`: copy Oracle's public list prices to your own table
-user_config: write settings to ~/.invoke.yaml and files that only their owner may read
 
 kubectl runs `python -m tasks.oci token` for a token.
 """

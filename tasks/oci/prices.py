@@ -25,9 +25,9 @@ from reports.summary.prices import PriceError, PriceTable
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError, translate_errors
-from tasks.oci.user_config import merge_settings, write_private, write_user_settings
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
+from tasks.settings.user_config import merge_settings, write_private, write_user_settings
 
 PRICE_LIST_URL = "https://apexapps.oracle.com/pls/apex/cetools/api/v1/products/"
 TIMEOUT_SEC, RETRY_PAUSE_SEC = 30.0, 2.0

@@ -18,9 +18,9 @@ from tasks.errors import TaskFailed, UsageError
 from tasks.oci import discovery
 from tasks.oci.clients import TenancyApi, connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import TenancySurvey, derive_settings
-from tasks.oci.user_config import plan_user_settings, write_user_settings
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
+from tasks.settings.user_config import plan_user_settings, write_user_settings
 
 
 def show_tenancy(context: Context, *, write: bool, dry_run: bool = False) -> CommandResult:

@@ -8,41 +8,37 @@ INVOKE_* variables, the -f file) and either returns frozen settings or raises Us
 Not covered: the existence of folders and models, which is checked where they are used.
 """
 
+import dataclasses
 import difflib
+import math
 import os
+import re
+import typing
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from invoke.config import Config
 from invoke.context import Context
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
+from bench.records import schema
 from bench.records.paths import IMAGE_FILE
+from bench.records.validation import FieldError, Setting
+from remote.cluster.settings import AUTO
 from remote.hosts.base import Connector
 from remote.hosts.connectors import CONNECTORS
 from remote.hosts.local import expand_user
 from tasks.errors import UsageError
 from tasks.settings import sources
-from tasks.settings.schema import (
-    AUTO,
-    AUTO_WORKERS,
-    LEAVES,
-    TWO_SETTINGS,
-    Section,
-    Sections,
-    expected_text,
-    field,
-    local_workers,
-    section_type,
-    value_type,
-)
+from tasks.settings.schema import AUTO_WORKERS, SECTIONS, SETTINGS, Sections, local_workers
 from tasks.settings.sources import Keys, SettingsLayer, SettingsLayers, found_text
 
+_EXPONENT = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}")
 _IMAGE_WORKSPACE, _SHARED_RESULTS = "/workspace", "/workspace/results"  # the same paths as in image and manifests
 
 
+@dataclass(frozen=True, kw_only=True)
 class Settings(Sections):
     """The effective settings. `root` is the folder of the code, with tasks.py, invoke.yaml, image and manifests."""
 
@@ -91,9 +87,14 @@ class Settings(Sections):
         in_cwd, in_folder = Path.cwd() / path, self.folder / path
         return in_folder if in_folder.exists() and not in_cwd.exists() else in_cwd
 
+    def with_values(self, **sections: Mapping[str, Any]) -> "Settings":
+        """Return the settings with changed values, by the names of section and setting."""
+        changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}
+        return dataclasses.replace(self, **changed)
+
     def public(self) -> dict[str, Any]:
         """Return all settings as plain JSON values, for run.json. No setting holds a secret."""
-        return self.model_dump(mode="json", exclude={"root"})
+        return {name: schema.to_json(getattr(self, name)) for name in sections_of()}
 
 
 def load(context: Context) -> Settings:
@@ -105,19 +106,88 @@ def load_layers(context: Context) -> tuple[Settings, SettingsLayers]:
     """Load the settings with the layers that they come from. Raises UsageError as `load` does."""
     layers = sources.read(context.config, ENVIRONMENT)
     for layer in layers.weakest_first:
-        _refuse_unknown(layer, layer.data, Sections)
+        _refuse_unknown(layer, layer.data)
     _refuse_unknown_variables()
-    merged = {key: value for key, value in layers.merged().items() if key in Sections.model_fields}
-    for keys in LEAVES:
+    merged = layers.merged()
+    for keys, setting in SETTINGS.items():
         strongest = layers.strongest(keys)
         if strongest is not None and strongest.environment:
-            sources.set_value(merged, keys, _cast(strongest.get(keys), field(keys)))
+            sources.set_value(merged, keys, _cast(strongest.get(keys), setting))
     _resolve_auto_size(merged)
     try:
-        sections = Sections.model_validate(merged)
-    except ValidationError as error:
-        raise UsageError(_first_problem(error, layers)) from error
-    return Settings(root=layers.root, **{name: getattr(sections, name) for name in Sections.model_fields}), layers
+        return Settings(root=layers.root, **parse_sections(merged)), layers
+    except _InvalidSetting as error:
+        raise UsageError(_describe(error, layers)) from error
+
+
+class _InvalidSetting(ValueError):
+    """Raised for an invalid value of a setting. `detail` is what was expected, and what was found."""
+
+    def __init__(self, keys: Keys, detail: str, *, item: str = "") -> None:
+        super().__init__(detail)
+        self.keys, self.detail, self.item = keys, detail, item
+
+
+def parse_sections(document: Mapping[Any, Any], parents: Keys = ()) -> dict[str, Any]:
+    """Return the sections and values of a document, which has only known keys, by name. Raises ValueError."""
+    values: dict[str, Any] = {}
+    for name in sections_of(parents):
+        keys = (*parents, name)
+        if keys in SECTIONS:
+            section = parse_sections(document.get(name, {}), keys)
+            try:
+                values[name] = SECTIONS[keys](**section)
+            except FieldError as error:
+                raise _InvalidSetting((*keys, error.key), error.detail) from error
+        elif name in document:
+            values[name] = _parse(keys, document[name])
+    return values
+
+
+def sections_of(parents: Keys = ()) -> list[str]:
+    """Return the names of the sections and settings directly in a section, by default of the sections."""
+    depth = len(parents)
+    return list(dict.fromkeys(keys[depth] for keys in SETTINGS if keys[:depth] == parents and len(keys) > depth))
+
+
+def _parse(keys: Keys, value: Any) -> Any:
+    """Return the value of a setting from a file's value. Raises _InvalidSetting."""
+    setting = SETTINGS[keys]
+    if value is None and setting.is_nullable:
+        return None
+    origin = typing.get_origin(setting.kind)
+    if origin is tuple and isinstance(value, (list, tuple)):  # a YAML `!!set` has no order and is refused below
+        (kind, _) = typing.get_args(setting.kind)
+        return tuple(_parse_item(keys, f"[{index}]", kind, item) for index, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        for name, item in value.items():
+            for text in (name, *([] if item is None else [item])):
+                _parse_item(keys, f"[{sources.clip(str(name))}]", str, text)
+        return dict(value)
+    if setting.kind is float and isinstance(value, str) and _EXPONENT.fullmatch(value):
+        value = float(value)  # in YAML 1.1, 2e-4 without a decimal point is text
+    if setting.pattern and type(value) is int:
+        value = str(value)  # `cpu: 4` is a number in YAML, and valid in Kubernetes
+    if not _has_type(setting.kind, value) or setting.problem(value) is not None:
+        raise _InvalidSetting(keys, f"expected {setting.values}, found {found_text(value)}")
+    return float(value) if setting.kind is float else value
+
+
+def _parse_item(keys: Keys, item: str, kind: type, value: Any) -> Any:
+    if not _has_type(kind, value):
+        expected = "a number" if kind is float else "text of one line, not blank"
+        raise _InvalidSetting(keys, f"expected {expected}, found {found_text(value)}", item=item)
+    return float(value) if kind is float else value
+
+
+def _has_type(kind: Any, value: Any) -> bool:
+    if kind is float and type(value) is int:
+        return abs(value) <= schema.MAX_INTEGER
+    if type(value) is not kind:
+        return False
+    if kind is str:
+        return bool(value.strip()) and value.isprintable()
+    return kind is not float or math.isfinite(value)
 
 
 def _resolve_auto_size(merged: dict[str, Any]) -> None:
@@ -133,43 +203,26 @@ def _resolve_auto_size(merged: dict[str, Any]) -> None:
     merged["fleet"] = {**fleet, "size": size}
 
 
-INVOKE_DEFAULTS: dict[str, Any] = Config.global_defaults()  # run, sudo, tasks, timeouts, ...
-ENVIRONMENT: dict[str, Keys] = {sources.env_name(keys): keys for keys in LEAVES}
+INVOKES_SECTIONS = Config.global_defaults().keys()  # run, sudo, tasks, timeouts, ...: of no effect here
+ENVIRONMENT: dict[str, Keys] = {sources.env_name(keys): keys for keys in SETTINGS}
 
 
-def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], model: type[Section], parents: Keys = ()) -> None:
+def _refuse_unknown(layer: SettingsLayer, data: Mapping[Any, Any], parents: Keys = ()) -> None:
     for key, value in data.items():
         keys = (*parents, str(key))
-        info = model.model_fields.get(key) if isinstance(key, str) else None
-        if info is None:
-            if not parents and key in INVOKE_DEFAULTS:
-                _refuse_unmergeable(layer, keys, value, INVOKE_DEFAULTS[key])
-                continue
-            near = nearest(keys, model)
+        if keys in SECTIONS and isinstance(key, str):
+            if not isinstance(value, Mapping):
+                names = sources.clip(", ".join(sections_of(keys)), 200)
+                detail = f"expected a section with {names}, found {found_text(value)}"
+                raise UsageError(f"{layer.where(keys)}: {'.'.join(keys)}: {detail}")
+            _refuse_unknown(layer, value, keys)
+        elif (keys not in SETTINGS or not isinstance(key, str)) and (parents or key not in INVOKES_SECTIONS):
+            near = nearest(keys)
             if not parents and layer.shared and near is None:
                 continue  # another project's section in a file that is shared
-            names = f"{'.'.join(parents) or 'the project'} has {sources.clip(', '.join(model.model_fields), 200)}"
+            names = f"{'.'.join(parents) or 'the project'} has {sources.clip(', '.join(sections_of(parents)), 200)}"
             advice = f"did you mean {near}?" if near else names
             raise UsageError(f"{layer.where(keys)}: {sources.clip('.'.join(keys))}: unknown setting", remedy=advice)
-        subsection = section_type(info)
-        if subsection is not None and not isinstance(value, Mapping):
-            names = sources.clip(", ".join(subsection.model_fields), 200)
-            raise UsageError(
-                f"{layer.where(keys)}: {'.'.join(keys)}: expected a section with {names}, found {found_text(value)}"
-            )
-        if subsection is not None:
-            _refuse_unknown(layer, value, subsection, keys)
-
-
-def _refuse_unmergeable(layer: SettingsLayer, keys: Keys, value: object, default: object) -> None:
-    # Of Invoke's own keys, check only what would end its merge in a traceback.
-    if isinstance(default, Mapping) != isinstance(value, Mapping):
-        kind = "a section" if isinstance(default, Mapping) else "a value"
-        raise UsageError(f"{layer.where(keys)}: {'.'.join(keys)}: expected {kind}, found {found_text(value)}")
-    if isinstance(default, Mapping) and isinstance(value, Mapping):
-        for key in value:
-            if key in default:
-                _refuse_unmergeable(layer, (*keys, str(key)), value[key], default[key])
 
 
 # Common names of settings that have another name here, for the suggestion in an error.
@@ -184,21 +237,22 @@ SYNONYMS: dict[str, Keys] = {
 }
 
 
-def nearest(keys: Keys, model: type[Section]) -> str | None:
-    word = keys[-1].lower()
+def nearest(keys: Keys) -> str | None:
+    """Return the name of the setting or section that an unknown one was probably meant to be."""
+    word, known = keys[-1].lower(), sections_of(keys[:-1]) or sections_of()
     other = SYNONYMS.get(word)
-    if other is not None and other[-1] in model.model_fields:
+    if other is not None and other[-1] in known:
         return ".".join((*keys[:-1], other[-1]))
-    similar = difflib.get_close_matches(word, list(model.model_fields), 1, 0.6 if other is None else 0.7)
+    similar = difflib.get_close_matches(word, known, 1, 0.6 if other is None else 0.7)
     if other is not None and not similar and len(keys) > 1:
         return ".".join(other)
-    same_name = [".".join(leaf) for leaf in LEAVES if leaf[-1] == keys[-1]]
+    same_name = [".".join(leaf) for leaf in SETTINGS if leaf[-1] == keys[-1]]
     return ".".join((*keys[:-1], similar[0])) if similar else next(iter(same_name), None)
 
 
 def _refuse_unknown_variables() -> None:
-    sections = {sources.env_name(keys[:depth]) for keys in LEAVES for depth in range(1, len(keys))}
-    ours = tuple(sources.env_name((name,)) + "_" for name in Sections.model_fields)
+    sections = {sources.env_name(keys) for keys in SECTIONS if keys}
+    ours = tuple(sources.env_name((name,)) + "_" for name in sections_of())
     for name in sorted(os.environ):
         if not name.startswith(sources.ENV_PREFIX) or name in ENVIRONMENT:
             continue
@@ -213,44 +267,24 @@ def _refuse_unknown_variables() -> None:
             raise UsageError(f"environment {name}: unknown setting", remedy=advice)
 
 
-def _cast(text: str, info: FieldInfo) -> Any:
-    kind, nullable = value_type(info.annotation)
-    if nullable and text == "":
+def _cast(text: str, setting: Setting) -> Any:
+    if setting.is_nullable and text == "":
         return None
-    if kind is bool:
+    if setting.kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
-    if kind in (int, float):
+    if setting.kind in (int, float):
         try:
-            return kind(text)
+            return setting.kind(text)
         except ValueError:
-            return text  # validation names it
+            return text  # parsing names it
     return text
 
 
-def _first_problem(error: ValidationError, layers: SettingsLayers) -> str:
-    problem = error.errors()[0]
-    if problem["type"] == TWO_SETTINGS:
-        context = problem["ctx"]
-        source = _where(layers, context["at"])
-        return f"{source}: {context['name']}: expected {problem['msg']}, found {context['found']}"
-    path = problem["loc"]
-    texts = tuple(part for part in path if isinstance(part, str))
-    keys = next((leaf for leaf in LEAVES if texts[: len(leaf)] == leaf), texts)  # without the key of an item in it
-    layer = layers.strongest(keys)
-    items = [
-        f"[{sources.clip(str(part))}]" for part in path[len(keys) :] if part != "[key]"
-    ]  # pydantic marks a bad key so
-    name = ".".join(keys) + "".join(items)
-    item_text = {"string_type": "text", "value_error": "text of one line, not blank"}.get(problem["type"], "a number")
-    expected = item_text if items else expected_text(field(keys))
-    advice = ""
+def _describe(error: _InvalidSetting, layers: SettingsLayers) -> str:
+    layer, detail = layers.strongest(error.keys), error.detail
     if layer is not None and layer.environment:
-        expected = expected.replace("or null", "or nothing")  # "null" would be text there
-        kind = next((word for word in ("list", "mapping") if word in expected), None)
-        advice = "" if kind is None else f"; a {kind} needs a file"
-    return f"{_where(layers, keys)}: {name}: expected {expected}, found {found_text(problem['input'])}{advice}"
-
-
-def _where(layers: SettingsLayers, keys: Keys) -> str:
-    layer = layers.strongest(keys)
-    return "settings" if layer is None else layer.where(keys)
+        detail = detail.replace("or null", "or nothing")  # "null" would be text there
+        kind = typing.get_origin(SETTINGS[error.keys].kind)
+        detail += "" if kind is None else f"; a {'list' if kind is tuple else 'mapping'} needs a file"
+    place = "settings" if layer is None else layer.where(error.keys)
+    return f"{place}: {'.'.join(error.keys)}{error.item}: {detail}"

@@ -1,7 +1,7 @@
-"""Sources of the settings: Invoke's layers, read again so that a message can name a value's file and line.
+"""Sources of the settings: files and variables as layers, whose values have a file and a line for messages.
 
-Invoke merges the same layers, but it loses file and line, ignores a missing -f file, uses the last of two equal keys,
-and ends in a traceback if a file cannot be parsed. Here each of these is an error of one line.
+Invoke's own reader loses file and line, ignores a missing -f file, uses the last of two equal keys, and ends in a
+traceback if a file cannot be parsed. Here each of these is an error of one line, and Invoke reads nothing.
 
 Not covered: validation of keys and values; see `tasks.settings.load`.
 """
@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from bench.records import schema
 from bench.records.atomic_files import read_regular
 from tasks.errors import UsageError, translate_errors
 
-ENV_PREFIX = "INVOKE_"
+ENV_PREFIX, _SUFFIXES = "INVOKE_", ("yaml", "yml", "json")
 Keys = tuple[str, ...]
 _MAX_FILE_BYTES, _MAX_FILE_VALUES = 1 << 17, 10_000  # this project's own file has a tenth of each
 _MAX_FAST_NESTING = 500  # the C parser recurses on the C stack; this many marks of nesting are far from its end
@@ -67,14 +66,6 @@ class SettingsLayer:
         """Return the number of the file's line that sets a key, or that of the last section above it that is known."""
         return _line_of(self.node, keys)
 
-    def comment(self, keys: Keys) -> str:
-        """Return the comment at the end of a key's line; "" without one."""
-        line = self.line(keys)
-        if self.path is None or line is None:
-            return ""
-        lines = read_regular(self.path, max_bytes=_MAX_FILE_BYTES).decode().splitlines()
-        return lines[line - 1].partition(" # ")[2] if line <= len(lines) else ""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsLayers:
@@ -95,33 +86,45 @@ class SettingsLayers:
         return merged
 
 
+class ProjectConfig(Config):
+    """Invoke's config, which reads no file and no variable: `read` does."""
+
+    def _load_file(self, *_: Any, **__: Any) -> None: ...
+
+    def load_shell_env(self) -> None: ...
+
+
 def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
-    """Read the layers of a config, which may be loaded partially. Raises UsageError.
+    """Read the layers of a config. Raises UsageError.
 
     `variables` maps names of environment variables to the keys that they set.
     """
     prefix = config._project_prefix
     root = Path(prefix).absolute() if prefix is not None else Path(__file__).resolve().parents[2]
-    candidates = [root / f"invoke.{suffix}" for suffix in ("yaml", "yml", "json", "py")]
-    project = next((path for path in candidates if path.exists()), None)
-    if project is None:
+    own = [Path.cwd()] if is_installed(root) else []  # without a checkout: the file of the working directory
+    project = _find(f"{root}/")
+    if not project:
         raise UsageError(
             f"{display_path(root / 'invoke.yaml')}: no such file", remedy="`git checkout invoke.yaml` restores it"
         )
-    own = Path("invoke.yaml").absolute()  # without a checkout: that of the working directory
     layers = [
-        *(_file(config, "system", Path(path), shared=True) for path in [config._system_path] if path),
+        *(_file(path, shared=True) for path in _find(config._system_prefix)),
         # In Invoke, the project's file overrides the user's. Ours has every setting with its default, so a user's file
         # would have no effect.
-        _file(config, "project", project),
-        *(_file(config, "project", path) for path in [own] if is_installed(root) and path.exists()),
-        *(_file(config, "user", Path(path), shared=True) for path in [config._user_path] if path),
+        *(_file(path) for path in project),
+        *(_file(path) for folder in own for path in _find(f"{folder}/")),
+        *(_file(path, shared=True) for path in _find(config._user_prefix)),
         _environment(variables),
-        *(_file(config, "runtime", _expand_user(path)) for path in [config._runtime_path] if path),
+        *(_file(_expand_user(path)) for path in [config._runtime_path] if path),
         SettingsLayer(data=config._overrides),
-        SettingsLayer(data=config._modifications),
     ]
     return SettingsLayers(root=root, weakest_first=layers)
+
+
+def _find(prefix: str) -> list[Path]:
+    """Return the settings file with this prefix, if there is one; of several, the first in Invoke's order."""
+    paths = [_expand_user(f"{prefix}invoke.{suffix}") for suffix in _SUFFIXES]
+    return [path for path in paths if path.exists()][:1]
 
 
 def is_installed(root: Path) -> bool:
@@ -129,28 +132,11 @@ def is_installed(root: Path) -> bool:
     return root.with_suffix(".pth").is_file()
 
 
-class InvokesConfig(Config):
-    """Invoke's config with our file parser: an unusable file is an error of one line, not a traceback or a hang."""
-
-    def _load_yaml(self, path: PathLike[Any]) -> dict[Any, Any]:
-        return _content(Path(path))[0]
-
-    _load_yml = _load_json = _load_yaml
-
-    def _load_py(self, path: str) -> dict[str, Any]:
-        try:
-            return super()._load_py(path)
-        except OSError:
-            raise
-        except Exception as error:
-            raise UsageError(f"{display_path(Path(path))}: cannot be run: {type(error).__name__}: {error}") from error
-
-
 def env_name(keys: Keys) -> str:
     return ENV_PREFIX + "_".join(keys).upper()
 
 
-def _expand_user(path: str | PathLike[str]) -> Path:
+def _expand_user(path: str | Path) -> Path:
     """Expand ~ like `remote.hosts.local.expand_user`, whose module `inv --list` does not need."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
@@ -171,24 +157,19 @@ def _environment(variables: Mapping[str, Keys]) -> SettingsLayer:
     return SettingsLayer(data=data, environment=True)
 
 
-def _file(config: Config, name: str, path: Path, *, shared: bool = False) -> SettingsLayer:
-    if path.suffix == ".py" and shared:  # Invoke has run it, and a second run could have side effects
-        return SettingsLayer(data=getattr(config, f"_{name}"), path=path, shared=shared)
-    if path.suffix not in (".yaml", ".yml", ".json"):
+def _file(path: Path, *, shared: bool = False) -> SettingsLayer:
+    if path.suffix.removeprefix(".") not in _SUFFIXES:
         raise UsageError(f"{display_path(path)}: expected a name that ends in .yaml, .yml or .json")
-    try:
-        data, node = _content(path)
-    except FileNotFoundError as error:
-        raise UsageError(f"{display_path(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from error
+    data, node = _content(path)
     return SettingsLayer(data=data, path=path, node=node, shared=shared)
 
 
 def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
-    """Parse a file to its sections and their YAML node. Raises UsageError and FileNotFoundError."""
+    """Parse a file to its sections and their YAML node. Raises UsageError."""
     try:
         text = read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise UsageError(f"{display_path(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{display_path(path)}: expected UTF-8 text") from error
     except OSError as error:

@@ -84,9 +84,8 @@ def submit(
             f"train.sample_prompts: the job spec has {size} bytes, more than {MAX_SPEC_BYTES}",
             remedy="use fewer, or a shorter train.chat_template",
         )
-    section = settings.cluster.model_copy(update={"overlay": job["overlay"]})
     return deploy.apply(
-        settings.model_copy(update={"cluster": section}),
+        settings.with_values(cluster={"overlay": job["overlay"]}),
         DeployOptions(
             dry_run=options.dry_run,
             yes=options.yes,

@@ -299,8 +299,7 @@ def _plan_stage(
     trials = [trial for trial in (*references, *arms) if trial.digest() not in known]
     comparison = dataclasses.replace(comparison, results=[*results, *comparison.results])
     print(describe_cost(settings, comparison, trials, 0 if check else parts * len((arms[0], references[0]))))
-    bench = settings.bench.model_copy(update={"spread": "shard", "repeats": 1})
-    settings = settings.model_copy(update={"bench": bench})
+    settings = settings.with_values(bench={"spread": "shard", "repeats": 1})
     names = [host.name for host in hosts]
     planned = plan_trials(trials, names, "shard")
     run = runner.new_record(settings, QUALITY.name, planned, names, inputs={"quality_of": folder.name})

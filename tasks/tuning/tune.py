@@ -222,7 +222,7 @@ def _new_run(
 ) -> RunRecord:
     """Return the plan of one of a search's runs. That of the second says that losses are to be compared."""
     changes = {"spread": spread, "repeats": repeats, "quality": suite == TUNED and settings.tune.quality}
-    settings = settings.model_copy(update={"bench": settings.bench.model_copy(update=changes)})
+    settings = settings.with_values(bench=changes)
     names = [host.name for host in hosts]
     run = runner.new_record(settings, suite, [], names, inputs=facts)
     is_over_pods = settings.connector.is_cluster

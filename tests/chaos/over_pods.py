@@ -21,8 +21,8 @@ from bench.records.paths import LEDGER_FILE, RESULT_FILE
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
+from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.pod_index import PodIndex
-from tasks.settings.schema import PodsSection
 from tests.chaos.fault_injector import TRIALS, FaultInjector
 from tests.chaos.scenario import CommandResult, run_command
 from tests.support.forked import INV_CODE, INV_LIBRARIES, ForkServer

@@ -26,12 +26,12 @@ from kubernetes_validate.utils import schema_contents
 from remote.cluster.diagnosis.nodes import GPU_RESOURCE
 from remote.cluster.manifests import Image, ManifestValues, render
 from remote.cluster.plan import plan
+from remote.cluster.settings import ClusterSection
 from remote.providers import GENERIC, PROVIDERS
 from remote.serving import PORT_IN_POD
 from tasks.adapter.serve import KEY_SECRET
 from tasks.cluster.nodes import pod_requirements
 from tasks.settings.load import Settings
-from tasks.settings.schema import ClusterSection
 from tests.support.paths import ROOT
 from tests.support.pod_security import violations
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from invoke import Config, Context
+from invoke import Context
 
+from tasks.settings.sources import ProjectConfig
 from tests.support.forked import ForkServer
 from tests.support.paths import ROOT
 
@@ -56,16 +57,13 @@ def inv(project: Path, inv_server: ForkServer) -> Inv:
 
 @pytest.fixture
 def context(project: Path) -> Callable[[], Context]:
-    """Function that makes a task's context as Invoke does, with `text` in the -f file.
-
-    Invoke would also load the project's and the -f file; this function does not.
-    """
+    """Function that makes a task's context as `inv` does, with `text` in the -f file."""
 
     def make(runtime: str | None = None, *, text: str | None = None) -> Context:
         if text is not None:
             runtime = "f.yaml"
             (project / runtime).write_text(text)
-        config = Config(
+        config = ProjectConfig(
             project_location=str(project),
             runtime_path=runtime,
             system_prefix=str(project.parent / "etc-"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tasks.settings.schema import LEAVES
+from tasks.settings.schema import SETTINGS
 from tests import architecture
 from tests.support.paths import ROOT
 
@@ -34,7 +34,7 @@ FILE = re.compile(rf"(?<![\w/.])((?:{PACKAGES}|image|docs|tests)/[\w/.-]*\w\.(?:
 # Listed during collection, because a unit test may not start processes.
 TRACKED = [str(path) for path in architecture.tracked("*")]
 REMOVED = {"tasks.executor.ChainExecutor"}  # settings files of 0.1 and 0.2 name it
-SETTINGS = {"tasks.executor_class", *(".".join(keys) for keys in LEAVES)}
+SETTING_NAMES = {".".join(keys) for keys in SETTINGS}
 
 
 @cache
@@ -82,7 +82,7 @@ def test_every_module_named_in_text_exists():
         f"{path}: {name}"
         for path, text in texts()
         for name in MODULE.findall(text)
-        if not name.endswith(".py") and name not in SETTINGS | REMOVED and not exists(name)
+        if not name.endswith(".py") and name not in SETTING_NAMES | REMOVED and not exists(name)
     }
     assert not missing
 

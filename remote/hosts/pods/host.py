@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bench.records.validation import setting
 from remote.hosts.base import (
     ByteReader,
     CommandTimedOut,
@@ -331,6 +332,30 @@ class PodHost:
         if any(sign in str(error) for sign in _NOT_STARTED_MESSAGES) and "exec failed" in str(error):
             return PodUnusable(str(error), remedy=f"its image needs {self.python[0]} (fleet.pods.python)")
         return error
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodsSection:
+    """Used if fleet.kind is pods; section cluster says where the cluster is."""
+
+    selector: str = setting(
+        "app.kubernetes.io/name=bench,app.kubernetes.io/component=worker", "label selector of the pods that are workers"
+    )
+    container: str = setting("bench", "container of a pod that runs trials")
+    python: str = setting("python3", "Python 3.9 or newer in the image")
+    scratch: str = setting(
+        "/scratch/qlora-fleet",
+        "writable folder of one pod, for running trials",
+        pattern=r"^/",
+        expected="an absolute path in the pod",
+    )
+    shared: str | None = setting(
+        None,
+        "folder for results that all pods share; null: /workspace/results if cluster.volume is set",
+        pattern=r"^/",
+        expected="an absolute path in the pod",
+    )
+    threads: int = setting(4, "CPU threads per trial; use the value of cluster.cpu", ge=1, le=256)
 
 
 class PodConnector(Connector):

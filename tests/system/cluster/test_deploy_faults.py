@@ -16,7 +16,7 @@ from remote.cluster.client import Cluster as Reader
 from remote.cluster.kubeconfig import resolve
 from tasks.cli.lock import acquire_lock
 from tasks.cluster import status as waiting
-from tasks.settings.load import Sections, Settings
+from tasks.settings.load import Settings, parse_sections
 from tests.support.kubernetes.real_cluster import AnyCluster, RealCluster, gpu_nodes, skip_unless_nodes_may_break
 from tests.system.cluster.conftest import DIGEST, OUR_USER, Operator
 
@@ -274,14 +274,13 @@ def test_a_failed_pull_ends_the_wait_with_its_cause(operator: Operator) -> None:
 
 def wait_for_pods(operator: Operator) -> None:
     """Run the task's wait in this process, where its patience can be patched."""
-    sections = Sections.model_validate(operator.settings)
-    settings = Settings(root=operator.project, **{name: getattr(sections, name) for name in Sections.model_fields})
-    cluster = settings.cluster.model_copy(update={"ready_timeout_sec": 60.0})
+    settings = Settings(root=operator.project, **parse_sections(operator.settings))
+    waiting_settings = settings.with_values(cluster={"ready_timeout_sec": 60.0})
     target = resolve(kubeconfig=str(operator.cluster.kubeconfig), context=None, namespace=operator.namespace)
     reader = Reader(target)
     try:
         job = {"kind": "Job", "metadata": {"name": "bench"}}
-        waiting.wait_for_pods(settings.model_copy(update={"cluster": cluster}), reader, [job], plain=True)
+        waiting.wait_for_pods(waiting_settings, reader, [job], plain=True)
     finally:
         reader.close()
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tasks import ns
-from tasks.settings.schema import LEAVES
+from tasks.settings.schema import SETTINGS
 from tests.support.paths import ROOT
 
 IMAGE = ROOT / "image"
@@ -79,7 +79,7 @@ def test_the_ci_example_uses_existing_tasks_and_settings_and_no_secret_arguments
     for name, *flags in commands:
         known = {flag for argument in ns[name].get_arguments() for flag in argument.names}
         assert {flag.removeprefix("--") for flag in flags} <= known, name
-    settings = {f"INVOKE_{'_'.join(path).upper()}" for path in LEAVES}
+    settings = {f"INVOKE_{'_'.join(path).upper()}" for path in SETTINGS}
     assert set(job["env"]) <= settings
     assert not [line for line in lines if "secrets." in line]
 

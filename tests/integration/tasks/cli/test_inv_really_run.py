@@ -94,14 +94,11 @@ def test_the_installed_program_is_up_to_date() -> None:
     ("file", "text", "prefix"),
     [
         ("f.yaml", "fleet: {size: x}", "f.yaml:1: fleet.size: "),
-        ("f.yaml", "run: 3", "f.yaml:1: run: "),
         ("f.yaml", None, "f.yaml: "),
         ("invoke.yaml", "fleet: [", "invoke.yaml:1: "),
         ("invoke.yaml", None, "invoke.yaml: "),
-        # Invoke reads this one before the project is known.
         ("../home/.invoke.yaml", "fleet:\n\tsize: 3\n", "~/.invoke.yaml:2: "),
         ("../home/.invoke.yaml", "hello", "~/.invoke.yaml:1: "),
-        ("../home/.invoke.yaml", "run: 3", "~/.invoke.yaml:1: run: "),
         ("../home/.invoke.yaml", "a: &a {b: *a}", "~/.invoke.yaml: "),
         ("../home/.invoke.yaml", "a: b\n" * 100_000, "~/.invoke.yaml: "),
     ],
@@ -112,7 +109,7 @@ def test_bad_settings_are_one_line_and_exit_2(
     (project / file).unlink(missing_ok=True)
     if text is not None:
         (project / file).write_text(text)
-    completed = inv(*{"f.yaml": ["-f", file, "model.demo"], "invoke.yaml": ["model.demo"]}.get(file, ["--list"]))
+    completed = inv(*(["-f", file] if file == "f.yaml" else []), "model.demo")
     assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
     assert completed.stderr.startswith(prefix)
 
@@ -120,13 +117,12 @@ def test_bad_settings_are_one_line_and_exit_2(
 def test_a_settings_path_that_is_not_a_file_is_not_read(project: Path, inv: Inv) -> None:
     own = project.parent / "home" / ".invoke.yaml"
     os.mkfifo(own)
-    assert re.fullmatch(r"~/\.invoke\.yaml: .*pipe.*\n", inv("--list").stderr)
+    assert re.fullmatch(r"~/\.invoke\.yaml: .*pipe.*\n", inv("settings").stderr)
     own.unlink()
     own.mkdir()
-    assert re.fullmatch(r"~/\.invoke\.yaml: .*folder.*\n", inv("--list").stderr)
+    assert re.fullmatch(r"~/\.invoke\.yaml: .*folder.*\n", inv("settings").stderr)
     own.rmdir()
-    (own.with_suffix(".py")).write_text("1 / 0")
-    assert re.fullmatch(r"~/\.invoke\.py: .*ZeroDivisionError: division by zero\n", inv("--list").stderr)
+    assert inv("--list").returncode == 0, "what reads no setting works with an unusable file"
 
 
 def test_a_deleted_current_directory_is_one_line(project: Path) -> None:
@@ -165,15 +161,6 @@ def test_settings_are_refused_before_the_first_task_has_done_anything(chain: Inv
     assert (completed.returncode, completed.stdout) == (2, "")
     assert completed.stderr.startswith("environment INVOKE_BENCH_SEED: ")
     assert completed.stderr.count("\n") == 1
-
-
-def test_a_variable_only_invoke_cannot_use_is_one_line_too(project: Path, chain: Inv) -> None:
-    (project / "invoke.yaml").write_text(
-        (project / "invoke.yaml").read_text().replace("lost_after_sec: 60.0", "lost_after_sec: 60")
-    )
-    completed = chain("prints", env={"INVOKE_FLEET_LOST_AFTER_SEC": "60.5"})
-    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
-    assert "INVOKE_FLEET_LOST_AFTER_SEC" in completed.stderr
 
 
 @pytest.mark.parametrize(

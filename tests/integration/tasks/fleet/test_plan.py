@@ -14,7 +14,7 @@ def test_runs_over_pods_have_unique_ids_also_when_planned_in_the_same_second(
     """Operators do not coordinate, and jobs in the pods are found by the run's id."""
     monkeypatch.setattr("tasks.fleet.runner.cluster_location", lambda _: {"context": "dev"})
     settings = Settings(root=tmp_path)
-    over_pods = settings.model_copy(update={"fleet": settings.fleet.model_copy(update={"kind": "pods"})})
+    over_pods = settings.with_values(fleet={"kind": "pods"})
     names = [new_record(over_pods, "quick", [], [], inputs={}).run_id for _ in range(8)]
     assert len(set(names)) == 8
     assert all("-quick-" in name for name in names)

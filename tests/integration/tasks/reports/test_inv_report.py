@@ -10,11 +10,13 @@ from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import TrialStatus
+from remote.cluster.settings import ClusterSection
 from remote.fleet.ledger import Ledger
+from remote.image.settings import RegistrySection
 from reports.output import build
 from tasks.commands import report
 from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
-from tasks.settings.schema import ClusterSection, CostSection, RegistrySection
+from tasks.settings.schema import CostSection
 from tests.support.reports import synthetic
 
 

@@ -109,7 +109,7 @@ def test_a_checksummed_record_with_an_invalid_trial_is_refused_by_key(result, tm
     object.__setattr__(result.trial, "micro_batch_size", -1)
     path = result.write(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(ResultError, match="micro_batch_size: expected 1 to 4096, found -1"):
+    with pytest.raises(ResultError, match="micro_batch_size: expected 1 to 4096 times max_seq_len tokens, found -1"):
         TrialResult.read(path)
 
 

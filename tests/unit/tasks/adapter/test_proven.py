@@ -191,7 +191,7 @@ def write_sums(folder: Path, *names: str) -> None:
 
 
 def test_an_adapter_with_a_changed_file_is_refused(trained: TrainedAdapter, tmp_path: Path) -> None:
-    settings = Settings(root=tmp_path, results={"folder": "."})  # type: ignore[arg-type]
+    settings = Settings(root=tmp_path).with_values(results={"folder": "."})
     config = trained.adapter / "adapter_config.json"
     write_sums(trained.folder, "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "run.json")
     assert open_training(settings, "r").adapter == trained.adapter

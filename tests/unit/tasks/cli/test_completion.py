@@ -8,7 +8,7 @@ from invoke.program import Program
 
 import tasks
 from tasks.cli.completion import Completion
-from tasks.settings.sources import InvokesConfig
+from tasks.settings.sources import ProjectConfig
 from tests.support.cases import Case, load_cases
 from tests.support.paths import ROOT
 
@@ -22,7 +22,7 @@ def completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Completion:
     (tmp_path / "latest").symlink_to("20261126-020000-quick")
     monkeypatch.setenv("INVOKE_RESULTS_FOLDER", str(tmp_path))
     monkeypatch.setenv("INVOKE_FLEET_SIZE", "3")
-    config = InvokesConfig(lazy=True)
+    config = ProjectConfig()
     config.set_project_location(str(ROOT))
     program = Program()
     return Completion(program.initial_context, Parser(contexts=tasks.ns.to_contexts()).contexts, tasks.ns, config)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from invoke.context import Context
 
+from remote.image.settings import HubSection, ImageSection, RegistrySection
 from tasks.clients.secrets import check_hub_endpoint, checked_index_url, read_secret, registry_password
 from tasks.errors import UsageError
 from tasks.image.commands import FetchOptions
 from tasks.image.model import fetch_models
 from tasks.settings.load import Settings
-from tasks.settings.schema import HubSection, ImageSection, RegistrySection
 
 
 def password(root: Path, file: str | None = None) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from tasks.doctor.settings import show_settings
 from tasks.errors import UsageError
-from tasks.settings.schema import LEAVES
+from tasks.settings.schema import SETTINGS
 from tests.support.answers import print_answer
 
 
@@ -14,7 +14,7 @@ def shown(context, name=None, *, changed=False):
 
 def test_every_setting_has_its_value_source_and_comment(context):
     rows = shown(context())
-    assert list(rows) == [".".join(keys) for keys in LEAVES]
+    assert list(rows) == [".".join(keys) for keys in SETTINGS]
     assert all(row["meaning"] and row["expected"] and row["source"].startswith("invoke.yaml:") for row in rows.values())
     size = rows["fleet.size"]
     assert size["variable"] == "INVOKE_FLEET_SIZE"

@@ -170,9 +170,8 @@ def test_workers_that_share_the_cores_of_this_machine_are_expected_to_be_slower(
         [synthetic.result(planned, wall_time_sec=10.0) for planned in before.planned],
     )
     settings = Settings(root=tmp_path)
-    fleet = settings.fleet.model_copy(update={"kind": kind})
     run = synthetic.record(workers=10, spread=spread)
-    assert set(expected_sec(settings.model_copy(update={"fleet": fleet}), run).values()) == {expected}
+    assert set(expected_sec(settings.with_values(fleet={"kind": kind}), run).values()) == {expected}
 
 
 def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_push_that_finds_no_repository_offers_the_command_that_makes_it(
     assert started == []
     assert push.offer_to_create_repository(settings, reference)  # yes
     ((argv, image),) = started
-    assert (argv[1:4], argv[-1]) == (("-m", "invoke", "--search-root"), "tenancy.repository")
+    assert argv[-3::2] == ("--search-root", "tenancy.repository")
     assert image == "fra.ocir.io/ns/new:1"
     assert not push.offer_to_create_repository(
         settings, parse_image_name("docker.io/me/new:1", "x")

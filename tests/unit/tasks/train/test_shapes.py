@@ -46,7 +46,7 @@ STEPS, ROWS = 400, 4
 def priced(settings: Callable[..., Settings], tmp_path: Path) -> Settings:
     (tmp_path / "table.yaml").write_text(TABLE)
     made = settings(rows_per_step=ROWS)
-    return made.model_copy(update={"cost": made.cost.model_copy(update={"prices": str(tmp_path / "table.yaml")})})
+    return made.with_values(cost={"prices": str(tmp_path / "table.yaml")})
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_hosted_service_is_priced_by_the_tokens_of_the_steps(priced: Settings,
     probe = make_probe()
     assert shapes.hosted_line(priced, trial, probe, STEPS) is None
     cost = {"hosted_usd_per_million_tokens": 0.5, "hosted_source": "a list, 2026-11-20"}
-    hosted = priced.model_copy(update={"cost": priced.cost.model_copy(update=cost)})
+    hosted = priced.with_values(cost=cost)
     rows_trained = min(10 * ROWS, probe.data.rows)
     tokens = probe.data.tokens * rows_trained / probe.data.rows
     line = shapes.hosted_line(hosted, trial, probe, 10) or ""

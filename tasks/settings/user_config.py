@@ -16,27 +16,23 @@ from ruamel.yaml.error import YAMLError
 
 from bench.records.atomic_files import open_atomic, read_regular
 from tasks.errors import UsageError, file_errors
+from tasks.settings.schema import SETTINGS
 from tasks.settings.sources import Keys, display_path
 
 _MAX_BYTES = 1 << 17
 Values = Mapping[str, Any]
-Comments = Mapping[Keys, str]
-_NO_COMMENTS: Comments = {}
 
 
-def plan_user_settings(values: Values, comments: Comments | None = None) -> tuple[Path, str, str]:
-    """Return the file, its text and its text with these settings. `comments` are for settings that are new there.
-
-    Raises UsageError.
-    """
+def plan_user_settings(values: Values) -> tuple[Path, str, str]:
+    """Return the file, its text and its text with these settings. Raises UsageError."""
     path = _user_config_path()
     text = _read(path)
-    return path, text, merge_settings(text, values, display_path(path), comments)
+    return path, text, merge_settings(text, values, display_path(path))
 
 
-def write_user_settings(values: Values, comments: Comments | None = None) -> list[str]:
+def write_user_settings(values: Values) -> list[str]:
     """Write the settings and return the lines to print. Raises UsageError and then changes nothing."""
-    path, text, changed = plan_user_settings(values, comments)
+    path, text, changed = plan_user_settings(values)
     if changed == text:
         return [f"{display_path(path)} already has these settings"]
     lines = []
@@ -69,9 +65,10 @@ def _read(path: Path) -> str:
         raise UsageError(f"{display_path(path)}: cannot be read: {reason}", remedy="nothing was written") from error
 
 
-def merge_settings(text: str, values: Values, name: str, comments: Comments | None = None) -> str:
+def merge_settings(text: str, values: Values, name: str) -> str:
     """Set the values in a settings file's text; `name` is the file in messages. Raises UsageError.
 
+    A setting that is new there gets its comment.
     The result is parsed again: unless it has exactly the old and the new settings, it is refused.
     """
     old = _parse(text, name)
@@ -86,7 +83,7 @@ def merge_settings(text: str, values: Values, name: str, comments: Comments | No
     editor.indent(mapping=len(key[1]) if key else 2, sequence=offset + 2, offset=offset)
     try:
         document = editor.load(text) or CommentedMap()
-        _update(document, values, name, comments=comments or {})
+        _update(document, values, name)
         editor.dump(document, output)
         changed = output.getvalue()
         is_correct = yaml.safe_load(changed) == expected
@@ -120,14 +117,7 @@ def _without_aliases(value: Any) -> Any:
     return [_without_aliases(item) for item in value] if isinstance(value, list) else value
 
 
-def _update(
-    section: MutableMapping[str, Any],
-    values: Values,
-    name: str,
-    parents: Keys = (),
-    *,
-    comments: Comments = _NO_COMMENTS,
-) -> None:
+def _update(section: MutableMapping[str, Any], values: Values, name: str, parents: Keys = ()) -> None:
     """Set the values in a section and those below it. Raises UsageError where the old ones have another form."""
     for key, value in values.items():
         keys = (*parents, key)
@@ -137,14 +127,13 @@ def _update(
                 old = section[key] = CommentedMap()
             elif not isinstance(old, MutableMapping):
                 raise UsageError(f"{name}: {path}: expected a section", remedy="nothing was written")
-            _update(old, value, name, keys, comments=comments)
+            _update(old, value, name, keys)
         elif isinstance(old, MutableMapping | list):
             raise UsageError(f"{name}: {path}: expected a value", remedy="nothing was written")
         elif old != value:
             section[key] = copy.copy(value)  # one date in several places would be written as an alias
-            comment = comments.get(keys)
-            if is_new and comment and isinstance(section, CommentedMap) and not section.fa.flow_style():
-                section.yaml_add_eol_comment(comment, key)
+            if is_new and keys in SETTINGS and isinstance(section, CommentedMap) and not section.fa.flow_style():
+                section.yaml_add_eol_comment(SETTINGS[keys].comment, key)
 
 
 def write_private(path: Path, content: bytes, *, mode: int = 0o600) -> None:

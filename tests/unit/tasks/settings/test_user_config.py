@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.errors import UsageError
-from tasks.oci.user_config import merge_settings, write_user_settings
+from tasks.settings.user_config import merge_settings, write_user_settings
 from tests.support.thorough import examples
 
 VALUES_TO_SET = {
-    "registry": {"image": "fra.ocir.io/ns/r:1"},
+    "registry": {"picture": "fra.ocir.io/ns/r:1"},
     "cluster": {"fss": {"volume_handle": "ocid1:10.0.0.5:/x"}},
 }
 
 
 REGISTRY, CLUSTER = (
-    "registry:\n  image: fra.ocir.io/ns/r:1\n",
+    "registry:\n  picture: fra.ocir.io/ns/r:1\n",
     "cluster:\n  fss:\n    volume_handle: ocid1:10.0.0.5:/x\n",
 )
 
@@ -31,11 +31,11 @@ REGISTRY, CLUSTER = (
         (
             "# mine\nfleet: { size: 2 } # two\nregistry:\n    user: me # who\n    # last\n",
             "# mine\nfleet: {size: 2}   # two\nregistry:\n    user: me # who\n    # last\n"
-            "    image: fra.ocir.io/ns/r:1\ncluster:\n    fss:\n        volume_handle: ocid1:10.0.0.5:/x\n",
+            "    picture: fra.ocir.io/ns/r:1\ncluster:\n    fss:\n        volume_handle: ocid1:10.0.0.5:/x\n",
         ),
         (
-            "registry: { image: old } # braces\ncluster: { cpu: 4 }",
-            "registry: {image: fra.ocir.io/ns/r:1} # braces\n"
+            "registry: { picture: old } # braces\ncluster: { cpu: 4 }",
+            "registry: {picture: fra.ocir.io/ns/r:1} # braces\n"
             "cluster: {cpu: 4, fss: {volume_handle: ocid1:10.0.0.5:/x}}\n",
         ),
         (f"a:\n    - b\n    - c: 'd'\n{CLUSTER}registry:\n", f"a:\n    - b\n    - c: 'd'\n{CLUSTER}{REGISTRY}"),
@@ -53,8 +53,8 @@ def test_values_are_set_and_everything_else_is_preserved(old: str, new: str) -> 
         ("just text", "found a str"),
         ("a: [1", "f:1: "),
         ("registry: fra\n", "f: registry: expected a section"),
-        ("registry:\n  image: [1]\n", "f: registry.image: expected a value"),
-        ("base: &b { image: x }\nregistry: *b\n", "layout"),
+        ("registry:\n  picture: [1]\n", "f: registry.picture: expected a value"),
+        ("base: &b { picture: x }\nregistry: *b\n", "layout"),
         ("registry: {}\nregistry: {}\n", "layout"),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_edited_is_refused(text: str, expected: str) -> No
         merge_settings(text, VALUES_TO_SET, "f")
 
 
-KEYS = st.sampled_from(["registry", "cluster", "fleet", "image", "fss", "user"])
+KEYS = st.sampled_from(["registry", "cluster", "fleet", "picture", "fss", "user"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet="ab: #{},'\"-\n", max_size=6),
     lambda below: st.dictionaries(KEYS, below, max_size=3) | st.lists(below, max_size=2),
@@ -79,7 +79,7 @@ def test_existing_content_is_preserved_or_the_edit_is_refused(data: dict[str, ob
         written = yaml.safe_load(merge_settings(text, VALUES_TO_SET, "f"))
     except UsageError:
         return
-    assert written["registry"]["image"] == "fra.ocir.io/ns/r:1"
+    assert written["registry"]["picture"] == "fra.ocir.io/ns/r:1"
     assert {key: value for key, value in written.items() if key not in VALUES_TO_SET} == {
         key: value for key, value in data.items() if key not in VALUES_TO_SET
     }

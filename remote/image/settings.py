@@ -1,0 +1,99 @@
+"""Settings of the build VM, the image, its registry and the model hub."""
+
+from dataclasses import dataclass
+
+from bench.records.validation import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSection:
+    """The build VM."""
+
+    host: str | None = setting(None, "SSH destination, e.g. a name from ~/.ssh/config; null: this machine")
+    user: str | None = setting(None, "SSH user; null, here and below: the value in ~/.ssh/config")
+    port: int | None = setting(None, "SSH port", ge=1, le=65_535)
+    identity: str | None = setting(None, "file of the private SSH key")
+    tmpdir: str | None = setting(
+        None, "folder on the VM for models, context and archives, e.g. /mnt/fss; null: ~/.qlora-fleet"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSection:
+    """The image."""
+
+    profile: str = setting(
+        "current", "build variant in image/profiles.yaml: current, or reference (the published stack, repaired)"
+    )
+    name: str = setting("qlora-fleet", "image name on the build VM; the tag is the profile")
+    base: str | None = setting(None, "base image, preferably NAME@sha256:...; null: that of the profile")
+    python: str | None = setting(None, "Python version of the base image; null: that of the profile")
+    target: str = setting("prod", "build stage: prod, or dev (prod with development tools)", choices=("prod", "dev"))
+    models: tuple[str, ...] = setting(
+        (), "models to include, e.g. [mistralai/Mistral-7B-Instruct-v0.3]; on the VM in TMPDIR/qlora-fleet/models"
+    )
+    extra_packages: tuple[str, ...] = setting(
+        (), "packages of the base's archive to install, e.g. [cuda-cupti-12-8, cuda-minimal-build-12-8]"
+    )
+    index_url: str | None = setting(None, "package index for the build; null: PyPI")
+    wheels: str | None = setting(None, "local folder with every wheel of the lock, for a VM that cannot reach an index")
+    pip_conf: str | None = setting(None, "pip.conf file on the VM, passed to the build as a secret")
+    network: str = setting(
+        "default", "network of the build steps: default, host, none", choices=("default", "host", "none")
+    )
+    client: str = setting(
+        "docker", "container engine's client on the VM; a path if another program of that name comes first on PATH"
+    )
+    engine: str | None = setting(
+        None, "container engine's address, e.g. unix:///run/user/1000/docker.sock; null: the client's default"
+    )
+    torch: str = setting(
+        "wheel",
+        "wheel: the wheel in the lock; source: built for compute capability 8.6 (A10) only; takes hours, 40 GB",
+        choices=("wheel", "source"),
+    )
+    extension: str | None = setting(
+        None, "local folder of a Python package with CUDA sources, built against the image's torch and installed"
+    )
+    nvcc: bool = setting(False, "true: target dev includes CUDA's compiler and headers")
+    apt_snapshot: str | None = setting(
+        None,
+        "date of Ubuntu's package archive, e.g. 20260901T000000Z; null: today's packages",
+        pattern=r"^\d{8}T\d{6}Z$",
+        expected="a time like 20260901T000000Z, as text",
+    )
+    cache_from: tuple[str, ...] = setting(
+        (), "images in a registry to take layers from, e.g. [fra.ocir.io/ns/qlora-fleet:cache]"
+    )
+    cache_to: str | None = setting(
+        None, "inline: cache_from may name the image itself; or an image name for all layers (needs buildx)"
+    )
+    deadline_sec: float = setting(14_400.0, "time limit of a build, push or archive", unit="seconds", ge=60, le=604_800)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistrySection:
+    """The image's registry."""
+
+    image: str | None = setting(
+        None, "target of `inv push`: HOST/REPOSITORY:TAG; in OCIR REGION-KEY.ocir.io/NAMESPACE/REPOSITORY:TAG"
+    )
+    user: str | None = setting(
+        None, "login; in OCIR NAMESPACE/USER, NAMESPACE/oracleidentitycloudservice/USER or NAMESPACE/DOMAIN/USER"
+    )
+    password_file: str | None = setting(
+        None, "local file, mode 0600, with the password or token only; null: `inv push` and `inv deploy` ask for it"
+    )
+    token_hosts: tuple[str, ...] = setting(
+        (), "other hosts that may receive the login in exchange for a token; the registry's own host always may"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSection:
+    """The hub that models come from."""
+
+    endpoint: str | None = setting(
+        None, "address of the model hub; null: https://huggingface.co; with a token: https or the VM itself"
+    )
+    token_file: str | None = setting(None, "local file, mode 0600, with the token for gated models only")
