@@ -286,5 +286,5 @@ def _describe(error: _InvalidSetting, layers: SettingsLayers) -> str:
         detail = detail.replace("or null", "or nothing")  # "null" would be text there
         kind = typing.get_origin(SETTINGS[error.keys].kind)
         detail += "" if kind is None else f"; a {'list' if kind is tuple else 'mapping'} needs a file"
-    place = "settings" if layer is None else layer.where(error.keys)
-    return f"{place}: {'.'.join(error.keys)}{error.item}: {detail}"
+    location = "settings" if layer is None else layer.where(error.keys)
+    return f"{location}: {'.'.join(error.keys)}{error.item}: {detail}"

@@ -1,4 +1,4 @@
-"""Sections of the settings. A setting is declared beside the code that uses it: here are those of the commands.
+"""Sections of the settings. A setting is declared in the module that uses it: here are those of the commands.
 
 `invoke.yaml` is written from the declarations: `UPDATE_GOLDEN=1 pytest tests/golden/test_invoke_yaml.py`.
 """
@@ -106,7 +106,7 @@ class BenchSection:
 
     suite: str = setting(
         "quick",
-        "quick (baseline, optimum), full (12 trials), hardware, health, loading, inference, distributed, recipes, all",
+        f"suite of trials: {', '.join(SUITE_NAMES)}",
         choices=SUITE_NAMES,
     )
     profile: str = setting(
@@ -300,7 +300,7 @@ class CostSection:
 
 @dataclass(frozen=True, kw_only=True)
 class NotifySection:
-    """What happens when a run ends."""
+    """The end of a run."""
 
     command: tuple[str, ...] = setting(
         (),
