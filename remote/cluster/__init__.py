@@ -8,4 +8,5 @@ labels: labels and names of the fleet's objects
 manifests: renders the manifests by Kustomize, makes Secrets and the Job that reads a training's volumes
 plan: computes the actions that bring the cluster to the manifests (pure)
 quantities: parses Kubernetes quantities such as "500m"
+settings: the settings of the cluster and its volume
 """

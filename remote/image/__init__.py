@@ -6,4 +6,5 @@ model_fetch: fetches models to the VM
 plan: computes a build from what was observed
 references: validates names of registries, images and users
 vm_jobs: long work on the VM as one detached job
+settings: the settings of the build VM, the image, its registry and the model hub
 """
