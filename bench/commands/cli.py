@@ -402,6 +402,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 def _forecast(arguments: argparse.Namespace) -> int:
     from bench.predict import chips, throughput
+    from bench.predict.fit import fit_training
     from bench.workloads.finetune.derived import derive
 
     source = str(arguments.trial)
@@ -409,9 +410,11 @@ def _forecast(arguments: argparse.Namespace) -> int:
     if trial.training is None:
         raise TrialError(f"{source}: kind: expected {names_with('has_training')}, found {trial.kind}")
     require_gpus_for(trial.profile)
+    fitted = fit_training(trial)
+    trial = dataclasses.replace(trial, **fitted.values)
     prediction = throughput.forecast(trial)
     start = time.monotonic()
-    examples, derived, was_cached = derive(trial, arguments.cache)
+    examples, derived, was_cached = derive(trial, arguments.cache, fitted)
     seconds = time.monotonic() - start
     data = dataset.summarize(
         examples.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, seconds=seconds

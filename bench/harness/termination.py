@@ -86,7 +86,7 @@ class StopSignals:
         # The first stop. The interrupted code may have turned it into another error, as imports do.
         self.received: Stopped | None = None
         self._is_active, self._is_deferred = True, False
-        self._deadline = 0.0
+        self._deadline = self._remaining = 0.0
         self._requested: Stopped | None = None
 
     def request(self, code: ReasonCode, reason: str) -> None:
@@ -118,12 +118,18 @@ class StopSignals:
             raise self.received
 
     def close(self) -> None:
-        """Ignore all later signals: the process writes its result, which takes milliseconds."""
+        """Raise nothing for later signals: the process writes its result, which takes milliseconds."""
         self._is_active = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._remaining, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def reopen(self) -> None:
+        """Undo `close`, for a second try. Raises Stopped for a signal since then."""
+        self._is_active = True
+        signal.setitimer(signal.ITIMER_REAL, self._remaining)
+        self.check()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if not self._is_active or self.received is not None:
+        if self.received is not None:
             return
         if number == signal.SIGALRM:
             self.received = Stopped(ReasonCode.DEADLINE, f"the deadline of {self._deadline:g} s passed")
@@ -132,7 +138,7 @@ class StopSignals:
         else:
             self.received = Stopped(ReasonCode.CANCELLED, "stopped by SIGINT")
         if not self._is_deferred:
-            raise self.received
+            self.check()
 
 
 def classify_error(error: BaseException, record: Record | None = None) -> Outcome:

@@ -18,6 +18,7 @@ from bench.data.model_folder import read_config
 from bench.data.trial_inputs import as_stock, unsupported_reason
 from bench.machine import gpu_specs
 from bench.predict import memory, throughput
+from bench.predict.fit import OPEN_FIELDS, fastest_fit
 from bench.records import Trial
 from bench.records.forecast import ChipForecast
 
@@ -37,17 +38,21 @@ def forecast_chips(trial: Trial) -> list[ChipForecast]:
 
 
 def predict_chips(config: Mapping[str, Any], trial: Trial) -> list[ChipForecast]:
-    """Predict a trial of a model's config.json. Raises ConfigError for a model whose sizes are not known."""
-    peak, rate = memory.peak_bytes(config, trial), throughput.positions_per_sec(config, trial)
+    """Predict a trial of a model's config.json, with its open fields as each chip's memory allows.
+
+    Raises ConfigError for a model whose sizes are not known.
+    """
     positions = trial.micro_batch_size * trial.max_seq_len
+    open_fields = set(OPEN_FIELDS) & set(() if trial.training is None else trial.training.derive)
     low, middle, high = RATIOS[trial.recipe]
     forecasts = []
     for name, chip, tflops in _named_chips():
-        seconds = positions / (rate * tflops)
+        fitting = fastest_fit(config, trial, open_fields, _largest_peak(chip)) or trial
+        seconds = positions / (throughput.positions_per_sec(config, fitting) * tflops)
         forecasts.append(
             ChipForecast(
                 name=name,
-                fits=peak <= _largest_peak(chip),
+                fits=memory.peak_bytes(config, fitting) <= _largest_peak(chip),
                 row_sec=seconds * middle,
                 row_sec_low=seconds * low,
                 row_sec_high=seconds * high,

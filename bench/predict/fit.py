@@ -1,26 +1,32 @@
 """The fastest configuration of a training that fits a GPU: row, recomputation, held layers, optimizer.
 
-Pure arithmetic: memory by `bench.predict.memory`, the order by `bench.predict.throughput`. Only fields that the user
-left open vary, and none of them changes what is trained, except that the optimizer's state is in 8 bits where the GPU
-has no room for 32. The same model, settings and memory give the same configuration.
+Memory is predicted by `bench.predict.memory`, the order by `bench.predict.throughput`. Only fields that the user left
+open vary. None of them changes what is trained, except that the optimizer's state has 8 bits where the GPU has no room
+for 32. The same model, settings and limit give the same configuration.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from bench.architectures import find
-from bench.predict import memory
+from bench.data.model_folder import read_config
+from bench.data.trial_inputs import as_stock, unsupported_reason
+from bench.machine import nvml
+from bench.predict import flops, memory
 from bench.predict.throughput import positions_per_sec
 from bench.records import Trial
+from bench.records.training import DerivedSettings
 
 ROW_TOKENS = 4096  # longer rows of a 7B model are at most 5 % faster (tests/benchmarks/grid_h200.jsonl)
 RECOMPUTED_EVERY = (16, 8, 4, 2, 1)
 OPTIMIZERS = ("adamw_torch", "paged_adamw_8bit")
 # Share of a step that dequantizes the layers that are not held: 10 of 192 ms in bf16, 8 of 124 ms in 8 bits.
 DEQUANTIZE_SHARE = 0.055
+STEP_DOWN_BYTES = 1 << 30  # after a configuration did not fit, the next one needs at least that much less
 # By field that a user can leave open, the fields of a Trial it stands for.
 OPEN_FIELDS: dict[str, tuple[str, ...]] = {
     "micro_batch_size": ("micro_batch_size",),
@@ -28,6 +34,30 @@ OPEN_FIELDS: dict[str, tuple[str, ...]] = {
     "held_layers": ("held_layers",),
     "optimizer": ("optimizer",),
 }
+
+
+def fit_training(trial: Trial, too_large: DerivedSettings | None = None) -> DerivedSettings:
+    """Derive a training's open fields from this machine's first GPU; nothing without one.
+
+    With `too_large`, a result whose training ran out of memory, return one that needs STEP_DOWN_BYTES less. Nothing is
+    derived for a model whose sizes are not known, or if nothing fits.
+    """
+    if trial.training is None or not (open_fields := set(trial.training.derive) & set(OPEN_FIELDS)):
+        return DerivedSettings()
+    nvml.number_gpus_by_bus()
+    gpu = next(iter(nvml.visible_gpus()), None)
+    if gpu is None or (total := gpu.usable_memory_bytes) is None:
+        return DerivedSettings()
+    config, limit = read_config(Path(trial.model)), memory.largest_peak(total)
+    built = as_stock(trial) if unsupported_reason(config, trial, gpu.compute_capability) else trial
+    if too_large is not None:
+        peak = flops.if_known(memory.peak_bytes, config, replace(built, **too_large.values))
+        limit = limit if peak is None else min(limit, peak - STEP_DOWN_BYTES)
+    chosen = flops.if_known(fastest_fit, config, built, open_fields, limit)
+    if chosen is None:
+        return DerivedSettings()
+    names = [name for field in sorted(open_fields) for name in OPEN_FIELDS[field]]
+    return DerivedSettings(**{name: getattr(chosen, name) for name in names})
 
 
 def fastest_fit(config: Mapping[str, Any], trial: Trial, open_fields: Iterable[str], limit_bytes: int) -> Trial | None:

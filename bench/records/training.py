@@ -213,11 +213,22 @@ class DataReport:
 
 @dataclass(frozen=True, kw_only=True)
 class DerivedSettings:
-    """Values that were derived from the data, for settings that the user left open; None for the others."""
+    """Values that were derived from data and GPU, for settings that the user left open; None for the others."""
 
     validation_share: float | None = None
     rows_per_step: int | None = None
     warmup_share: float | None = None
+    micro_batch_size: int | None = None
+    gradient_checkpointing: bool | None = None
+    checkpoint_every: int | None = None
+    offload_checkpoints: bool | None = None
+    held_layers: int | None = None
+    optimizer: str | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The derived values by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +254,7 @@ class Training:
 
     `init_adapter`, in a plan: folder on the workers with the adapter that step 0 has, whose sha256 is `init_sha256`.
 
-    `derive`: fields of DerivedSettings whose values each attempt derives from the data.
+    `derive`: fields of DerivedSettings whose values the attempts derive, from the data or from the GPU's memory.
     """
 
     data: TrainingData
@@ -334,9 +345,9 @@ class Training:
         check_score(self.score, self.score_pattern, self.best_by, is_scorable=is_scorable)
 
     def with_derived(self, derived: DerivedSettings) -> Training:
-        """Return the settings with the values that were derived from the data; the others stay."""
-        values = {name: value for name, value in vars(derived).items() if value is not None}
-        share = values.pop("validation_share", self.data.validation_share)
+        """Return the settings with their derived values; the others stay."""
+        share = self.data.validation_share if derived.validation_share is None else derived.validation_share
+        values = {name: value for name, value in derived.values.items() if name in Training.__dataclass_fields__}
         return replace(self, data=replace(self.data, validation_share=share), **values, derive=())
 
 

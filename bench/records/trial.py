@@ -153,8 +153,11 @@ class Trial:
         return self.max_seq_len * self.micro_batch_size * self.gradient_accumulation_steps
 
     def with_derived(self, derived: DerivedSettings) -> Trial:
-        """Return the trial of a training with the values that were derived from its data."""
-        return self if self.training is None else replace(self, training=self.training.with_derived(derived))
+        """Return the trial of a training with its derived values."""
+        if self.training is None:
+            return self
+        own = {name: value for name, value in derived.values.items() if name in Trial.__dataclass_fields__}
+        return replace(self, training=self.training.with_derived(derived), **own)
 
     def digest(self) -> str:
         """Return the sha256 of the configuration without name, reason and suite.

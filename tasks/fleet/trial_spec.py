@@ -125,8 +125,9 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
 
 
 def open_fields(settings: Settings) -> tuple[str, ...]:
-    """Return the fields that are derived from the data, because the user has not set them."""
-    names = [field for field in DERIVED_FIELDS if getattr(settings.train, SETTING_NAMES[field]) is None]
+    """Return the fields that the attempts derive, because the user has not set them."""
+    declared = [field for field in DERIVED_FIELDS if field in SETTING_NAMES]
+    names = [field for field in declared if getattr(settings.train, SETTING_NAMES[field]) is None]
     has_file = settings.train.validation_file is not None
     return tuple(name for name in names if not (has_file and name == "validation_share"))
 

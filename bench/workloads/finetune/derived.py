@@ -7,7 +7,6 @@ and a training's attempts refuse other data. A worker's forecast derives them by
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bench.data import dataset
 from bench.records import Trial
@@ -38,13 +37,18 @@ def warmup_share(steps: int, usual: float) -> float:
     return float(f"{max(usual, min(MAX_WARMUP_SHARE, WARMUP_STEPS / steps)):.2g}")
 
 
-def derive(trial: Trial, cache_folder: Path | None) -> tuple[TrainingSet, DerivedSettings, bool]:
+def derive(
+    trial: Trial, cache_folder: Path | None, fitted: DerivedSettings
+) -> tuple[TrainingSet, DerivedSettings, bool]:
     """Load the training set with the derived settings; return it, them, and whether its examples were cached.
+
+    `fitted` are those from the GPU's memory: a row's length decides how many rows there are.
 
     Raises InputRejected for other data than planned, and InputError, also for a score file or pattern that cannot be
     used.
     """
-    training, files, values = training_of(trial), None, dict[str, Any]()
+    trial = replace(trial, **fitted.values)
+    training, files, values = training_of(trial), None, fitted.values
     Scoring.load(training)
     if "validation_share" in training.derive:
         files = dataset.read(training.data)

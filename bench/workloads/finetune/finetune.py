@@ -21,6 +21,7 @@ from bench.data import dataset
 from bench.data.inputs import InputError, Inputs
 from bench.harness.record import Record, Request, StepsFile, peak_rss_bytes
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
+from bench.predict.fit import fit_training
 from bench.records import Trial, schema
 from bench.records.score import SampleAnswer, TrainingScore, TrainingTime
 from bench.records.status import Outcome, ReasonCode
@@ -30,10 +31,13 @@ from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.derived import derive
 from bench.workloads.finetune.folder_lock import FolderLock
 from bench.workloads.finetune.resume import Journal, ResumePoint, record_first_step, record_restart
-from bench.workloads.finetune.training_set import check_inputs  # looked up in workload modules with special inputs
+from bench.workloads.finetune.training_set import FirstAttempt
+from bench.workloads.finetune.training_set import (
+    check_inputs as check_inputs,  # looked up in workload modules with special inputs
+)
 from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.watch import TRIAL_FILE, RankKilled, RankLimits
+from bench.workloads.ranks.watch import TRIAL_FILE, RankKilled, RankLimits, RankOutOfMemory
 
 MODULE = "bench.workloads.finetune.rank"
 SPEC_FILE, STOP_FILE = "job.json", "stop"
@@ -252,9 +256,14 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
     launcher = _make_launcher(trial, stops, NodeList.from_environment())
     launcher.check()
     with record.timed("data"):
-        data, derived, report = _load_training_set(trial, folder, record)
+        first = FirstAttempt.read(folder)
+        fitted = fit_training(trial) if first is None else first.fitted
+        data, derived, report = _load_training_set(trial, folder, record, fitted)
         digests = {trial.model: inputs[0].sha256, **{file.path: file.sha256 for file in report.files}}
-        training_set.check_first_attempt(folder, training_set.training_of(trial), digests)
+        if first is None:
+            FirstAttempt(digests=digests, fitted=fitted).write(folder)
+        else:
+            training_set.check_digests(first.digests, digests)
     checkpoint.clear_parts(folder)
     trial = trial.with_derived(derived)
     training = training_set.training_of(trial)
@@ -279,6 +288,16 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
         launcher.lead(record, training_log.on_line, files=files, has_stopped=lambda: bool(training_log.stop))
     except RankKilled as error:
         raise WorkerGone(str(error)) from error
+    except RankOutOfMemory:
+        smaller = fit_training(record.trial, fitted)
+        if training_log.step or not smaller.values:
+            raise
+        values = ", ".join(f"{name} {value}" for name, value in smaller.values.items())
+        record.log(f"out of memory before the first step; trying {values}")
+        FirstAttempt(digests=digests, fitted=smaller).write(folder)
+        stops.reopen()
+        _train(record, inputs, stops, folder, lock)
+        return
     except Stopped:
         record.log(f"stopped after step {training_log.step}, {training_log.newest_checkpoint}")
         raise
@@ -296,7 +315,9 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
 
     def prepare(inputs: Inputs) -> Mapping[str, str]:
         folder = _checkpoint_folder(request)
-        data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER)
+        first = FirstAttempt.read(folder)  # the first machine's, if the folder is shared
+        fitted = fit_training(trial) if first is None else first.fitted
+        data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER, fitted)
         spec = _rank_spec(request, folder, inputs[0].sha256, data.sha256)
         return {SPEC_FILE: spec.to_text(), TRIAL_FILE: trial.with_derived(derived).to_text()}
 
@@ -339,10 +360,10 @@ def _checkpoint_folder(request: Request) -> Path:
 
 
 def _load_training_set(
-    trial: Trial, folder: Path, record: Record
+    trial: Trial, folder: Path, record: Record, fitted: DerivedSettings
 ) -> tuple[training_set.TrainingSet, DerivedSettings, DataReport]:
     start = time.monotonic()
-    data, derived, was_cached = derive(trial, folder / EXAMPLES_FOLDER)
+    data, derived, was_cached = derive(trial, folder / EXAMPLES_FOLDER, fitted)
     report = dataset.summarize(
         data.training.data,
         data.data,

@@ -19,7 +19,7 @@ from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import check_trial_model
 from bench.records import Trial, schema
 from bench.records.atomic_files import read_regular, write_atomic
-from bench.records.training import Training
+from bench.records.training import DerivedSettings, Training
 from bench.workloads.finetune.score import Scoring
 
 INPUTS_FILE, MAX_INPUTS_BYTES = "inputs.json", 1 << 20
@@ -67,36 +67,33 @@ def check_digests(planned: Mapping[str, str], current: Mapping[str, str]) -> Non
             )
 
 
-def check_first_attempt(checkpoints: Path, training: Training, current: Mapping[str, str]) -> None:
-    """Compare the inputs of a training that was planned without digests with those of its first attempt.
-
-    The first attempt writes them next to the checkpoints. Raises InputRejected and InputError.
-    """
-    if training.input_digests:
-        return
-    path = checkpoints / INPUTS_FILE
-    try:
-        first = schema.from_json(AttemptInputs, schema.parse(read_regular(path, max_bytes=MAX_INPUTS_BYTES)))
-    except FileNotFoundError:
-        first = None
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: the inputs of the first attempt cannot be read: {error}", remedy="remove the file"
-        ) from error
-    if first is not None:
-        check_digests(first.digests, current)
-        return
-    try:
-        write_atomic(path, json.dumps(schema.to_json(AttemptInputs(digests=dict(current)))).encode())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}", remedy="free some space there") from error
-
-
 @dataclass(frozen=True, kw_only=True)
-class AttemptInputs:
-    """The inputs of a training's first attempt: sha256 by path."""
+class FirstAttempt:
+    """The inputs of the first attempt, sha256 by path, and what it derived from its GPU; later attempts use them."""
 
     digests: dict[str, str]
+    fitted: DerivedSettings
+
+    @classmethod
+    def read(cls, checkpoints: Path) -> "FirstAttempt | None":
+        """Read it from the folder of checkpoints; None without one. Raises InputError."""
+        path = checkpoints / INPUTS_FILE
+        try:
+            return schema.from_json(cls, schema.parse(read_regular(path, max_bytes=MAX_INPUTS_BYTES)))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path}: the inputs of the first attempt cannot be read: {error}", remedy="remove the file"
+            ) from error
+
+    def write(self, checkpoints: Path) -> None:
+        """Write it into the folder of checkpoints. Raises InputError."""
+        path = checkpoints / INPUTS_FILE
+        try:
+            write_atomic(path, json.dumps(schema.to_json(self)).encode())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}", remedy="free some space there") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ def test_a_process_that_is_writing_its_result_is_not_stopped(stops):
     stops.close()
     receive(signal.SIGTERM)
     stops.check()
+    with pytest.raises(Stopped, match="SIGTERM"):  # it does not write it after all
+        stops.reopen()
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "errors.yaml"))

@@ -51,9 +51,7 @@ def test_only_open_fields_change(make_trial):
     closed = {"micro_batch_size": 2, "gradient_checkpointing": True, "held_layers": 3, "optimizer": "paged_adamw_8bit"}
     for name, value in closed.items():
         assert getattr(fit(make_trial, 24, set(OPEN_FIELDS) - {name}, **{name: value}), name) == value
-    assert fit(make_trial, 24, (), **closed) == make_trial(
-        recipe="fast", max_seq_len=512, layout="varlen", **closed
-    )
+    assert fit(make_trial, 24, (), **closed) == make_trial(recipe="fast", max_seq_len=512, layout="varlen", **closed)
 
 
 def test_nothing_fits(make_trial):

@@ -35,12 +35,12 @@ def test_a_short_training_warms_up_for_some_steps(steps: int, share: float) -> N
 
 def test_only_the_fields_that_the_user_left_open_are_derived(tiny_inputs: tuple[Path, Path], tmp_path: Path) -> None:
     trial = tiny_training.plan(*tiny_inputs, training={"max_steps": None, "epochs": 3.0})
-    fixed, values, _ = derived.derive(trial, tmp_path)
+    fixed, values, _ = derived.derive(trial, tmp_path, DerivedSettings())
     assert (values, fixed.training) == (DerivedSettings(), training_of(trial))
     names = ("validation_share", "rows_per_step", "warmup_share")
     open_trial = dataclasses.replace(trial, training=dataclasses.replace(training_of(trial), derive=names))
     for was_cached in (False, True):
-        material, values, is_cached = derived.derive(open_trial, tmp_path)
+        material, values, is_cached = derived.derive(open_trial, tmp_path, DerivedSettings())
         assert (values.validation_share, values.rows_per_step, is_cached) == (0.2, 1, was_cached)
         assert values.warmup_share == derived.warmup_share(material.steps(), 0.03)
     assert material.training.data.validation_share == 0.2

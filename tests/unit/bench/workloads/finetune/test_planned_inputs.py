@@ -13,14 +13,14 @@ from bench.data.inputs import InputError, InputRejected
 from bench.data.tokenizer import load_tokenizer
 from bench.records import Trial
 from bench.records.atomic_files import sha256_of
-from bench.records.training import Training, TrainingData
+from bench.records.training import DerivedSettings
 from bench.workloads.finetune import finetune, resume, training_set
+from bench.workloads.finetune.training_set import FirstAttempt
 from tests.support import tiny_training
 from tests.support.small_inputs import edit_json
 
 DIGESTS = {"model": "a" * 64, "chats.jsonl": "b" * 64}
 OTHER = {**DIGESTS, "chats.jsonl": "c" * 64}
-TRAINING = Training(data=TrainingData(files=["chats.jsonl"], weights=[1.0], max_seq_len=64), rows_per_step=8)
 
 
 @pytest.fixture
@@ -62,23 +62,20 @@ def test_a_replaced_model_is_rejected(planned: Trial) -> None:
         training_set.check_inputs(with_training(planned, input_digests=digests))
 
 
-def test_without_planned_digests_the_first_attempt_sets_them(tmp_path: Path) -> None:
-    training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
-    training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
+def test_the_first_attempt_is_kept_for_later_ones(tmp_path: Path) -> None:
+    assert FirstAttempt.read(tmp_path) is None
+    first = FirstAttempt(digests=DIGESTS, fitted=DerivedSettings(held_layers=3, gradient_checkpointing=False))
+    first.write(tmp_path)
+    assert FirstAttempt.read(tmp_path) == first
     with pytest.raises(InputRejected, match=r"^chats\.jsonl"):
-        training_set.check_first_attempt(tmp_path, TRAINING, OTHER)
-
-
-def test_planned_digests_take_precedence_over_the_first_attempt(tmp_path: Path) -> None:
-    training_set.check_first_attempt(tmp_path, dataclasses.replace(TRAINING, input_digests=DIGESTS), OTHER)
-    assert list(tmp_path.iterdir()) == []
+        training_set.check_digests(first.digests, OTHER)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"digests": 1}'])
-def test_unreadable_inputs_of_the_first_attempt_are_an_error_with_the_file(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_first_attempt_is_an_error_with_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / training_set.INPUTS_FILE).write_bytes(content)
     with pytest.raises(InputError, match=training_set.INPUTS_FILE):
-        training_set.check_first_attempt(tmp_path, TRAINING, DIGESTS)
+        FirstAttempt.read(tmp_path)
 
 
 def test_digests_are_no_settings_of_a_checkpoint(planned: Trial) -> None:

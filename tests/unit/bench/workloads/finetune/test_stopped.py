@@ -17,10 +17,11 @@ from bench.records.paths import PROGRESS_FILE
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.training import DerivedSettings
 from bench.workloads.finetune import finetune
+from bench.workloads.finetune.training_set import FirstAttempt
 from bench.workloads.ranks import launcher
 from bench.workloads.ranks.launcher import RankLauncher
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.watch import RankKilled, RankLimits, Ranks, RankSample, RankStopped
+from bench.workloads.ranks.watch import RankKilled, RankLimits, RankOutOfMemory, Ranks, RankSample, RankStopped
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -82,6 +83,33 @@ def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatc
     )
     with pytest.raises(Stopped, match=rf"^stopped by {limit} after step 3$"):
         finetune.measure(record, [SimpleNamespace(sha256="m")], StopSignals())
+
+
+@pytest.mark.parametrize("smaller", [DerivedSettings(held_layers=1), DerivedSettings()])
+def test_a_training_without_memory_for_its_rehearsal_tries_a_smaller_configuration_once(tmp_path, monkeypatch, smaller):
+    trial = tiny_training.plan(tmp_path, tmp_path)
+    data = SimpleNamespace(sha256="d", steps=lambda: 9, row_tokens=8)
+    led, fits = [], iter([DerivedSettings(held_layers=2), smaller])
+    monkeypatch.setattr(finetune, "fit_training", lambda *_: next(fits))
+    monkeypatch.setattr(finetune, "_load_training_set", lambda *load: (data, load[-1], SimpleNamespace(files=[])))
+    log = SimpleNamespace(stop="", step=0, write=None, on_line=None)
+    monkeypatch.setattr(finetune, "TrainingLog", lambda *_, **__: log)
+
+    def lead(*_: object, files: dict[str, str], **__: object) -> None:
+        led.append(json.loads(files["trial.json"])["held_layers"])
+        if len(led) == 1:
+            stops.close()
+            raise RankOutOfMemory("rank 0: out of memory", None, None)
+
+    monkeypatch.setattr(RankLauncher, "lead", lead)
+    request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
+    record = SimpleNamespace(trial=trial, request=request, log=lambda _: None, timed=lambda _: contextlib.nullcontext())
+    stops = StopSignals()
+    expected = contextlib.nullcontext() if smaller.values else pytest.raises(RankOutOfMemory)
+    with expected:
+        finetune.measure(record, [SimpleNamespace(sha256="m")], stops)
+    assert led == [2, 1][: 2 if smaller.values else 1]
+    assert FirstAttempt.read(tmp_path).fitted.held_layers == led[-1], "a later attempt has the same"
 
 
 def test_ranks_that_are_killed_count_as_killed_and_not_as_failed(tmp_path):
