@@ -394,6 +394,13 @@ class Cluster:
             _server_side_arguments("apply", force_conflicts), objects, timeout_sec=_KUBECTL_TIMEOUT_SEC, secrets=secrets
         )
 
+    def try_apply(self, objects: Sequence[Object], *, force_conflicts: bool) -> list[dict[str, Any]]:
+        """Return what the server would store if these objects were applied. Raises like `apply`."""
+        arguments = (*_server_side_arguments("apply", force_conflicts), "--dry-run=server", "--output=json")
+        completed = self._run_kubectl(arguments, objects, timeout_sec=_KUBECTL_TIMEOUT_SEC)
+        answer = self._parse("a dry run", completed.stdout)
+        return self._parse_items("a dry run", answer if answer.get("kind") == "List" else {"items": [answer]})
+
     def check_creation(self, objects: Sequence[Object]) -> None:
         """Have the server try the creation of objects, under other names than theirs. Raises like `apply`."""
         for resource in objects:

@@ -1,23 +1,19 @@
 """Actions that bring the live objects to the desired ones. Pure.
 
-An object is unchanged if the digest of the rendered object (an annotation) is the same and every rendered field has
-the same value in the cluster. The digest detects a field that left the manifests, the comparison a manual change. A
-template of pods cannot change, so that a difference under the same digest is admission's and stays.
+The server decides what differs: an object changes if a dry run of its server-side apply does not leave it as it is. A
+Job's template cannot change, so the digest of the rendered Job (an annotation) says whether it must be replaced.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
 
 from remote.cluster.labels import COMPONENT_LABEL, Object, is_owned
-from remote.cluster.manifests import DIGEST_ANNOTATION
-from remote.cluster.quantities import is_equal
+from remote.cluster.manifests import DIGEST_ANNOTATION, to_yaml
 from remote.hosts.pods.kubectl import object_errors
-
-_MAX_VALUE_CHARS = 160  # an image with its digest has some 110
 
 
 class Verb(Enum):
@@ -40,20 +36,8 @@ _RBAC_VERBS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FieldDifference:
-    """A field whose live value is not the desired one; `live` is None if it is absent."""
-
-    path: str
-    desired: object
-    live: object = None
-
-    def __str__(self) -> str:
-        return f"{self.path}: {_format_value(self.live)} -> {_format_value(self.desired)}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Action:
-    """Change to one object. `reason` names the first fields that differ, `differences` has all."""
+    """Change to one object."""
 
     verb: Verb
     kind: str
@@ -61,7 +45,6 @@ class Action:
     reason: str = ""
     desired: Object | None = None
     live: Object | None = None
-    differences: tuple[FieldDifference, ...] = ()
 
     @property
     def title(self) -> str:
@@ -106,19 +89,30 @@ class ClusterPlan:
 # Kept after they left the manifests: a volume has data, and a namespace may have objects of others.
 _NEVER_DELETED_KINDS = ("Namespace", "PersistentVolume", "PersistentVolumeClaim", "Secret")
 _IMMUTABLE_KINDS = ("Job", "JobSet", "PersistentVolume", "PersistentVolumeClaim")
-_POD_TEMPLATES = {"Job": "spec.template", "JobSet": "spec.replicatedJobs"}
+# Set by the server in each change; the digest covers the owners of fields.
+_SERVER_METADATA = ("generation", "managedFields", "resourceVersion")
 
 
 @object_errors()
 def plan(
-    desired: Sequence[Object], live: Sequence[Object], *, makes_secret: bool = False, replace_ended: bool = False
+    desired: Sequence[Object],
+    live: Sequence[Object],
+    applied: Sequence[Object],
+    *,
+    makes_secret: bool = False,
+    replace_ended: bool = False,
 ) -> ClusterPlan:
     """Compute the actions. Deletions come first, to free GPUs.
 
-    `replace_ended`: restart Jobs that have failed or completed.
+    `applied`: what the server would store of the objects that `comparable` returns. `replace_ended`: restart Jobs that
+    have failed or completed.
     """
     live_objects = {identity(resource): resource for resource in live}
-    actions = [_plan_action(resource, live_objects.get(identity(resource)), replace_ended) for resource in desired]
+    after = {identity(resource): resource for resource in applied}
+    actions = [
+        _plan_action(resource, live_objects.get(identity(resource)), after.get(identity(resource)), replace_ended)
+        for resource in desired
+    ]
     wanted = {identity(resource) for resource in desired}
     for key, resource in live_objects.items():
         kept = resource["kind"] in _NEVER_DELETED_KINDS or is_being_deleted(resource)
@@ -130,30 +124,58 @@ def plan(
     return ClusterPlan(actions=tuple(actions), makes_secret=makes_secret)
 
 
-def _plan_action(desired: Object, live: Object | None, replace_ended: bool) -> Action:
+@object_errors()
+def comparable(desired: Sequence[Object], live: Sequence[Object]) -> list[Object]:
+    """Return the desired objects whose live ones can be changed in place."""
+    live_objects = {identity(resource): resource for resource in live}
+    return [
+        resource
+        for resource in desired
+        if (current := live_objects.get(identity(resource))) is not None
+        and resource["kind"] not in _IMMUTABLE_KINDS
+        and not is_being_deleted(current)
+        and not _is_foreign_namespace(current)
+    ]
+
+
+def _plan_action(desired: Object, live: Object | None, after: Object | None, replace_ended: bool) -> Action:
     kind, name = identity(desired)
     action = partial(Action, kind=kind, name=name, desired=desired, live=live)
     if live is None:
         return action(verb=Verb.CREATE)
     if is_being_deleted(live):
         return action(verb=Verb.REPLACE, reason="it is being deleted")
-    if kind == "Namespace" and not is_owned(live):
+    if _is_foreign_namespace(live):
         return action(verb=Verb.LEAVE, reason="it existed before: its labels are not changed")
     if replace_ended and kind == "Job" and end_state(live) is not None:
         return action(verb=Verb.REPLACE, reason=f"it {end_state(live)}")
-    different = list(differences(desired, live))
-    if kind in _POD_TEMPLATES and not any(DIGEST_ANNOTATION in difference.path for difference in different):
-        different = [difference for difference in different if not difference.path.startswith(_POD_TEMPLATES[kind])]
-    if not different:
+    if after is not None:
+        before, stored = _content(live), _content(after)
+        changed = [section for section in {**before, **stored} if before.get(section) != stored.get(section)]
+        return action(verb=Verb.APPLY, reason=", ".join(changed)) if changed else action(verb=Verb.KEEP)
+    if _digest(desired) == _digest(live):
         return action(verb=Verb.KEEP)
-    visible = tuple(difference for difference in different if DIGEST_ANNOTATION not in difference.path)
-    more = f" and {len(visible) - 3} more" if len(visible) > 3 else ""
-    reason = ", ".join(difference.path for difference in visible[:3]) + more or "a field left the manifest"
-    verb = Verb.REPLACE if kind in _IMMUTABLE_KINDS else Verb.APPLY
     if kind in ("PersistentVolume", "PersistentVolumeClaim"):
-        verb = Verb.LEAVE
-        reason = f"{reason} cannot change while it is bound: `inv teardown`, then `inv deploy`"
-    return action(verb=verb, reason=reason, differences=visible)
+        reason = "it cannot change while it is bound: `inv teardown`, then `inv deploy`"
+        return action(verb=Verb.LEAVE, reason=reason)
+    # Also an object that could not be compared: this account may not try a change.
+    verb = Verb.REPLACE if kind in _IMMUTABLE_KINDS else Verb.APPLY
+    return action(verb=verb, reason="its manifest changed")
+
+
+def _is_foreign_namespace(live: Object) -> bool:
+    return live["kind"] == "Namespace" and not is_owned(live)
+
+
+def _digest(resource: Object) -> str | None:
+    digest: str | None = (resource["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION)
+    return digest
+
+
+def _content(resource: Object) -> dict[str, Any]:
+    """Return an object without its status and what the server sets in each change."""
+    metadata = {key: value for key, value in resource["metadata"].items() if key not in _SERVER_METADATA}
+    return {**{key: value for key, value in resource.items() if key != "status"}, "metadata": metadata}
 
 
 def is_being_deleted(live: Object | None) -> bool:
@@ -196,47 +218,18 @@ def identity(resource: Object) -> tuple[str, str]:
     return resource["kind"], resource["metadata"]["name"]
 
 
-def differences(desired: object, live: object, path: str = "") -> Iterator[FieldDifference]:
-    """Yield desired fields whose live value differs. Fields that only the cluster has (defaults, status) are ignored.
-
-    A list is compared item by item, except tolerations: admission adds two.
-    """
-    if isinstance(desired, Mapping):
-        if not isinstance(live, Mapping):
-            yield FieldDifference(path=path, desired=desired, live=live)
-            return
-        for key, value in desired.items():
-            field = f"{path}.{key}" if path else str(key)
-            if value is None or value in ({}, []) or (value == "" and key not in live):
-                continue  # the API drops empty values, also a PersistentVolume's empty storageClassName
-            if key not in live:
-                yield FieldDifference(path=field, desired=value)
-            else:
-                yield from differences(value, live[key], field)
-    elif isinstance(desired, list):
-        yield from _list_differences(desired, live, path)
-    elif not is_equal(desired, live):
-        yield FieldDifference(path=path, desired=desired, live=live)
+@object_errors()
+def describe_replacement(desired: Object, live: Object) -> str:
+    """Return the changed lines of an object that is replaced; a server rejects the comparison. For people only."""
+    before, after = (to_yaml([document]).splitlines() for document in (_project(live, desired), desired))
+    lines = difflib.unified_diff(before, after, "live", "desired", n=1, lineterm="")
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _list_differences(desired: list[Any], live: object, path: str) -> Iterator[FieldDifference]:
-    whole = FieldDifference(path=path, desired=desired, live=live)
-    if not isinstance(live, list):
-        yield whole
-    elif path.endswith("tolerations"):
-        if any(all(any(differences(item, live_item)) for live_item in live) for item in desired):
-            yield whole
-    elif len(desired) != len(live):
-        yield whole
-    else:
-        for index, (item, live_item) in enumerate(zip(desired, live, strict=True)):
-            yield from differences(item, live_item, f"{path}[{index}]")
-
-
-def _format_value(value: object) -> str:
-    """Format a field's value on one line, truncated."""
-    if value is None:
-        return "absent"
-    text = value if isinstance(value, str) else json.dumps(value)
-    text = " ".join(text.split())
-    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
+def _project(live: object, desired: object) -> object:
+    """Return the parts of `live` that `desired` has, too: without defaults and status."""
+    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+        return {key: _project(live[key], value) for key, value in desired.items() if key in live}
+    if isinstance(desired, list) and isinstance(live, list) and len(desired) == len(live):
+        return [_project(*pair) for pair in zip(live, desired, strict=True)]
+    return live

@@ -27,13 +27,3 @@ def parse_quantity(quantity: object) -> Decimal:
     if match is None or (match[3] or "") not in _SUFFIXES:
         raise ValueError(f"{quantity!r} is not a Kubernetes quantity")
     return max(-_MAX_AMOUNT, min(_MAX_AMOUNT, Decimal(match[1] + (match[2] or "")) * _SUFFIXES[match[3] or ""]))
-
-
-def is_equal(left: object, right: object) -> bool:
-    """Return True if two values are equal, or are equal quantities."""
-    if left == right:
-        return True
-    try:
-        return parse_quantity(left) == parse_quantity(right)
-    except ValueError:
-        return False

@@ -1,7 +1,7 @@
 """`inv deploy`: observe, plan, apply, observe again; read only what is unchanged. `inv teardown`: delete it."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,8 +12,9 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object, is_owned
 from remote.cluster.manifests import JOB_PREFIX, Image, pull_secret, render
-from remote.cluster.plan import Action, ClusterPlan, Verb, is_being_deleted, plan
+from remote.cluster.plan import Action, ClusterPlan, Verb, comparable, describe_replacement, is_being_deleted, plan
 from remote.hosts.command import Secret
+from remote.hosts.pods.kubectl import Forbidden
 from remote.providers import registry_provider
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
@@ -83,7 +84,8 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
         desired = render(values, settings.root / MANIFESTS)
         live = cluster.live_objects()
         makes_secret = _needs_secret(settings, cluster, image, renew=options.renew_secret)
-        cluster_plan = plan(desired, live, makes_secret=makes_secret, replace_ended=options.force)
+        applied = _try_changes(cluster, comparable(desired, live), force_conflicts=options.force_conflicts)
+        cluster_plan = plan(desired, live, applied, makes_secret=makes_secret, replace_ended=options.force)
         _print_plan(cluster_plan, image, settings)
         jobs = [item for item in desired if item["kind"] == "Job"]
         await_pods = partial(
@@ -125,6 +127,17 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             old_pods = not any(action.kind == "Job" for action in cluster_plan.changes)
             await_pods(new_login=makes_secret and old_pods)
     return None
+
+
+def _try_changes(cluster: Cluster, objects: Sequence[Object], *, force_conflicts: bool) -> Sequence[Object]:
+    """Return what the server would store of these objects; empty without the permission to change them."""
+    if not objects:
+        return []
+    try:
+        return cluster.try_apply(objects, force_conflicts=force_conflicts)
+    except Forbidden as error:
+        print(f"changes by others cannot be seen: {error}")
+        return []
 
 
 def _document(cluster_plan: ClusterPlan, image: Image | None = None) -> dict[str, Any]:
@@ -174,10 +187,9 @@ def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan, *, force_conflicts:
     if any(action.kind == "Namespace" for action in cluster_plan.with_verb(Verb.CREATE)):
         print("dry run: nothing was changed; the namespace does not exist yet, so everything in it is new")
         return
-    # The server cannot compare a Job that is replaced: it would reject the change.
     for action in cluster_plan.with_verb(Verb.REPLACE):
-        for difference in action.differences:
-            print(f"{action.title}  {difference}")
+        if action.desired is not None and action.live is not None:
+            print(describe_replacement(action.desired, action.live), end="")
     # Nor a binding whose Role is new: for a user without the right to grant everything the server reads the Role, which
     # does not exist in a dry run. The deployment itself creates the Role first.
     new_roles = {action.name for action in cluster_plan.with_verb(Verb.CREATE) if action.kind == "Role"}

