@@ -40,7 +40,6 @@ from tasks.errors import UsageError, file_errors
 from tasks.oci.api_errors import TRANSPORT_ERRORS, root_cause, to_task_error
 from tasks.settings.sources import display_path
 
-FEDERATION_ENDPOINT: str | None = None  # replaces the region's token service, in tests
 # With its own strategy, the SDK would retry for three minutes on a machine that is not an instance.
 RETRIES = RetryStrategyBuilder(max_attempts=2, total_elapsed_time_seconds=60).get_retry_strategy()
 _INSTANCE = "tenancy.auth: instance_principal"
@@ -155,7 +154,6 @@ def read_instance(region: str | None) -> Credentials:
             retry_strategy=RETRIES,
             federation_client_retry_strategy=RETRIES,
             federation_client_circuit_breaker_strategy=NoCircuitBreakerStrategy(),
-            federation_endpoint=FEDERATION_ENDPOINT,
         )
     except ServiceError as error:
         remedy = "if this machine is not an instance, set tenancy.auth: config"

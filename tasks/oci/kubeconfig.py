@@ -8,14 +8,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from invoke.context import Context
 from oci import regions
 from oci.container_engine import ContainerEngineClient
 from oci.container_engine.models import CreateClusterKubeconfigContentDetails
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.records.atomic_files import read_regular
 from remote.hosts.local import expand_user
@@ -151,24 +150,17 @@ def read_kubeconfig(path: Path) -> dict[str, Any]:
         ) from error
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a key or a token
-
-    name: str
-    cluster: dict[str, Any] | None = None
-    user: dict[str, Any] | None = None
-    context: dict[str, Any] | None = None
-
-
-class _Form(BaseModel):
-    """The parts of a kubeconfig that are read; the rest is copied."""
-
-    model_config = ConfigDict(hide_input_in_errors=True)
-
-    kind: Literal["Config"] = "Config"
-    clusters: list[_Entry] | None = None
-    users: list[_Entry] | None = None
-    contexts: list[_Entry] | None = None
+def _is_kubeconfig(document: Any) -> bool:
+    """Tell whether a document has the parts of a kubeconfig that are read; the rest is copied."""
+    if not isinstance(document, dict) or document.get("kind", "Config") != "Config":
+        return False
+    sections = {key: document.get(key) or [] for key in _SECTIONS}
+    return all(
+        isinstance(entries, list)
+        and all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries)
+        and all(isinstance(entry.get(key[:-1]) or {}, dict) for entry in entries)
+        for key, entries in sections.items()
+    )
 
 
 class _NoTimestampLoader(yaml.SafeLoader):
@@ -192,10 +184,8 @@ def _parse(content: bytes, name: str) -> dict[str, Any]:
         ) from error
     if document is None:
         return {}
-    try:
-        _Form.model_validate(document)
-    except ValidationError as error:
-        raise UsageError(f"{name}: not a kubeconfig", remedy=remedy) from error
+    if not _is_kubeconfig(document):
+        raise UsageError(f"{name}: not a kubeconfig", remedy=remedy)
     kubeconfig: dict[str, Any] = document
     return kubeconfig
 

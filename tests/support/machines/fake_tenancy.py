@@ -4,10 +4,8 @@
         tenancy.keys.write_config(home)      # ~/.oci/config with a key of this run
         clients.ENDPOINT = tenancy.url       # for every service
 
-The server verifies each request's signature with the public key, over the headers that the real service requires, the
-date against its own clock, and the body against its digest; a mismatch is a 401, as in Oracle Cloud. Lists have pages
-of PAGE_SIZE. `fail` adds faults. Not covered: validation of requests by the
-services, eventual consistency, permissions (a fault instead).
+Lists have pages of PAGE_SIZE. `fail` adds faults. Not covered: the signatures of requests, which are the SDK's (but for
+a cluster's token, see `token_error`), validation by the services, eventual consistency, permissions (a fault instead).
 """
 
 import base64
@@ -17,7 +15,6 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.support.machines.fake_instance import FakeInstance
 from tests.support.machines.http_stubs import StubHandler, StubServer
 
 Json = dict[str, Any]
@@ -37,8 +33,6 @@ USER = "ocid1.user.oc1..aaaauser"
 DOMAIN = "Uocm:EU-FRANKFURT-1-AD-1"
 SKEW_SEC = 300.0
 PAGE_SIZE = 2
-SIGNED = ["date", "(request-target)", "host"]
-SIGNED_BODY = ["content-length", "content-type", "x-content-sha256"]
 
 
 def ocid(kind: str, name: str) -> str:
@@ -89,21 +83,6 @@ class ApiKey:
         return config
 
 
-def signature_error(
-    public: rsa.RSAPublicKey, key_id: str, authorization: str, header_value: Callable[[str], str]
-) -> str | None:
-    """Return why a signature is not valid for this key, or None. `header_value` returns a signed header's value."""
-    fields = dict(re.findall(r'(\w+)="([^"]*)"', authorization.removeprefix("Signature ")))
-    if fields.get("keyId") != key_id or fields.get("algorithm") != "rsa-sha256" or fields.get("version") != "1":
-        return "the key is not known"
-    text = "\n".join(f"{name}: {header_value(name)}" for name in fields.get("headers", "").split())
-    try:
-        public.verify(base64.b64decode(fields["signature"]), text.encode(), padding.PKCS1v15(), hashes.SHA256())
-    except (InvalidSignature, KeyError, ValueError):
-        return "the signature does not verify"
-    return None
-
-
 def token_error(public_pem: str, key_id: str, token: str) -> str | None:
     """Return why OKE would reject a token, or None: validate the URL in it as OKE does."""
     public = serialization.load_pem_public_key(public_pem.encode())
@@ -120,8 +99,16 @@ def token_error(public_pem: str, key_id: str, token: str) -> str | None:
     age = datetime.datetime.now(datetime.UTC) - email.utils.parsedate_to_datetime(parameters["date"])
     if abs(age.total_seconds()) > SKEW_SEC:
         return "expired"
-    signed = {"date": parameters["date"], "(request-target)": f"get {url.path}", "host": url.netloc}
-    return signature_error(public, key_id, parameters["authorization"], signed.__getitem__)
+    values = {"date": parameters["date"], "(request-target)": f"get {url.path}", "host": url.netloc}
+    fields = dict(re.findall(r'(\w+)="([^"]*)"', parameters["authorization"].removeprefix("Signature ")))
+    if (fields["keyId"], fields["algorithm"], fields["version"]) != (key_id, "rsa-sha256", "1"):
+        return "the key is not known"
+    text = "\n".join(f"{name}: {values[name]}" for name in fields["headers"].split())
+    try:
+        public.verify(base64.b64decode(fields["signature"]), text.encode(), padding.PKCS1v15(), hashes.SHA256())
+    except InvalidSignature:
+        return "the signature does not verify"
+    return None
 
 
 @dataclass(kw_only=True)
@@ -157,12 +144,10 @@ class FakeTenancy(StubServer):
 
     def reset(self) -> None:
         """Restore the initial state: one cluster, one GPU pool, one repository and one export."""
-        self.key_id, self.resources = self.keys.key_id, default_resources()
+        self.resources = default_resources()
         self.requests: list[str] = []
         self.bodies: list[Json] = []
         self.faults: list[Fault] = []
-        self.instance: FakeInstance | None = None
-        self.skew_sec = 0.0
 
     def fail(
         self, pattern: str, status: int, code: str = "", message: str = "refused", *, times: int = 1000, **flags: bool
@@ -255,12 +240,6 @@ class _Handler(StubHandler):
     disable_nagle_algorithm = True  # header and body are two writes; Nagle would delay the second by 40 ms
     server: FakeTenancy
 
-    def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002 - signature of the base class
-        return email.utils.format_datetime(self._now(), usegmt=True)
-
-    def _now(self) -> datetime.datetime:
-        return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.server.skew_sec)
-
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         path, _, query = self.path.partition("?")
@@ -272,49 +251,16 @@ class _Handler(StubHandler):
             )
             if fault is not None:
                 fault.times -= 1
-        is_unsigned = path.startswith(("/pls/apex/", "/opc/", "/v1/x509"))  # price list, metadata, token service
-        error = None if is_unsigned else self._authentication_error(body)
-        if error is not None:
-            return self._send_error(401, "NotAuthenticated", error)
         if fault is not None and fault.html:
             return self._send(200, b"<html><body>Please log in</body></html>", kind="text/html")
         if fault is not None and fault.truncated:
             return self._send(200, b'[{"id": "ocid1', truncated=True)
         if fault is not None:
             return self._send_error(fault.status, fault.code, fault.message)
-        if self.server.instance is not None and path.startswith(("/opc/", "/v1/x509")):
-            return self._send(*self.server.instance.respond(path, self._signable(), body))
         with self.server.lock:
             return self._route(re.sub(r"^/\d{8}(?=/)", "", unquote(path)), parse_qs(query), body)
 
     do_GET = do_POST = _handle
-
-    def _authentication_error(self, body: bytes) -> str | None:
-        headers = self._signable()
-        needed = SIGNED + (SIGNED_BODY if self.command in ("POST", "PUT", "PATCH") else [])
-        signed = re.search(r'headers="([^"]*)"', headers.get("authorization", ""))
-        if signed is None or not set(needed) <= set(signed[1].split()) <= set(headers):
-            return f"expected a signature over {' '.join(needed)}"
-        offset_sec = (self._now() - email.utils.parsedate_to_datetime(headers["date"])).total_seconds()
-        if abs(offset_sec) > SKEW_SEC:
-            return "the request's date is too far from the current time"
-        if "x-content-sha256" in needed:
-            digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
-            if digest != headers["x-content-sha256"]:
-                return "the body differs from the signed one"
-        key, key_id = self.server.keys.public, self.server.key_id
-        session = re.search(r'keyId="(ST[^"]*)"', headers["authorization"])
-        if self.server.instance is not None and session is not None:
-            key_id = session[1]
-            key, expires_at = self.server.instance.sessions.get(key_id, (key, 0.0))
-            if expires_at < datetime.datetime.now(datetime.UTC).timestamp():
-                return "the token is unknown or expired"
-        return signature_error(key, key_id, headers["authorization"], headers.__getitem__)
-
-    def _signable(self) -> dict[str, str]:
-        """Return the headers by the names that signatures use."""
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        return {**headers, "(request-target)": f"{self.command.lower()} {self.path}"}
 
     def _route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
         resources = self.server.resources

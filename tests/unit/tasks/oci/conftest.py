@@ -5,11 +5,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 from invoke import Context
 
 from tasks.settings.load import Settings, load
@@ -27,12 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_keys() -> Iterator[None]:
-    """Skip OpenSSL's primality test of each loaded key, and make one key for all sessions: 40 ms each."""
+    """Skip OpenSSL's primality test of each loaded key: 40 ms."""
     load = partial(serialization.load_pem_private_key, unsafe_skip_rsa_key_validation=True)
-    key = rsa.generate_private_key(65537, 2048)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serialization, "load_pem_private_key", load)
-        patch.setattr("oci.auth.session_key_supplier.rsa", SimpleNamespace(generate_private_key=lambda **_: key))
         yield
 
 
@@ -61,14 +57,13 @@ def tenancy(_server: FakeTenancy, project: Path, monkeypatch: pytest.MonkeyPatch
     """Provide a fresh tenancy, a configuration for it in the home folder, and retries without pauses."""
     from oci.retry import RetryStrategyBuilder
 
-    from tasks.oci import clients, credentials  # imports the SDK
+    from tasks.oci import clients  # imports the SDK
 
     _server.reset()
     _server.keys.write_config(project.parent / "home")
     monkeypatch.setattr(clients, "ENDPOINT", _server.url)
-    for module, attempts in ((clients, 5), (credentials, 2)):
-        without_pauses = RetryStrategyBuilder(max_attempts=attempts, retry_max_wait_between_calls_seconds=0)
-        monkeypatch.setattr(module, "RETRIES", without_pauses.get_retry_strategy())
+    without_pauses = RetryStrategyBuilder(max_attempts=5, retry_max_wait_between_calls_seconds=0)
+    monkeypatch.setattr(clients, "RETRIES", without_pauses.get_retry_strategy())
     return _server
 
 
