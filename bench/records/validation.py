@@ -13,6 +13,7 @@ from bench.records.status import Failure
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = (*ATTENTION_PROJECTIONS, "gate_proj", "up_proj", "down_proj")
+LORA_TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}  # by the value of train.lora_targets
 
 
 class TrialError(Failure, ValueError):

@@ -31,7 +31,6 @@ class VolumeSection:
         pattern=r"^\S+:/\S*$",
         expected="text like SERVER:/EXPORT",
     )
-    capacity: str = setting("200Gi", "size in the volume claim; a file server does not enforce it", **_QUANTITY)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,10 +177,7 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
 
 
 def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
-    if only is None:
-        trial_ids = settings.bench.only or None
-    else:
-        trial_ids = tuple(name.strip() for name in only.split(",") if name.strip())
+    trial_ids = None if only is None else tuple(name.strip() for name in only.split(",") if name.strip())
     if file is None:
         trials = plan.choose_trials(settings, suite_name, trial_ids)
     else:

@@ -5,7 +5,7 @@ import dataclasses
 from bench.records import Trial
 from bench.records.training import DerivedSettings, Training, TrainingData
 from bench.records.trial import SCALES
-from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
+from bench.records.validation import LORA_TARGETS
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
 from tasks.fleet.declared import SETTING_NAMES, declared_values, option_values, setting_errors
@@ -14,7 +14,6 @@ from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
 TRIAL_ID = "train"
-LORA_TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}
 DERIVED_FIELDS = tuple(field.name for field in dataclasses.fields(DerivedSettings))
 # Fields that a trial file sets; the others (learning rate, seed, data, ...) come from the settings.
 FILE_FIELDS = (

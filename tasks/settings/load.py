@@ -231,7 +231,7 @@ SYNONYMS: dict[str, Keys] = {
     **dict.fromkeys(("lr", "learn_rate"), ("bench", "learning_rate")),
     **dict.fromkeys(("batch", "batch_size"), ("train", "micro_batch_size")),
     **dict.fromkeys(("sequence_length", "seq_len", "max_length"), ("train", "max_seq_len")),
-    **dict.fromkeys(("rank", "lora_r"), ("tune", "lora_rank")),
+    **dict.fromkeys(("rank", "lora_r"), ("train", "lora_rank")),
     **dict.fromkeys(("price", "usd_per_hour"), ("cost", "price_usd_per_gpu_hour")),
     **dict.fromkeys(("steps", "max_steps"), ("bench", "measured_steps")),
 }

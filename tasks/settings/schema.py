@@ -14,7 +14,7 @@ from bench.records import Trial
 from bench.records.paths import DEMO_INPUTS
 from bench.records.training import Training, TrainingData
 from bench.records.trial import PROFILES, SUITE_NAMES
-from bench.records.validation import FieldError, Setting, declared_field, setting, settings_of
+from bench.records.validation import LORA_TARGETS, FieldError, Setting, declared_field, setting, settings_of
 from remote.cluster.settings import AUTO, ClusterSection
 from remote.hosts.connectors import CONNECTORS
 from remote.hosts.local import LocalSection
@@ -24,7 +24,6 @@ from remote.providers.oci import TenancySection
 from tasks.settings.sources import Keys
 
 AUTO_WORKERS = 4  # the most workers of `fleet.size: auto` on one machine, and the number over pods
-LORA_TARGETS = ("attention", "all-linear")
 
 
 def local_workers(threads: int = 1, *, uses_gpus: bool = False) -> int:
@@ -133,7 +132,6 @@ class BenchSection:
     quality: bool = setting(
         False, "true: also compare the held-out loss of the fastest configuration with the reference (section quality)"
     )
-    only: tuple[str, ...] = setting((), "ids of the trials to run, e.g. [baseline]; empty: all trials of the suite")
     deadline_sec: float | None = setting(
         None, "time limit of one trial; null, here and below: the suite's value", unit="seconds", ge=1, le=604_800
     )
@@ -152,9 +150,6 @@ class TuneSection:
     recipes: tuple[str, ...] = setting(
         ("reference", "stock", "fast"), "recipes to search; also fast-int8-backward, fast-int8: 8-bit products"
     )
-    length_percentile: int = setting(
-        99, "samples that must fit into a row uncut; longer samples are cut", unit="percent", ge=90, le=100
-    )
     memory_gib: float | None = setting(
         None, "GPU memory limit of a configuration; null: the GPU's memory", unit="GiB", gt=0, le=1_024
     )
@@ -170,12 +165,6 @@ class TuneSection:
     quality: bool = setting(
         True, "false: do not compare the held-out loss of the fastest with the reference; refuses 8-bit products"
     )
-    lora_targets: str = setting(
-        "attention",
-        "layers with LoRA adapters: attention (q, k, v, o), or all-linear (gate, up and down as well)",
-        choices=LORA_TARGETS,
-    )
-    lora_rank: int = setting(16, "rank of the LoRA adapters; alpha is twice the rank", ge=1, le=1024)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MAX_MICRO_BATCH = {"gpu": 64, "tiny": 8}
 LAYOUTS = ("pad", "bucket", "varlen")
 LENGTH_MULTIPLE = {"gpu": 64, "tiny": 8}
+LENGTH_PERCENTILE = "99"  # percent; a row for the longest sample would be mostly padding
 # How much of the forward pass is recomputed in backward: by name, the fields of a Trial.
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {"gradient_checkpointing": False},
@@ -65,10 +66,10 @@ def fits(peak_bytes: int, limit_bytes: int | None) -> bool:
     return limit_bytes is None or peak_bytes * MARGIN <= limit_bytes
 
 
-def max_seq_len(percentiles: Mapping[str, int], length_percentile: int, profile: str, positions: int) -> int:
-    """Return the shortest row that fits `length_percentile` percent of the samples, rounded up to LENGTH_MULTIPLE."""
+def max_seq_len(percentiles: Mapping[str, int], profile: str, positions: int) -> int:
+    """Return the shortest row that fits LENGTH_PERCENTILE of the samples uncut, rounded up to LENGTH_MULTIPLE."""
     multiple = LENGTH_MULTIPLE[profile]
-    scaled = percentiles[str(length_percentile)] / SCALES[profile].seq_divisor
+    scaled = percentiles[LENGTH_PERCENTILE] / SCALES[profile].seq_divisor
     return max(multiple, min(positions, math.ceil(scaled / multiple) * multiple))
 
 

@@ -24,7 +24,7 @@ from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from bench.records.trial import SCALES
 from bench.records.units import format_gib, format_percent
-from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
+from bench.records.validation import LORA_TARGETS
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Host
 from reports import formatting
@@ -130,14 +130,12 @@ def plan(
     Nothing is written, and only `python -m bench survey` runs. Raises RetryableError, ConfirmationRequired and
     UsageError.
     """
-    bench, tune = settings.bench, settings.tune
+    bench, tune, train = settings.bench, settings.tune, settings.train
     inputs = input_trial(settings)
     inspect(settings, hosts, [inputs])
     observed = survey(settings, hosts[0], [inputs])
-    longest = space.max_seq_len(
-        observed["data"]["percentiles"], tune.length_percentile, bench.profile, observed["model"]["positions"]
-    )
-    targets = ALL_LINEAR if tune.lora_targets == "all-linear" else ATTENTION_PROJECTIONS
+    longest = space.max_seq_len(observed["data"]["percentiles"], bench.profile, observed["model"]["positions"])
+    targets = LORA_TARGETS[train.lora_targets]
     trials = space.trials(
         model=settings.model.path,
         data=settings.data.path,
@@ -145,7 +143,7 @@ def plan(
         profile=bench.profile,
         recipes=tune.recipes,
         longest=longest,
-        lora={"lora_rank": tune.lora_rank, "lora_alpha": 2 * tune.lora_rank, "lora_targets": targets},
+        lora={"lora_rank": train.lora_rank, "lora_alpha": train.lora_alpha, "lora_targets": targets},
         steps=SHORT_STEPS[bench.profile],
         seed=bench.seed,
         samples=observed["data"]["samples"],
@@ -207,7 +205,7 @@ def _check_limit(candidates: Sequence[Candidate], limit: int | None) -> None:
         raise UsageError(
             f"tune.memory_gib: {format_gib(limit or 0, 3)} is below the smallest configuration, "
             f"{smallest.trial.trial_id}, which needs about {format_gib(smallest.predicted.peak_bytes, 3)}",
-            remedy="raise it, shorten samples (tune.length_percentile), or use a smaller model",
+            remedy="raise it, shorten samples, or use a smaller model",
         )
 
 

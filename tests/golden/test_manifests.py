@@ -51,7 +51,6 @@ BASIC = ManifestValues(
         "least_up": 3,
         "gpus_per_pod": "1",
         "instance_type": "VM.GPU.A10.1",
-        "capacity": "200Gi",
         "cpu": "4",
         "memory": "24Gi",
         "shm": "4Gi",

@@ -149,7 +149,7 @@ def test_the_expected_values_of_a_setting_are_described() -> None:
         ("bench", "suite"): f"one of {', '.join(SUITE_NAMES)}",
         ("bench", "profile"): f"one of {', '.join(PROFILES)}",
         ("results", "folder"): "text: folder for runs on this machine",
-        ("bench", "only"): "a list: ids of the trials to run, e.g. [baseline]",
+        ("notify", "command"): "a list: program and its arguments on this machine, e.g. [bin/notify-me]",
         ("cluster", "preemptible"): "true or false",
         ("image", "nvcc"): "true or false",
     }

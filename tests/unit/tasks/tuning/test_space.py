@@ -27,11 +27,11 @@ def test_products_in_8_bits_are_searched_where_a_setting_names_them():
 
 
 @pytest.mark.parametrize(
-    ("percent", "profile", "positions", "longest"),
-    [(99, "gpu", 32768, 640), (100, "gpu", 32768, 4032), (100, "gpu", 2048, 2048), (99, "tiny", 512, 80)],
+    ("samples", "profile", "positions", "longest"),
+    [(584, "gpu", 32768, 640), (4001, "gpu", 32768, 4032), (4001, "gpu", 2048, 2048), (584, "tiny", 512, 80)],
 )
-def test_rows_are_as_long_as_the_samples_that_are_kept_whole(percent, profile, positions, longest):
-    assert space.max_seq_len({"99": 584, "100": 4001}, percent, profile, positions) == longest
+def test_rows_are_as_long_as_the_samples_that_are_kept_whole(samples, profile, positions, longest):
+    assert space.max_seq_len({"99": samples, "100": 9000}, profile, positions) == longest
 
 
 def test_a_prediction_close_to_the_limit_does_not_count_as_fitting():
