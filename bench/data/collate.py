@@ -149,10 +149,13 @@ def _collate_function(trial: Trial, padding: int) -> Any:
 
 
 class Unpacked:
-    """Collate function for one row of whole samples; the rest of the row becomes samples of padding."""
+    """Collate function for one row of whole samples; the rest of the row becomes samples of padding.
 
-    def __init__(self, longest: int, positions: int, padding: int) -> None:
-        self.longest, self.positions, self.padding = longest, positions, padding
+    `edges` is the least number of edges: empty samples at the end fill them. Kernels are compiled for it.
+    """
+
+    def __init__(self, longest: int, positions: int, padding: int, edges: int = 0) -> None:
+        self.longest, self.positions, self.padding, self.edges = longest, positions, padding, edges
 
     def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[float, int, int]]:
         import torch
@@ -172,6 +175,7 @@ class Unpacked:
         labels[0, edges[:-1]] = IGNORE_INDEX  # else a sample's last token would have to predict the next one's first
         positions = torch.arange(self.positions) - edges[:-1].repeat_interleave(lengths)
         tensors = {"input_ids": input_ids, "labels": labels, "position_ids": positions[None]}
+        edges = torch.nn.functional.pad(edges, (0, max(0, self.edges - len(edges))), value=self.positions)
         return tensors | {"edges": edges.to(torch.int32)}, (row.samples, self.positions, useful)
 
 

@@ -148,12 +148,16 @@ class SamplingPlan:
     def steps(self, epochs: float, maximum: int | None = None) -> int:
         """Count the optimizer steps in this many epochs, up to `maximum`; part of an epoch counts by its rows, rounded
         up."""
-        count = 0
+        return self.survey(epochs, maximum)[0]
+
+    def survey(self, epochs: float, maximum: int | None = None) -> tuple[int, int]:
+        """Return the number of steps, as `steps` does, and the most examples of a row in the epochs that they need."""
+        count = most = 0
         for rows in self._epoch_rows(epochs):
-            count += len(rows)
+            count, most = count + len(rows), max((most, *map(len, rows)))
             if maximum is not None and count >= maximum * self.micro_batches:
-                return maximum
-        return math.ceil(count / self.micro_batches)
+                return maximum, most
+        return math.ceil(count / self.micro_batches), most
 
     def batches(self, epochs: float) -> Iterator[list[tuple[int, ...]]]:
         """Yield the rows of each step's global batch. The last one may have fewer than `micro_batches`."""

@@ -148,7 +148,7 @@ def attend_reference(q: Any, k: Any, v: Any, samples: Samples) -> Any:
     """Evaluate the formula, one sample at a time."""
     edges, repeats = samples.edges.tolist(), q.shape[1] // k.shape[1]
     parts = []
-    for first, last in pairwise(edges):
+    for first, last in pairwise(sorted(set(edges))):  # without empty samples
         queries = q[first:last].transpose(0, 1).float()
         keys, values = (heads[first:last].transpose(0, 1).repeat_interleave(repeats, 0).float() for heads in (k, v))
         position = torch.arange(last - first, device=q.device)

@@ -3,6 +3,7 @@
 python -m pytest -c /dev/null --rootdir . --import-mode=importlib -s tests/gpu/test_cuda_graph.py
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,12 @@ def padded(number: int, length: int = 128) -> Batch:
     return Batch(input_ids=ids, labels=ids.clone(), samples=4, tokens=4 * length, useful_tokens=4 * length)
 
 
-def packed(number: int, longest: int = 128) -> Batch:
+def packed(number: int, longest: int = 128, edges: int = 0) -> Batch:
     """Make a batch of varying samples; 40 samples exceed the first capacity of a graph."""
     generator = torch.Generator().manual_seed(number)
     lengths = [10] * 40 if number == 3 else [longest - number, 7, 3 * number + 1, longest // 2, 1]
     ids = torch.randint(2, VOCABULARY, (sum(lengths),), generator=generator).tolist()
-    tensors, (samples, tokens, useful) = Unpacked(longest, 4 * longest, 0)(
+    tensors, (samples, tokens, useful) = Unpacked(longest, 4 * longest, 0, edges)(
         [Row(ids=ids, samples=len(lengths), lengths=tuple(lengths))]
     )
     return Batch(**tensors, samples=samples, tokens=tokens, useful_tokens=useful)
@@ -257,3 +258,24 @@ def test_ranks_exchange_the_same_gradients_while_a_captured_backward_pass_runs(m
     assert torch.equal(captured_weights, weights)
     first, last = group.ends[0], group.ends[-1]
     assert first.elapsed_time(last) > 5.0  # milliseconds: the first bucket left layers before the end of the graph
+
+
+def test_after_two_rows_no_row_compiles_a_kernel_or_captures_another_graph(modules, model):
+    def compiled() -> int:
+        kernels = [
+            each
+            for name in sys.modules
+            if name.startswith("bench.kernels")
+            for each in vars(sys.modules[name]).values()
+        ]
+        return sum(len(cache[0]) for each in kernels for cache in getattr(each, "device_caches", {}).values())
+
+    step = build(modules, model, layout="varlen", matmul="int8")
+    run(step, [packed(number, edges=64) for number in (0, 1)], captures=True)
+    before, graph = compiled(), step.model.graph
+    run(step, [packed(number, edges=64) for number in range(2, STEPS)], captures=True)
+    assert step.model.graph is graph
+    run(step, [packed(number, edges=64) for number in range(STEPS)], captures=False)
+    with evaluation_mode(torch, step.model):
+        step.model.token_losses(**step.inputs(packed(3, edges=64)))
+    assert compiled() == before > 0

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -140,8 +140,18 @@ class TrainingSet:
         first = [*self.data.training[:END_EXAMPLES], *self.data.validation[:END_EXAMPLES]]
         return sorted({example.ids[example.targets.rindex(1)] for example in first})
 
+    @cached_property
+    def survey(self) -> tuple[int, int]:
+        """The number of steps, and the most examples of a row. Packs every epoch."""
+        return self.sampling_plan.survey(self.training.epochs, self.training.max_steps)
+
     def steps(self) -> int:
-        return self.sampling_plan.steps(self.training.epochs, self.training.max_steps)
+        return self.survey[0]
+
+    def most_edges(self) -> int:
+        """Return the edges of the row with most samples, padding's included, as a power of two."""
+        samples = max(self.survey[1], *map(len, self.validation_rows()), 0)
+        return 1 << (samples + self.row_tokens // self.max_seq_len + 1).bit_length()
 
     def batches(self, after: int) -> Iterator[list[RowIndices]]:
         """Iterate over the global batches of the steps after step `after`."""
@@ -159,10 +169,12 @@ class TrainingSet:
 
 
 class RowCollator:
-    """A function that collates examples into a batch of one row."""
+    """A function that collates examples into a batch of one row. All batches have tensors of the same shapes."""
 
     def __init__(self, training_set: TrainingSet, tokenizer: Any, *, pin_memory: bool = False) -> None:
-        self._collate = Unpacked(training_set.max_seq_len, training_set.row_tokens, padding_token(tokenizer))
+        self._collate = Unpacked(
+            training_set.max_seq_len, training_set.row_tokens, padding_token(tokenizer), training_set.most_edges()
+        )
         self._pin = pin_memory
 
     def __call__(self, examples: Sequence[Example]) -> Batch:

@@ -54,6 +54,8 @@ def test_unpacked_samples_have_separate_positions_edges_and_first_tokens():
     assert tensors["edges"].tolist() == [0, 3, 4, 6, 10, 12]
     assert tensors["labels"].tolist() == [[IGNORE_INDEX, 6, 7, IGNORE_INDEX, IGNORE_INDEX, 4, *[IGNORE_INDEX] * 6]]
     assert counts == (3, 12, 6)
+    tensors, _ = Unpacked(longest=4, positions=12, padding=0, edges=8)([row])
+    assert tensors["edges"].tolist() == [0, 3, 4, 6, 10, 12, 12, 12]
     tensors, _ = Unpacked(longest=4, positions=12, padding=0)([dataclasses.replace(row, targets=b"\0\1\0\1\1\1")])
     assert tensors["labels"].tolist() == [[IGNORE_INDEX, 6, *[IGNORE_INDEX] * 3, 4, *[IGNORE_INDEX] * 6]]
 

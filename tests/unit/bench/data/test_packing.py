@@ -4,6 +4,7 @@ The order of a training depends only on the data, the seed and the epoch, not on
 """
 
 import hashlib
+import math
 from collections import Counter
 
 import pytest
@@ -109,6 +110,9 @@ def test_there_are_as_many_batches_as_steps(lengths: list[int], epochs: float, m
     assert plan(lengths).steps(epochs, maximum) == min(len(batches), maximum)
     assert plan(lengths).steps(1e9, 3) == 3, "packs no more epochs than the steps need"
     assert all(len(batch) == 8 for batch in batches[:-1])
+    most = max(len(row) for batch in batches for row in batch)
+    assert plan(lengths).survey(math.ceil(epochs)) >= (len(batches), most)
+    assert plan(lengths).survey(2.0)[1] == max(len(row) for epoch in (0, 1) for row in plan(lengths).rows(epoch))
 
 
 def test_orders_differ_by_epoch_and_seed_are_reproducible_and_an_added_line_moves_no_other() -> None:

@@ -179,3 +179,13 @@ def test_the_warm_up_is_linear_up_to_the_peak(schedule):
 @pytest.mark.parametrize("warmup", [0.0, 0.03, 0.9])
 def test_no_step_is_without_a_rate_and_none_is_above_the_peak(schedule, steps, warmup):
     assert all(0.0 < rate <= 1.0 for rate in rates(schedule, steps, warmup))
+
+
+def test_all_rows_of_a_training_have_tensors_of_the_same_shapes(lab):
+    material = dataclasses.replace(lab().material, row_tokens=3 * MAX_LENGTH)
+    collate = RowCollator(material, lab().tokenizer)
+    rows = [*material.sampling_plan.rows(0), *material.sampling_plan.rows(1)]
+    batches = [collate([material.data.training[index] for index in row]) for row in rows]
+    shapes = {(tuple(batch.input_ids.shape), tuple(batch.edges.shape)) for batch in batches}
+    assert len({len(row) for row in rows}) > 1
+    assert len(shapes) == 1
