@@ -1,9 +1,15 @@
-"""Fixture: byte tokenizers with the chat templates of real models."""
+"""Byte tokenizers with the chat templates of real models, conversations, and their examples."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+
+from bench.data.conversations import parse_conversation
+from bench.data.findings import DataFindings
+from bench.data.formats import FORMATS, detect_kind
+from bench.data.inputs import Conversation
+from bench.data.masking import Example, ExampleBuilder
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]")
 CHATML = (
@@ -59,3 +65,23 @@ def tokenizer_of() -> Callable[..., Any]:
         )
 
     return make
+
+
+def conversation(*turns: tuple[str, str], line: int = 1, **fields: Any) -> Conversation:
+    return Conversation(**{"file": "d.jsonl", "line": line, "turns": turns, "digest": b""} | fields)
+
+
+def parsed(**document: Any) -> Conversation:
+    """Parse the object of a data line."""
+    return parse_conversation(document, FORMATS[detect_kind("", document)], file="d.jsonl", line=7, unit="line")
+
+
+def build(tokenizer: Any, *sources: Conversation, **options: Any) -> tuple[list[Example], DataFindings]:
+    builder = ExampleBuilder(tokenizer, **{"max_seq_len": 100_000} | options)
+    return list(builder.build(sources)), builder.findings
+
+
+def targets(tokenizer: Any, example: Example) -> str:
+    """Decode only the targets."""
+    ids = [token for token, target in zip(example.ids, example.targets, strict=True) if target]
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

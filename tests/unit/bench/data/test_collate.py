@@ -60,12 +60,6 @@ def test_unpacked_samples_have_separate_positions_edges_and_first_tokens():
     assert tensors["labels"].tolist() == [[IGNORE_INDEX, 6, *[IGNORE_INDEX] * 3, 4, *[IGNORE_INDEX] * 6]]
 
 
-def test_a_bucketed_batch_is_padded_only_to_the_next_multiple():
-    rows = [Row(ids=[5] * 9, samples=1), Row(ids=[5] * 3, samples=1)]
-    assert _PaddedCollate(max_seq_len=64, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 12)
-    assert _PaddedCollate(max_seq_len=10, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 10)
-
-
 def test_padded_rows_are_one_sample_each_cut_at_the_length(make_trial, tokenizer):
     trial = make_trial(max_seq_len=10, micro_batch_size=2, warmup_steps=1, measured_steps=2)
     rows = make_rows(trial, chats(3, 10, 11, 40, 5, 8), tokenizer)
@@ -203,3 +197,6 @@ def test_a_batch_carries_no_loss_and_no_attention_on_padding():
     # A text token equal to the padding token, e.g. if the end of a sequence is used as padding, keeps its loss.
     assert tensors["labels"].tolist() == [[5, 6, 7, IGNORE_INDEX], [9, 1, IGNORE_INDEX, IGNORE_INDEX]]
     assert counts == (3, 8, 5)
+    rows = [Row(ids=[5] * 9, samples=1), Row(ids=[5] * 3, samples=1)]  # bucketed: padded to the next multiple
+    assert _PaddedCollate(max_seq_len=64, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 12)
+    assert _PaddedCollate(max_seq_len=10, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 10)

@@ -4,17 +4,14 @@ import codecs
 import gzip
 import hashlib
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.data import dataset, file_types, readers, row_limits
-from bench.data.collate import make_rows
+from bench.data import file_types, readers, row_limits
 from bench.data.inputs import InputError
-from bench.records import Trial
-from bench.records.training import DataOptions, TrainingData
+from bench.records.training import DataOptions
 from tests.support.data_files import CHATS, HEADER, ROWS, WRITERS, as_array, as_csv, as_jsonl, as_parquet, write
 
 SAVED = Path(__file__).parent / "saved_by_datasets"
@@ -37,31 +34,6 @@ def test_the_same_rows_give_the_same_conversations(
     assert (data.kind, data.lines, data.bytes) == (expected.kind, len(rows), len(stored))
     assert file_types.sha256_of(path) == data.sha256
     assert path.is_dir() or data.sha256 == hashlib.sha256(stored).hexdigest()
-
-
-@pytest.mark.parametrize("name", [*WRITERS, "d-*.jsonl"])
-def test_a_benchmark_and_a_training_have_the_same_examples_of_any_file(
-    name: str, tmp_path: Path, tokenizer_of: Callable[..., Any], make_trial: Callable[..., Trial]
-) -> None:
-    rows = [{"question": chat["messages"][0]["content"], "answer": chat["messages"][1]["content"]} for chat in CHATS]
-    options = {"columns": {"prompt": "question", "completion": "answer"}}
-    if name in WRITERS:
-        write(tmp_path / name, WRITERS[name](rows))
-    else:
-        write(tmp_path / "d-1.jsonl", as_jsonl(rows[:1]))
-        write(tmp_path / "d-2.jsonl", as_jsonl(rows[1:]))
-
-    def ids(path: Path) -> list[list[int]]:
-        spec = TrainingData(files=[str(path)], weights=[1.0], max_seq_len=64, **options)
-        examples = [
-            example.ids.tolist() for example in dataset.build(spec, *dataset.read(spec), tokenizer_of()).training
-        ]
-        trial = make_trial(data=str(path), data_options=DataOptions(**options), max_seq_len=64, measured_steps=3)
-        rows = make_rows(trial, readers.read_data(path, trial.reading)[1], tokenizer_of())
-        assert sorted(row.ids for row in rows) == sorted(examples)
-        return examples
-
-    assert ids(tmp_path / name) == ids(write(tmp_path / "plain", as_jsonl(rows)))
 
 
 def test_numbers_of_lines_and_rows_lead_to_the_row(tmp_path: Path) -> None:

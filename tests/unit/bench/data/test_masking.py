@@ -1,7 +1,5 @@
 """Targets are exactly the answers and the token that ends each of them, as the template renders them."""
 
-import dataclasses
-import hashlib
 import signal
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -15,49 +13,29 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from bench.data import findings, masking, rendering
-from bench.data.inputs import Conversation, InputError
-from bench.data.masking import Example, ExampleBuilder
+from bench.data.inputs import InputError
+from bench.data.masking import ExampleBuilder
 from bench.data.tokenizer import ChatTemplate, TemplateTimeout
 from bench.records.training import LostToLength
 from tests.support.cases import Case, load_cases
+from tests.unit.bench.data.conftest import build, conversation, targets
+
+plain_text = partial(conversation, is_text=True)
 
 Turns = Sequence[tuple[str, str]]
 TWO = (("user", "a?"), ("assistant", "A."), ("user", "b?"), ("assistant", "B."))
 WITH_SYSTEM = (("system", "be good"), *TWO)
 
 
-def conversation(turns: Turns) -> Conversation:
-    return Conversation(
-        file="d.jsonl", line=1, turns=tuple(turns), digest=hashlib.sha256(repr(turns).encode()).digest()
-    )
-
-
-def build(tokenizer: Any, turns: Turns, **options: Any) -> tuple[list[Example], findings.DataFindings]:
-    builder = ExampleBuilder(tokenizer, **{"max_seq_len": 4096} | options)
-    return list(builder.build([conversation(turns)])), builder.findings
-
-
-def targets(tokenizer: Any, example: Example) -> str:
-    """Decode only the targets."""
-    ids = [token for token, target in zip(example.ids, example.targets, strict=True) if target]
-    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def test_the_text_after_a_typed_control_token_is_trained_on(tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer = tokenizer_of("{% for m in messages %}{{ m.content }}\n{% endfor %}")
-    (example,), _ = build(tokenizer, (("user", "a?"), ("assistant", "Not [INST] here.")))
-    assert targets(tokenizer, example) == "Not [INST] here.\n</s>"
-
-
 @pytest.mark.parametrize("case", load_cases(__file__, "masks.yaml"))
 def test_a_conversation_gives_its_targets_and_findings(case: Case, tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of(case["template"], end=case.get("end", ""))
     turns = [tuple(turn.split(": ", 1)) for turn in case["turns"]]
-    examples, reported = build(tokenizer, turns, **case.get("options", {}))
+    examples, reported = build(tokenizer, conversation(*turns), **case.get("options", {}))
     assert all(len(example.targets) == len(example.ids) for example in examples)
     assert [targets(tokenizer, example) for example in examples] == case.get("targets", mock.ANY)
     assert [tokenizer.decode(example.ids) for example in examples] == case.get("texts", mock.ANY)
-    assert reported.counts == {getattr(findings, kind): 1 for kind in case["findings"]}
+    assert reported.counts == {getattr(findings, kind).format("[INST]"): 1 for kind in case["findings"]}
     assert all(places == ["d.jsonl: line 1"] for places in reported.locations.values())
 
 
@@ -70,7 +48,7 @@ def test_the_targets_are_the_answers_for_any_text(
 ) -> None:
     tokenizer = tokenizer_of("chatml")
     turns = [turn for question, answer in pairs for turn in (("user", question), ("assistant", answer))]
-    (example,), _ = build(tokenizer, [*([("system", system)] if system else []), *turns])
+    (example,), _ = build(tokenizer, conversation(*([("system", system)] if system else []), *turns))
     assert targets(tokenizer, example) == "".join(f"{answer}<|im_end|>" for _, answer in pairs)
 
 
@@ -83,36 +61,29 @@ def test_each_answer_follows_its_prompt_for_any_text(
     turns = [*([("system", system)] if system else []), *turns]
     for template, before in (("mistral-v3", " "), ("open thought", "\n</think>\n\n")):
         tokenizer = tokenizer_of(template)
-        examples, _ = build(tokenizer, turns)
+        examples, _ = build(tokenizer, conversation(*turns))
         assert "".join(targets(tokenizer, example) for example in examples) == "".join(
             f"{before}{answer}</s>" for _, answer in pairs
         )
-        prompt = ChatTemplate(tokenizer).render("", conversation(turns[:-1]).messages, prompt=True)
+        prompt = ChatTemplate(tokenizer).render("", conversation(*turns[:-1]).messages, prompt=True)
         assert tokenizer.decode(examples[-1].ids, clean_up_tokenization_spaces=False).startswith(prompt)
 
 
 def test_answers_of_the_prompt_and_excluded_turns_are_no_targets(tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of("chatml")
     for marks in ({"prompt_turns": 3}, {"untrained": (1,)}):
-        source = dataclasses.replace(conversation(TWO), **marks)
+        source = conversation(*TWO, **marks)
         (example,) = ExampleBuilder(tokenizer, max_seq_len=4096).build([source])
         assert targets(tokenizer, example) == "B.<|im_end|>"
     with pytest.raises(InputError, match="turn 2: "):
         list(ExampleBuilder(tokenizer, max_seq_len=4096, labels="all").build([source]))
 
 
-def test_a_system_text_for_all_lines_precedes_those_without_one(tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer = tokenizer_of("chatml")
-    own = build(tokenizer, WITH_SYSTEM)[0]
-    assert build(tokenizer, TWO, system="be good")[0] == own
-    assert build(tokenizer, WITH_SYSTEM, system="be bad")[0] == own
-
-
 def test_an_answer_without_a_question_is_rejected_by_its_turn(tokenizer_of: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match=r"line 1: turn 1: .*; remove the turn"):
-        build(tokenizer_of("chatml"), TWO[1:2])
+        build(tokenizer_of("chatml"), conversation(*TWO[1:2]))
     for turns in (TWO, TWO[1:]):  # with all labels every token but the first is a target
-        (example,), _ = build(tokenizer_of("chatml"), turns, labels="all")
+        (example,), _ = build(tokenizer_of("chatml"), conversation(*turns), labels="all")
         assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)
 
 
@@ -127,7 +98,7 @@ def test_a_token_is_found_at_its_offset(tokenizer_of: Callable[..., Any], text: 
 
 @pytest.mark.parametrize("template", ["chatml", "mistral"])
 def test_a_conversation_is_rendered_as_by_the_tokenizer(template: str, tokenizer_of: Callable[..., Any]) -> None:
-    tokenizer, messages = tokenizer_of(template), conversation(WITH_SYSTEM).messages
+    tokenizer, messages = tokenizer_of(template), conversation(*WITH_SYSTEM).messages
     for prompt in (False, True):
         expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
         assert ChatTemplate(tokenizer).render("d.jsonl: line 1", messages, prompt=prompt) == expected
@@ -140,20 +111,20 @@ def test_a_long_conversation_is_cut_without_rendering_each_beginning(
     monkeypatch.setattr(ChatTemplate, "render", lambda *args, **options: renders.append(1) or render(*args, **options))
     turns = TWO * 20
     tokenizer = tokenizer_of("chatml")
-    (example,), reported = build(tokenizer, turns, max_seq_len=100, too_long="cut")
-    (whole,), _ = build(tokenizer, turns)
+    (example,), reported = build(tokenizer, conversation(*turns), max_seq_len=100, too_long="cut")
+    (whole,), _ = build(tokenizer, conversation(*turns))
     assert example.ids == whole.ids[: len(example.ids)]
-    assert 100 - len(example.ids) < len(build(tokenizer, TWO[:2])[0][0].ids)
+    assert 100 - len(example.ids) < len(build(tokenizer, conversation(*TWO[:2]))[0][0].ids)
     assert reported.counts == {findings.TOO_LONG_CUT: 1}
     assert len(renders) < 300, "all beginnings take 1,000"
 
 
 def test_examples_of_each_answer_are_bounded(tokenizer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    examples, _ = build(tokenizer_of("mistral"), WITH_SYSTEM)
+    examples, _ = build(tokenizer_of("mistral"), conversation(*WITH_SYSTEM))
     assert len(examples) == 2
     monkeypatch.setattr(rendering, "MAX_SPLIT_CHARS", 50)
     with pytest.raises(InputError, match=r"d\.jsonl: line 1: .*50 characters"):
-        build(tokenizer_of("mistral"), WITH_SYSTEM)
+        build(tokenizer_of("mistral"), conversation(*WITH_SYSTEM))
 
 
 @pytest.mark.parametrize("body", ["", "a"])
@@ -166,7 +137,7 @@ def test_a_template_that_does_not_end_is_an_error_with_the_data_line(
     tokenizer = tokenizer_of("chatml")
     tokenizer.chat_template = f"{condition}{loops}{'{% endif %}' if condition else ''}"
     with pytest.raises(InputError, match=r"^d\.jsonl: line 7: .* 0\.05 s "):
-        ChatTemplate(tokenizer).render("d.jsonl: line 7", conversation(WITH_SYSTEM).messages)
+        ChatTemplate(tokenizer).render("d.jsonl: line 7", conversation(*WITH_SYSTEM).messages)
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0), "the timer runs only while a template renders"
 
 
@@ -181,13 +152,13 @@ def test_a_template_that_writes_the_date_renders_equally_on_each_day(tokenizer_o
 def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tokenizer_of: Callable[..., Any]) -> None:
     tokenizer = tokenizer_of(template)
     turns = [*TWO, ("user", "c?"), ("assistant", "C" * 100)]
-    whole = len(build(tokenizer, turns)[0][0].ids)
-    two = len(build(tokenizer, TWO)[0][0].ids)
+    whole = len(build(tokenizer, conversation(*turns))[0][0].ids)
+    two = len(build(tokenizer, conversation(*TWO))[0][0].ids)
     for max_seq_len in (two, two + 5, whole - 1):
-        (example,), reported = build(tokenizer, turns, max_seq_len=max_seq_len, too_long="cut")
-        assert example.ids == build(tokenizer, TWO)[0][0].ids
+        (example,), reported = build(tokenizer, conversation(*turns), max_seq_len=max_seq_len, too_long="cut")
+        assert example.ids == build(tokenizer, conversation(*TWO))[0][0].ids
         assert reported.counts == {findings.TOO_LONG_CUT: 1}
-    assert build(tokenizer, turns, max_seq_len=whole, too_long="cut")[1].counts == {}
+    assert build(tokenizer, conversation(*turns), max_seq_len=whole, too_long="cut")[1].counts == {}
 
 
 @pytest.mark.parametrize(
@@ -206,12 +177,7 @@ def test_cut_keeps_whole_answers_and_the_token_that_ends_them(template: str, tok
 )
 def test_an_unusable_template_is_rejected(template: str, message: str, tokenizer_of: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match=message):
-        build(tokenizer_of(template), TWO)
-
-
-def plain_text(text: str) -> Conversation:
-    turns = (("assistant", text),)
-    return Conversation(file="d.jsonl", line=7, turns=turns, digest=b"", is_text=True)
+        build(tokenizer_of(template), conversation(*TWO))
 
 
 @pytest.mark.parametrize("adds_start", [False, True])
@@ -223,7 +189,7 @@ def test_plain_text_gets_the_tokenizers_start_and_end_and_every_token_is_a_targe
         start = ("<s>", tokenizer.bos_token_id)
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[start])
     builder = ExampleBuilder(tokenizer, max_seq_len=20, labels="all", special_tokens="text", system="s")
-    (example,) = builder.build([plain_text("a<s>b")])
+    (example,) = builder.build([plain_text(("assistant", "a<s>b"))])
     assert tokenizer.decode(example.ids.tolist()) == ("<s>" if adds_start else "") + "a<s>b<|im_end|>"
     assert example.ids.tolist().count(tokenizer.bos_token_id) == adds_start  # the typed one is text
     assert example.targets == b"\0" + b"\1" * (len(example.ids) - 1)
@@ -233,24 +199,18 @@ def test_plain_text_gets_the_tokenizers_start_and_end_and_every_token_is_a_targe
 def test_long_plain_text_is_dropped_or_divided_without_a_loss(tokenizer_of: Callable[..., Any]) -> None:
     text = "x" * 16  # and one token at its end
     build = partial(ExampleBuilder, tokenizer_of("chatml"), max_seq_len=8, labels="all")
-    assert list(build().build([plain_text(text), plain_text(" \n")])) == []
+    assert list(build().build([plain_text(("assistant", text)), plain_text(("assistant", " \n"))])) == []
     builder = build(too_long="cut")
-    pieces = list(builder.build([plain_text(text), plain_text("y")]))
+    pieces = list(builder.build([plain_text(("assistant", text)), plain_text(("assistant", "y"))]))
     assert [len(piece.ids) for piece in pieces] == [8, 8, 2]
     assert builder.findings.lost(3, 18) is None
     assert builder.findings.counts[findings.TEXT_DIVIDED] == 1
 
 
-def test_plain_text_without_a_target_mask_of_all_is_refused_with_the_setting(tokenizer_of: Callable[..., Any]) -> None:
-    builder = ExampleBuilder(tokenizer_of("chatml"), max_seq_len=20)
-    with pytest.raises(InputError, match=r"d\.jsonl: line 7: text: .*train\.label_mask: all"):
-        list(builder.build([plain_text("a")]))
-
-
 def test_what_is_lost_to_length_names_the_length_that_loses_one_percent(tokenizer_of: Callable[..., Any]) -> None:
     builder = ExampleBuilder(tokenizer_of("chatml"), max_seq_len=10, labels="all")
     texts = [*("x" * 5 for _ in range(300)), *("x" * 19 for _ in range(20)), "x" * 30]
-    kept = list(builder.build(map(plain_text, texts)))
+    kept = list(builder.build(plain_text(("assistant", text)) for text in texts))
     lost = builder.findings.lost(len(kept), sum(len(example.ids) for example in kept))
     assert lost == LostToLength(
         rows=21, all_rows=321, tokens=20 * 20 + 31, all_tokens=300 * 6 + 431, enough=31, lines=1
@@ -262,5 +222,5 @@ def test_a_conversation_whose_rendering_takes_too_long_ends_the_reading(tokenize
     monkeypatch.setattr(rendering, "MAX_RENDERING_SEC", -1.0)
     skipped = list[InputError]()
     with pytest.raises(TemplateTimeout, match=r"^d\.jsonl: line 1: turn 2 of 4: .*; divide"):
-        build(tokenizer_of(), TWO, on_bad_line=skipped.append)
+        build(tokenizer_of(), conversation(*TWO), on_bad_line=skipped.append)
     assert skipped == []

@@ -12,15 +12,11 @@ from typing import Any
 import pytest
 
 from bench.data import findings
-from bench.data.collate import make_rows
-from bench.data.conversations import parse_conversation
-from bench.data.formats import FORMATS
-from bench.data.inputs import Conversation, InputError
+from bench.data.inputs import InputError
 from bench.data.masking import Example, ExampleBuilder
 from bench.data.tokenizer import load_tokenizer
-from bench.records import Trial
 from tests.support.published import AXOLOTL, SPACE_RULES, TRL, template_text, write_mistral_tokenizer
-from tests.unit.bench.data.conftest import MISTRAL
+from tests.unit.bench.data.conftest import MISTRAL, build, conversation, parsed
 
 FAMILIES: dict[str, Sequence[str]] = {
     TRL: (
@@ -59,12 +55,11 @@ def test_each_answer_is_trained_after_its_prompt_at_inference(
 ) -> None:
     template = template_text(name)
     tokenizer = tokenizer_of(template, special=control_tokens(template))
-    builder = ExampleBuilder(tokenizer, max_seq_len=4096)
-    conversation = Conversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b"")
-    trained = [pair for example in builder.build([conversation]) for pair in answers(tokenizer, example)]
+    source = conversation(*turns)
+    trained = [pair for example in build(tokenizer, source)[0] for pair in answers(tokenizer, example)]
     indices = [index for index, (role, _) in enumerate(turns) if role == "assistant"]
     prompts = [
-        tokenizer.apply_chat_template(conversation.messages[:index], tokenize=False, add_generation_prompt=True)
+        tokenizer.apply_chat_template(source.messages[:index], tokenize=False, add_generation_prompt=True)
         for index in indices
     ]
     assert [prompt for prompt, _ in trained] == prompts
@@ -74,25 +69,9 @@ def test_each_answer_is_trained_after_its_prompt_at_inference(
         assert text.count("</think>") == text.count("<think>") + prompts[0].rstrip().endswith("<think>")
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize(
-    "turns", [TWO, WITH_SYSTEM, THOUGHTFUL, WITH_SYSTEM[:4]], ids=["two", "both", "thought", "ask"]
-)
-def test_a_benchmark_reads_a_conversation_as_a_training_does(
-    name: str, turns: Sequence[tuple[str, str]], tokenizer_of: Callable[..., Any], make_trial: Callable[..., Trial]
-) -> None:
-    template = template_text(name)
-    tokenizer = tokenizer_of(template, special=control_tokens(template))
-    conversation = Conversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b"")
-    rows = make_rows(make_trial(max_seq_len=4096), [conversation], tokenizer)
-    examples = ExampleBuilder(tokenizer, max_seq_len=4096, special_tokens="text").build([conversation])
-    assert [row.ids for row in rows] == [example.ids.tolist() for example in examples]
-
-
 def test_a_template_that_does_not_write_text_is_rejected(tokenizer_of: Callable[..., Any]) -> None:
-    builder = ExampleBuilder(tokenizer_of(template_text(f"{TRL}/smolvlm.jinja")), max_seq_len=4096)
     with pytest.raises(InputError, match="chat template"):
-        list(builder.build([Conversation(file="d.jsonl", line=1, turns=TWO, digest=b"")]))
+        build(tokenizer_of(template_text(f"{TRL}/smolvlm.jinja")), conversation(*TWO))
 
 
 @pytest.mark.parametrize("name", [f"{TRL}/{family}.jinja" for family in OPEN_THOUGHT])
@@ -100,13 +79,12 @@ def test_a_thought_that_the_prompt_begins_is_trained_to_its_end(name: str, token
     template = template_text(name)
     tokenizer = tokenizer_of(template, special=control_tokens(template))
     for turns, expected in ((THOUGHTFUL, "hm\n</think>\n\nA."), (TWO[:2], "\n</think>\n\nA.")):
-        builder = ExampleBuilder(tokenizer, max_seq_len=4096)
-        (example,) = builder.build([Conversation(file="d.jsonl", line=1, turns=turns, digest=b"")])
+        (example,), reported = build(tokenizer, conversation(*turns))
         ((prompt, text),) = answers(tokenizer, example)
         assert prompt.endswith("<think>\n")
         assert text == f"{expected}{DEEPSEEK_END}"
-        assert builder.findings.counts[findings.THOUGHT_ADDED] == (turns is not THOUGHTFUL)
-        assert builder.findings.counts[findings.PROMPT_ADDS] == 1
+        assert reported.counts[findings.THOUGHT_ADDED] == (turns is not THOUGHTFUL)
+        assert reported.counts[findings.PROMPT_ADDS] == 1
 
 
 LITERAL = ("gptoss", "gemma4_v5", "diffusion_gemma", "muse_glimmer", "qwen3_8")  # <think> would be text there
@@ -124,10 +102,8 @@ def test_a_thought_is_written_in_the_templates_own_form(name: str, tokenizer_of:
     tokenizer = tokenizer_of(template, special=control_tokens(template))
     asks = [{"role": "user", "content": "a?"}, {"role": "user", "content": "b?"}]
     thoughts = [{"role": "assistant", "content": f"A{n}.", "reasoning_content": f"hm{n}"} for n in range(2)]
-    line = {"messages": [asks[0], thoughts[0], asks[1], thoughts[1]]}
-    source = parse_conversation(line, FORMATS["messages"], file="d.jsonl", line=1, unit="line")
-    builder = ExampleBuilder(tokenizer, max_seq_len=4096)
-    trained = [pair for example in builder.build([source]) for pair in answers(tokenizer, example)]
+    source = parsed(messages=[asks[0], thoughts[0], asks[1], thoughts[1]])
+    trained = [pair for example in build(tokenizer, source)[0] for pair in answers(tokenizer, example)]
     before, after = THINKING[name]
     for n, (prompt, text) in enumerate(trained):
         expected = tokenizer.apply_chat_template(
@@ -139,29 +115,27 @@ def test_a_thought_is_written_in_the_templates_own_form(name: str, tokenizer_of:
         assert f"A{n}." in text
         assert written.index(before) < written.index(f"hm{n}") < written.rindex(after)
     assert len(trained) == 2
-    literal = {"messages": [asks[0], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nA."}]}
-    list(builder.build([parse_conversation(literal, FORMATS["messages"], file="d.jsonl", line=1, unit="line")]))
-    assert builder.findings.counts[findings.THOUGHT_IN_TEXT] == (name in LITERAL)
+    literal = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nA."}
+    _, reported = build(tokenizer, parsed(messages=[asks[0], literal]))
+    assert reported.counts[findings.THOUGHT_IN_TEXT] == (name in LITERAL)
 
 
 @pytest.mark.parametrize("name", ["llama3_1", "gemma4", "deepseek_r1_distill"])  # gemma4 writes those of calls only
 def test_a_thought_that_the_template_does_not_write_is_refused(name: str, tokenizer_of: Callable[..., Any]) -> None:
     turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "A.", "thinking": "hm"}]
-    source = parse_conversation({"messages": turns}, FORMATS["messages"], file="d.jsonl", line=1, unit="line")
-    builder = ExampleBuilder(tokenizer_of(template_text(f"{TRL}/{name}.jinja")), max_seq_len=4096)
-    with pytest.raises(InputError, match="line 1: turn 2: reasoning_content: "):
-        list(builder.build([source]))
+    with pytest.raises(InputError, match="line 7: turn 2: reasoning_content: "):
+        build(tokenizer_of(template_text(f"{TRL}/{name}.jinja")), parsed(messages=turns))
 
 
 @pytest.mark.parametrize("name", ["gptoss", "gemma4", "qwen2_5", "cohere"])
 def test_a_developer_is_read_where_the_template_writes_it(name: str, tokenizer_of: Callable[..., Any]) -> None:
-    builder = ExampleBuilder(tokenizer_of(template_text(f"{TRL}/{name}.jinja")), max_seq_len=4096)
-    source = Conversation(file="d.jsonl", line=1, turns=(("developer", "be good"), *TWO), digest=b"")
+    tokenizer = tokenizer_of(template_text(f"{TRL}/{name}.jinja"))
+    source = conversation(("developer", "be good"), *TWO)
     if name in ("gptoss", "gemma4"):
-        assert len(list(builder.build([source]))) > 0
+        assert build(tokenizer, source)[0]
     else:
         with pytest.raises(InputError, match="line 1: "):
-            list(builder.build([source]))
+            build(tokenizer, source)
 
 
 @pytest.mark.parametrize("rule", SPACE_RULES)
@@ -171,7 +145,7 @@ def test_examples_that_begin_alike_have_the_tokens_of_their_texts(rule: str, tmp
     turns = [*WITH_SYSTEM, ("user", "  c </s> d\n"), ("assistant", " C "), ("user", "e"), ("assistant", "E")]
     for special_tokens in ("keep", "text"):
         builder = ExampleBuilder(tokenizer, max_seq_len=None, special_tokens=special_tokens)
-        texts = builder._render_if_accepted(Conversation(file="d.jsonl", line=1, turns=tuple(turns), digest=b""))
+        texts = builder._render_if_accepted(conversation(*turns))
         examples = list(builder._encode(texts))
         assert [example.ids for example in examples] == [ids for ids, _ in builder._encode_whole(texts)]
         assert [example.start > 0 for example in examples] == [False, True, True, False]

@@ -6,23 +6,19 @@ The templates are read as in test_published_templates.py.
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bench.data import findings
-from bench.data.conversations import parse_conversation
-from bench.data.formats import FORMATS
 from bench.data.inputs import Conversation, InputError
-from bench.data.masking import ExampleBuilder
 from bench.data.tokenizer import ChatTemplate
 from bench.data.tool_template import ToolTemplate
 from tests.support.paths import ROOT
 from tests.support.published import AXOLOTL, TRL, template_text
+from tests.unit.bench.data.conftest import build, parsed
 from tests.unit.bench.data.test_published_templates import (
-    DEEPSEEK_END,
-    OPEN_THOUGHT,
     answers,
     control_tokens,
 )
@@ -49,11 +45,6 @@ FAMILIES = {
 TEMPLATES = [pytest.param(f"{folder}/{name}.jinja", id=name) for folder, names in FAMILIES.items() for name in names]
 
 
-def conversation(messages: Sequence[dict[str, Any]], **keys: Any) -> Conversation:
-    line = {"messages": messages, **keys}
-    return parse_conversation(line, FORMATS["messages"], file="d.jsonl", line=7, unit="line")
-
-
 def tokenizer_with(name: str, tokenizer_of: Callable[..., Any]) -> Any:
     template = template_text(name)
     return tokenizer_of(template, special=control_tokens(template))
@@ -64,9 +55,8 @@ def tokenizer_with(name: str, tokenizer_of: Callable[..., Any]) -> Any:
 def test_calls_are_trained_after_their_prompt_and_results_are_not(
     name: str, turns: list[dict[str, Any]], tokenizer_of: Callable[..., Any]
 ) -> None:
-    tokenizer, source = tokenizer_with(name, tokenizer_of), conversation(turns, tools=TOOLS)
-    builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
-    trained = [pair for example in builder.build([source]) for pair in answers(tokenizer, example)]
+    tokenizer, source = tokenizer_with(name, tokenizer_of), parsed(messages=turns, tools=TOOLS)
+    trained = [pair for example in build(tokenizer, source)[0] for pair in answers(tokenizer, example)]
     messages, _ = ToolTemplate(ChatTemplate(tokenizer)).messages(source)
     prompts = [
         tokenizer.apply_chat_template(
@@ -114,7 +104,7 @@ def test_targets_are_those_of_trl_but_for_listed_differences(
     name: str, has_tools: bool, tokenizer_of: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizer_with(f"{TRL}/{name}_training.jinja", tokenizer_of)
-    source = conversation(TURNS, tools=TOOLS) if has_tools else conversation([TURNS[0], TURNS[3]])
+    source = parsed(messages=TURNS, tools=TOOLS) if has_tools else parsed(messages=[TURNS[0], TURNS[3]])
     before, after = (TOOLS_DIFFER if has_tools else CHATS_DIFFER)[name]
     ours, theirs = targets_of_both(tokenizer, source)
     assert theirs == [f"{before}{text}{after}" for text in ours]
@@ -122,8 +112,7 @@ def test_targets_are_those_of_trl_but_for_listed_differences(
 
 def targets_of_both(tokenizer: Any, source: Conversation) -> tuple[list[str], list[str]]:
     """Return the targets of each answer: ours, and by the marks of a template for training."""
-    builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
-    ours = [text for example in builder.build([source]) for _, text in answers(tokenizer, example)]
+    ours = [text for example in build(tokenizer, source)[0] for _, text in answers(tokenizer, example)]
     messages, _ = ToolTemplate(ChatTemplate(tokenizer)).messages(source)
     encoded = tokenizer.apply_chat_template(
         messages, tools=list(source.tools) or None, return_assistant_tokens_mask=True, return_dict=True
@@ -142,10 +131,10 @@ def test_all_calls_of_a_turn_are_trained_or_the_line_is_refused(name: str, token
         {**CALL, "id": f"call_{city}", "function": {**CALL["function"], "arguments": {"city": city}}} for city in "XY"
     ]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "21 C"} for call in calls]
-    source = conversation([TURNS[0], {**TURNS[1], "tool_calls": calls}, *results, TURNS[3]], tools=TOOLS)
+    source = parsed(messages=[TURNS[0], {**TURNS[1], "tool_calls": calls}, *results, TURNS[3]], tools=TOOLS)
     tokenizer = tokenizer_with(name, tokenizer_of)
     try:
-        examples, refusal = list(ExampleBuilder(tokenizer, max_seq_len=100_000).build([source])), ""
+        examples, refusal = build(tokenizer, source)[0], ""
     except InputError as error:
         examples, refusal = [], str(error)
     trained = "".join(text for example in examples for _, text in answers(tokenizer, example))
@@ -161,27 +150,15 @@ def test_a_turn_of_glm_ends_at_the_token_that_begins_the_next_one(
     special = [token for token in control_tokens(template) if has_special_calls or "|" in token]
     tokenizer = tokenizer_of(template, special=[*special, GLM_ENDS[0]])
     tokenizer.turn_ends = frozenset(tokenizer.convert_tokens_to_ids(GLM_ENDS))
-    builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
-    (example,) = builder.build([conversation(MORE_TURNS, tools=TOOLS)])
+    (example,), reported = build(tokenizer, parsed(messages=MORE_TURNS, tools=TOOLS))
     ends = ("</tool_call><|observation|>", "It is mild.<|user|>", f"Bye.{tokenizer.eos_token}")
     texts = [text for _, text in answers(tokenizer, example)]
     assert len(texts) == len(ends)
     assert all(text.endswith(end) for text, end in zip(texts, ends, strict=True))
-    assert builder.findings.counts[findings.EOS_ADDED] == 1
+    assert reported.counts[findings.EOS_ADDED] == 1
     tokenizer.chat_template = template_text(f"{TRL}/glm4moe_training.jinja")
-    _, by_trl = targets_of_both(tokenizer, conversation(MORE_TURNS, tools=TOOLS))
+    _, by_trl = targets_of_both(tokenizer, parsed(messages=MORE_TURNS, tools=TOOLS))
     assert by_trl == [*texts[:2], texts[2].removesuffix(tokenizer.eos_token) + "<|user|>"]
-
-
-@pytest.mark.parametrize("name", OPEN_THOUGHT)
-def test_an_answer_without_a_thought_follows_an_empty_one_unlike_trl(
-    name: str, tokenizer_of: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizer_with(f"{TRL}/{name}_training.jinja", tokenizer_of)
-    ours, theirs = targets_of_both(tokenizer, conversation([TURNS[0], TURNS[3]]))
-    assert ours == [f"\n</think>\n\nIt is mild.{DEEPSEEK_END}"]
-    assert theirs[0].endswith(f"It is mild.{DEEPSEEK_END}")
-    assert "</think>" not in theirs[0]
 
 
 def test_a_template_that_demands_nine_characters_keeps_such_ids_and_gets_others_derived(
@@ -192,8 +169,7 @@ def test_a_template_that_demands_nine_characters_keeps_such_ids_and_gets_others_
     for identifier in ("call_1", "abcDEF789", None):
         call = {key: value for key, value in (CALL | {"id": identifier}).items() if value is not None}
         turns = [TURNS[0], TURNS[1] | {"tool_calls": [call]}, {"role": "tool", "content": "21 C"}, TURNS[3]]
-        builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
-        (example,) = builder.build([conversation(turns, tools=TOOLS)])
+        (example,), _ = build(tokenizer, parsed(messages=turns, tools=TOOLS))
         text = tokenizer.decode(example.ids)
         ids = re.findall(r'"(?:call_)?id": "([^"]*)"', text)
         assert len(ids) == 2
@@ -202,34 +178,16 @@ def test_a_template_that_demands_nine_characters_keeps_such_ids_and_gets_others_
         texts[identifier] = ids[0]
     assert texts["abcDEF789"] == "abcDEF789"
     assert len(set(texts.values())) == 3
-    again = ExampleBuilder(tokenizer, max_seq_len=100_000)
-    (example,) = again.build([conversation(TURNS, tools=TOOLS)])
+    (example,), _ = build(tokenizer, parsed(messages=TURNS, tools=TOOLS))
     assert texts["call_1"] in tokenizer.decode(example.ids)
-
-
-@pytest.mark.parametrize(
-    ("template", "tools", "reason"),
-    [
-        (f"{TRL}/gemma3.jinja", TOOLS, "tools: "),
-        (f"{TRL}/llama3.jinja", None, "tool_calls: "),
-        (f"{TRL}/lfm2.jinja", TOOLS, "tool_calls: "),
-        (f"{AXOLOTL}/falcon_h1.jinja", TOOLS, "tool_calls: "),
-    ],
-)
-def test_a_template_without_tools_refuses_the_line(
-    template: str, tools: Any, reason: str, tokenizer_of: Callable[..., Any]
-) -> None:
-    builder = ExampleBuilder(tokenizer_with(template, tokenizer_of), max_seq_len=100_000)
-    with pytest.raises(InputError, match=rf"^d\.jsonl: line 7: {reason}.*; "):
-        list(builder.build([conversation(TURNS, tools=tools)]))
 
 
 def test_a_template_of_json_text_gets_arguments_as_text_and_calls_without_tools(
     tokenizer_of: Callable[..., Any],
 ) -> None:
     tokenizer = tokenizer_with(f"{TRL}/deepseekv3.jinja", tokenizer_of)
-    builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
-    trained = [text for example in builder.build([conversation(TURNS)]) for _, text in answers(tokenizer, example)]
+    (example, *_), _ = build(tokenizer, parsed(messages=TURNS))
+    trained = [text for _, text in answers(tokenizer, example)]
     assert '```json\n{"city": "Rome"}\n```' in trained[0]
 
 
@@ -237,24 +195,30 @@ BARE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
     "CALL{% endfor %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+WITH_TOOLS = "{% if tools %}{{ tools | tojson }}" + BARE + "{% else %}" + BARE.replace("CALL", "") + "{% endif %}"
 
 
 @pytest.mark.parametrize(
-    ("call", "turns", "reason"),
+    ("template", "turns", "tools", "reason"),
     [
-        ("{{ c.function.name }}{{ c.function.arguments | tojson }}", TURNS[:3], "tools: missing"),
-        ("{{ c.function.name }}", TURNS, "tool_calls: "),
-        ("{{ c }}", TURNS, "tool_calls: "),
+        (f"{TRL}/gemma3.jinja", TURNS, TOOLS, "tools: "),
+        (f"{TRL}/llama3.jinja", TURNS, None, "tool_calls: "),
+        (f"{TRL}/lfm2.jinja", TURNS, TOOLS, "tool_calls: "),
+        (f"{AXOLOTL}/falcon_h1.jinja", TURNS, TOOLS, "tool_calls: "),
+        ("{{ c.function.name }}{{ c.function.arguments | tojson }}", TURNS[:3], None, "tools: missing"),
+        ("{{ c.function.name }}", TURNS, None, "tool_calls: "),
+        ("{{ c }}", TURNS, None, "tool_calls: "),
     ],
 )
-def test_a_call_without_tools_or_without_its_arguments_is_refused(
-    call: str, turns: list[dict[str, Any]], reason: str, tokenizer_of: Callable[..., Any]
+def test_a_template_that_does_not_write_tools_or_calls_refuses_the_line(
+    template: str, turns: list[dict[str, Any]], tools: Any, reason: str, tokenizer_of: Callable[..., Any]
 ) -> None:
-    needs_tools = "{% if tools %}{{ tools | tojson }}" + BARE.replace("CALL", call) + "{% else %}"
-    template = f"{needs_tools}{BARE.replace('CALL', '')}{{% endif %}}"
-    builder = ExampleBuilder(tokenizer_of(template), max_seq_len=100_000)
-    with pytest.raises(InputError, match=rf"line 7: {reason}"):
-        list(builder.build([conversation(turns)]))
+    is_file = template.endswith(".jinja")
+    tokenizer = (
+        tokenizer_with(template, tokenizer_of) if is_file else tokenizer_of(WITH_TOOLS.replace("CALL", template))
+    )
+    with pytest.raises(InputError, match=rf"^d\.jsonl: line 7: {reason}.*; "):
+        build(tokenizer, parsed(messages=turns, tools=tools))
 
 
 def test_a_text_that_the_template_leaves_out_is_counted_and_never_replaces_the_call(
@@ -263,11 +227,11 @@ def test_a_text_that_the_template_leaves_out_is_counted_and_never_replaces_the_c
     turns = [TURNS[0], TURNS[1] | {"content": "I look."}, *TURNS[2:]]
     for name in (f"{TRL}/llama3_1.jinja", f"{TRL}/deepseek_r1_distill.jinja"):
         tokenizer = tokenizer_with(name, tokenizer_of)
-        builder = ExampleBuilder(tokenizer, max_seq_len=100_000)
-        text = "".join(tokenizer.decode(example.ids) for example in builder.build([conversation(turns)]))
+        examples, reported = build(tokenizer, parsed(messages=turns))
+        text = "".join(tokenizer.decode(example.ids) for example in examples)
         assert "get_weather" in text
         assert "I look." not in text
-        assert builder.findings.counts[findings.CALL_TEXT_LEFT_OUT] == 1
+        assert reported.counts[findings.CALL_TEXT_LEFT_OUT] == 1
 
 
 def test_control_tokens_typed_in_tools_calls_and_results_are_text(tokenizer_of: Callable[..., Any]) -> None:
@@ -278,12 +242,11 @@ def test_control_tokens_typed_in_tools_calls_and_results_are_text(tokenizer_of: 
         tools = [{"type": "function", "function": FUNCTION | {"description": word}}]
         call = CALL | {"function": {"name": "get_weather", "arguments": {"city": word, word: 1}}}
         turns = [TURNS[0], TURNS[1] | {"tool_calls": [call]}, TURNS[2] | {"content": word}, TURNS[3]]
-        builder = ExampleBuilder(tokenizer, max_seq_len=100_000, special_tokens="text")
-        (example,) = builder.build([conversation(turns, tools=tools)])
+        (example,), reported = build(tokenizer, parsed(messages=turns, tools=tools), special_tokens="text")
         counts.append(list(example.ids).count(end))
         assert tokenizer.decode(example.ids).count(f'{{"city": "{word}", "{word}": 1}}') == 1
     assert counts[0] == counts[1]
-    assert builder.findings.counts[findings.TYPED_TOKEN.format("<|im_end|>")] == 1
+    assert reported.counts[findings.TYPED_TOKEN.format("<|im_end|>")] == 1
 
 
 def test_each_answer_of_a_prompt_is_an_example_and_a_long_one_is_cut_after_a_call(
@@ -291,25 +254,23 @@ def test_each_answer_of_a_prompt_is_an_example_and_a_long_one_is_cut_after_a_cal
 ) -> None:
     tokenizer = tokenizer_with(f"{TRL}/qwen2_5.jinja", tokenizer_of)
     line = {"prompt": TURNS[:1], "completions": [TURNS[1:], "I do not know."], "tools": TOOLS, "system": "s"}
-    source = parse_conversation(line, FORMATS["prompt and completions"], file="d.jsonl", line=7, unit="line")
-    whole = list(ExampleBuilder(tokenizer, max_seq_len=100_000).build([source]))
+    source = parsed(**line)
+    whole, _ = build(tokenizer, source)
     assert [[text for _, text in answers(tokenizer, example)][-1] for example in whole] == [
         "It is mild.<|im_end|>",
         "I do not know.<|im_end|>",
     ]
-    builder = ExampleBuilder(tokenizer, max_seq_len=len(whole[0].ids) - 1, too_long="cut")
-    cut, short = builder.build([source])
+    (cut, short), reported = build(tokenizer, source, max_seq_len=len(whole[0].ids) - 1, too_long="cut")
     assert short.ids == whole[1].ids
     assert [text for _, text in answers(tokenizer, cut)] == [text for _, text in answers(tokenizer, whole[0])][:1]
-    assert builder.findings.counts == {findings.TOO_LONG_CUT: 1, findings.OTHER_EOS: 1}
+    assert reported.counts == {findings.TOO_LONG_CUT: 1, findings.OTHER_EOS: 1}
 
 
 def test_the_template_of_the_tutorial_writes_tools_calls_and_results(tokenizer_of: Callable[..., Any]) -> None:
     template = (ROOT / "docs/chatml-tools.jinja").read_text(encoding="utf-8")
     tokenizer = tokenizer_of(template)
     for system in (None, "s"):
-        builder = ExampleBuilder(tokenizer, max_seq_len=100_000, system=system)
-        (example,) = builder.build([conversation(MORE_TURNS, tools=TOOLS)])
+        (example,), _ = build(tokenizer, parsed(messages=MORE_TURNS, tools=TOOLS), system=system)
         assert [text for _, text in answers(tokenizer, example)] == [
             '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call><|im_end|>',
             "It is mild.<|im_end|>",

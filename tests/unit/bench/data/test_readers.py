@@ -157,11 +157,6 @@ def test_a_benchmark_skips_chats_without_an_answer(tmp_path: Path) -> None:
         readers.read_data(write(path, *[NO_ANSWER] * 3))
 
 
-def test_a_benchmark_lists_bad_lines(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"2 lines .*line 1: .*line 3: "):
-        readers.read_data(write(tmp_path / "d.jsonl", "{", SAME_TURNS["messages"], "[]"))
-
-
 # A format is registered in one place --------------------------------------------------------------------------------
 
 TWO_LINES = Format("two lines", ("dialogue",), lambda location, line: two_lines(location, line["dialogue"]))
@@ -191,16 +186,18 @@ def test_a_registered_format_is_read_by_trainings_and_benchmarks(
 
 
 @pytest.mark.parametrize(
-    "added", [dataclasses.replace(TWO_LINES, name="Alpaca"), dataclasses.replace(TWO_LINES, keys=("messages",))]
+    ("changes", "expected"),
+    [
+        ({"name": "Alpaca"}, "Alpaca: .*twice"),
+        ({"keys": ("messages",)}, "two lines: .*twice"),
+        ({"keys": ()}, "two lines: keys"),
+    ],
 )
-def test_a_format_registered_twice_is_an_error_with_its_name(added: Format) -> None:
-    with pytest.raises(ValueError, match=rf"{added.name}: .*twice"):
-        formats.index_formats([*formats.FORMATS.values(), added])
-
-
-def test_a_format_without_keys_is_an_error_with_its_name() -> None:
-    with pytest.raises(ValueError, match="two lines: keys"):
-        formats.index_formats([dataclasses.replace(TWO_LINES, keys=())])
+def test_a_format_without_keys_or_registered_twice_is_an_error_with_its_name(
+    changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ValueError, match=expected):
+        formats.index_formats([*formats.FORMATS.values(), dataclasses.replace(TWO_LINES, **changes)])
 
 
 def test_a_benchmark_holds_a_part_of_much_data_chosen_by_content(
