@@ -1,44 +1,55 @@
-"""The system's page cache per file: the resident share of a file, and dropping it. Linux.
+"""The system's page cache per file: the share in memory, and dropping it. Linux.
 
-Dropping needs only the right to read the file. File systems in memory, and sandboxes with their own cache, accept the
-request and keep the pages, so mincore verifies the result.
+Both need only the right to read the file. File systems in memory, and sandboxes with their own cache, accept a drop and
+keep the pages, so the share verifies it.
 """
 
-import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 CHUNK_BYTES = 16 << 20
-_LOWEST_BIT = bytes(value & 1 for value in range(256))  # the only bit that mincore defines
+PROBES = 16  # for each file
 
 
-def drop(files: Iterable[Path]) -> None:
-    """Ask the system to drop the files' pages; `resident_share` verifies it. Raises OSError."""
+def drop(files: Sequence[Path]) -> float | None:
+    """Ask the system to drop the files' pages, and return the share that stayed. Raises OSError."""
     if not hasattr(os, "posix_fadvise"):
-        return  # not Linux
+        return None  # not Linux
     for path in files:
         with path.open("rb") as file:
             os.fdatasync(file.fileno())  # unwritten pages cannot be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    share = resident_share(files)
+    for path in files:  # the check itself may have loaded pages
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return share
 
 
 def resident_share(files: Iterable[Path]) -> float | None:
-    """Return the share, 0 to 1, of the files' pages that are in memory; None if unknown.
+    """Return the share, 0 to 1, of the probed pages that are in memory; None if unknown.
 
-    mincore is correct only with write permission for the file (Linux 5.2); otherwise every page looks resident.
+    A read with RWF_NOWAIT fails instead of waiting for a disk.
     """
-    resident = pages = 0
+    if not hasattr(os, "RWF_NOWAIT"):
+        return None
+    resident = probed = 0
     for path in files:
-        if not os.access(path, os.W_OK):
-            return None
-        states = _page_states(path)
-        if states is None:
-            return None
-        resident += len(states) - states.count(0)
-        pages += len(states)
-    return resident / pages if pages else None
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            # From the end to the start: a read of an uncached page may still load the pages after it.
+            for offset in range(size - 1, -1, -max(mmap.PAGESIZE, size // PROBES)):
+                probed += 1
+                try:
+                    os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
+                except BlockingIOError:
+                    continue
+                except OSError:  # a file system without such reads
+                    return None
+                resident += 1
+    return resident / probed if probed else None
 
 
 def read_all(files: Iterable[Path]) -> int:
@@ -50,21 +61,3 @@ def read_all(files: Iterable[Path]) -> int:
             while count := file.readinto(buffer):
                 total += count
     return total
-
-
-def _page_states(path: Path) -> bytes | None:
-    """Return one byte per page, 0 if it is not in memory; None if unknown."""
-    size = path.stat().st_size
-    if size == 0:
-        return b""
-    states = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    # Python exposes the address of a private mapping only; no page is touched.
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-        address = ctypes.c_char.from_buffer(mapped)
-        try:
-            failed = ctypes.CDLL(None).mincore(
-                ctypes.c_void_p(ctypes.addressof(address)), ctypes.c_size_t(size), ctypes.byref(states)
-            )
-        finally:
-            del address  # a mapping cannot be closed while a pointer into it exists
-    return None if failed else bytes(states).translate(_LOWEST_BIT)

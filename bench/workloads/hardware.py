@@ -5,8 +5,8 @@ events; the CPU's clock without a GPU), over operands larger than any cache. Wit
 clocks higher. A type that chip or stack do not support gives a measurement without a value and with a note, no error.
 
 A read measures the disk only if the page cache was empty. Any user may ask Linux to drop a file's cached pages
-(posix_fadvise DONTNEED); reads that do not wait for a disk (preadv2 RWF_NOWAIT) check that the pages are gone. If that
-cannot be checked, a read does not count as cold.
+(posix_fadvise DONTNEED); `bench.machine.page_cache` checks that they are gone. If that cannot be checked, a read does
+not count as cold.
 
 Not covered: caches below the kernel's, in a disk or in a file server; links between GPUs
 (`bench.workloads.distributed`); arithmetic outside matrix products; products under 20 us (size 2048 in 8
@@ -14,9 +14,7 @@ bits on a Hopper), which measure the kernel launch rate.
 """
 
 import contextlib
-import errno
 import math
-import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +40,6 @@ SAMPLE_SEC = 2e-3
 WARMUP_CALLS = 3
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
 BLOCK_BYTES = 8 << 20
-PROBES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,20 +261,10 @@ def add_copies(
         stops.check()
 
 
-def drop_from_cache(files: list[Path]) -> bool:
-    """Ask the kernel to drop the files' pages; True only if they are verifiably gone. Raises OSError."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    page_cache.drop(files)
-    is_cold = all(_is_cold(path) for path in files)
-    page_cache.drop(files)  # the check itself may have read pages
-    return is_cold
-
-
 def add_reads(record: Record, folder: Path, max_bytes: int, stops: StopSignals) -> None:
     """Add disk_read_gb_per_sec twice: cold if the cache can be dropped, then warm. Raises OSError."""
     files = sorted(weight_files(folder), key=lambda path: (-path.stat().st_size, path.name))
-    is_cold = drop_from_cache(files)
+    is_cold = page_cache.drop(files) == 0.0
     for cold in (True, False):
         if cold and not is_cold:
             note = "the page cache could not be dropped here, or not verifiably"
@@ -306,26 +293,3 @@ def _read(files: list[Path], max_bytes: int, stops: StopSignals) -> tuple[list[f
                     stops.check()
                     in_piece, start = 0, time.perf_counter()
     return rates, done
-
-
-def _is_cold(path: Path) -> bool:
-    """Return True if no probed byte is in the page cache; False if one is, or if that is unknown.
-
-    Does not use mincore like `bench.machine.page_cache`: that needs write permission, and a pod's model folder may be
-    read-only.
-    """
-    if not hasattr(os, "preadv") or not hasattr(os, "RWF_NOWAIT"):
-        return False
-    size = path.stat().st_size
-    step = max(mmap.PAGESIZE, size // PROBES)
-    with path.open("rb") as file:
-        # From the end to the start: a read of an uncached page may still load the pages after it.
-        for offset in range(max(0, size - mmap.PAGESIZE), -1, -step):
-            try:
-                os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
-            except OSError as error:
-                if error.errno != errno.EAGAIN:
-                    return False
-            else:
-                return False
-    return True

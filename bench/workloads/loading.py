@@ -259,8 +259,7 @@ class Loading:
     # Between -----------------------------------------------------------------------------------------------------
 
     def _drop_cache(self) -> CacheDrop:
-        page_cache.drop(self.files)
-        return CacheDrop(resident_share=page_cache.resident_share(self.files))
+        return CacheDrop(resident_share=page_cache.drop(self.files))
 
     def _synchronize(self) -> None:
         if self.session.placement.is_cuda:

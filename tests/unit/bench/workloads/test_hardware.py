@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.machine import page_cache
 from bench.records.result import Steps
 from bench.workloads import hardware, training
 from bench.workloads.hardware import Unsupported
@@ -113,17 +114,11 @@ def test_weights_are_read_cold_if_possible_and_then_warm_up_to_the_maximum(weigh
 
 
 def test_a_cache_that_cannot_be_dropped_gives_no_cold_number(weights, monkeypatch):
-    monkeypatch.setattr(hardware, "drop_from_cache", lambda _files: False)
+    monkeypatch.setattr(page_cache, "drop", lambda _: None)
     cold, warm = measure_reads(weights)
     assert (cold["value"], cold["cold"]) == (None, True)
     assert "could not be dropped" in cold["note"]
     assert (warm["cold"], warm["value"] > 0) == (False, True)
-
-
-def test_a_file_just_read_is_not_taken_for_cold(weights):
-    path = weights / "b.safetensors"
-    path.read_bytes()
-    assert hardware._is_cold(path) is False
 
 
 def test_mfu_is_unknown_without_memory_for_a_product_and_other_errors_propagate(on_cpu, monkeypatch):

@@ -1,5 +1,6 @@
 """Loading, cold and warm: page cache contents, notes if it cannot be dropped, and flags."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from bench.data.model_folder import weight_files
 from bench.machine import page_cache
 from bench.workloads import loading
 from bench.workloads.loading import CacheDrop, Loading, LoadResult
+from tests.support.faults import raising
 from tests.support.recorded_result import InMemoryRecord
 
 BIG = 1 << 20
@@ -37,19 +39,17 @@ def make_load(**changes: Any) -> LoadResult:
     return LoadResult(**(fields | changes))
 
 
-def test_a_file_just_read_is_resident_a_hole_is_not_and_otherwise_it_is_unknown(tmp_path, monkeypatch):
-    (tmp_path / "read").write_bytes(os.urandom(BIG))
-    assert page_cache.read_all([tmp_path / "read"]) == BIG
-    with (tmp_path / "hole").open("wb") as file:
-        file.truncate(BIG)
-    assert page_cache.resident_share([tmp_path / "read"]) == 1.0
-    assert page_cache.resident_share([tmp_path / "hole"]) == 0.0
-    assert page_cache.resident_share([tmp_path / "read", tmp_path / "hole"]) == 0.5
-    (tmp_path / "empty").touch()
-    assert page_cache.resident_share([]) is None
-    assert page_cache.resident_share([tmp_path / "empty"]) is None
-    monkeypatch.setattr(os, "access", lambda *_: False)  # mincore needs write permission
-    assert page_cache.resident_share([tmp_path / "read"]) is None
+def test_the_resident_share_is_of_probed_pages_and_unknown_without_such_reads(tmp_path, monkeypatch):
+    read, empty = tmp_path / "read", tmp_path / "empty"
+    read.write_bytes(os.urandom(BIG))
+    empty.touch()
+    assert page_cache.read_all([read]) == BIG
+    assert page_cache.resident_share([read, empty]) == 1.0
+    assert page_cache.resident_share([empty]) is None
+    monkeypatch.setattr(os, "preadv", raising(BlockingIOError()))
+    assert page_cache.resident_share([read]) == 0.0
+    monkeypatch.setattr(os, "preadv", raising(OSError(errno.EOPNOTSUPP, "not supported")))
+    assert page_cache.resident_share([read]) is None
 
 
 def test_dropping_does_not_change_the_content(tmp_path):
@@ -84,7 +84,7 @@ def test_a_drop_reports_its_result(share, refused, verified, note):
 
 
 def test_a_page_cache_that_keeps_the_files_gives_no_cold_number(bench, monkeypatch):
-    monkeypatch.setattr(page_cache, "resident_share", lambda _: 1.0)
+    monkeypatch.setattr(page_cache, "drop", lambda _: 1.0)
     assert bench.measure_cold() == []
     (entry,) = bench.record.added
     assert (entry["name"], entry["value"], entry["cache"]) == ("load_time_sec", None, "cold")
@@ -92,7 +92,7 @@ def test_a_page_cache_that_keeps_the_files_gives_no_cold_number(bench, monkeypat
 
 
 def test_a_drop_that_cannot_be_verified_is_measured_and_marked(bench, monkeypatch):
-    monkeypatch.setattr(page_cache, "resident_share", lambda _: None)
+    monkeypatch.setattr(page_cache, "drop", lambda _: None)
     monkeypatch.setattr(Loading, "load", lambda _: make_load())
     assert bench.measure_cold() == [make_load()]
     (entry,) = bench.record.added
