@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.data.inputs import DataFacts, ModelFacts
+from bench.machine import nvml
 from bench.records import Trial
 from bench.records.atomic_files import write_atomic
 from bench.records.paths import ENVIRONMENT_FILE
@@ -36,26 +37,6 @@ VARIABLES = (
     *("NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF"),
     *("PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
 )
-# Column names of nvidia-smi and of the record. All exist in the oldest driver that torch 2.1 supports: one unknown name
-# makes nvidia-smi fail.
-GPU_COLUMNS = {
-    "index": "index",
-    "name": "name",
-    "uuid": "uuid",
-    "driver_version": "driver",
-    "vbios_version": "vbios",
-    "memory.total": "memory_total_mib",
-    "clocks.max.sm": "clock_max_sm_mhz",
-    "clocks.max.mem": "clock_max_memory_mhz",
-    "clocks.sm": "clock_sm_at_start_mhz",
-    "clocks.mem": "clock_memory_at_start_mhz",
-    "power.limit": "power_cap_watts",
-    "power.default_limit": "power_cap_default_watts",
-    "ecc.mode.current": "ecc",
-    "persistence_mode": "persistence_mode",
-    "pcie.link.gen.max": "pcie_generation_max",
-    "pcie.link.width.max": "pcie_lanes_max",
-}
 _REQUIRED_NAME = re.compile(r"[A-Za-z0-9._-]+(?!.*;.*\bextra\b)")  # without requirements of an extra
 _FIELD = re.compile(r"^(Name|Version|Requires-Dist): *(.*\S)", re.MULTILINE)
 _TOP_LEVEL = re.compile(r"^([^/,\n]+?)(?:/[^,\n]*)?\.py,", re.MULTILINE)  # modules and packages of a RECORD file
@@ -104,7 +85,7 @@ def device_facts(torch: Any) -> dict[str, Any]:
         "gpu_name": None if gpu is None else gpu.name,
         "gpu_compute_capability": None if gpu is None else f"{gpu.major}.{gpu.minor}",
         "gpu_memory_bytes": None if gpu is None else gpu.total_memory,
-        "gpu_driver": None if gpu is None else next((entry["driver"] for entry in query_gpus()), None),
+        "gpu_driver": None if gpu is None else nvml.driver_version(),
     }
 
 
@@ -171,39 +152,10 @@ def environment_facts() -> dict[str, Any]:
     return {
         **{name: os.environ.get(variable) or None for name, variable in DIGEST_VARIABLES.items()},
         "code_sha256": code_digest(),
-        "gpus": query_gpus(),
+        "gpus": [{"name": gpu.name, **gpu.settings()} for gpu in nvml.all_gpus()],
         "packages": dict(sorted({package.name: package.version for package in _installed_packages()}.items())),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-
-
-def query_gpus() -> list[dict[str, Any]]:
-    """Return one entry per GPU of nvidia-smi, unknown columns None; empty if nvidia-smi fails."""
-    query = f"--query-gpu={','.join(GPU_COLUMNS)}"
-    return parse_gpus(_command_output("nvidia-smi", query, "--format=csv,noheader,nounits") or "")
-
-
-def parse_gpus(table: str) -> list[dict[str, Any]]:
-    """Parse nvidia-smi's CSV: numbers if a column's name ends in a unit, None for `[N/A]` and similar."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip()]
-    names = GPU_COLUMNS.values()
-    return [
-        {name: _cell(name, cell) for name, cell in zip(names, row, strict=True)}
-        for row in rows
-        if len(row) == len(names)
-    ]
-
-
-def _cell(name: str, cell: str) -> str | float | None:
-    if cell.startswith("[") or cell in ("", "N/A"):
-        return None
-    if not name.endswith(("_mhz", "_watts", "_mib", "_max", "index")):
-        return cell
-    try:
-        number = float(cell)
-    except ValueError:
-        return None
-    return int(number) if number.is_integer() else number
 
 
 class _InstalledPackage(NamedTuple):

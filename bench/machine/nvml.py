@@ -87,15 +87,16 @@ class Gpu:
             for process in running
         }
 
-    def facts(self) -> dict[str, Any]:
-        """Return the facts that do not change during a trial, for the fingerprint."""
+    def settings(self) -> dict[str, Any]:
+        """Return what does not change during a trial."""
         limit = self._query("nvmlDeviceGetEnforcedPowerLimit")
         ecc = self._query("nvmlDeviceGetEccMode")
         return {
-            "gpu_uuid": self.uuid,
-            "gpu_power_limit_watts": None if limit is None else limit / 1000.0,
-            "gpu_ecc": None if ecc is None else bool(ecc[0]),
-            "gpu_max_sm_clock_mhz": self._query("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_SM),
+            "uuid": self.uuid,
+            "power_limit_watts": None if limit is None else limit / 1000.0,
+            "ecc": None if ecc is None else bool(ecc[0]),
+            "max_sm_clock_mhz": self._query("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_SM),
+            "max_memory_clock_mhz": self._query("nvmlDeviceGetMaxClockInfo", self._library.NVML_CLOCK_MEM),
         }
 
     def ecc_errors(self, *, is_corrected: bool) -> int | None:
@@ -197,21 +198,19 @@ class XidEvents:
         return xids
 
 
-def select_gpus(library: Any, visible_devices: str | None) -> list[Gpu]:
+def select_gpus(gpus: list[Gpu], visible_devices: str | None) -> list[Gpu]:
     """Return the GPUs that CUDA will see, in its order. `visible_devices` is CUDA_VISIBLE_DEVICES, None if unset.
 
     As in CUDA, the first entry that names no GPU ends the list. Numbers follow the order on the bus, which is CUDA's
     order with CUDA_DEVICE_ORDER=PCI_BUS_ID (set by `number_gpus_by_bus`).
     """
-    count = int(library.nvmlDeviceGetCount())
-    all_gpus = [Gpu(library, library.nvmlDeviceGetHandleByIndex(index), index) for index in range(count)]
     if visible_devices is None:
-        return all_gpus
+        return gpus
     selected: list[Gpu] = []
     for word in (word.strip() for word in visible_devices.split(",")):
         matches = [
             gpu
-            for gpu in all_gpus
+            for gpu in gpus
             if (word.isdecimal() and gpu.index == int(word))
             or (word.startswith("GPU-") and (gpu.uuid or "").startswith(word))
         ]
@@ -223,15 +222,38 @@ def select_gpus(library: Any, visible_devices: str | None) -> list[Gpu]:
 
 def visible_gpus() -> list[Gpu]:
     """Return the GPUs that CUDA will see in this environment; empty without the library or a working driver."""
+    return select_gpus(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def all_gpus() -> list[Gpu]:
+    """Return the driver's GPUs; empty without the library or a working driver."""
+    library = _load_library()
+    if library is None:
+        return []
+    try:
+        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+    except library.NVMLError:
+        return []
+    return [Gpu(library, handle, index) for index, handle in enumerate(handles)]
+
+
+def driver_version() -> str | None:
+    """Return the driver's version; None without the library or a working driver."""
+    library = _load_library()
+    return None if library is None else _text(library.nvmlSystemGetDriverVersion())
+
+
+def _load_library() -> Any:
+    """Return the initialized library; None without it or a working driver."""
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
-        return []
+        return None
     try:
         library.nvmlInit()
-        return select_gpus(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
     except library.NVMLError:
-        return []
+        return None
+    return library
 
 
 def current_sample() -> dict[str, Any]:

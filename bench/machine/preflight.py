@@ -85,7 +85,8 @@ def inspect_gpus(
     if not gpus:
         return GpuNeighbours()
     expected = trial.world_size
-    facts: dict[str, Any] = {"gpus_visible": len(gpus), **gpus[0].facts()}
+    settings = {f"gpu_{name}": value for name, value in gpus[0].settings().items()}
+    facts: dict[str, Any] = {"gpus_visible": len(gpus), **settings}
     flags = []
     if len(gpus) > expected and not trial.workload.measures_scaling and trial.profile == "gpu":
         flags.append(f"{len(gpus)} GPUs are visible where {expected} is expected; set CUDA_VISIBLE_DEVICES=0")

@@ -27,7 +27,7 @@ _MAX_ENVIRONMENT_BYTES = 4_000_000  # a usual file lists every package and GPU i
 # These select the GPUs that a process sees, so they differ between trials.
 _PER_TRIAL_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
-_GPU_SETTINGS = ("clock_max_sm_mhz", "clock_max_memory_mhz", "power_cap_watts", "ecc")
+_GPU_SETTINGS = ("max_sm_clock_mhz", "max_memory_clock_mhz", "power_limit_watts", "ecc")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,35 +91,6 @@ def test_an_unknown_processor_has_no_flags_and_a_missing_package_no_version(monk
 
 # environment.json -----------------------------------------------------------------------------------------------------
 
-A10 = (
-    "0, NVIDIA A10, GPU-9f1c6d1e-0000-4c1e-8d0a-7d7d5f6a1b2c, 580.95.05, 94.02.5C.00.0B, 23028, 1695, 6251, 210, 405, "
-    "150.00, 150.00, Enabled, Enabled, 4, 16"
-)
-
-
-def test_a_gpu_is_described_with_units_and_as_numbers():
-    (gpu,) = fingerprint.parse_gpus(A10 + "\n")
-    uuid = "GPU-9f1c6d1e-0000-4c1e-8d0a-7d7d5f6a1b2c"
-    texts = {"name": "NVIDIA A10", "uuid": uuid, "driver": "580.95.05", "vbios": "94.02.5C.00.0B"}
-    clocks = {"clock_max_sm_mhz": 1695, "clock_max_memory_mhz": 6251}
-    clocks |= {"clock_sm_at_start_mhz": 210, "clock_memory_at_start_mhz": 405}
-    power = {"power_cap_watts": 150, "power_cap_default_watts": 150}
-    modes = {"ecc": "Enabled", "persistence_mode": "Enabled", "pcie_generation_max": 4, "pcie_lanes_max": 16}
-    assert gpu == {"index": 0, "memory_total_mib": 23028, **texts, **clocks, **power, **modes}
-
-
-@pytest.mark.parametrize("cell", ["[N/A]", "N/A", "[Unknown Error]", "Pending", ""])
-def test_values_that_the_driver_lacks_are_none(cell):
-    (gpu,) = fingerprint.parse_gpus(A10.replace("150.00, 150.00", f"{cell}, 149.5"))
-    assert (gpu["power_cap_watts"], gpu["power_cap_default_watts"]) == (None, 149.5)
-
-
-def test_every_gpu_of_the_driver_is_described():
-    two = fingerprint.parse_gpus(f"{A10}\n{A10.replace('0, NVIDIA A10', '1, NVIDIA A10')}")
-    assert [gpu["index"] for gpu in two] == [0, 1]
-    for table in ("", "No devices were found", 'Field "x" is not a valid field to query.'):
-        assert fingerprint.parse_gpus(table) == []
-
 
 def test_environment_json_is_whole_and_holds_digests_packages_and_allowed_variables(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("QLORA_FLEET_IMAGE_DIGEST", "sha256:aa")

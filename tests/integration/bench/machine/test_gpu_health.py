@@ -25,7 +25,8 @@ FAKES = ROOT / "tests" / "support" / "fakes"
 def monitor_of(monkeypatch: pytest.MonkeyPatch, gpu: dict[str, Any]) -> tuple[HealthMonitor, dict[str, Any]]:
     state = {**pynvml.USUAL, **gpu}
     monkeypatch.setattr(pynvml, "GPUS", [state])
-    return HealthMonitor(nvml.select_gpus(pynvml, None)), state
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    return HealthMonitor(nvml.all_gpus()), state
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "gpu_faults.yaml"))

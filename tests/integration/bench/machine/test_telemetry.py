@@ -64,7 +64,7 @@ def test_a_reading_has_the_units_in_its_names_and_none_for_what_the_driver_lacks
     reading, lacking = gpu.read(), older.read()
     assert (reading.power_watts, reading.sm_clock_mhz, reading.memory_clock_mhz) == (412.5, 1980, 3201)
     assert (reading.memory_used_bytes, reading.clock_limits) == (20 * GIB, ("sw_power_cap",))
-    assert gpu.facts()["gpu_power_limit_watts"] == 700.0
+    assert gpu.settings()["power_limit_watts"] == 700.0
     assert (lacking.utilization_percent, lacking.power_watts, older.processes()) == (None, None, None)
     assert (lacking.memory_used_bytes, lacking.clock_limits) == (21 * GIB, ("sw_power_cap",))  # by the older functions
 
@@ -94,7 +94,7 @@ def test_there_is_a_row_for_each_gpu_and_one_without_library_or_driver(library, 
 def test_the_gpus_are_those_that_cuda_will_see(library, visible_devices, indices):
     library.add(uuid="GPU-aaaa")
     library.add(uuid="GPU-bbbb")
-    assert [gpu.index for gpu in nvml.select_gpus(library, visible_devices)] == indices
+    assert [gpu.index for gpu in nvml.select_gpus(nvml.all_gpus(), visible_devices)] == indices
 
 
 @pytest.mark.parametrize(

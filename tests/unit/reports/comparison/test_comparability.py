@@ -17,9 +17,7 @@ def environment(**changed):
     return {
         "kind": "environment",
         "lock_digest": "lock-a",
-        "gpus": [
-            {"uuid": "GPU-1", "driver": "580.95", "power_cap_watts": 150, "clock_max_sm_mhz": 1695, "ecc": "Enabled"}
-        ],
+        "gpus": [{"uuid": "GPU-1", "power_limit_watts": 150, "max_sm_clock_mhz": 1695, "ecc": True}],
         "packages": {"torch": "2.11.0", "numpy": "2.0"},
         "variables": {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"},
     } | changed
