@@ -43,6 +43,7 @@ MAX_FILE_BYTES = 1 << 20
 MAX_REPLY_BYTES = 1 << 14
 ROW_SEC, START_SEC = 30.0, 60.0  # deadlines of a row, and of the first one after a start, which imports
 WAIT_SEC = 1.0
+ROWS_FILE = "rows.jsonl"
 MAX_FAILURES = 5  # ends of the process after which the remaining rows are given up
 VISIBLE_VARIABLES = ("PATH", "LANG", "LC_ALL", "TMPDIR")
 SHOWN_ROWS, NAMED_ROWS = 8, 20
@@ -108,12 +109,30 @@ class Scoring:
         """Digest of everything that decides the scores of given answers."""
         return hashlib.sha256(json.dumps([self.method, self.pattern, self.sha256]).encode()).hexdigest()
 
-    def score(self, rows: Sequence[AnsweredRow], on_wait: Callable[[], None] = lambda: None) -> list[RowScore]:
-        """Score each row. `on_wait` is called every second."""
+    def score(
+        self,
+        rows: Sequence[AnsweredRow],
+        on_wait: Callable[[], None] = lambda: None,
+        *,
+        row_sec: float = ROW_SEC,
+        start_sec: float = START_SEC,
+    ) -> list[RowScore]:
+        """Score each row. `on_wait` is called at least every second."""
         if self.method in _FUNCTIONS:
             return [_FUNCTIONS[self.method](row) for row in rows]
-        with ScoreProcess(self, on_wait=on_wait) as process:
-            return list(process.score(rows))
+        results, failures = list[RowScore](), 0
+        with scratch_folder("qlora-fleet-score-") as folder:
+            while len(results) < len(rows) and failures < MAX_FAILURES:
+                try:
+                    with _start_process(self, rows, len(results), folder) as process:
+                        for reply in _replies(process, on_wait, row_sec, start_sec):
+                            results.append(_parse_reply(reply, len(results)))
+                            if len(results) == len(rows):
+                                break
+                except _RowFailed as error:
+                    results.append(RowScore(values={}, fault=error.fault, detail=str(error)))
+                    failures += 1
+        return results + [RowScore(values={}, fault=ScoreFault.GAVE_UP)] * (len(rows) - len(results))
 
 
 # Methods --------------------------------------------------------------------------------------------------------------
@@ -172,130 +191,82 @@ _FUNCTIONS: Mapping[str, Callable[[AnsweredRow], RowScore]] = {
 }
 
 
-class ScoreProcess:
-    """The process of a score file or pattern: started again after a failure, given up after `MAX_FAILURES`."""
-
-    def __init__(
-        self,
-        scoring: Scoring,
-        *,
-        on_wait: Callable[[], None] = lambda: None,
-        row_sec: float = ROW_SEC,
-        start_sec: float = START_SEC,
-    ) -> None:
-        self._scoring, self._on_wait, self._row_sec, self._start_sec = scoring, on_wait, row_sec, start_sec
-        self._process: subprocess.Popen[bytes] | None = None
-        self._failures = 0
-
-    def __enter__(self) -> "ScoreProcess":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._end()
-
-    def score(self, rows: Sequence[AnsweredRow]) -> Iterator[RowScore]:
-        """Yield the score of each row."""
-        with scratch_folder("qlora-fleet-score-") as folder:
-            for number, row in enumerate(rows):
-                if self._failures >= MAX_FAILURES:
-                    yield RowScore(values={}, fault=ScoreFault.GAVE_UP)
-                    continue
-                result = self._score_row(number, row, folder)
-                if result.fault in (ScoreFault.CRASHED, ScoreFault.TIMED_OUT, ScoreFault.OUTPUT):
-                    self._failures += 1
-                    self._end()
-                yield result
-        self._end()
-
-    def _score_row(self, number: int, row: AnsweredRow, folder: Path) -> RowScore:
-        deadline = time.monotonic() + (self._start_sec if self._process is None else self._row_sec)
-        try:
-            process = self._process = self._process or self._start(folder)
-            self._send(process, json.dumps({"row": number, **vars(row)}), deadline)
-            reply = self._receive(process, deadline)
-        except _RowFailed as error:
-            return RowScore(values={}, fault=error.fault, detail=str(error))
-        except OSError as error:  # such as a deleted score file
-            return RowScore(values={}, fault=ScoreFault.CRASHED, detail=f"it cannot be started: {error.strerror}")
-        try:
-            content = schema.parse_object(reply)
-            if content.get("row") != number:  # written by a process that the score file has forked
-                return RowScore(values={}, fault=ScoreFault.OUTPUT, detail="a second reply to an earlier row")
-            if "fault" in content:
-                fault, detail = ScoreFault(content["fault"]), escape_controls(str(content.get("detail", "")))
-                return RowScore(values={}, fault=fault, detail=detail[: score_program.MAX_DETAIL_CHARS])
-            if type(content.get("score")) is float and 0.0 <= content["score"] <= 1.0:
-                return RowScore(values={SCORE: content["score"]})
-        except ValueError:
-            pass  # as any other reply that the program does not write
-        return RowScore(values={}, fault=ScoreFault.OUTPUT, detail="not a reply of the score's program")
-
-    def _start(self, folder: Path) -> "subprocess.Popen[bytes]":
-        environment = {name: os.environ[name] for name in VISIBLE_VARIABLES if name in os.environ}
-        is_file = self._scoring.sha256 is not None
-        target = str(Path(self._scoring.method).resolve()) if is_file else self._scoring.method
-        if is_file and sha256_of(Path(target)) != self._scoring.sha256:
-            raise _RowFailed(ScoreFault.CRASHED, "the file was changed during the training")
-        process = subprocess.Popen(
-            (sys.executable, "-I", "-X", "utf8", score_program.__file__, target),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=environment, cwd=folder, start_new_session=True, bufsize=0,
-        )  # fmt: skip
-        for stream in (process.stdin, process.stdout):
-            os.set_blocking(stream.fileno(), False)  # type: ignore[union-attr]
-        if self._scoring.pattern is not None:
-            self._send(process, json.dumps(self._scoring.pattern), time.monotonic() + self._start_sec)
-        return process
-
-    def _send(self, process: "subprocess.Popen[bytes]", line: str, deadline: float) -> None:
-        content = memoryview(line.encode("ascii") + b"\n")
-        while content:
-            self._await_stream(process.stdin, selectors.EVENT_WRITE, deadline)
-            try:
-                content = content[os.write(process.stdin.fileno(), content) :]  # type: ignore[union-attr]
-            except OSError as error:
-                raise _RowFailed(ScoreFault.CRASHED, _exit_text(process)) from error
-
-    def _receive(self, process: "subprocess.Popen[bytes]", deadline: float) -> bytes:
-        """Return the process's next line. Raises _RowFailed."""
-        line = b""
-        while not line.endswith(b"\n"):
-            self._await_stream(process.stdout, selectors.EVENT_READ, deadline)
-            chunk = os.read(process.stdout.fileno(), MAX_REPLY_BYTES)  # type: ignore[union-attr]
-            if not chunk:
-                raise _RowFailed(ScoreFault.CRASHED, _exit_text(process))
-            line += chunk
-            if len(line) > MAX_REPLY_BYTES or b"\n" in line[:-1]:
-                raise _RowFailed(ScoreFault.OUTPUT, f"more than one line or {MAX_REPLY_BYTES:,} bytes")
-        return line
-
-    def _await_stream(self, stream: Any, event: int, deadline: float) -> None:
-        """Wait until a stream is ready. Raises _RowFailed after the deadline."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(stream, event)
-            while not selector.select(min(WAIT_SEC, max(0.0, deadline - time.monotonic()))):
-                self._on_wait()
-                if time.monotonic() >= deadline:
-                    raise _RowFailed(ScoreFault.TIMED_OUT, "")
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and so have its children
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
-
-
 class _RowFailed(Exception):
-    """The process gave no reply to a row; `fault` is the cause."""
+    """The process gave no usable reply to a row, and is started again for the next one; `fault` is the cause."""
 
     def __init__(self, fault: ScoreFault, detail: str) -> None:
         super().__init__(detail)
         self.fault = fault
+
+
+@contextlib.contextmanager
+def _start_process(
+    scoring: Scoring, rows: Sequence[AnsweredRow], first: int, folder: Path
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start the process over the rows from number `first` on; at the end kill it with its children.
+
+    Raises _RowFailed.
+    """
+    is_file = scoring.sha256 is not None
+    target = str(Path(scoring.method).resolve()) if is_file else scoring.method
+    lines = [] if scoring.pattern is None else [json.dumps(scoring.pattern)]
+    lines += [json.dumps({"row": number, **vars(rows[number])}) for number in range(first, len(rows))]
+    (folder / ROWS_FILE).write_text("\n".join(lines) + "\n", encoding="ascii")
+    try:
+        if is_file and sha256_of(Path(target)) != scoring.sha256:
+            raise _RowFailed(ScoreFault.CRASHED, "the file was changed during the training")
+        with (folder / ROWS_FILE).open("rb") as stdin:
+            process = subprocess.Popen(
+                (sys.executable, "-I", "-X", "utf8", score_program.__file__, target),
+                stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, start_new_session=True,
+                env={name: os.environ[name] for name in VISIBLE_VARIABLES if name in os.environ}, bufsize=0,
+            )  # fmt: skip
+    except OSError as error:  # such as a deleted score file
+        raise _RowFailed(ScoreFault.CRASHED, f"it cannot be started: {error.strerror}") from error
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and so have its children
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _replies(
+    process: "subprocess.Popen[bytes]", on_wait: Callable[[], None], row_sec: float, start_sec: float
+) -> Iterator[bytes]:
+    """Yield the process's lines. Raises _RowFailed at its end, after a deadline, and for a line that is too long."""
+    rest, deadline = b"", time.monotonic() + start_sec
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
+        while True:
+            on_wait()
+            if not selector.select(min(WAIT_SEC, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    raise _RowFailed(ScoreFault.TIMED_OUT, "")
+                continue
+            chunk = os.read(process.stdout.fileno(), MAX_REPLY_BYTES)  # type: ignore[union-attr]
+            if not chunk:
+                raise _RowFailed(ScoreFault.CRASHED, _exit_text(process))
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_REPLY_BYTES:
+                raise _RowFailed(ScoreFault.OUTPUT, f"a line of more than {MAX_REPLY_BYTES:,} bytes")
+            if lines:
+                yield from lines
+                deadline = time.monotonic() + row_sec
+
+
+def _parse_reply(reply: bytes, number: int) -> RowScore:
+    """Return the score of row `number`. Raises _RowFailed for a reply that the program does not write."""
+    with contextlib.suppress(ValueError):
+        content = schema.parse_object(reply)
+        if content.get("row") != number:  # written by a process that the score file has forked
+            raise _RowFailed(ScoreFault.OUTPUT, "a reply to another row")
+        if "fault" in content:
+            fault, detail = ScoreFault(content["fault"]), escape_controls(str(content.get("detail", "")))
+            return RowScore(values={}, fault=fault, detail=detail[: score_program.MAX_DETAIL_CHARS])
+        if type(content.get("score")) is float and 0.0 <= content["score"] <= 1.0:
+            return RowScore(values={SCORE: content["score"]})
+    raise _RowFailed(ScoreFault.OUTPUT, "not a reply of the score's program")
 
 
 def _exit_text(process: "subprocess.Popen[bytes]") -> str:

@@ -7,7 +7,7 @@ import pytest
 from bench.records.atomic_files import sha256_of
 from bench.records.score import ScoreFault
 from bench.workloads.finetune import score
-from bench.workloads.finetune.score import AnsweredRow, ScoreProcess, Scoring
+from bench.workloads.finetune.score import AnsweredRow, Scoring
 
 FILE = """
 import os, sys, time
@@ -25,8 +25,7 @@ def scores(tmp_path, *answers: str, text: str = FILE, row_sec: float = 20.0) -> 
     path.write_text(text)
     scoring = Scoring(method=str(path), pattern=None, sha256=sha256_of(path))
     rows = [AnsweredRow(prompt="p\n\u2028", answer=answer, expected="\ud800\N{SNOWMAN}") for answer in answers]
-    with ScoreProcess(scoring, row_sec=row_sec, start_sec=20.0) as process:
-        results = list(process.score(rows))
+    results = scoring.score(rows, row_sec=row_sec, start_sec=20.0)
     return [(result.score if result.fault is None else result.fault, result.detail) for result in results]
 
 
@@ -137,8 +136,8 @@ def test_a_pattern_compares_first_groups_and_ends_where_it_would_search_for_ever
     def by_pattern(pattern: str, *pairs: tuple[str, str], row_sec: float = 20.0) -> list[object]:
         scoring = Scoring(method="regex", pattern=pattern, sha256=None)
         rows = [AnsweredRow(prompt="", answer=answer, expected=expected) for answer, expected in pairs]
-        with ScoreProcess(scoring, row_sec=row_sec) as process:
-            return [result.score if result.fault is None else result.fault for result in process.score(rows)]
+        results = scoring.score(rows, row_sec=row_sec)
+        return [result.score if result.fault is None else result.fault for result in results]
 
     pairs = (("so #### 42!", "#### 42"), ("#### 43", "#### 42"), ("42", "#### 42"), ("#### 1", "none"))
     assert by_pattern(r"#### (\d+)", *pairs) == [1.0, 0.0, 0.0, ScoreFault.EXPECTED]
