@@ -31,8 +31,8 @@ class SampleAnswer:
     """
 
     prompt: str
-    before: str | None
-    after: str | None
+    before: str | None = None
+    after: str | None = None
     before_ended: bool | None = None
     after_ended: bool | None = None
 

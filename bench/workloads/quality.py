@@ -118,7 +118,6 @@ def _make_trainer(
         on_progress=on_progress,
         stop_requested=lambda: False,
         checkpoints=None,
-        identity=resume.Identity.from_trial(trial, inputs[0].sha256, data.sha256),
+        identity=resume.identify(trial, inputs[0].sha256, data.sha256),
     )
-    peft_model = getattr(step.model, "peft_model", step.model)
-    return module.Trainer(modules, trial, data.training, step, peft_model, tokenizer, data, context)
+    return module.Trainer(modules, trial, step, tokenizer, data, context)

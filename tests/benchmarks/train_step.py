@@ -122,7 +122,7 @@ class Bench:
         base = load_base(self.modules, trial, self.placement)
         step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
         tokenizer = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 0})()
-        self.identity = resume.Identity.from_trial(trial, "model", data.sha256)
+        self.identity = resume.identify(trial, "model", data.sha256)
         lines = (folder / "lines.jsonl").open("ab", buffering=0)
         world = trainer_module.TrainContext(
             group=RankGroup(self.torch),
@@ -132,10 +132,7 @@ class Bench:
             checkpoints=folder,
             identity=self.identity,
         )
-        peft_model = getattr(step.model, "peft_model", step.model)
-        return trainer_module.Trainer(
-            self.modules, trial, training_set.training_of(trial), step, peft_model, tokenizer, data, world
-        )
+        return trainer_module.Trainer(self.modules, trial, step, tokenizer, data, world)
 
     def overhead(self, checkpoint_sec: float) -> tuple[list[Figure], dict[str, Any]]:
         """Measure alternating blocks of bare and complete steps, then single checkpoints."""

@@ -136,7 +136,7 @@ class Lab:
         base = self.base if self.base is not None else load_base(self.modules, self.trial, self.placement)
         self.base = None
         step = recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
-        self.identity = resume.Identity.from_trial(self.trial, "model", self.material.sha256)
+        self.identity = resume.identify(self.trial, "model", self.material.sha256)
         world = trainer_module.TrainContext(
             group=group or RankGroup(self.modules.torch),
             report=lambda **line: self.reports.append(line),
@@ -146,10 +146,7 @@ class Lab:
             identity=self.identity,
             started=time.monotonic() - loading_sec,
         )
-        return trainer_module.Trainer(
-            self.modules, self.trial, training_set.training_of(self.trial), step,
-            getattr(step.model, "peft_model", step.model), self.tokenizer, self.material, world,
-        )  # fmt: skip
+        return trainer_module.Trainer(self.modules, self.trial, step, self.tokenizer, self.material, world)
 
     def train(self, folder: Path, **options: Any) -> str:
         """Train from the newest checkpoint in `folder` to the end, write the adapter and return the stop reason."""

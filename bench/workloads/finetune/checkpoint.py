@@ -32,7 +32,7 @@ from bench.data import model_folder
 from bench.records.atomic_files import sha256_of, sync_folder
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.paths import MANIFEST_FILE
-from bench.records.score import TrainingTime
+from bench.records.score import SampleAnswer, TrainingTime
 from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
 
 MANIFEST, STATE, STEPS = MANIFEST_FILE, "state.json", "steps.f64"
@@ -52,18 +52,24 @@ class FileSum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """A checkpoint's files, and all inputs that determine the next steps' results.
+class Identity:
+    """All inputs that determine the next steps' results: digests of model, data and the bench's sources, and settings.
 
-    `settings` are the trial's settings that must not change on resume, `code` is the digest of the bench's sources.
+    `settings` are those of the trial that must not change on resume.
     """
 
-    step: int
-    world_size: int
-    code: str
     model: str
     data: str
+    code: str
     settings: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A checkpoint's step and files, and the identity of its training."""
+
+    step: int
+    identity: Identity
     files: dict[str, FileSum]
 
 
@@ -73,8 +79,7 @@ class State:
 
     `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples' losses before training,
     for comparison with later ones. `best_step` has the lowest held-out loss or the highest score so far, None before
-    the first evaluation. `answers` are the model's answers before training to the prompts `asked`, `ended` whether
-    each ended before its limit.
+    the first evaluation. `answers` are those before training.
     """
 
     step: int
@@ -82,9 +87,7 @@ class State:
     evaluations: list[Evaluation] = field(default_factory=list)
     first_losses: list[float] = field(default_factory=list)
     best_step: int | None = None
-    answers: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-    ended: list[bool] = field(default_factory=list)
+    answers: list[SampleAnswer] = field(default_factory=list)
     checkpoints: list[CheckpointFacts] = field(default_factory=list)
     time: TrainingTime = field(default_factory=TrainingTime)
 
@@ -162,9 +165,9 @@ def verify(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def write(checkpoints: Path, manifest: Manifest, contents: Mapping[str, bytes]) -> int:
-    """Write a checkpoint atomically and return its size in bytes. Sets `manifest.files`. Raises OSError."""
-    folder = checkpoint_folder(checkpoints, manifest.step)
+def write(checkpoints: Path, step: int, identity: Identity, contents: Mapping[str, bytes]) -> int:
+    """Write a checkpoint atomically and return its size in bytes. Raises OSError."""
+    folder = checkpoint_folder(checkpoints, step)
     part = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{folder.name}.part-"))
     try:
         sums = {}
@@ -172,7 +175,7 @@ def write(checkpoints: Path, manifest: Manifest, contents: Mapping[str, bytes]) 
             _write_synced(part / name, content)
             sums[name] = FileSum(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
         part.chmod(0o755)  # mkdtemp's 0700 would hide it on a shared volume
-        write_checksummed(part / MANIFEST, "checkpoint", Manifest(**{**vars(manifest), "files": sums}))
+        write_checksummed(part / MANIFEST, "checkpoint", Manifest(step=step, identity=identity, files=sums))
         if folder.exists():  # a broken checkpoint, or one of an earlier attempt
             replaced = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{folder.name}.part-"))
             os.rename(folder, replaced / "replaced")

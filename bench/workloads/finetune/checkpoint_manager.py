@@ -25,8 +25,7 @@ from bench.records.atomic_files import sync_folder
 from bench.records.paths import ADAPTER_FOLDER
 from bench.records.training import CheckpointFacts
 from bench.workloads.finetune import checkpoint, resume
-from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, History, Manifest, State
-from bench.workloads.finetune.resume import Identity
+from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, History, Identity, State
 
 MAX_WAIT_SEC = 600.0
 HEADER = {"format": "pt"}  # required by peft and transformers
@@ -203,7 +202,6 @@ class CheckpointManager:
         identity: Identity,
         weights: Weights,
         *,
-        world_size: int,
         keep_count: int,
         log: Callable[[str], None],
         on_wait: Callable[[], None],
@@ -211,7 +209,7 @@ class CheckpointManager:
         self.folder, self.weights, self.written = folder, weights, list[CheckpointFacts]()
         self.best: tuple[int, dict[str, Any]] | None = None
         self.newest_step = -1  # the step of the last checkpoint, complete or being written
-        self._identity, self._world_size, self._keep_count = identity, world_size, keep_count
+        self._identity, self._keep_count = identity, keep_count
         self._log, self._on_wait = log, on_wait
         self._snapshot = Snapshot(torch, weights)
         self._thread: threading.Thread | None = None
@@ -265,17 +263,8 @@ class CheckpointManager:
         }
         if best is not None and best[0] != state.step:
             contents[checkpoint.BEST] = save(best[1], HEADER)
-        manifest = Manifest(
-            step=state.step,
-            world_size=self._world_size,
-            code=self._identity.code,
-            model=self._identity.model,
-            data=self._identity.data,
-            settings=self._identity.settings,
-            files={},
-        )
         try:
-            size = checkpoint.write(self.folder, manifest, contents)
+            size = checkpoint.write(self.folder, state.step, self._identity, contents)
         except OSError as error:
             self.newest_step = -1
             self._log(f"the checkpoint of step {state.step} was not written: {error.strerror}: {self.folder}")

@@ -51,14 +51,12 @@ MIN_TOKENS_PER_SEC = {"gpu": 364.0, "tiny": 1.0}
 class RankSpec:
     """The paths of this attempt's ranks, and the digests computed before they were started.
 
-    `resume` is the checkpoint to resume from. Only rank 0 reads `checkpoints`, `resume` and `out`; `examples` is the
-    cache on each machine.
+    `resume` is the checkpoint to resume from. Only rank 0 reads `resume` and `out`, and writes to `checkpoints`.
     """
 
     checkpoints: str
     resume: str | None
     out: str
-    examples: str
     model_sha256: str
     data_sha256: str
 
@@ -267,9 +265,7 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
     checkpoint.clear_parts(folder)
     trial = trial.with_derived(derived)
     training = training_set.training_of(trial)
-    resume_point = resume.find_checkpoint(
-        folder, resume.Identity.from_trial(trial, inputs[0].sha256, data.sha256), record.log
-    )
+    resume_point = resume.find_checkpoint(folder, resume.identify(trial, inputs[0].sha256, data.sha256), record.log)
     if resume_point is None and training.init_adapter is not None:
         resume.verify_init_adapter(training.init_adapter, training.init_sha256)
     newest = None if resume_point is None else str(resume_point.path.resolve())
@@ -385,7 +381,6 @@ def _rank_spec(
         checkpoints=str(folder.resolve()),
         resume=newest,
         out=str(request.out.resolve()),
-        examples=str((folder / EXAMPLES_FOLDER).resolve()),
         model_sha256=model_sha256,
         data_sha256=data_sha256,
     )

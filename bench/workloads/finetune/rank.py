@@ -23,7 +23,7 @@ from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_FOLDER
 from bench.workloads.finetune import resume, training_set
 from bench.workloads.finetune.checkpoint import ADAPTER
-from bench.workloads.finetune.finetune import STOP_FILE, RankSpec
+from bench.workloads.finetune.finetune import EXAMPLES_FOLDER, STOP_FILE, RankSpec
 from bench.workloads.ranks.process import RankGroup, RankProcess, main, peak_vram_bytes
 
 
@@ -65,7 +65,7 @@ class FinetuneRank(RankProcess):
             self.group = self._connect()
         with self.phase("data"):
             tokenizer = training_set.tokenizer_loader(trial)()
-            data, _ = training_set.load(trial, lambda: tokenizer, Path(self.spec.examples))
+            data, _ = training_set.load(trial, lambda: tokenizer, Path(self.spec.checkpoints) / EXAMPLES_FOLDER)
             self._check_same_inputs(data.sha256)
         with self.phase("load"):
             trainer = self._make_trainer(data, tokenizer)
@@ -97,8 +97,7 @@ class FinetuneRank(RankProcess):
 
     def _make_trainer(self, data: training_set.TrainingSet, tokenizer: Any) -> Any:
         trial, step = self.trial, self.build_step()
-        peft_model = getattr(step.model, "peft_model", step.model)
-        self.identity = resume.Identity.from_trial(trial, self.spec.model_sha256, data.sha256)
+        self.identity = resume.identify(trial, self.spec.model_sha256, data.sha256)
         context = self.trainer_module.TrainContext(
             group=self.group,
             report=self.report,
@@ -108,9 +107,7 @@ class FinetuneRank(RankProcess):
             identity=self.identity,
             started=self.started,
         )
-        trainer = self.trainer_module.Trainer(
-            self.modules, trial, self.training, step, peft_model, tokenizer, data, context
-        )
+        trainer = self.trainer_module.Trainer(self.modules, trial, step, tokenizer, data, context)
         count = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
         message = (
             f"{trainer.steps:,} steps of {self.training.rows_per_step} rows; recipe {step.recipe}; training "

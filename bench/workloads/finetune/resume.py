@@ -24,7 +24,7 @@ from bench.records.status import ReasonCode
 from bench.records.training import BUDGET_LIMIT, Restart, Training
 from bench.records.units import format_mib
 from bench.workloads.finetune import checkpoint
-from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Manifest, State
+from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Identity, State
 from bench.workloads.finetune.score import Scoring
 
 # Settings that may change between attempts: they affect neither a step's result nor the choice of the final adapter.
@@ -43,21 +43,12 @@ JOURNAL = "journal.jsonl"
 NO_STEP, NO_REASON = "ended before its first step", "ended without a reason"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """The identity of a training: digests of model, data and code, and its settings."""
-
-    model: str
-    data: str
-    code: str
-    settings: dict[str, Any]
-
-    @classmethod
-    def from_trial(cls, trial: Trial, model: str, data: str) -> "Identity":
-        training, settings = trial.training, settings_of(trial)
-        if "training.score" in settings and training is not None and (scoring := Scoring.load(training)) is not None:
-            settings["training.score"] = [scoring.method, scoring.sha256]
-        return cls(model=model, data=data, code=code_digest(), settings=settings)
+def identify(trial: Trial, model: str, data: str) -> Identity:
+    """Return the identity of a training over a model and data with these digests."""
+    training, settings = trial.training, settings_of(trial)
+    if "training.score" in settings and training is not None and (scoring := Scoring.load(training)) is not None:
+        settings["training.score"] = [scoring.method, scoring.sha256]
+    return Identity(model=model, data=data, code=code_digest(), settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +60,6 @@ class ResumePoint:
 
     path: Path
     written: float
-    manifest: Manifest
     state: State
     history: History
 
@@ -98,14 +88,14 @@ def find_checkpoint(checkpoints: Path, current: Identity, log: Callable[[str], N
             broken.append(str(error))
             log(f"skipped a broken checkpoint: {error}")
             continue
-        if changed := differences(manifest, current):
+        if changed := differences(manifest.identity, current):
             others.append(f"{path}: made with {'; '.join(changed)}")
             continue
         for other in others:
             log(f"skipped: {other}")
-        if manifest.code != current.code:
+        if manifest.identity.code != current.code:
             log(f"{path}: written by another version of this program: results may differ in their last bits")
-        return ResumePoint(path=path, written=written, manifest=manifest, state=state, history=history)
+        return ResumePoint(path=path, written=written, state=state, history=history)
     if others:
         raise InputError(f"{others[0]}", remedy="restore these values, or use another folder for checkpoints")
     if broken:
@@ -134,15 +124,14 @@ def verify_init_adapter(folder: str, sha256: str | None) -> Path:
     return path
 
 
-def differences(manifest: Manifest, current: Identity) -> list[str]:
+def differences(saved: Identity, current: Identity) -> list[str]:
     """Describe each field that differs between a checkpoint and the current training."""
     changes = []
-    for name, before, after in (("model", manifest.model, current.model), ("data", manifest.data, current.data)):
+    for name, before, after in (("model", saved.model, current.model), ("data", saved.data, current.data)):
         if before != after:
             changes.append(f"another {name} (sha256 {before[:12]}, now {after[:12]})")
-    settings = manifest.settings
-    for key in sorted(settings.keys() | current.settings.keys()):
-        old, new = settings.get(key), current.settings.get(key)
+    for key in sorted(saved.settings.keys() | current.settings.keys()):
+        old, new = saved.settings.get(key), current.settings.get(key)
         if old != new:
             changes.append(f"{key} {_format(old)}, now {_format(new)}")
     return changes

@@ -20,11 +20,11 @@ from bench.harness.termination import NonFiniteLoss
 from bench.qlora.step import TrainingStep
 from bench.records import Trial, schema
 from bench.records.score import SampleAnswer, TrainingScore
-from bench.records.training import Evaluation, Training
+from bench.records.training import Evaluation
 from bench.records.units import format_mb
 from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.answers import AnswerGenerator, GeneratedAnswer
-from bench.workloads.finetune.checkpoint import History, State
+from bench.workloads.finetune.checkpoint import History, Identity, State
 from bench.workloads.finetune.checkpoint_manager import (
     CheckpointManager,
     Weights,
@@ -38,7 +38,7 @@ from bench.workloads.finetune.rehearsal import (
     rehearse_exchange,
     rehearse_row,
 )
-from bench.workloads.finetune.resume import Identity, Journal, ResumePoint, check_free_space, max_training_sec
+from bench.workloads.finetune.resume import Journal, ResumePoint, check_free_space, max_training_sec
 from bench.workloads.finetune.score import Scoring
 from bench.workloads.finetune.scoring import ScoreContext, ScoredAnswers, StopRequested, TrainingScorer
 from bench.workloads.finetune.steps import (
@@ -88,15 +88,15 @@ class Trainer:
         self,
         modules: torch_stack.Stack,
         trial: Trial,
-        training: Training,
         step: TrainingStep,
-        peft_model: Any,
         tokenizer: Any,
         training_set: TrainingSet,
         context: TrainContext,
     ) -> None:
-        self.modules, self.torch, self.trial, self.training = modules, modules.torch, trial, training
-        self.step, self.peft_model, self.tokenizer = step, peft_model, tokenizer
+        self.modules, self.torch, self.trial = modules, modules.torch, trial
+        self.training = training = training_set.training
+        self.step, self.tokenizer = step, tokenizer
+        self.peft_model = getattr(step.model, "peft_model", step.model)
         self.training_set, self.context, self.group = training_set, context, context.group
         trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
         self.gradients = Gradients(self.torch, trained, self.group, wire_dtype=training.gradients)
@@ -106,7 +106,7 @@ class Trainer:
         self.global_step = GlobalStep(
             self.torch, step, self.gradients, seed=trial.seed, max_norm=training.max_gradient_norm, extra_sums=2
         )
-        self.weights = Weights(modules, step, peft_model)
+        self.weights = Weights(modules, step, self.peft_model)
         self.state, self.history = State(step=0, seconds=0.0), History()
         self.checkpoint_manager: CheckpointManager | None = None
         self.journal: Journal | None = None
@@ -121,7 +121,7 @@ class Trainer:
 
             self.checkpoint_manager = CheckpointManager(
                 self.torch, context.checkpoints, context.identity, self.weights,
-                world_size=self.group.world_size, keep_count=training.keep_checkpoints, log=log,
+                keep_count=training.keep_checkpoints, log=log,
                 on_wait=lambda: self._report_progress("checkpoint", self.state.step),
             )  # fmt: skip
             self.journal = Journal(context.checkpoints)
@@ -323,12 +323,11 @@ class Trainer:
         if self.state.step == 0 and self.training.prompts and self.group.rank == 0:
             self.context.on_progress("answer", 0)
             generated = self._generate_answers(lambda message: self.context.report(log=message))
-            self.state = dataclasses.replace(
-                self.state,
-                answers=[text for text, _ in generated],
-                ended=[has_ended for _, has_ended in generated],
-                asked=list(self.training.prompts),
-            )
+            answers = [
+                SampleAnswer(prompt=prompt, before=text, before_ended=has_ended)
+                for prompt, (text, has_ended) in zip(self.training.prompts, generated, strict=True)
+            ]
+            self.state = dataclasses.replace(self.state, answers=answers)
         if self.state.step == 0 and self.scorer is not None:
             with contextlib.suppress(StopRequested):  # the next step ends the attempt
                 self.scorer.score_base()
@@ -467,16 +466,9 @@ class Trainer:
 
     def sample_answers(self) -> list[SampleAnswer]:
         """Answer the prompts with the present weights, next to the answers before training. Rank 0 only."""
-        after = self._generate_answers(lambda _: None)
-        before = dict(zip(self.state.asked, self.state.answers, strict=True))
-        ended = dict(zip(self.state.asked, self.state.ended, strict=True))
+        before = {answer.prompt: answer for answer in self.state.answers}
+        generated = self._generate_answers(lambda _: None)
         return [
-            SampleAnswer(
-                prompt=prompt,
-                before=before.get(prompt),
-                after=text,
-                before_ended=ended.get(prompt),
-                after_ended=has_ended,
-            )
-            for prompt, (text, has_ended) in zip(self.training.prompts, after, strict=True)
+            dataclasses.replace(before.get(prompt, SampleAnswer(prompt=prompt)), after=text, after_ended=has_ended)
+            for prompt, (text, has_ended) in zip(self.training.prompts, generated, strict=True)
         ]

@@ -17,8 +17,8 @@ from bench.data.tokenizer import load_tokenizer
 from bench.records import schema
 from bench.records.atomic_files import sha256_of
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume
-from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Manifest, State
-from bench.workloads.finetune.resume import Identity, Journal, record_restart
+from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Identity, State
+from bench.workloads.finetune.resume import Journal, record_restart
 from tests.support import tiny_training
 from tests.support.faults import full_disk
 
@@ -34,10 +34,8 @@ def write(folder: Path, step: int, identity: Identity = NOW) -> Path:
     for number in range(1, step + 1):
         history.add(**{**VALUES, "step": number})
     state = json.dumps(schema.to_json(State(step=step, seconds=1.0))).encode()
-    inputs = {name: getattr(identity, name) for name in ("model", "data", "code", "settings")}
-    manifest = Manifest(step=step, world_size=1, files={}, **inputs)
     contents = {checkpoint.ADAPTER: b"a" * 999, checkpoint.STATE: state, checkpoint.STEPS: history.to_bytes()}
-    checkpoint.write(folder, manifest, contents)
+    checkpoint.write(folder, step, identity, contents)
     return checkpoint.checkpoint_folder(folder, step)
 
 
@@ -115,11 +113,10 @@ def test_the_score_file_that_chooses_the_adapter_must_not_change(tmp_path):
     path.write_text("def score(prompt, answer, expected): return 1")
     training = dataclasses.replace(trial.training, score=str(path), best_by="score")
     trial = dataclasses.replace(trial, training=training)
-    now = Identity.from_trial(trial, NOW.model, NOW.data)
-    manifest = checkpoint.verify(write(tmp_path, 3, now))
+    now = resume.identify(trial, NOW.model, NOW.data)
     path.write_text("def score(prompt, answer, expected): return 0")
-    changed = Identity.from_trial(trial, NOW.model, NOW.data)
-    (difference,) = resume.differences(manifest, changed)
+    changed = resume.identify(trial, NOW.model, NOW.data)
+    (difference,) = resume.differences(now, changed)
     assert difference.startswith("training.score ")
 
 

@@ -73,8 +73,8 @@ def test_an_answer_before_training_is_matched_by_prompt_if_prompts_changed(lab, 
     _, b_before = trainer.state.answers
     trainer.set_adapter(trainer.adapter()[1])
     answers = trainer.sample_answers()
-    assert [(answer.prompt, answer.before) for answer in answers] == [("b", b_before), ("c", None)]
-    assert [answer.before_ended for answer in answers] == [trainer.state.ended[1], None]
+    assert [(answer.prompt, answer.before) for answer in answers] == [("b", b_before.before), ("c", None)]
+    assert [answer.before_ended for answer in answers] == [b_before.before_ended, None]
     assert [answer.after_ended for answer in answers] == [False, False]  # both reach two tokens
 
 
