@@ -66,6 +66,7 @@ class LocalHost:
                 label=f"{self.name}: {command.brief()}",
                 environment={**os.environ, **command.environment},
                 folder=command.folder,
+                umask=0o077,  # as over SSH: no other user of this machine may change our files
                 **options,
             )
         except CannotStart as error:

@@ -43,6 +43,7 @@ def run_program(
     label: str,
     environment: Mapping[str, str] | None = None,
     folder: str | None = None,
+    umask: int = -1,
     stdin: bytes | ByteReader | StdinPipe | None = None,
     on_stdout: Callable[[bytes], None] | None = None,
     is_complete: Callable[[], bool] | None = None,
@@ -51,10 +52,10 @@ def run_program(
 ) -> Completed:
     """Run `argv` to its end in its own process group; `label` names it in messages, with secrets masked.
 
-    `environment` is the whole environment (None: ours). A `stdin` whose `read` returns None is at its end, and stays
-    open while the program runs. Once `is_complete()` is True, the program is ended unless it exits soon. Raises
-    CannotStart, TooMuchOutput, and CommandTimedOut after `timeout_sec` or after `idle_timeout_sec` without standard
-    output. Any exception, including one from `on_stdout`, ends the program.
+    `environment` is the whole environment (None: ours), and a `umask` of -1 is ours. A `stdin` whose `read` returns
+    None is at its end, and stays open while the program runs. Once `is_complete()` is True, the program is ended unless
+    it exits soon. Raises CannotStart, TooMuchOutput, and CommandTimedOut after `timeout_sec` or after
+    `idle_timeout_sec` without standard output. Any exception, including one from `on_stdout`, ends the program.
     """
     started_at = time.monotonic()
     try:
@@ -65,6 +66,7 @@ def run_program(
             stderr=subprocess.PIPE,
             env=None if environment is None else dict(environment),
             cwd=folder,
+            umask=umask,
             # A Ctrl-C at the terminal must reach only the operator's own process.
             start_new_session=True,
         )

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.records.status import Failure, join_remedy
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
-from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, InvalidAddress, check, parse_json
+from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, check, parse_json, read_json
 from remote.hosts.bundle import PYTHON_FLAGS, inline_command, load_program
 from remote.hosts.command import Command
 from remote.hosts.local import current_user
@@ -45,17 +45,23 @@ def workdir_path(tmpdir: str) -> str:
 
 
 def claim(host: Host, tmpdir: str, *, create: bool = True) -> int:
-    """Check that this user owns the work directory below `tmpdir`, and `create` it if missing. Returns the user's uid.
+    """Check our folder below `tmpdir` as `claim_folder` does."""
+    return claim_folder(host, workdir_path(tmpdir), create=create)
+
+
+def claim_folder(host: Host, folder: str, *, create: bool = True) -> int:
+    """Check that only this user may change the folder, and `create` it if missing. Returns the user's uid.
 
     Without `create` a missing folder is not an error. Raises WorkdirUnsafe, WorkdirError and like `Host.run`.
     """
-    folder = workdir_path(tmpdir)
     command = inline_command(host, "remote.agent.shared.secure_dir", folder, "make" if create else "look")
     completed = host.run(command, timeout_sec=_CLAIM_TIMEOUT_SEC)
     if completed.exit_code != 0:
         complaint = command.tail(completed.stderr.decode(errors="replace"), lines=1)
-        kind = WorkdirUnsafe if completed.exit_code == EXIT_FOREIGN_OWNER else WorkdirError
-        raise kind(f"{host.name}: {complaint or f'{folder}: exit {completed.exit_code}'}")
+        problem = f"{host.name}: {complaint or f'{folder}: exit {completed.exit_code}'}"
+        if completed.exit_code == EXIT_FOREIGN_OWNER:
+            raise WorkdirUnsafe(problem)
+        raise WorkdirError(problem, remedy=f"make it possible there to create {folder}, or use another user or folder")
     return parse_json(host, completed.stdout, "the owner of its folder", lambda document: int(document["owner"]))
 
 
@@ -94,16 +100,13 @@ class VmFacts:
 
 
 def observe(host: Host) -> VmFacts:
-    """Query the VM. Raises InvalidAddress if it has no Python, HostUnreachable, CommandFailed."""
-    command = inline_command(host, "remote.agent.scripts.vm_info")
-    completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
-    if completed.exit_code in (126, 127):
-        raise InvalidAddress(f"{host.name}: {host.python[0]} not found", remedy="install Python 3.9 or newer there")
+    """Query the VM. Raises HostUnreachable, CommandFailed."""
 
     def to_facts(fields: dict[str, Any]) -> VmFacts:
         return VmFacts(**{**fields, "groups": tuple(fields["groups"]), "python": tuple(fields["python"])})
 
-    return parse_json(host, check(host, command, completed).stdout, "the output of vm_info", to_facts)
+    command = inline_command(host, "remote.agent.scripts.vm_info")
+    return read_json(host, command, "the output of vm_info", to_facts, timeout_sec=_TIMEOUT_SEC)
 
 
 _logger = logging.getLogger(__name__)
@@ -151,7 +154,11 @@ def slot_path(agent: Agent) -> str:
 
 
 def running_job(agent: Agent) -> Job | None:
-    """Return the job that holds the slot, of any user, or None."""
+    """Return the job that holds the slot, of any user, or None. First checks the folder that has our programs.
+
+    Raises like `claim_folder`.
+    """
+    claim_folder(agent.host, agent.host.workdir)
     folder = agent.holder(slot_path(agent))
     return None if folder is None else Job(agent, folder, slot=slot_path(agent))
 
@@ -200,7 +207,7 @@ def query_registry(agent: Agent, request: Mapping[str, Any]) -> Mapping[str, Any
 
     The request may contain a secret, which goes over standard input. Raises JobFailed, and like `Agent`.
     """
-    agent.holder(slot_path(agent))  # installs our program
+    running_job(agent)  # installs our program
     command = Command(argv=(*agent.host.python, *PYTHON_FLAGS, agent.path(f"{_VM_AGENT}.__main__"), "ask"))
     completed = agent.host.run(command, stdin=json.dumps(request).encode(), timeout_sec=_QUERY_TIMEOUT_SEC)
     output = check(agent.host, command, completed).stdout

@@ -110,7 +110,7 @@ def check_trusted(path: Path) -> None:
         is_open = is_world_writable or (status.st_mode & stat.S_IWGRP and not _is_private_group(entry, status.st_gid))
         if is_open and not is_link and not (is_folder and status.st_mode & stat.S_ISVTX):
             others = "any user" if is_world_writable else f"the group {group_name(status.st_gid)}"
-            remedy = f"sudo chmod +t {typed}" if is_folder else f"chmod go-w {typed}"
+            remedy = f"sudo chmod +t {typed}" if is_folder and status.st_uid == 0 else f"chmod go-w {typed}"
             raise ForeignOwner(
                 f"{entry}: owned by {owner}: {others} can exchange its content (mode "
                 f"{stat.S_IMODE(status.st_mode):04o}); run on the VM: {remedy}"
@@ -188,7 +188,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return EXIT_FOREIGN_OWNER
     except OSError as error:
-        sys.stderr.write(f"{error.filename or sys.argv[1]}: {error.strerror}\n")
+        sys.stderr.write(f"{sys.argv[1]}: {error.strerror}\n")
         return EXIT_UNUSABLE
     sys.stdout.write(json.dumps({"owner": os.geteuid()}) + "\n")
     return 0

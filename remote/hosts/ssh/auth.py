@@ -24,6 +24,7 @@ import paramiko
 from paramiko.agent import AgentSSH
 from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
 from paramiko.pkey import UnknownKeyType
+from paramiko.ssh_exception import BadAuthenticationType
 
 from remote.hosts.base import HostError, HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
 from remote.hosts.local import expand_user
@@ -64,14 +65,25 @@ class KeyAuthStrategy(AuthStrategy):
 
     def login_error(self, failure: AuthFailure) -> HostError:
         hop, results = self._hop, [result.result for result in failure.result]
+        allowed = next((error.allowed_types for error in results if isinstance(error, BadAuthenticationType)), None)
+        if allowed is not None and "publickey" not in allowed:
+            return LoginRefused(
+                f"{hop}: its sshd accepts no keys, only {', '.join(allowed)}",
+                remedy="set PubkeyAuthentication yes there",
+            )
         broken = [error for error in results if not isinstance(error, paramiko.AuthenticationException)]
-        if broken and "Too many authentication" not in str(broken[-1]):
-            return HostUnreachable(f"{hop}: the connection broke while logging in: {broken[-1] or 'closed'}")
+        if broken or any("transport shut down" in str(error) for error in results):
+            refused = sum(str(error) == "Authentication failed." for error in results)
+            if not refused:
+                return HostUnreachable(f"{hop}: the connection broke while logging in: {results[-1] or 'closed'}")
+            return LoginRefused(
+                f"{hop}: its sshd ended the connection after {refused} refused keys of {len(self._offered)} offered",
+                remedy="set IdentityFile and IdentitiesOnly yes for it in the ssh configuration",
+            )
         offered = "; it refused " + ", ".join(self._offered) if self._offered else "; no key was offered"
         unusable = "; " + "; ".join(self._unusable) if self._unusable else ""
-        too_many = "; it allows fewer attempts than there are keys: set IdentitiesOnly yes for it" if broken else ""
         return LoginRefused(
-            f"{hop}: refused the login of user {hop.user!r}{offered}{unusable}{too_many}",
+            f"{hop}: refused the login of user {hop.user!r}{offered}{unusable}",
             remedy="set User and IdentityFile in "
             "the ssh configuration, or have the key added to that user's ~/.ssh/authorized_keys",
         )

@@ -9,6 +9,7 @@ Not covered: passwords, Kerberos, certificates (for hosts see `remote.hosts.ssh.
 
 import contextlib
 import logging
+import shutil
 import socket
 import subprocess
 import threading
@@ -142,6 +143,12 @@ class Connection:
 @contextlib.contextmanager
 def _first_socket(hop: Hop) -> Iterator[socket.socket]:
     if hop.proxy_command is not None:
+        program = hop.proxy_command.split()[0]
+        if not set(program) & set("$~`\"'\\") and shutil.which(program) is None:
+            raise InvalidAddress(
+                f"{hop}: ProxyCommand {program}: not found on this machine",
+                remedy="install it, or correct ProxyCommand in the ssh configuration",
+            )
         with _proxy_socket(hop.proxy_command) as sock:
             yield sock
         return
@@ -173,7 +180,7 @@ def _proxy_socket(command: str) -> Iterator[socket.socket]:
 
 
 def _to_host_error(hop: Hop, error: Exception) -> HostError:
-    message = str(error) or type(error).__name__
+    message = str(error) or "closed by the other side"
     is_invalid_name = "idna" in message and isinstance(error, UnicodeError)  # an empty label, or one over 63 characters
     if is_invalid_name or isinstance(error, socket.gaierror):
         if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:

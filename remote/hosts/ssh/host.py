@@ -12,7 +12,7 @@ same connection; if the connection is lost, `timeout` ends it `MARGIN_SEC` after
 of host neither ends a process in its own session (setsid); work that should outlive the connection is a
 `remote.jobs.job`.
 
-Not covered: hosts that are not Linux, login shells of the csh family.
+Not covered: hosts that are not Linux.
 """
 
 import contextlib
@@ -29,7 +29,15 @@ from typing import Self
 
 import paramiko
 
-from remote.hosts.base import ByteReader, Completed, HostError, HostUnreachable, check
+from remote.hosts.base import (
+    ByteReader,
+    CommandTimedOut,
+    Completed,
+    HostError,
+    HostUnreachable,
+    InvalidAddress,
+    check,
+)
 from remote.hosts.command import Command
 from remote.hosts.process import BoundedOutput, ProcessLimits
 from remote.hosts.ssh.config import Destination, Hop, resolve_route
@@ -39,21 +47,22 @@ MARGIN_SEC = 15.0
 _CHUNK_BYTES = 1 << 16
 _END_TIMEOUT_SEC = 10.0
 _POLL_SEC = 1.0  # a failed input does not wake the reading thread
-_MAX_LOGIN_OUTPUT_BYTES = 1 << 20
+_MAX_LOGIN_OUTPUT_BYTES, _MAX_SHOWN_CHARS = 1 << 20, 200
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
-# Reads a shell script up to the line that is the mark, then runs it. It has no characters that a login shell could
-# misread, and variable names that no command's environment has. It forks no process: each would cost every command a
-# millisecond. It stays as the parent to report the signal that ended the command: 128 + n.
-_LOADER_SCRIPT = """
-IFS=:; for q_d in $PATH; do q_t=$q_d/timeout; [ -x "$q_t" ] && break; done
-[ -x "$q_t" ] || { echo "timeout: not found; install coreutils" >&2; exit 127; }
-q_s=; q_l=
-while IFS= read -r q_l && [ "$q_l" != "$1" ]; do q_s="$q_s$q_l
-"; done
-[ "$q_l" = "$1" ] || exit 255
-unset IFS; eval "$q_s"; exit $?
-"""
+# Reads a shell script between two marks, then runs it. It is one line without `!`, which every login shell, csh too,
+# passes on as it is, and its variables are in no command's environment. It forks no process: each would cost every
+# command a millisecond. It stays as the parent to report the signal that ended the command: 128 + n. IFS is a space, a
+# tab and a newline when a shell starts. The umask makes our folders 0700 and our files 0600 on every machine.
+_LOADER_SCRIPT = (
+    "umask 077; q_m=$1 q_n=${IFS#??} q_s= q_l=; "
+    'q_f() { printf "%s 0\\n" "$q_m"; printf %s "$1" >&2; exit 127; }; '
+    'IFS=:; for q_d in $PATH; do q_t=$q_d/timeout; [ -x "$q_t" ] && break; done; '
+    '[ -x "$q_t" ] || q_f "timeout: not found; install coreutils"; '
+    'IFS= read -r q_l; [ "$q_l" = "exit 255 #$q_m" ] || exit 255; '
+    'while IFS= read -r q_l; do [ "$q_l" = "$q_m" ] && break; q_s="$q_s$q_l$q_n"; done; '
+    '[ "$q_l" = "$q_m" ] || exit 255; unset IFS; eval "$q_s"; exit $?'
+)
 # Runs in the child that becomes `timeout`, the leader of the command's group: prints its process number.
 _PRINT_GROUP_SCRIPT = 'read -r q_g q_x < /proc/self/stat; printf "%s %s\\n" "$1" "$q_g"'
 _END_GROUP_SCRIPT = (
@@ -64,20 +73,22 @@ _END_GROUP_SCRIPT = (
 
 
 def build_script(command: Command, mark: str, timeout_sec: float) -> bytes:
-    """Build the shell script that runs `command`. Its last line is the mark, which shows that it is complete."""
+    """Build the shell script that runs `command`, between two lines with the mark, which show that it is complete.
+
+    The first line ends any other shell that reads it, because a start-up file runs one instead of ours.
+    """
     for name in command.environment:
         if not _VARIABLE.match(name):
             raise ValueError(f"{name!r}: a shell cannot export an environment variable with this name")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in command.environment.items()]
     if command.folder is not None:
         folder = shlex.quote(command.folder)
-        missing = f"{{ printf '%s: No such file or directory' {folder} >&2; exit 127; }}"
-        lines += [f"[ -d {folder} ] || {missing}", f"cd -- {folder} || exit 127"]
+        lines += [f"[ -d {folder} ] || q_f {folder}': No such file or directory'", f"cd -- {folder} || exit 127"]
     deadline = str(math.ceil(timeout_sec + MARGIN_SEC))
     # A shell writes "Killed" to its standard error when a signal ends its child; that is not the command's output.
     lines.append("exec 3>&2 2>/dev/null")
     lines.append(f'({_PRINT_GROUP_SCRIPT}; exec "$q_t" -k 2 {deadline} {shlex.join(command.argv)} 2>&3 3>&-)')
-    return os.fsencode("".join(f"{line}\n" for line in (*lines, mark)))
+    return os.fsencode("".join(f"{line}\n" for line in (f"exit 255 #{mark}", *lines, mark)))
 
 
 class SshSession:
@@ -133,17 +144,35 @@ class SshSession:
         code = channel.recv_exit_status()
         if code == -1:  # no exit status came: the connection, or the shell around the command, was killed
             raise HostUnreachable(f"{self._name}: the connection broke while a command ran")
-        if self._login_output is not None:  # the command did not start: the loader or the login shell says why
-            self._stderr.append(self._login_output)
-            if code == 255:
-                raise HostUnreachable(f"{self._name}: a command arrived truncated")
+        if self._login_output is not None:
+            raise self._start_error(code)
         return Completed(exit_code=code, stdout=bytes(self._stdout.content), stderr=bytes(self._stderr.content))
+
+    def _start_error(self, code: int) -> HostError:
+        """Return the error of a login shell that ended without starting the command."""
+        output = bytes(self._login_output or b"") + bytes(self._stderr.content)
+        lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+        message = f"{self._name}: its login shell ended with exit code {code} and started no command"
+        if lines:
+            message += f": {lines[-1].strip()[:_MAX_SHOWN_CHARS]}"
+        if "temporarily unavailable" in message:  # no process left, which passes
+            return HostUnreachable(message)
+        return InvalidAddress(
+            message,
+            remedy="the shell's start-up files there must read no input, start no other shell and not exit; "
+            f"`ssh {self._name} true` shows what they do",
+        )
 
     def _remaining_sec(self) -> float:
         """Return the seconds until the nearer limit. Raises CommandTimedOut and the errors of the command's input."""
         if self._failure is not None:
             raise self._failure
-        return self._limits.remaining_sec()
+        try:
+            return self._limits.remaining_sec()
+        except CommandTimedOut as error:
+            if self._login_output is None:
+                raise
+            raise CommandTimedOut(f"{error}: its login shell, or a start-up file of it, started no command") from error
 
     def _read(self, channel: paramiko.Channel, on_stdout: Callable[[bytes], None] | None) -> bool:
         has_read = False
@@ -158,7 +187,7 @@ class SshSession:
             if chunk:
                 (self._stdout.append if on_stdout is None else on_stdout)(chunk)
             self._limits.last_output = time.monotonic()  # after the callback, whose time is not silence
-            self._limits.remaining_sec()  # endless output has a deadline too
+            self._remaining_sec()  # endless output has a deadline too
         return has_read
 
     def _after_mark(self, chunk: bytes) -> bytes:
@@ -168,9 +197,11 @@ class SshSession:
         mark = re.search(rb"%s (\d+)\n" % self._mark, self._login_output)
         if mark is None:
             if len(self._login_output) > _MAX_LOGIN_OUTPUT_BYTES:
-                raise HostUnreachable(f"{self._name}: its login shell prints endless output before a command starts")
+                raise InvalidAddress(
+                    f"{self._name}: its login shell prints endless output", remedy="correct its start-up files there"
+                )
             return b""
-        self._group, rest, self._login_output = int(mark[1]), bytes(self._login_output[mark.end() :]), None
+        self._group, rest, self._login_output = int(mark[1]) or None, bytes(self._login_output[mark.end() :]), None
         return rest
 
     def end(self) -> None:
@@ -189,7 +220,8 @@ class SshSession:
                 killer.settimeout(_END_TIMEOUT_SEC)
                 with contextlib.closing(killer):
                     killer.exec_command(f"exec sh -c '{_END_GROUP_SCRIPT}' sh {self._group}")
-                    killer.recv(1)  # waits for its end
+                    while killer.recv(_CHUNK_BYTES) and time.monotonic() < deadline:
+                        pass  # until its end: its login shell may print something first
 
     def close(self) -> None:
         if self._channel is not None:
@@ -280,9 +312,23 @@ class SshHost:
         session = SshSession(self.name, connection, mark, limits)
         try:
             session.start(script, stdin)
-            return session.pump(on_stdout)
+            completed = session.pump(on_stdout)
         except BaseException:
             session.end()
             raise
         finally:
             session.close()
+        if (
+            completed.exit_code in (126, 127)
+            and b"timeout: failed to run" in completed.stderr
+            and self._runs_python(command)
+        ):
+            raise InvalidAddress(
+                f"{self.name}: {completed.stderr.decode(errors='replace').strip()}",
+                remedy="install Python 3.9 or newer there",
+            )
+        return completed
+
+    def _runs_python(self, command: Command) -> bool:
+        """Return True for a command that runs this host's Python."""
+        return command.argv[: len(self.python)] == self.python

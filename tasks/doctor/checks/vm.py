@@ -154,6 +154,8 @@ def login(context: CheckContext) -> CheckResult:
     context.machine.get_or_skip()
     answer = context.on_vm(lambda host: _query(context, host, image, (str(section.user), password)))
     if isinstance(answer, vm_jobs.JobFailed):
+        if answer.kind == "usage" and answer.own_remedy:  # its certificate, for example
+            return from_error(answer)
         fault = _BY_KIND.get(answer.kind, NOT_A_REGISTRY)
         return fault.result(registry_provider(image.host), message=answer.problem)
     if answer["digest"] is None:

@@ -26,9 +26,9 @@ def from_laptop(network: Network, name: str = "vm", **choices: Any) -> Iterator[
         yield host
 
 
-def run(host: SshHost, *argv: str, **options: Any) -> Completed:
+def run(host: SshHost, *argv: str, folder: str | None = None, **options: Any) -> Completed:
     options.setdefault("timeout_sec", PATIENCE_SEC)
-    return host.run(Command(argv=argv), **options)
+    return host.run(Command(argv=argv, folder=folder), **options)
 
 
 def shorten_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,19 @@ def keygen(path: Path, *, passphrase: str = "") -> Path:
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, timeout=WAIT_SEC)
     return path
+
+
+@contextlib.contextmanager
+def running_agent(path: Path, *keys: Path) -> Iterator[Path]:
+    """Run an ssh-agent that listens at `path` and has these keys."""
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL) as agent:
+        try:
+            wait_for(path.exists, "the agent")
+            argv = ["ssh-add", "-q", *map(str, keys)]
+            subprocess.run(argv, env={**os.environ, "SSH_AUTH_SOCK": str(path)}, check=True, capture_output=True)
+            yield path
+        finally:
+            agent.terminate()
 
 
 class Sshd:
@@ -68,6 +82,7 @@ class Sshd:
 
     def start(self) -> None:
         lines = [
+            *self.options,  # first, because sshd takes the first value of an option
             f"Port {self.port}",
             f"ListenAddress {self.address}",
             f"HostKey {self.host_key}",
@@ -83,7 +98,6 @@ class Sshd:
             "MaxStartups 100",
             # Tests must not write to the current user's home, and its .bashrc may be slow.
             *((f"SetEnv HOME={self.folder}",) if self.machine is None else ()),
-            *self.options,
         ]
         config = self.folder / "sshd_config"
         config.write_text("".join(f"{line}\n" for line in lines))

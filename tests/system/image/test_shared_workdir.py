@@ -1,5 +1,6 @@
 """A share where any user may write (mode 1777), and paths of another user on it: two real users of the VM."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,36 @@ def test_a_share_that_a_group_may_write_to_is_refused_before_anything_is_read_or
             assert "run on the VM: sudo ch" in refused
         assert not (share / "qlora-fleet").exists()
     assert build_vm.job_folders() == jobs
+
+
+def test_our_folders_on_the_vm_are_private_with_any_umask_and_existing_ones_are_checked(build_vm: BuildVm) -> None:
+    home, start_file = build_vm.network.home, build_vm.network.home / ".bashrc"
+    ours, on_share = home / ".qlora-fleet", Path(build_vm.tmpdir, "qlora-fleet")
+    for folder in (ours, on_share):
+        shutil.rmtree(folder, ignore_errors=True)
+    start_file.write_text("umask 000\n")
+    try:
+        build_vm.edit_bench("without a umask")
+        build_vm.inv("build")
+    finally:
+        start_file.unlink()
+    assert [folder.stat().st_mode & 0o777 for folder in (ours, on_share)] == [0o700, 0o700]
+    assert [path for folder in (ours, on_share) for path in folder.rglob("*") if path.lstat().st_mode & 0o022
+            and not path.is_symlink()] == []  # fmt: skip
+    ours.chmod(0o777)  # another user may have planted a program
+    commands = (("build",), ("push",), ("model.fetch", "--model", "org/name"), ("image.archive", build_vm.tmpdir))
+    for command in commands:
+        assert f"{ours}" in build_vm.inv(*command, code=4).stderr
+    results = json.loads(build_vm.inv("doctor", "--only", "vm", "--json", code=1).stdout)["answers"]
+    assert f"chmod 700 {ours}" in str([result for result in results if result["state"] == "wrong"])
+    ours.chmod(0o700)
+    home.chmod(0o500)
+    shutil.rmtree(ours)
+    try:
+        refused = build_vm.inv("push", code=2).stderr
+        assert f"{ours}: Permission denied; " in refused
+    finally:
+        home.chmod(0o755)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -12,7 +12,7 @@ import pytest
 from remote.hosts.base import HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
 from tests.support.machines.network import BASTION, FAR_VM, VM, Network
 from tests.support.machines.ssh_tools import from_laptop, run, wait_for
-from tests.support.machines.sshd import keygen
+from tests.support.machines.sshd import keygen, running_agent
 
 
 @pytest.fixture
@@ -173,20 +173,13 @@ def test_the_agent_is_used_for_a_configured_key_with_a_passphrase(
 ) -> None:
     key = keygen(tmp_path / "held")
     network.vm_sshd.authorize(key)
-    agent_socket = tmp_path / "agent"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(agent_socket)], stdout=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: agent_socket.exists() or agent.poll() is not None, "the agent")
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent_socket))
-        subprocess.run(["ssh-add", "-q", str(key)], check=True, capture_output=True)
+    with running_agent(tmp_path / "agent", key) as agent:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
         key.unlink()  # only its public half stays, as with a key on a token
         text = network.ssh_config.read_text().replace(f" IdentityFile {network.key}\n", f" IdentityFile {key}\n")
         network.ssh_config.write_text(text)
         with from_laptop(network) as host:
             assert run(host, "whoami").stdout == b"ubuntu\n"
-    finally:
-        agent.terminate()
-        agent.wait()
 
 
 # --- where it is ------------------------------------------------------------------------------------------------------

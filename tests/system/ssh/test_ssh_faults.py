@@ -3,20 +3,23 @@
 The cables are virtual, but the kernel's behaviour is real: packets are dropped, or a card is switched off.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 import random
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import remote.hosts.ssh.connection
 import remote.hosts.ssh.host
-from remote.hosts.base import CommandFailed, CommandTimedOut, HostUnreachable, check
+from remote.hosts.base import CommandFailed, CommandTimedOut, HostUnreachable, InvalidAddress, check
 from remote.hosts.command import Command, Secret
+from remote.image import vm_jobs
 from remote.jobs import transfer
 from remote.jobs.job import Agent, Job, JobSpec, JobState
 from tests.support.machines.network import Network
@@ -149,24 +152,84 @@ def test_a_killed_shell_around_a_command_is_a_lost_connection(network: Network) 
 # --- login shell ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/dash"])
-def test_neither_the_login_shell_nor_the_output_of_its_start_files_affects_a_command(
-    network: Network, shell: str
-) -> None:
+@contextlib.contextmanager
+def login_shell(network: Network, shell: str, start_file: str, text: str) -> Iterator[None]:
+    """Give the VM's user this login shell and a start-up file of it."""
+    if not Path(shell).exists():
+        pytest.skip(f"{shell} is not installed")
     passwd = network.vm.folder / "etc" / "passwd"
-    before = passwd.read_text()
+    before, file = passwd.read_text(), network.home / start_file
     passwd.write_text(before.replace(f"{network.home}:/bin/bash", f"{network.home}:{shell}"))
-    (network.home / ".bashrc").write_text("echo 'Welcome to this machine'; echo 'mind the step' >&2\n")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
     try:
-        with from_laptop(network) as host:
-            argument = 'it\'s "$HOME" `id` \\n !x\n*'
-            completed = run(host, "printf", "%s|", argument, stdin=b"ignored")
-            assert completed.stdout == argument.encode() + b"|"
-            assert run(host, "cat", stdin=b"in\n").stdout == b"in\n"
-            assert Job(Agent(host), f"{host.workdir}/none").status().state is JobState.ABSENT
+        yield
     finally:
         passwd.write_text(before)
-        (network.home / ".bashrc").unlink()
+        file.unlink()
+
+
+WELCOME = "echo 'Welcome to this machine'\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "start_file", "text"),
+    [
+        ("/bin/bash", ".bashrc", f"{WELCOME}echo 'mind the step' >&2\numask 000\n"),
+        ("/bin/dash", ".profile", ""),
+        ("/bin/csh", ".cshrc", f"{WELCOME}set path = (/usr/bin /bin)\numask 000\n"),
+        ("/bin/tcsh", ".tcshrc", WELCOME),
+        ("/bin/zsh", ".zshenv", WELCOME),
+        ("/usr/bin/fish", ".config/fish/config.fish", WELCOME),
+    ],
+)
+def test_neither_the_login_shell_nor_the_output_of_its_start_files_affects_a_command(
+    network: Network, shell: str, start_file: str, text: str
+) -> None:
+    argument = 'it\'s "$HOME" `id` \\n !x\n*'
+    with login_shell(network, shell, start_file, text), from_laptop(network) as host:
+        completed = run(host, "printf", "%s|", argument, stdin=b"ignored")
+        assert completed.stdout == argument.encode() + b"|"
+        assert run(host, "cat", stdin=b"in\n").stdout == b"in\n"
+        assert run(host, "sh", "-c", "umask").stdout == b"0077\n"
+        assert Job(Agent(host), f"{host.workdir}/none").status().state is JobState.ABSENT
+        with pytest.raises(CommandTimedOut, match=r" 0\.5 s$"):
+            run(host, "sh", "-c", f"{sleeper(2)} & {sleeper(2)}", timeout_sec=0.5)
+        assert not is_running_on_vm(network, sleeper(2))
+
+
+@pytest.mark.parametrize(
+    ("text", "token"),
+    [
+        ("read line", "255"),
+        ("cat > /dev/null", "255"),
+        ("exec zsh", "255"),
+        ("exec tcsh", "255"),
+        ("echo 'your password has expired' >&2; exit 1", "1 .*: your password has expired"),
+    ],
+)
+def test_a_start_file_that_does_more_than_set_variables_is_no_fault_that_passes(
+    network: Network, text: str, token: str
+) -> None:
+    with login_shell(network, "/bin/bash", ".bashrc", text), from_laptop(network) as host:
+        with pytest.raises(InvalidAddress, match=rf"^vm: .* exit code {token}.*; .*`ssh vm true`"):
+            run(host, "touch", "ran", folder=str(network.home))
+        assert not (network.home / "ran").exists()
+
+
+def test_a_start_file_that_never_ends_is_named_at_the_deadline(network: Network) -> None:
+    with login_shell(network, "/bin/bash", ".bashrc", sleeper(3)), from_laptop(network) as host:
+        with pytest.raises(CommandTimedOut, match="start-up file"):
+            run(host, "true", timeout_sec=1.0)
+        network.vm.run("pkill", "-f", sleeper(3))
+
+
+def test_a_host_without_python_is_an_invalid_address(network: Network) -> None:
+    with from_laptop(network) as host:
+        host.python = ("/no/python3",)
+        for call in (Agent(host).check_disk_space, lambda: vm_jobs.observe(host), lambda: vm_jobs.claim(host, "/tmp")):
+            with pytest.raises(InvalidAddress, match=r"^vm: .*/no/python3.*; install Python 3\.9"):
+                call()
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from remote.hosts.base import Completed, HostUnreachable, InvalidAddress
+from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
-from remote.hosts.local import LocalHost
 from remote.image import vm_jobs
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 
@@ -33,10 +32,7 @@ def test_an_old_python_and_another_processor_are_problems_with_a_remedy(local: L
     assert "build.host" in machine.remedy
 
 
-def test_a_vm_without_python_differs_from_one_that_does_not_respond(local: LocalFleet) -> None:
-    with pytest.raises(InvalidAddress, match=r"^vm: .*/no/python.*; .*Python 3\.9"):
-        vm_jobs.observe(LocalHost(name="vm", workdir=str(local.folder), python=("/no/python",)))
-
+def test_a_truncated_answer_is_a_lost_connection(local: LocalFleet) -> None:
     class TruncatingHost(CuttableHost):
         def run(self, command: Command, **options: object) -> Completed:
             return dataclasses.replace(super().run(command, **options), stdout=b'{"system": ')  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Keys that a host may have, as ssh-keygen finds them in known_hosts files, and their fingerprints."""
+"""Keys that a host may have, as ssh-keygen finds them in known_hosts files, their fingerprints, and refused logins."""
 
 import base64
 import subprocess
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.base import InvalidAddress
+from remote.hosts.base import HostError, InvalidAddress, LoginRefused
+from remote.hosts.command import Command
 from remote.hosts.ssh.auth import fingerprint, read_known_keys
-from tests.support.machines.sshd import keygen
+from remote.hosts.ssh.config import Destination
+from remote.hosts.ssh.host import SshHost
+from tests.support.machines.sshd import Sshd, keygen, running_agent
 
 OTHER = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + b"o" * 32).decode()
 
@@ -60,3 +63,27 @@ def test_an_unreadable_known_hosts_file_is_an_invalid_address(tmp_path: Path, mo
 def test_a_fingerprint_is_the_one_that_ssh_keygen_shows(key: Path) -> None:
     output = subprocess.run(["ssh-keygen", "-lf", str(key)], capture_output=True, text=True, check=True).stdout
     assert fingerprint(base64.b64decode(key.with_name("key.pub").read_text().split()[1])) == output.split()[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "kind", "token"),
+    [
+        ((), "", LoginRefused, "after 5 refused keys of 8 offered; .*IdentitiesOnly yes"),
+        (("PubkeyAuthentication no", "PasswordAuthentication yes"), "", LoginRefused, "only password; .*Pubkey"),
+        ((), " ProxyCommand /no/such %h\n", InvalidAddress, "ProxyCommand /no/such: "),
+    ],
+)
+def test_a_login_that_cannot_succeed_says_what_to_type(
+    tmp_path: Path, options: tuple[str, ...], lines: str, kind: type[HostError], token: str
+) -> None:
+    keys = [keygen(tmp_path / f"key{number}") for number in range(8)]
+    with Sshd(tmp_path / "sshd", options=options) as sshd, running_agent(tmp_path / "agent", *keys) as agent:
+        sshd.authorize(keys[-1])
+        (tmp_path / "known_hosts").write_text(sshd.known_hosts_line("127.0.0.1"))
+        (tmp_path / "config").write_text(
+            f"Host vm\n HostName 127.0.0.1\n Port {sshd.port}\n IdentityAgent {agent}\n{lines}"
+            f" UserKnownHostsFile {tmp_path}/known_hosts\n IdentityFile {tmp_path}/none\n"
+        )
+        destination = Destination(host="vm", config_file=str(tmp_path / "config"))
+        with SshHost(name="vm", destination=destination) as host, pytest.raises(kind, match=rf"^vm \(.*{token}"):
+            host.run(Command(argv=("true",)), timeout_sec=60.0)

@@ -95,7 +95,7 @@ def test_tokens_and_the_home_are_filled_in() -> None:
         (ConnectionRefusedError(errno.ECONNREFUSED, "x"), HostUnreachable, "port 23;"),
         (TimeoutError(), HostUnreachable, "15 s"),
         (OSError(errno.ENETUNREACH, "Network is unreachable"), HostUnreachable, "Network is unreachable"),
-        (EOFError(), HostUnreachable, "EOFError"),
+        (EOFError(), HostUnreachable, "closed"),
         (paramiko.ChannelException(1, "no"), InvalidAddress, "AllowTcpForwarding"),
         (paramiko.ChannelException(2, "no route"), HostUnreachable, "no route"),
         (paramiko.SSHException("Error reading SSH protocol banner"), HostUnreachable, "no SSH banner"),
