@@ -18,12 +18,11 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from remote.agent.build_vm.job import JobLog, wrap_os_errors
-from remote.agent.build_vm.model_sources import ProgressReporter, Source, create_source, read_token
+from remote.agent.build_vm.model_sources import Source, create_source, read_token, report_progress
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import CHUNK_BYTES, write_atomic
 from remote.agent.shared.model_files import TOKEN_PIPE, UPLOAD_FOLDER, Entry, is_plain_name, select_files
@@ -118,7 +117,7 @@ def _fetch_all(
     shutil.rmtree(folder / UPLOAD_FOLDER, ignore_errors=True)
     done.sort(key=lambda entry: entry["path"])
     write_atomic(folder / SUMS_FILE, "".join(f"{entry['sha256']}  {entry['path']}\n" for entry in done).encode())
-    size, sha256, _ = digests(folder / SUMS_FILE)
+    size, sha256, _ = digests(job_log, folder / SUMS_FILE)
     done.append({"path": SUMS_FILE, "size": size, "sha256": sha256})
     manifest = {"model": job["model"], "revision": revision, "asked": job["revision"] or "main", "files": done}
     fetched_names = {entry["path"] for entry in done}
@@ -172,8 +171,7 @@ def _fetch_file(job_log: JobLog, folder: Path, source: Source, entry: Entry) -> 
         if not path.is_file():
             source.fetch(entry, folder)
             fetched_bytes = path.stat().st_size
-        with ProgressReporter(job_log, f"verifying {entry['path']}", path.stat().st_size) as progress:
-            size, sha256, git_sha1 = digests(path, progress.add)
+        size, sha256, git_sha1 = digests(job_log, path)
         actual = {"size": size, "sha256": sha256, "git_sha1": git_sha1}
         if all(entry.get(key) in (None, value) for key, value in actual.items()):
             return fetched_bytes, sha256
@@ -195,11 +193,8 @@ def _remove_damaged(job_log: JobLog, folder: Path, files: list[Entry]) -> list[s
     job_log.add(f"{folder}: verifying {len(files)} files", "verifying")
     for entry in files:
         path = folder / entry["path"]
-        is_intact = path.is_file() and path.stat().st_size == entry["size"]
-        if is_intact:
-            with ProgressReporter(job_log, f"verifying {entry['path']}", entry["size"]) as progress:
-                is_intact = digests(path, progress.add)[1] == entry["sha256"]
-        if not is_intact:
+        is_whole = path.is_file() and path.stat().st_size == entry["size"]
+        if not is_whole or digests(job_log, path)[1] != entry["sha256"]:
             damaged.append(entry["path"])
             if is_plain_name(entry["path"]):
                 path.unlink(missing_ok=True)
@@ -214,14 +209,13 @@ def _clear_hub_cache(folder: Path, name: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def digests(path: Path, on_chunk: Callable[[int], None] = lambda _: None) -> tuple[int, str, str]:
-    """Compute size, sha256, and the git blob sha1, which the hub uses for small files."""
+def digests(job_log: JobLog, path: Path) -> tuple[int, str, str]:
+    """Compute size, sha256, and the git blob sha1, which the hub uses for small files; log the progress."""
     size = path.stat().st_size
     sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with path.open("rb") as file:
+    with path.open("rb") as file, report_progress(job_log, f"verifying {path.name}", size, file.tell):
         while chunk := file.read(CHUNK_BYTES):
             sha256.update(chunk)
             if size < 64 << 20:  # the hub does not use the sha1 for larger files
                 git.update(chunk)
-            on_chunk(len(chunk))
     return size, sha256.hexdigest(), git.hexdigest()

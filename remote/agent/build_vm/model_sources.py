@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -92,7 +92,7 @@ class HubSource:
                     sizes.append(path.stat().st_size)
             return sizes
 
-        with ProgressReporter(self._job_log, f"fetching {name}", total, lambda: max(read_sizes(), default=0)):
+        with report_progress(self._job_log, f"fetching {name}", total, lambda: max(read_sizes(), default=0)):
             self._request({"verb": "fetch", "revision": self._commit, "path": name}, read_sizes)
 
     def _request(self, fields: dict[str, Any], read_sizes: Callable[[], list[int]] = list) -> dict[str, Any]:
@@ -188,42 +188,24 @@ class UploadedSource:
             raise VmAgentError("refused", problem, remedy="choose another source") from error
 
 
-class ProgressReporter:
-    """Context manager that logs progress and speed every two seconds; `read_size` replaces calls of `add`."""
+@contextlib.contextmanager
+def report_progress(job_log: JobLog, label: str, total: int, read_size: Callable[[], int]) -> Iterator[None]:
+    """Log the size that is done, and the speed, every two seconds."""
+    started_at, initial_size, stopped = time.monotonic(), read_size(), threading.Event()
 
-    def __init__(self, job_log: JobLog, label: str, total: int, read_size: Callable[[], int] | None = None) -> None:
-        self._job_log, self._label, self._total, self._read_size = job_log, label, total, read_size
-        self._started_at, self._done, self._logged_at = time.monotonic(), 0, 0.0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._poll, daemon=True)
+    def poll() -> None:
+        while not stopped.wait(_PROGRESS_INTERVAL_SEC):
+            size = read_size()
+            rate = (size - initial_size) / max(0.001, time.monotonic() - started_at)
+            job_log.add(f"{label}: {size / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s")
 
-    def __enter__(self) -> ProgressReporter:
-        self._logged_at = time.monotonic()
-        if self._read_size is not None:
-            self._initial_size = self._read_size()
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        if self._read_size is not None:
-            self._thread.join(10.0)
-
-    def add(self, size: int) -> None:
-        self._done += size
-        if time.monotonic() - self._logged_at >= _PROGRESS_INTERVAL_SEC:
-            self._logged_at = time.monotonic()
-            self._log(self._done, self._done)
-
-    def _poll(self) -> None:
-        assert self._read_size is not None  # noqa: S101 - for the type checker
-        while not self._stopped.wait(_PROGRESS_INTERVAL_SEC):
-            size = self._read_size()
-            self._log(size, size - self._initial_size)
-
-    def _log(self, done: int, transferred: int) -> None:
-        rate = transferred / max(0.001, time.monotonic() - self._started_at)
-        self._job_log.add(f"{self._label}: {done / 1e9:.2f} of {self._total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s")
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(10.0)
 
 
 # --- the client and the token -----------------------------------------------------------------------------------------

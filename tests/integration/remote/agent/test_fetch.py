@@ -78,7 +78,7 @@ def test_the_weight_files_are_those_in_the_index(tmp_path: Path) -> None:
 
 def test_digests_are_those_of_sha256_and_git(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"hello\n")
-    assert digests(tmp_path / "f") == (
+    assert digests(JobLog(), tmp_path / "f") == (
         6,
         hashlib.sha256(b"hello\n").hexdigest(),
         "ce013625030ba8dba906f756967f9e9ca394464a",  # echo hello | git hash-object --stdin
