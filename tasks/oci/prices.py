@@ -1,16 +1,18 @@
 """`inv tenancy.prices`: copy Oracle's public list prices to your own price table, after showing the differences.
 
-The list is queried by part number, without a login. Reports use US dollars; prices in another currency are only shown.
+The list is queried by the part numbers in the table's sources, without a login; prices of other sources stay. Reports
+use US dollars; prices in another currency are only shown.
 """
 
 import datetime
+import functools
 import http.client
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +34,15 @@ from tasks.settings.user_config import merge_settings, write_private, write_user
 PRICE_LIST_URL = "https://apexapps.oracle.com/pls/apex/cetools/api/v1/products/"
 TIMEOUT_SEC, RETRY_PAUSE_SEC = 30.0, 2.0
 _MAX_BYTES = 8 << 20
-STORAGE_PART, PERFORMANCE_PART = "B91961", "B91962"
-# The part of an hour of each GPU, by its name in the table.
-GPU_PARTS = {
-    "NVIDIA A10": "B95909",
-    "NVIDIA A100-SXM4-80GB": "B95907",
-    "NVIDIA L40S": "B109479",
-    "NVIDIA H100 80GB HBM3": "B98415",
-    "NVIDIA H200": "B110519",
-    "AMD Instinct MI300X": "B109485",
+PART = re.compile(r"\bB[0-9]{5,6}\b")  # in the source of a price
+# Words of a part's metric, by the unit of the price.
+TRAFFIC_UNIT = "USD per GB"
+UNIT_WORDS = {
+    "USD per GPU hour": ("gpu", "hour"),
+    "USD per GB month": ("gigabyte", "month"),
+    TRAFFIC_UNIT: ("gigabyte", "transfer"),
 }
-# Other parts, with their keys in the table. The price of traffic depends on the region that it leaves.
-OTHER_PARTS = {
-    "B89057": "file_storage",
-    "B88327": "traffic_america_europe",
-    "B93455": "traffic_asia_south_america",
-    "B93456": "traffic_middle_east_africa",
-}
-_GB_MONTH, _TRAFFIC = ("gigabyte", "month"), ("gigabyte", "transfer")
-PART_UNITS = {
-    **dict.fromkeys(GPU_PARTS.values(), ("gpu", "hour")),
-    STORAGE_PART: _GB_MONTH,
-    PERFORMANCE_PART: ("performance", "month"),
-    **{part: _TRAFFIC if key.startswith("traffic") else _GB_MONTH for part, key in OTHER_PARTS.items()},
-}
+PERFORMANCE_WORDS = ("performance", "month")  # of a second part, block volumes' performance
 PERFORMANCE_UNITS_PER_GB = 10  # performance level "Balanced" of a boot volume
 DEFAULT_FILE = "prices.yaml"  # next to invoke.yaml, if cost.prices is not set
 TABLE_CURRENCY = "USD"
@@ -77,16 +64,22 @@ def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes
     wanted = currency.upper()
     if len(wanted) != 3 or not wanted.isalpha():
         raise UsageError(f"tenancy.prices: --currency: expected a code like USD or EUR, found {currency!r}")
-    list_prices = {part: fetch_price(part, wanted) for part in PART_UNITS}
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    path, table = _load_table(settings, today)
+    entries = listed_entries(table)
+    words = {part: words for entry in entries.values() for part, words in _parts(entry)}
+    list_prices = {part: fetch_price(part, wanted, words[part]) for part in words}
     for price in list_prices.values():
         free = f", first {price.free_units:,.0f} free" if price.free_units else ""
         print(f"{price.part}  {price.amount:.6g} {wanted}  {price.metric}{free}  ({price.name})")
     if wanted != TABLE_CURRENCY:
         raise UsageError(f"prices in {wanted} are shown, not written: the table and all reports use US dollars")
-    today = datetime.datetime.now(datetime.timezone.utc).date()
-    path, table = _load_table(settings, today)
-    entries = new_entries(table, list_prices, today)
-    differences = describe_differences(table, entries)
+    amounts = {keys: _new_amount(entry, list_prices) for keys, entry in entries.items()}
+    differences = [
+        f"{' '.join(keys[1:])}: {entry.amount:g} -> {amounts[keys]:g} {entry.unit} (was dated {entry.dated})"
+        for keys, entry in entries.items()
+        if entry.amount != amounts[keys]
+    ]
     unchanged = f"the same prices as in {display_path(path or prices.TABLE)}; only the date is new"
     print("\n".join(differences) if differences else unchanged)
     if settings.cost.price_usd_per_gpu_hour is not None:
@@ -98,7 +91,13 @@ def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes
     if not yes and not confirm(f"Write these prices, dated today, to {display_path(target)}?"):
         raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
     text = target.read_text(encoding="utf-8") if path else _default_table_text()
-    _write_table(target, merge_settings(text, entries, display_path(target)), today)
+    changes: dict[str, Any] = {}
+    for keys, entry in entries.items():
+        values: dict[str, Any] = {"amount": amounts[keys], "dated": today}
+        if entry.unit == TRAFFIC_UNIT:
+            values["free_gb"] = list_prices[_parts(entry)[0][0]].free_units
+        functools.reduce(lambda section, key: section.setdefault(key, {}), keys, changes).update(values)
+    _write_table(target, merge_settings(text, changes, display_path(target)), today)
     print(f"wrote {display_path(target)}")
     if path is None:
         for line in write_user_settings({"cost": {"prices": str(target)}}):
@@ -106,14 +105,34 @@ def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes
     return None
 
 
-def fetch_price(part: str, currency: str) -> ListPrice:
+def listed_entries(table: PriceTable) -> dict[tuple[str, ...], Any]:
+    """Return the prices of a table whose source names parts of Oracle's list, by their keys."""
+    entries: dict[tuple[str, ...], Any] = {}
+    for name, shape in table.shapes.items():
+        entries |= {("shapes", name, key): getattr(shape, key) for key in ("on_demand", "boot_volume")}
+    entries |= {("others", name): other for name, other in table.others.items()}
+    return {keys: entry for keys, entry in entries.items() if entry is not None and PART.search(entry.source)}
+
+
+def _parts(entry: Any) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the parts of a price, each with the words of its metric."""
+    first, *others = PART.findall(entry.source)
+    return [(first, UNIT_WORDS[entry.unit]), *((part, PERFORMANCE_WORDS) for part in others)]
+
+
+def _new_amount(entry: Any, list_prices: Mapping[str, ListPrice]) -> float:
+    first, *others = (list_prices[part].amount for part, _ in _parts(entry))
+    return round(first + PERFORMANCE_UNITS_PER_GB * sum(others), 6)
+
+
+def fetch_price(part: str, currency: str, words: Sequence[str]) -> ListPrice:
     """Query the price of a part. Raises RetryableError if the list is unreachable, UsageError if it lacks the price."""
     query = urllib.parse.urlencode({"partNumber": part, "currencyCode": currency})
-    return parse_price(_download(f"{PRICE_LIST_URL}?{query}"), part, currency)
+    return parse_price(_download(f"{PRICE_LIST_URL}?{query}"), part, currency, words)
 
 
-def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
-    """Parse the pay-as-you-go price of a part from the response. Raises UsageError."""
+def parse_price(content: bytes, part: str, currency: str, words: Sequence[str]) -> ListPrice:
+    """Parse the pay-as-you-go price of a part from the response; its metric has these words. Raises UsageError."""
     try:
         items = schema.parse_object(content)["items"]
         item = next((item for item in items if item["partNumber"] == part), None)
@@ -127,10 +146,10 @@ def parse_price(content: bytes, part: str, currency: str) -> ListPrice:
         raise _unusable(part, f"has an unknown format: {content[:40].decode('utf-8', 'replace')!r}") from error
     if currency not in local:
         raise _unusable(part, f"is in {', '.join(local) or 'no currency'}, not in {currency}")
-    if not all(word in metric.lower() for word in PART_UNITS.get(part, ())):
-        raise _unusable(part, f"is per {metric!r}, not {' and '.join(PART_UNITS[part])}")
+    if not all(word in metric.lower() for word in words):
+        raise _unusable(part, f"is per {metric!r}, not {' and '.join(words)}")
     amounts = list(dict.fromkeys(amount for _, amount in steps))
-    is_free_at_first = PART_UNITS.get(part) == _TRAFFIC and steps[:1] == [(0.0, 0.0)]
+    is_free_at_first = words == UNIT_WORDS[TRAFFIC_UNIT] and steps[:1] == [(0.0, 0.0)]
     if len(amounts) != 1 + is_free_at_first or not 0 < amounts[-1] < 10_000:
         raise _unusable(part, f"has no single price: {amounts}")
     free = next(start for start, amount in steps if amount == amounts[-1])
@@ -146,7 +165,9 @@ def _unusable(part: str, problem: str) -> UsageError:
 
 def _download(url: str) -> bytes:
     return with_retries(
-        partial(_download_once, url), RETRY_PAUSE_SEC, is_transient=lambda error: isinstance(error, RetryableError)
+        functools.partial(_download_once, url),
+        RETRY_PAUSE_SEC,
+        is_transient=lambda error: isinstance(error, RetryableError),
     )
 
 
@@ -173,51 +194,6 @@ def _load_table(settings: Settings, today: datetime.date) -> tuple[Path | None, 
         if file.exists() or settings.cost.prices is not None:
             return file, prices.read_table(file, today=today)
         return None, prices.read_table(prices.TABLE, today=today)
-
-
-def new_entries(
-    table: PriceTable, list_prices: Mapping[str, ListPrice], today: datetime.date
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Build the table's new entries: prices of each shape whose GPU is in the list, and of the other parts."""
-
-    def entry(source: str, amount: float) -> dict[str, Any]:
-        return {"amount": amount, "source": f"Oracle's public price list, part {source}", "dated": today}
-
-    storage, performance = list_prices[STORAGE_PART].amount, list_prices[PERFORMANCE_PART].amount
-    boot_volume = entry(
-        f"{STORAGE_PART} and {PERFORMANCE_UNITS_PER_GB} times {PERFORMANCE_PART}",
-        round(storage + PERFORMANCE_UNITS_PER_GB * performance, 6),
-    )
-    shapes: dict[str, dict[str, Any]] = {}
-    for name, shape in table.shapes.items():
-        if (part := GPU_PARTS.get(shape.gpu)) is not None:
-            shapes[name] = {"on_demand": entry(part, list_prices[part].amount)}
-            if shape.boot_volume is not None:
-                shapes[name]["boot_volume"] = boot_volume
-    others: dict[str, dict[str, Any]] = {}
-    for part, key in OTHER_PARTS.items():
-        price = list_prices[part]
-        is_traffic = PART_UNITS[part] == _TRAFFIC
-        unit = {"unit": "USD per GB", "free_gb": price.free_units} if is_traffic else {"unit": "USD per GB month"}
-        others[key] = {"what": price.name, **unit, **entry(part, price.amount)}
-    return {"shapes": shapes, "others": others}
-
-
-def describe_differences(table: PriceTable, entries: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Describe each price that differs from the table's."""
-    pairs = [
-        (f"{name} {key}", getattr(table.shapes[name], key), values)
-        for name, new in entries["shapes"].items()
-        for key, values in new.items()
-    ]
-    pairs += [(key, table.others.get(key), values) for key, values in entries["others"].items()]
-    lines = []
-    for name, old, values in pairs:
-        if old is None:
-            lines.append(f"{name}: new, {values['amount']:g} {values['unit']}")
-        elif old.amount != values["amount"]:
-            lines.append(f"{name}: {old.amount:g} -> {values['amount']:g} {old.unit} (was dated {old.dated})")
-    return lines
 
 
 def _default_table_text() -> str:
