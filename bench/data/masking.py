@@ -20,8 +20,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from bench.data import findings
 from bench.data.findings import DataFindings
@@ -62,15 +61,6 @@ class Example:
         return hashlib.sha256(self.copy.to_bytes(4, "little") + self.targets + self.ids.tobytes()).digest()
 
 
-class Encoded(NamedTuple):
-    """Token `ids` of a text; `encoding` and `rest` are those of its part from the token `start` on."""
-
-    ids: list[int]
-    start: int
-    encoding: Any
-    rest: Rendered
-
-
 class ExampleBuilder:
     """Builder of examples with one tokenizer; without `max_seq_len` none is too long.
 
@@ -100,12 +90,6 @@ class ExampleBuilder:
         self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id  # cached: slow properties
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._special = {*tokenizer.all_special_ids, *(key for key, token in added.items() if token.special)}
-        self._dividers = {  # no token spans the beginning of these: the parts of a text can be tokenized separately
-            key
-            for key, token in added.items()
-            if token.special and not (token.lstrip or token.single_word or token.normalized)
-        }
-        self._longest_added = max((len(token.content) for token in added.values()), default=0)
 
     def build(self, conversations: Iterable[Conversation]) -> Iterator[Example]:
         """Build examples in the conversations' order.
@@ -211,10 +195,8 @@ class ExampleBuilder:
         if not texts:
             return
         # The template writes the special tokens itself; adding them again would double the start of every example.
-        for rendered, encoded in zip(texts, self._encode(texts), strict=True):
-            ids, start = encoded.ids, encoded.start
-            targets, has_end = self._mark_targets(encoded.rest, ids[start:] if start else ids, encoded.encoding)
-            targets = bytearray(start) + targets if start else targets
+        for rendered, (ids, encoding) in zip(texts, self._encode(texts), strict=True):
+            targets, has_end = self._mark_targets(rendered, ids, encoding)
             if not has_end and ids and self._labels == "assistant":
                 self.findings.add(findings.EOS_ADDED, rendered.source)
                 last = targets.rfind(1) + 1 or len(ids)  # turns after the last answer are left out
@@ -233,40 +215,7 @@ class ExampleBuilder:
             self._check_special_tokens(rendered, ids, targets)
             yield _example(rendered.source, ids, targets)
 
-    def _encode(self, texts: Sequence[Rendered]) -> Iterator[Encoded]:
-        """Tokenize texts. What examples of one conversation have in common with the last of them is tokenized once."""
-        groups = [list(group) for _, group in groupby(texts, key=lambda text: id(text.source))]
-        lasts = list(self._encode_whole([group[-1] for group in groups]))
-        tokens, rests = list[int](), list[Rendered]()
-        for group, (ids, encoding) in zip(groups, lasts, strict=True):
-            if len(group) == 1:
-                continue
-            dividers = [token for token, number in enumerate(ids) if number in self._dividers]
-            places = [(token, int(encoding.token_to_chars(token)[0])) for token in dividers]
-            for text in group[:-1]:
-                token, character = self._last_common(places, group[-1].text, text)
-                tokens.append(token)
-                rests.append(text.after(character))
-        parts = zip(tokens, rests, self._encode_whole(rests), strict=True)
-        for group, (ids, encoding) in zip(groups, lasts, strict=True):
-            for token, rest, (rest_ids, rest_encoding) in islice(parts, len(group) - 1):
-                yield Encoded(ids[:token] + rest_ids, token, rest_encoding, rest)
-            yield Encoded(ids, 0, encoding, group[-1])
-
-    def _last_common(self, dividers: Sequence[tuple[int, int]], last: str, text: Rendered) -> tuple[int, int]:
-        """Return (token, character) of the last divider before the answer up to which `text` begins like `last`.
-
-        The longest added token's length after it is compared, too: a token that begins before it could end there.
-        """
-
-        def is_beyond(divider: tuple[int, int]) -> bool:
-            end = divider[1] + self._longest_added
-            return divider[1] >= text.answers[0][0] or not last.startswith(text.text[:end])
-
-        common = bisect_left(dividers, True, key=is_beyond)
-        return dividers[common - 1] if common else (0, 0)
-
-    def _encode_whole(self, texts: Sequence[Rendered]) -> Iterator[tuple[list[int], Any]]:
+    def _encode(self, texts: Sequence[Rendered]) -> Iterator[tuple[list[int], Any]]:
         """Tokenize texts; return token ids and encoding of each."""
         as_written = [text.text for text in texts if not text.hides_tokens]
         hiding = [text.text for text in texts if text.hides_tokens]

@@ -53,11 +53,6 @@ class Rendered(NamedTuple):
     is_split: bool = False
     hides_tokens: bool = False
 
-    def after(self, character: int) -> Rendered:
-        """Return the text from a character before its answers on."""
-        answers = tuple((first - character, last - character) for first, last in self.answers)
-        return self._replace(text=self.text[character:], answers=answers)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationRenderer:

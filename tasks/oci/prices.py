@@ -35,14 +35,14 @@ PRICE_LIST_URL = "https://apexapps.oracle.com/pls/apex/cetools/api/v1/products/"
 TIMEOUT_SEC, RETRY_PAUSE_SEC = 30.0, 2.0
 _MAX_BYTES = 8 << 20
 PART = re.compile(r"\bB[0-9]{5,6}\b")  # in the source of a price
-# Words of a part's metric, by the unit of the price.
+# Words in the metric of a part, by the unit of the price.
 TRAFFIC_UNIT = "USD per GB"
 UNIT_WORDS = {
     "USD per GPU hour": ("gpu", "hour"),
     "USD per GB month": ("gigabyte", "month"),
     TRAFFIC_UNIT: ("gigabyte", "transfer"),
 }
-PERFORMANCE_WORDS = ("performance", "month")  # of a second part, block volumes' performance
+PERFORMANCE_WORDS = ("performance", "month")  # in the metric of a second part: a block volume has both
 PERFORMANCE_UNITS_PER_GB = 10  # performance level "Balanced" of a boot volume
 DEFAULT_FILE = "prices.yaml"  # next to invoke.yaml, if cost.prices is not set
 TABLE_CURRENCY = "USD"
@@ -67,8 +67,8 @@ def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes
     today = datetime.datetime.now(datetime.timezone.utc).date()
     path, table = _load_table(settings, today)
     entries = listed_entries(table)
-    words = {part: words for entry in entries.values() for part, words in _parts(entry)}
-    list_prices = {part: fetch_price(part, wanted, words[part]) for part in words}
+    metrics = {part: metric_words for entry in entries.values() for part, metric_words in _parts(entry)}
+    list_prices = {part: fetch_price(part, wanted, metric_words) for part, metric_words in metrics.items()}
     for price in list_prices.values():
         free = f", first {price.free_units:,.0f} free" if price.free_units else ""
         print(f"{price.part}  {price.amount:.6g} {wanted}  {price.metric}{free}  ({price.name})")
@@ -125,13 +125,13 @@ def _new_amount(entry: Any, list_prices: Mapping[str, ListPrice]) -> float:
     return round(first + PERFORMANCE_UNITS_PER_GB * sum(others), 6)
 
 
-def fetch_price(part: str, currency: str, words: Sequence[str]) -> ListPrice:
+def fetch_price(part: str, currency: str, metric_words: Sequence[str]) -> ListPrice:
     """Query the price of a part. Raises RetryableError if the list is unreachable, UsageError if it lacks the price."""
     query = urllib.parse.urlencode({"partNumber": part, "currencyCode": currency})
-    return parse_price(_download(f"{PRICE_LIST_URL}?{query}"), part, currency, words)
+    return parse_price(_download(f"{PRICE_LIST_URL}?{query}"), part, currency, metric_words)
 
 
-def parse_price(content: bytes, part: str, currency: str, words: Sequence[str]) -> ListPrice:
+def parse_price(content: bytes, part: str, currency: str, metric_words: Sequence[str]) -> ListPrice:
     """Parse the pay-as-you-go price of a part from the response; its metric has these words. Raises UsageError."""
     try:
         items = schema.parse_object(content)["items"]
@@ -146,10 +146,10 @@ def parse_price(content: bytes, part: str, currency: str, words: Sequence[str]) 
         raise _unusable(part, f"has an unknown format: {content[:40].decode('utf-8', 'replace')!r}") from error
     if currency not in local:
         raise _unusable(part, f"is in {', '.join(local) or 'no currency'}, not in {currency}")
-    if not all(word in metric.lower() for word in words):
-        raise _unusable(part, f"is per {metric!r}, not {' and '.join(words)}")
+    if not all(word in metric.lower() for word in metric_words):
+        raise _unusable(part, f"is per {metric!r}, not {' and '.join(metric_words)}")
     amounts = list(dict.fromkeys(amount for _, amount in steps))
-    is_free_at_first = words == UNIT_WORDS[TRAFFIC_UNIT] and steps[:1] == [(0.0, 0.0)]
+    is_free_at_first = metric_words == UNIT_WORDS[TRAFFIC_UNIT] and steps[:1] == [(0.0, 0.0)]
     if len(amounts) != 1 + is_free_at_first or not 0 < amounts[-1] < 10_000:
         raise _unusable(part, f"has no single price: {amounts}")
     free = next(start for start, amount in steps if amount == amounts[-1])

@@ -6,17 +6,15 @@ The templates are read from the packages of tests/chat_templates.txt; nothing of
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.data import findings
 from bench.data.inputs import InputError
-from bench.data.masking import Example, ExampleBuilder
-from bench.data.tokenizer import load_tokenizer
-from tests.support.published import AXOLOTL, SPACE_RULES, TRL, template_text, write_mistral_tokenizer
-from tests.unit.bench.data.conftest import MISTRAL, build, conversation, parsed
+from bench.data.masking import Example
+from tests.support.published import AXOLOTL, TRL, template_text
+from tests.unit.bench.data.conftest import build, conversation, parsed
 
 FAMILIES: dict[str, Sequence[str]] = {
     TRL: (
@@ -136,16 +134,3 @@ def test_a_developer_is_read_where_the_template_writes_it(name: str, tokenizer_o
     else:
         with pytest.raises(InputError, match="line 1: "):
             build(tokenizer, source)
-
-
-@pytest.mark.parametrize("rule", SPACE_RULES)
-def test_examples_that_begin_alike_have_the_tokens_of_their_texts(rule: str, tmp_path: Path) -> None:
-    write_mistral_tokenizer(tmp_path, rule)
-    tokenizer = load_tokenizer(tmp_path, MISTRAL)
-    turns = [*WITH_SYSTEM, ("user", "  c </s> d\n"), ("assistant", " C "), ("user", "e"), ("assistant", "E")]
-    for special_tokens in ("keep", "text"):
-        builder = ExampleBuilder(tokenizer, max_seq_len=None, special_tokens=special_tokens)
-        texts = builder._render_if_accepted(conversation(*turns))
-        examples = list(builder._encode(texts))
-        assert [example.ids for example in examples] == [ids for ids, _ in builder._encode_whole(texts)]
-        assert [example.start > 0 for example in examples] == [False, True, True, False]
