@@ -97,7 +97,7 @@ class Attempts:
         training |= {"score": self.score, "derive": ("validation_share", "warmup_share")}
         trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training)
         if self.plans_values:
-            trial = trial.with_derived(derive(trial, None)[1])
+            trial = trial.with_derived(derive(trial, None, DerivedSettings())[1])
         (self.home / "trial.json").write_text(trial.to_text())
         if held_after is not None:
             program = ("-c", HELD_TRIAL, str(held_after), str(self.gate))
