@@ -13,11 +13,9 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Median of n values with its spread (p10, p90) and its bootstrap 95 % interval (low, high)."""
+    """Median of n values with its bootstrap 95 % interval (low, high)."""
 
     median: float
-    p10: float
-    p90: float
     low: float
     high: float
     n: int
@@ -32,7 +30,7 @@ class MeanInterval(NamedTuple):
 
 
 def summarize(values: list[float], *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Compute median, p10, p90 and the median's percentile-bootstrap 95 % interval. Seeded, so it is reproducible.
+    """Compute the median and its percentile-bootstrap 95 % interval. Seeded, so it is reproducible.
 
     Of fewer than six values the interval goes from the smallest to the largest, which holds the median in 75 % (of
     three) to 94 % of samples.
@@ -44,8 +42,6 @@ def summarize(values: list[float], *, resamples: int = RESAMPLES, seed: int = 0)
     medians = sorted(quantile(sorted(generator.choices(ordered, k=len(ordered))), 0.5) for _ in range(resamples))
     return Interval(
         median=quantile(ordered, 0.5),
-        p10=quantile(ordered, 0.1),
-        p90=quantile(ordered, 0.9),
         low=quantile(medians, 0.025),
         high=quantile(medians, 0.975),
         n=len(ordered),

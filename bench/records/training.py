@@ -393,16 +393,6 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFacts:
-    """A written checkpoint: `seconds` until it was complete on disk, `stall_sec` for which training paused."""
-
-    step: int
-    seconds: float
-    stall_sec: float
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Restart:
     """An attempt that resumed after `from_step` steps, with its reason and the repeated steps of the last attempt.
 
@@ -425,11 +415,11 @@ class TrainingRecord(Checksummed):
     """Result of a fine-tuning over all its attempts (training.json), also of a failed one.
 
     `status` is a TrialStatus; `stop` is the reason for the last step: finished, early, max_hours (one of the
-    `LIMITS` was reached), or empty if stopped otherwise (`reason`). `adapter_step` is the step of the saved
-    adapter: the best by held-out loss or score, or the last. `data` has no example previews. Shares of communication
-    are of a step's time. `score` is None without train.score, `time` if no rank has trained. `init_adapter_sha256` is
-    that of the adapter at step 0, None for a new one. `end_ids` are the tokens that end the data's answers.
-    `derived` are the settings that the attempt derived from the data.
+    `LIMITS` was reached), or empty if stopped otherwise (`reason`). `checkpoints` are the steps of those written.
+    `adapter_step` is the step of the saved adapter: the best by held-out loss or score, or the last. `data` has no
+    example previews. Shares of communication are of a step's time. `score` is None without train.score, `time` if no
+    rank has trained. `init_adapter_sha256` is that of the adapter at step 0, None for a new one. `end_ids` are the
+    tokens that end the data's answers. `derived` are the settings that the attempt derived from the data.
     """
 
     FILE, KIND = TRAINING_FILE, "training"
@@ -445,7 +435,7 @@ class TrainingRecord(Checksummed):
     steps_done: int
     steps: TrainedSteps
     evaluations: list[Evaluation]
-    checkpoints: list[CheckpointFacts]
+    checkpoints: list[int]
     restarts: list[Restart]
     answers: list[SampleAnswer]
     data: DataReport | None

@@ -189,10 +189,8 @@ def rate(amount: float, times: Interval) -> Interval:
 def efficiency_percent(without: list[list[float]], with_: list[list[float]]) -> Interval:
     """Divide the median step time without communication by the one with it, in percent; blocks of both alternate.
 
-    low and high are a bootstrap's 95 % interval over the steps of each side; p10 and p90 are quantiles of the blocks'
-    ratios, which show whether the machine drifted. Values above 100 are noise and are not clipped.
+    The interval is a bootstrap's over the steps of each side. Values above 100 are noise and are not clipped.
     """
-    ratios = sorted(100.0 * statistics.median(a) / statistics.median(b) for a, b in zip(without, with_, strict=True))
     off, on = [t for block in without for t in block], [t for block in with_ for t in block]
     chooser = random.Random(0)  # noqa: S311 - a bootstrap wants repeatable, not secret
 
@@ -202,8 +200,6 @@ def efficiency_percent(without: list[list[float]], with_: list[list[float]]) -> 
     resampled = sorted(100.0 * resampled_median(off) / resampled_median(on) for _ in range(RESAMPLES))
     return Interval(
         median=100.0 * statistics.median(off) / statistics.median(on),
-        p10=quantile(ratios, 0.1),
-        p90=quantile(ratios, 0.9),
         low=quantile(resampled, 0.025),
         high=quantile(resampled, 0.975),
         n=len(off),
@@ -219,8 +215,6 @@ def _map_decreasing(values: Interval, map_: Callable[[float], float]) -> Interva
     """Map an interval by a decreasing function, which swaps the ends."""
     return Interval(
         median=map_(values.median),
-        p10=map_(values.p90),
-        p90=map_(values.p10),
         low=map_(values.high),
         high=map_(values.low),
         n=values.n,

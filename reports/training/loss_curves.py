@@ -129,9 +129,7 @@ def event_hours(training: TrainingReport) -> dict[str, list[float]]:
     hours_at = dict(zip(training.record.steps.step, training.hours, strict=True)) | {0: 0.0}
     restarts = [restart for restart in training.record.restarts if restart.from_step in hours_at]
     return {
-        "checkpoint": [
-            hours_at[checkpoint.step] for checkpoint in training.record.checkpoints if checkpoint.step in hours_at
-        ],
+        "checkpoint": [hours_at[step] for step in training.record.checkpoints if step in hours_at],
         "restart": [hours_at[restart.from_step] for restart in restarts if not _was_preempted(restart)],
         "preemption": [hours_at[restart.from_step] for restart in restarts if _was_preempted(restart)],
     }

@@ -33,7 +33,7 @@ from bench.records.atomic_files import sha256_of, sync_folder
 from bench.records.checksummed import ResultError, read_checksummed, write_checksummed
 from bench.records.paths import MANIFEST_FILE
 from bench.records.score import SampleAnswer, TrainingTime
-from bench.records.training import CheckpointFacts, Evaluation, TrainedSteps
+from bench.records.training import Evaluation, TrainedSteps
 
 MANIFEST, STATE, STEPS = MANIFEST_FILE, "state.json", "steps.f64"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -79,7 +79,8 @@ class State:
 
     `seconds` and `time` are summed over all attempts. `first_losses` are the held-out examples' losses before training,
     for comparison with later ones. `best_step` has the lowest held-out loss or the highest score so far, None before
-    the first evaluation. `answers` are those before training.
+    the first evaluation. `answers` are those before training, `checkpoints` the steps of earlier
+    checkpoints.
     """
 
     step: int
@@ -88,7 +89,7 @@ class State:
     first_losses: list[float] = field(default_factory=list)
     best_step: int | None = None
     answers: list[SampleAnswer] = field(default_factory=list)
-    checkpoints: list[CheckpointFacts] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
     time: TrainingTime = field(default_factory=TrainingTime)
 
 
@@ -165,8 +166,8 @@ def verify(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def write(checkpoints: Path, step: int, identity: Identity, contents: Mapping[str, bytes]) -> int:
-    """Write a checkpoint atomically and return its size in bytes. Raises OSError."""
+def write(checkpoints: Path, step: int, identity: Identity, contents: Mapping[str, bytes]) -> None:
+    """Write a checkpoint atomically. Raises OSError."""
     folder = checkpoint_folder(checkpoints, step)
     part = Path(tempfile.mkdtemp(dir=checkpoints, prefix=f".{folder.name}.part-"))
     try:
@@ -187,7 +188,6 @@ def write(checkpoints: Path, step: int, identity: Identity, contents: Mapping[st
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    return sum(each.bytes for each in sums.values())
 
 
 def prune(checkpoints: Path, step: int, keep: int, best: int | None) -> None:

@@ -5,7 +5,6 @@ first one; another thread copies it to the host. Paged state is in memory that h
 copied through a device view, because reading it on the host would move its pages there and back.
 """
 
-import dataclasses
 import json
 import os
 import shutil
@@ -23,7 +22,6 @@ from bench.data.model_folder import TEMPLATE_FILE
 from bench.records import schema
 from bench.records.atomic_files import sync_folder
 from bench.records.paths import ADAPTER_FOLDER
-from bench.records.training import CheckpointFacts
 from bench.workloads.finetune import checkpoint, resume
 from bench.workloads.finetune.checkpoint import TOKENIZER_FILES, History, Identity, State
 
@@ -193,7 +191,7 @@ def adapter_config(peft_model: Any) -> str:
 
 
 class CheckpointManager:
-    """A writer of checkpoints, one at a time in a thread. `written` lists the checkpoints that are complete."""
+    """A writer of checkpoints, one at a time in a thread. `written` lists the steps of those that are complete."""
 
     def __init__(
         self,
@@ -206,7 +204,7 @@ class CheckpointManager:
         log: Callable[[str], None],
         on_wait: Callable[[], None],
     ) -> None:
-        self.folder, self.weights, self.written = folder, weights, list[CheckpointFacts]()
+        self.folder, self.weights, self.written = folder, weights, list[int]()
         self.best: tuple[int, dict[str, Any]] | None = None
         self.newest_step = -1  # the step of the last checkpoint, complete or being written
         self._identity, self._keep_count = identity, keep_count
@@ -214,27 +212,22 @@ class CheckpointManager:
         self._snapshot = Snapshot(torch, weights)
         self._thread: threading.Thread | None = None
 
-    def save(self, state: State, history: History, *, wait: bool = False) -> CheckpointFacts | None:
-        """Start writing a checkpoint. None if the last one is still being written; `wait` waits for both.
+    def save(self, state: State, history: History, *, wait: bool = False) -> bool:
+        """Start writing a checkpoint. False if the last one is still being written; `wait` waits for both.
 
         If the disk is full, the training continues without this checkpoint and the older ones stay.
         """
-        start = time.perf_counter()
         if self._thread is not None and self._thread.is_alive() and not wait:
-            return None
+            return False
         self.wait()
         self._snapshot.copy()
         steps, best = history.to_bytes(), self.best
         self.newest_step = state.step
-        stalled = time.perf_counter() - start
-        facts = CheckpointFacts(step=state.step, seconds=0.0, stall_sec=stalled, bytes=0)
-        self._thread = threading.Thread(
-            target=self._write, args=(state, steps, best, facts), daemon=True, name="checkpoint"
-        )
+        self._thread = threading.Thread(target=self._write, args=(state, steps, best), daemon=True, name="checkpoint")
         self._thread.start()
         if wait:
             self.wait()
-        return facts
+        return True
 
     def wait(self) -> None:
         """Wait until the current checkpoint is written. Calls `on_wait` for MAX_WAIT_SEC: a slow disk is not a hang."""
@@ -249,10 +242,7 @@ class CheckpointManager:
         """Store the current adapter as the best so far."""
         self.best = step, {name: tensor.to("cpu", copy=True) for name, tensor in self.weights.adapter.items()}
 
-    def _write(
-        self, state: State, steps: bytes, best: tuple[int, dict[str, Any]] | None, facts: CheckpointFacts
-    ) -> None:
-        start = time.perf_counter()
+    def _write(self, state: State, steps: bytes, best: tuple[int, dict[str, Any]] | None) -> None:
         adapter, optimizer, counters = self._snapshot.to_host()
         contents = {
             checkpoint.ADAPTER: save(adapter, HEADER),
@@ -264,13 +254,13 @@ class CheckpointManager:
         if best is not None and best[0] != state.step:
             contents[checkpoint.BEST] = save(best[1], HEADER)
         try:
-            size = checkpoint.write(self.folder, state.step, self._identity, contents)
+            checkpoint.write(self.folder, state.step, self._identity, contents)
         except OSError as error:
             self.newest_step = -1
             self._log(f"the checkpoint of step {state.step} was not written: {error.strerror}: {self.folder}")
             return
         checkpoint.prune(self.folder, state.step, self._keep_count, state.best_step)
-        self.written.append(dataclasses.replace(facts, seconds=time.perf_counter() - start, bytes=size))
+        self.written.append(state.step)
 
 
 def load_checkpoint(folder: Path, weights: Weights) -> dict[str, Any] | None:

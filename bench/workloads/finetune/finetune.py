@@ -25,7 +25,7 @@ from bench.predict.fit import fit_training
 from bench.records import Trial, schema
 from bench.records.score import SampleAnswer, TrainingScore, TrainingTime
 from bench.records.status import Outcome, ReasonCode
-from bench.records.training import LIMITS, CheckpointFacts, DataReport, DerivedSettings, Evaluation, TrainingRecord
+from bench.records.training import LIMITS, DataReport, DerivedSettings, Evaluation, TrainingRecord
 from bench.workloads.finetune import checkpoint, resume, training_set
 from bench.workloads.finetune.checkpoint import History, State
 from bench.workloads.finetune.derived import derive
@@ -119,9 +119,9 @@ class TrainingLog:
             self._add_step(**line["step"])
         if "evaluation" in line:
             self._add_evaluation(schema.from_json(Evaluation, line["evaluation"]))
-        for facts in line.get("checkpoints", ()):
-            self._checkpoints.append(schema.from_json(CheckpointFacts, facts))
-            record.extra_progress["checkpoint_step"] = facts["step"]
+        for step in line.get("checkpoints", ()):
+            self._checkpoints.append(step)
+            record.extra_progress["checkpoint_step"] = step
         record.apply_report(line)
         if "peaks" in line:
             record.peak_rss_bytes, record.peak_vram_bytes = line["peaks"]["rss_bytes"], line["peaks"]["vram_bytes"]

@@ -138,7 +138,7 @@ class FinetuneRank(RankProcess):
                 peaks={"vram_bytes": max(vram) if vram else None, "rss_bytes": max(row[1] for row in rows)},
                 communication_measured_percent=percent,
                 fingerprint={"step_captured": trainer.step.capture_status},
-                checkpoints=trainer.new_checkpoint_facts(),
+                checkpoints=trainer.new_checkpoints(),
             )
         if stop in ("finished", "early"):
             stop = self._write_and_score(trainer, stop)

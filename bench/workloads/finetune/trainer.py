@@ -288,7 +288,7 @@ class Trainer:
         }
         self.history.add(**values)
         self.journal.append(step=number, sec=round(seconds, 6))
-        self.context.report(step={**values, "rows": len(rows)}, checkpoints=self.new_checkpoint_facts())
+        self.context.report(step={**values, "rows": len(rows)}, checkpoints=self.new_checkpoints())
 
     def _checkpoint(self, *, wait: bool = False) -> bool:
         manager = self.checkpoint_manager
@@ -299,15 +299,15 @@ class Trainer:
         if manager.newest_step == self.state.step:
             return wait
         state = dataclasses.replace(self.state, checkpoints=[*self.state.checkpoints, *manager.written])
-        return manager.save(state, self.history, wait=wait) is not None
+        return manager.save(state, self.history, wait=wait)
 
-    def new_checkpoint_facts(self) -> list[dict[str, Any]]:
-        """Return the facts of checkpoints written since the last call."""
+    def new_checkpoints(self) -> list[int]:
+        """Return the steps of the checkpoints written since the last call."""
         if self.checkpoint_manager is None:
             return []
         fresh = self.checkpoint_manager.written[self._reported_checkpoints :]
         self._reported_checkpoints += len(fresh)
-        return [schema.to_json(facts) for facts in fresh]
+        return fresh
 
     def _report_progress(self, phase: str, number: int) -> None:
         now = time.monotonic()

@@ -255,5 +255,5 @@ def _draw_measurements(random: np.random.Generator, medians: Floats) -> list[lis
 
 
 def _measurement(name: str, value: float, **context: Any) -> Measurement:
-    spread = Interval(median=value, p10=value * 0.995, p90=value * 1.005, low=value * 0.998, high=value * 1.002, n=30)
+    spread = Interval(median=value, low=value * 0.998, high=value * 1.002, n=30)
     return Measurement(name=name, value=value, interval=spread, context=context)

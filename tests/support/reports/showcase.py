@@ -157,7 +157,7 @@ def _vary(measurements: list[Measurement], seed: int, slower: float) -> list[Mea
             factor *= slower
         spread = measurement.interval
         if spread is not None:
-            ends = {name: getattr(spread, name) * factor for name in ("median", "p10", "p90", "low", "high")}
+            ends = {name: getattr(spread, name) * factor for name in ("median", "low", "high")}
             spread = replace(spread, **ends)
         varied.append(
             replace(
@@ -244,8 +244,6 @@ def _steps(trial: Trial, count: int, step_sec: float, useful: float, random: np.
 def _repeated(name: str, value: float, spread: float = 0.01, n: int = 20, **context: Any) -> Measurement:
     interval = Interval(
         median=value,
-        p10=value * (1 - 2 * spread),
-        p90=value * (1 + 2 * spread),
         low=value * (1 - spread),
         high=value * (1 + spread),
         n=n,
@@ -376,9 +374,7 @@ def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement
         Measurement(
             name="communication_share_no_sync_percent",
             value=100 - efficiency,
-            interval=Interval(
-                median=100 - efficiency, p10=-3.0, p90=4.0, low=98 - efficiency, high=102 - efficiency, n=30
-            ),
+            interval=Interval(median=100 - efficiency, low=98 - efficiency, high=102 - efficiency, n=30),
             context={"blocks": 6, **ranks},
         )
     )

@@ -114,8 +114,6 @@ def metrics_of(steps: Steps, *, peak_vram_bytes: int | None = None) -> Metrics:
     return Metrics(
         step_time_sec=Interval(
             median=median,
-            p10=float(np.quantile(ordered, 0.1)),
-            p90=float(np.quantile(ordered, 0.9)),
             low=float(ordered[0]),
             high=float(ordered[-1]),
             n=count,
@@ -246,7 +244,7 @@ def measurement(
     """Make a measurement with a narrow interval over five repeats, or without one if `value` is unknown."""
     spread = None
     if value is not None:
-        spread = Interval(median=value, p10=value * 0.97, p90=value * 1.03, low=value * 0.98, high=value * 1.02, n=5)
+        spread = Interval(median=value, low=value * 0.98, high=value * 1.02, n=5)
     return Measurement(name=name, value=value, interval=spread, share_percent=share, context=context, note=note)
 
 

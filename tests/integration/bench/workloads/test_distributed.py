@@ -108,7 +108,6 @@ def test_a_rates_interval_is_the_inverse_of_its_times():
     times = summarize([1.0, 2.0, 4.0])
     rate = distributed.rate(8.0, times)
     assert (rate.median, rate.low, rate.high) == (4.0, 8.0 / times.high, 8.0 / times.low)
-    assert rate.p10 < rate.median < rate.p90
 
 
 def test_a_step_has_the_time_of_its_slowest_rank_and_the_size_of_one_device(ddp_trial, make_record):

@@ -49,7 +49,7 @@ def test_a_trial_that_trains_needs_steps_whatever_else_it_measured(folder, kind)
     assert rejection_reason(load_measured(folder, values, kind=kind, steps=0)).endswith(" no measured step")
 
 
-INVERTED = Interval(median=2.0, p10=1.0, p90=3.0, low=3.0, high=1.0, n=5)
+INVERTED = Interval(median=2.0, low=3.0, high=1.0, n=5)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.records.status import ReasonCode
-from bench.records.training import CheckpointFacts, DataFinding, Restart
+from bench.records.training import DataFinding, Restart
 from reports.read.run import ReportError
 from reports.training import loss_curves, page, summary
 from tests.support.reports import hostile
@@ -89,7 +89,7 @@ def test_the_timeline_marks_checkpoints_restarts_and_preemptions_at_the_hours_of
     )
     record = dataclasses.replace(
         RECORD,
-        checkpoints=[CheckpointFacts(step=1, seconds=1.0, stall_sec=0.1, bytes=9)],
+        checkpoints=[1],
         restarts=[
             Restart(attempt=2 + step, from_step=step, reason=reason, reason_code=code, lost_steps=1, lost_sec=9.0)
             for step, (reason, code) in enumerate(ends)
