@@ -6,7 +6,6 @@ traceback if a file cannot be parsed. Here each of these is an error of one line
 Not covered: validation of keys and values; see `tasks.settings.load`.
 """
 
-import copy
 import functools
 import json
 import math
@@ -21,12 +20,11 @@ from invoke.config import Config
 
 from bench.records import schema
 from bench.records.atomic_files import read_regular
-from tasks.errors import UsageError, translate_errors
+from tasks.errors import UsageError
 
 ENV_PREFIX, _SUFFIXES = "INVOKE_", ("yaml", "yml", "json")
 Keys = tuple[str, ...]
-_MAX_FILE_BYTES, _MAX_FILE_VALUES = 1 << 17, 10_000  # this project's own file has a tenth of each
-_MAX_FAST_NESTING = 500  # the C parser recurses on the C stack; this many marks of nesting are far from its end
+_MAX_FILE_BYTES, _MAX_NESTING = 1 << 17, 20  # this project's own file has a tenth of each
 _MISSING = object()
 
 
@@ -175,10 +173,9 @@ def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
     except OSError as error:
         raise UsageError(f"{display_path(path)}: cannot be read: {error.strerror}") from error
     data, node = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
-    data = {} if data is None else copy.deepcopy(data)
-    if not isinstance(data, dict):
+    if data is not None and not isinstance(data, dict):
         raise UsageError(f"{display_path(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
-    return data, node
+    return data or {}, node
 
 
 def _parse_json(text: str, path: Path) -> tuple[Any, None]:
@@ -190,81 +187,51 @@ def _parse_json(text: str, path: Path) -> tuple[Any, None]:
         raise UsageError(f"{display_path(path)}: unusable JSON: {error}") from error
 
 
-class _UnusableError(Exception):
-    """Unusable YAML; the message follows the file's name."""
-
-
+@functools.lru_cache(maxsize=8)  # a command loads its settings several times
 def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
-    with translate_errors(UsageError, _UnusableError, prefix=f"{display_path(path)}"):
-        return _parse_yaml_text(text)
-
-
-@functools.lru_cache(maxsize=8)  # a command loads its settings several times, and the shipped file takes 20 ms
-def _parse_yaml_text(text: str) -> tuple[Any, yaml.Node | None]:
+    name = display_path(path)
     try:
+        _check_structure(text)
         loader = _Loader(text)
-        node = _compose_fast(text) or loader.get_single_node()
-        if node is None:
-            return None, None
-        if _count(node, {}) > _MAX_FILE_VALUES:
-            raise _UnusableError(f": unusable YAML: more than {_MAX_FILE_VALUES:,} values")
-        return loader.construct_document(node), node
+        node = loader.get_single_node()
+        return None if node is None else loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
-        reason = error.problem or error.context or "not usable"
-        reason = reason.replace("but found another document", "a second document")
-        raise _UnusableError(f"{line}: not YAML: {reason}") from error
+        reason = (error.problem or "not usable").replace("but found another document", "a second document")
+        reason = reason.replace("found character that", "a tab, or another character that")
+        raise UsageError(f"{name}{line}: not YAML: {reason}") from error
     except yaml.reader.ReaderError as error:
-        line = f":{text.count(chr(10), 0, error.position) + 1}"
-        raise _UnusableError(f"{line}: not YAML: a forbidden character") from error
-    except RecursionError as error:
-        raise _UnusableError(": unusable YAML: nested too deeply") from error
+        line_number = text.count("\n", 0, error.position) + 1
+        raise UsageError(f"{name}:{line_number}: not YAML: a forbidden character") from error
 
 
-def _compose_fast(text: str) -> yaml.Node | None:
-    """Compose by libyaml, in a tenth of the time; None if it is missing, or for a text that PyYAML has to judge."""
-    parser = getattr(yaml, "CSafeLoader", None)
-    has_anchors = "&" in text  # an alias may expand without end
-    if parser is None or has_anchors or sum(map(text.count, "[{-?")) > _MAX_FAST_NESTING:
-        return None
-    try:
-        node: yaml.Node | None = parser(text).get_single_node()
-        _refuse_equal_keys(node)
-    except yaml.YAMLError:
-        return None
-    return node
+def _check_structure(text: str) -> None:
+    """Raise MarkedYAMLError for an alias, which may expand without end, and for nesting that would overflow a stack."""
+    events: Any = yaml.parse(text, _Loader)
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > _MAX_NESTING:
+            problem = "nested too deeply" if depth > _MAX_NESTING else "an alias"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-def _refuse_equal_keys(node: yaml.Node | None) -> None:
-    """Raise ConstructorError if a section below this node has a key twice. Only for nodes without aliases."""
-    if isinstance(node, yaml.MappingNode):
-        _check_keys(node)
-        for _, value in node.value:
-            _refuse_equal_keys(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_equal_keys(value)
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _check_keys(node: yaml.MappingNode) -> None:
-    lines: dict[str, int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
-            continue
-        if key.value in lines:
-            problem = f"{clip(key.value)} is given twice, first on line {lines[key.value]}"
-            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-        lines[key.value] = key.start_mark.line + 1
-
-
-class _Loader(yaml.SafeLoader):
+class _Loader(_FastLoader):  # type: ignore[misc]
     """PyYAML's loader that refuses equal keys in a section, and names the line of each unusable value."""
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        _check_keys(node)
-        return node
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in lines:
+                    problem = f"{clip(key.value)} is given twice, first on line {lines[key.value]}"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                lines[key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -274,18 +241,7 @@ class _Loader(yaml.SafeLoader):
         # For `2025-13-45` and `!!int x` PyYAML raises ValueError, IndexError and others, without a line number.
         except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
             problem = f"{clip(str(node.value))} is not a valid {node.tag.rpartition(':')[2]}"
-            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark) from error
-
-
-def _count(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count the values of a node with its aliases expanded; infinity for a node that contains itself."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = math.inf  # until its parts are counted: the result for a node that contains itself
-        parts = (part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,)))
-        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
-    return known[id(node)]
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
 
 def _line_of(node: yaml.Node | None, keys: Keys) -> int | None:
@@ -329,7 +285,9 @@ def set_value(target: dict[str, Any], keys: Keys, value: Any) -> None:
 
 def _merge(target: dict[Any, Any], data: Mapping[Any, Any]) -> None:
     for key, value in data.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
-            _merge(target[key], value)
-        else:
-            target[key] = dict(value) if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            target[key] = value
+            continue
+        if not isinstance(target.get(key), dict):
+            target[key] = {}
+        _merge(target[key], value)

@@ -122,12 +122,6 @@ def test_files_of_every_kind_are_read_and_foreign_keys_are_ignored(
     assert load(context(file if file.startswith("f.") else None)).fleet.size == size
 
 
-BOMBS = [
-    ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 50))],
-    ["b0: &b0 {x: 1}", *(f"b{n}: &b{n} {{<<: [*b{n - 1}, *b{n - 1}]}}" for n in range(1, 50))],
-]
-
-
 @pytest.mark.parametrize("case", load_cases(__file__, "mistakes.yaml"))
 def test_a_mistake_is_one_line_with_its_place(case: Case, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in case.get("environment", {}).items():
@@ -135,11 +129,6 @@ def test_a_mistake_is_one_line_with_its_place(case: Case, context: Make, monkeyp
     message = refusal(context(text=case.get("text")))
     assert message.startswith(case["start"])
     assert message.endswith(case.get("end", ""))
-
-
-@pytest.mark.parametrize("lines", [*BOMBS, ["fleet: " + 1000 * "["]], ids=["sequences", "merges", "depth"])
-def test_a_file_that_grows_beyond_bounds_is_refused(lines: list[str], context: Make) -> None:
-    assert refusal(context(text="\n".join(lines))).startswith("f.yaml: unusable YAML: ")
 
 
 def test_the_expected_values_of_a_setting_are_described() -> None:
