@@ -177,8 +177,13 @@ def _declarations(record: type) -> dict[str, Setting]:
 
 
 def check_fields(record: Any) -> None:
-    """Raise TrialError, naming the field, for the first value of the wrong type or out of its declared range."""
+    """Raise FieldError for the first value of the wrong type or out of its declared range."""
     _check_types(record)
+    check_ranges(record)
+
+
+def check_ranges(record: Any) -> None:
+    """Raise FieldError for the first value out of its declared range. The types are those of the fields."""
     for field, declared in _declarations(record.__class__).items():
         value = getattr(record, field)
         expected = None if value is None else declared.problem(value)

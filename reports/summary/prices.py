@@ -5,24 +5,25 @@ table's. Invalid input raises PriceError with one line that names the file and t
 """
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bench.records import schema
 from bench.records.atomic_files import read_regular
+from bench.records.schema import SchemaError
 from bench.records.status import Failure
+from bench.records.validation import FieldError, check_ranges, checked
 from reports import formatting
 from reports.read.fingerprint import CPU
 from reports.summary.cost import BootVolume, HostedPrice, Price, PublishedPrice
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"
 _MAX_TABLE_BYTES = 1_000_000  # room for thousands of shapes
-ShortText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
 class PriceError(Failure, ValueError):
@@ -75,54 +76,62 @@ def _source(setting: str, amount: float, source: str | None, requirement: str) -
     return source
 
 
-class _StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+_SHORT_TEXT: dict[str, Any] = {"pattern": r"\A(?=.*\S).{1,200}\Z", "expected": "text of at most 200 characters"}
 
 
-class _Dated(_StrictModel):
-    amount: float = Field(gt=0, le=10_000)
-    source: ShortText
-    dated: date
+@dataclass(frozen=True, kw_only=True)
+class Dated:
+    """A price with its unit, its source and the day when it was recorded."""
+
+    amount: float = checked(gt=0, le=10_000)
+    unit: str = checked(choices=("USD per GPU hour",))
+    source: str = checked(**_SHORT_TEXT)
+    dated: str = checked(pattern=r"\A\d{4}-\d\d-\d\d\Z", expected="a day, as 2026-11-20")
+
+    @property
+    def day(self) -> date:
+        return date.fromisoformat(self.dated)
 
 
-class _GpuHour(_Dated):
-    unit: Literal["USD per GPU hour"]
+@dataclass(frozen=True, kw_only=True)
+class _Named(Dated):
+    name: str = checked(**_SHORT_TEXT)
 
 
-class _Named(_GpuHour):
-    name: ShortText
+@dataclass(frozen=True, kw_only=True)
+class _BootVolume(Dated):
+    unit: str = checked(choices=("USD per GB month",))
+    size_gb: float = checked(gt=0, le=1_000_000)
 
 
-class _GbMonth(_Dated):
-    unit: Literal["USD per GB month"]
-    size_gb: float = Field(gt=0, le=1_000_000)
+@dataclass(frozen=True, kw_only=True)
+class _Other(Dated):
+    what: str = checked(**_SHORT_TEXT)  # vocabulary: key of the table
+    unit: str = checked(choices=("USD per GB month", "USD per GB"))
+    free_gb: float = checked(0.0, ge=0, le=1e15)
 
 
-class _Other(_Dated):
-    label: ShortText = Field(alias="what")
-    unit: Literal["USD per GB month", "USD per GB"]
-    free_gb: float = Field(default=0.0, ge=0, le=1e15)
-
-
-class _Shape(_StrictModel):
-    gpu: ShortText
-    gpus: int = Field(ge=1, le=64)
-    on_demand: _GpuHour
-    preemptible: _GpuHour | None = None
-    boot_volume: _GbMonth | None = None
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    gpu: str = checked(**_SHORT_TEXT)
+    gpus: int = checked(ge=1, le=64)
+    on_demand: Dated
+    preemptible: Dated | None = None
+    boot_volume: _BootVolume | None = None
     alternatives: tuple[_Named, ...] = ()
 
 
-class PriceTable(_StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class PriceTable:
     """A table of prices by shape, as in reports/prices.yaml. `others` are listed in reports but not added up."""
 
-    schema_version: Literal[1]
+    schema_version: int = checked(ge=1, le=1)
     shapes: dict[str, _Shape]
-    others: dict[str, _Other] = Field(default={}, max_length=20)
+    others: dict[str, _Other] = field(default_factory=dict)
 
 
-class _NoAliasLoader(yaml.SafeLoader):
-    """YAML loader without aliases: a few lines of aliases can expand to more values than fit into memory."""
+class _Loader(yaml.SafeLoader):
+    """YAML loader that keeps days as text, and without aliases, of which a few lines can expand beyond all memory."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -130,10 +139,16 @@ class _NoAliasLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 @functools.lru_cache(maxsize=8)
 def _parse(content: bytes) -> object:
     """Parse a table. The result is cached, so callers must not change it."""
-    return yaml.load(content.decode(), _NoAliasLoader)  # noqa: S506 - a SafeLoader
+    return yaml.load(content.decode(), _Loader)  # noqa: S506 - a SafeLoader
 
 
 def read_table(path: Path, *, today: date) -> PriceTable:
@@ -149,13 +164,18 @@ def read_table(path: Path, *, today: date) -> PriceTable:
         line = "" if mark is None else f":{mark.line + 1}"
         raise PriceError(f"{path}{line}: not valid YAML", remedy="see reports/prices.yaml for an example") from error
     try:
-        table = PriceTable.model_validate(document)
-    except ValidationError as error:
-        raise PriceError(f"{path}: {_first_problem(error)}") from error
-    for key, dated in _dated_keys(table):
-        if dated > today:
+        table = schema.from_json(PriceTable, document)
+    except SchemaError as error:
+        raise PriceError(f"{path}: {error}", remedy="see reports/prices.yaml for an example") from error
+    for key, part in _parts(table):
+        try:
+            check_ranges(part)
+            is_future = isinstance(part, Dated) and part.day > today
+        except (FieldError, ValueError) as error:
+            raise PriceError(f"{path}: {key}{error}", remedy="see reports/prices.yaml for an example") from error
+        if is_future:
             raise PriceError(
-                f"{path}: {key}.dated: {dated.isoformat()} is in the future (today is {today.isoformat()})",
+                f"{path}: {key}dated: {part.dated} is in the future (today is {today.isoformat()})",
                 remedy="set it to the day when the price was checked",
             )
     return table
@@ -188,9 +208,19 @@ def _prices(name: str, table: PriceTable) -> tuple[Price, ...]:
     boot = None
     if volume is not None:
         boot = BootVolume(
-            size_gb=volume.size_gb, usd_per_gb_month=volume.amount, source=volume.source, dated=volume.dated
+            size_gb=volume.size_gb, usd_per_gb_month=volume.amount, source=volume.source, dated=volume.day
         )
-    others = tuple(PublishedPrice(**other.model_dump()) for other in table.others.values())
+    others = tuple(
+        PublishedPrice(
+            label=other.what,
+            amount=other.amount,
+            unit=other.unit,
+            free_gb=other.free_gb,
+            source=other.source,
+            dated=other.day,
+        )
+        for other in table.others.values()
+    )
     named = [("on-demand", shape.on_demand)]
     if shape.preemptible is not None:
         named.append(("preemptible", shape.preemptible))
@@ -200,7 +230,7 @@ def _prices(name: str, table: PriceTable) -> tuple[Price, ...]:
             usd_per_gpu_hour=price.amount,
             source=price.source,
             name=kind,
-            dated=price.dated,
+            dated=price.day,
             shape=name,
             gpus_per_node=shape.gpus,
             boot_volume=boot,
@@ -210,28 +240,13 @@ def _prices(name: str, table: PriceTable) -> tuple[Price, ...]:
     )
 
 
-def _dated_keys(table: PriceTable) -> list[tuple[str, date]]:
-    dates: list[tuple[str, date]] = [(f"others.{name}", price.dated) for name, price in table.others.items()]
+def _parts(table: PriceTable) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a table, each after its key."""
+    yield "", table
+    yield from ((f"others.{name}: ", price) for name, price in table.others.items())
     for name, shape in table.shapes.items():
-        key = f"shapes.{name}"
-        parts: list[tuple[str, _Dated | None]] = [
-            (f"{key}.on_demand", shape.on_demand),
-            (f"{key}.preemptible", shape.preemptible),
-            (f"{key}.boot_volume", shape.boot_volume),
-            *((f"{key}.alternatives[{index}]", price) for index, price in enumerate(shape.alternatives)),
-        ]
-        dates += [(part, price.dated) for part, price in parts if price is not None]
-    return dates
-
-
-def _first_problem(error: ValidationError) -> str:
-    """Describe the first problem in one line: the key, what is expected, what was found."""
-    first = error.errors()[0]
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    value = formatting.shorten(repr(first["input"]), 60)
-    problem = {
-        "literal_error": f"expected {first.get('ctx', {}).get('expected', '')}, found {value}",
-        "missing": "missing; every price has amount, unit, source and dated",
-        "extra_forbidden": "unknown key",
-    }.get(first["type"], f"{first['msg'][:1].lower()}{first['msg'][1:]}, found {value}")
-    return f"{key or 'the file'}: {problem}"
+        key = f"shapes.{name}: "
+        yield key, shape
+        parts = {each: getattr(shape, each) for each in ("on_demand", "preemptible", "boot_volume")}
+        parts |= {f"alternatives[{index}]": price for index, price in enumerate(shape.alternatives)}
+        yield from ((f"{key}{each}: ", price) for each, price in parts.items() if price is not None)

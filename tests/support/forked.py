@@ -44,7 +44,7 @@ from tests.support.paths import ROOT
 START_SEC = 240.0
 REQUEST_TIMEOUT_SEC = 30.0  # a client that stops during its request blocks the others no longer
 INV_LIBRARIES = (
-    *("invoke.main", "pydantic", "yaml", "rich.live", "jinja2", "kubernetes.client", "fabric", "numpy"),
+    *("invoke.main", "yaml", "rich.live", "jinja2", "kubernetes.client", "fabric", "numpy"),
     *("pytest", "pandas", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
     *("bench.records", "remote", "reports", "tasks"),  # including their submodules
 )

@@ -88,7 +88,7 @@ def test_an_invalid_shape_is_refused_in_one_line_with_the_key(tmp_path, case):
     )
     with pytest.raises(PriceError) as refused:
         select_prices(Pricing(table=path), ["NVIDIA X"], today=TODAY)
-    assert str(refused.value).startswith(f"{path}: shapes.X.1.{case['expected']}: ")
+    assert str(refused.value).startswith(f"{path}: shapes.X.1: {case['expected']}: ")
     assert "\n" not in str(refused.value)
 
 
@@ -112,7 +112,7 @@ def test_every_line_of_the_projects_table_has_a_source_and_a_day():
     )
     for dated_price in (*prices_of_shapes, *project_table.others.values()):
         assert dated_price.source.strip()
-        assert dated_price.dated <= TODAY
+        assert dated_price.day <= TODAY
 
 
 def test_storage_and_traffic_are_listed_with_their_prices():

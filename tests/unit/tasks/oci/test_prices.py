@@ -54,11 +54,11 @@ def test_differences_are_shown_and_the_new_table_is_the_one_that_reports_use(
     assert "file_storage:" not in output  # 0.3: as in the table
     new_table = table.read_table(project / "prices.yaml", today=today())
     traffic = new_table.others["traffic_america_europe"]
-    assert (traffic.amount, traffic.free_gb, traffic.dated) == (0.009, 10240, today())
-    assert new_table.others["file_storage"].dated == today()
+    assert (traffic.amount, traffic.free_gb, traffic.day) == (0.009, 10240, today())
+    assert new_table.others["file_storage"].day == today()
     assert {shape.on_demand.amount for shape in new_table.shapes.values()} == {2.5, 7.0}
     shape = new_table.shapes["VM.GPU.A10.1"]
-    assert (shape.on_demand.amount, shape.on_demand.dated) == (2.5, today())
+    assert (shape.on_demand.amount, shape.on_demand.day) == (2.5, today())
     assert shape.boot_volume is not None
     assert shape.boot_volume.amount == 0.0425
     user = yaml.safe_load((project.parent / "home" / ".invoke.yaml").read_text())
