@@ -102,7 +102,7 @@ class TrainingData(DataOptions):
     max_seq_len: int = checked(ge=2)
     validation_share: float = setting(
         None,
-        "fraction of the lines to hold out; chosen by each line's digest; null: from the data",
+        "fraction of the lines to hold out; chosen by each line's digest; auto: from the data",
         name="validation_fraction",
         stored_default=0.0,
         usual=0.02,
@@ -260,7 +260,7 @@ class Training:
     data: TrainingData
     rows_per_step: int = setting(
         None,
-        "packed rows per optimizer step over all workers; null: from the data",
+        "packed rows per optimizer step over all workers; auto: from the data",
         stored_default=REQUIRED,
         usual=4,
         ge=1,
@@ -273,7 +273,7 @@ class Training:
     )
     warmup_share: float = setting(
         None,
-        "fraction of the steps for learning rate warm-up; null: from the data",
+        "fraction of the steps for learning rate warm-up; auto: from the data",
         stored_default=0.03,
         usual=0.03,
         ge=0,

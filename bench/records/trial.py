@@ -75,7 +75,15 @@ class Trial:
         choices=RECIPES,
     )
     max_seq_len: int = setting(512, "maximum length of an example", unit="tokens", ge=8, le=1_048_576)
-    micro_batch_size: int = setting(8, "size of a packed row", unit="times max_seq_len tokens", ge=1, le=4096)
+    micro_batch_size: int = setting(
+        None,
+        "size of a packed row; auto: the fastest configuration that fits the GPU",
+        stored_default=8,
+        usual=8,
+        unit="times max_seq_len tokens",
+        ge=1,
+        le=4096,
+    )
     gradient_accumulation_steps: int = checked(1, ge=1, le=4096)
     layout: str = checked("pad", choices=LAYOUTS)
     base_precision: str = setting("nf4", "precision of the frozen base weights: nf4 or bf16", choices=BASE_PRECISIONS)
@@ -84,17 +92,30 @@ class Trial:
     lora_dropout: float = setting(0.05, "dropout of the adapters' input", ge=0, le=0.99)
     lora_targets: tuple[str, ...] = ATTENTION_PROJECTIONS
     optimizer: str = setting(
-        "adamw_torch",
-        "adamw_torch, or paged_adamw_8bit, which needs a quarter of the memory",
+        None,
+        "adamw_torch, or paged_adamw_8bit, which needs a quarter of the memory; auto: as memory allows",
         stored_default="paged_adamw_8bit",
+        usual="adamw_torch",
         choices=OPTIMIZERS,
     )
     learning_rate: float = setting(2e-4, "peak learning rate", gt=0, le=1)
-    gradient_checkpointing: bool = setting(True, "true: recompute activations in backward to save memory")
+    gradient_checkpointing: bool = setting(
+        None,
+        "true: recompute activations in backward to save memory; auto: as memory allows",
+        stored_default=True,
+        usual=True,
+    )
     checkpoint_every: int = checked(1, ge=1, le=1024)
     offload_checkpoints: bool = False
-    held_layers: int = checked(0, ge=0, le=1024)
-    matmul: str = checked("bf16", choices=MATMULS)
+    held_layers: int = setting(
+        None,
+        "layers whose weights are also kept in 16 bits; auto: as memory allows",
+        stored_default=0,
+        usual=0,
+        ge=0,
+        le=1024,
+    )
+    matmul: str = setting("bf16", "products with the frozen weights: bf16, int8_backward or int8", choices=MATMULS)
     data_workers: int = checked(0, ge=0, le=64)
     world_size: int = checked(1, ge=1, le=1024)
     new_tokens: int = checked(64, ge=1, le=65_536)

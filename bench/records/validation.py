@@ -55,6 +55,7 @@ def expect_one_of(value: str, allowed: tuple[str, ...], key: str) -> None:
 # Declarations ---------------------------------------------------------------------------------------------------------
 
 _METADATA_KEY = "setting"
+AUTO = "auto"  # the value of a setting that is derived
 REQUIRED = object()  # as `stored_default`: a record must have the field
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list", dict: "a mapping"}
 
@@ -66,8 +67,8 @@ class Setting:
     `kind` is the type, without null, which `is_nullable` allows. `default` is the user's default. A value is one of
     `choices`, or has the form of the regular expression `pattern`, or is at least `ge` or above `gt`, and at most `le`,
     in `unit`. `help` is the comment in invoke.yaml, without unit and range. `expected` describes the values in an
-    error; empty: their type and the help. `usual` is the value of a record where the user has set none and it is not
-    derived from the data.
+    error; empty: their type and the help. With `usual`, the user may leave the value open by AUTO, as the default does:
+    it is then derived, and otherwise `usual`.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Setting:
     choices: Collection[str] = ()
     pattern: str = ""
     expected: str = ""
-    usual: float | None = None
+    usual: Any = None
 
     def problem(self, value: object) -> str | None:
         """Return what was expected instead of a value of the right type; None if the value is valid."""
@@ -119,7 +120,8 @@ class Setting:
         is_free = self.kind is str or name in ("a list", "a mapping")
         text = self._choices or self.expected or (f"{name}: {self.help.partition('; ')[0]}" if is_free else name)
         between = f" {'' if self.gt is not None else 'from '}{self.range}" if self.range else ""
-        return f"{text}{between}{', or null' if self.is_nullable else ''}"
+        nothing = ", or null" if self.is_nullable else ""
+        return f"{text}{between}{nothing if self.usual is None else f', or {AUTO}'}"
 
     @property
     def _choices(self) -> str:
@@ -170,7 +172,6 @@ def _declarations(record: type) -> dict[str, Setting]:
             kinds = [kind for kind in typing.get_args(hints[field.name]) if kind is not type(None)]
             is_nullable = type(None) in typing.get_args(hints[field.name])
             kind = kinds[0] if is_nullable else hints[field.name]
-            is_nullable |= rules.get("usual") is not None  # the record's type is that of the derived value
             named = {**rules, "name": rules["name"] or field.name}
             declared[field.name] = Setting(**named, kind=kind, is_nullable=is_nullable)
     return declared

@@ -4,11 +4,9 @@ from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.records.validation import FieldError, setting
+from bench.records.validation import AUTO, FieldError, setting
 from remote.cluster.quantities import parse_quantity
 from remote.providers import PROVIDERS
-
-AUTO = "auto"
 
 _NAME: dict[str, Any] = {  # RFC 1123 label
     "pattern": r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",

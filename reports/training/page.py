@@ -18,7 +18,7 @@ from markupsafe import Markup
 from bench.records.atomic_files import write_atomic
 from bench.records.score import TrainingScore
 from bench.records.trial import Trial
-from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
+from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, AUTO
 from reports import formatting
 from reports.figures.drawing.style import inline_svg
 from reports.read.run import ReportWriteError, make_report_folder
@@ -224,9 +224,9 @@ SETTINGS_FILE, TRIAL_FILE = "settings.json", "trial.json"
 # Fields of a trial that a trial file sets: those with a setting of the same name, and those without a setting.
 CONFIGURATION = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer"),
-    *("lora_rank", "lora_alpha", "lora_dropout", "gradient_checkpointing"),
+    *("lora_rank", "lora_alpha", "lora_dropout", "gradient_checkpointing", "held_layers", "matmul"),
 )
-FILE_ONLY = ("checkpoint_every", "offload_checkpoints", "held_layers", "matmul")
+FILE_ONLY = ("checkpoint_every", "offload_checkpoints")
 REPEATED_SECTIONS = ("model", "data", "train")  # these settings determine the result
 
 
@@ -268,9 +268,11 @@ def has_trial_file(training: TrainingReport) -> bool:
     """Return whether the training had a trial file: its configuration is not that of the settings."""
     trial, settings = training.run.planned[0].trial, training.run.settings.get("train", {})
     default = Trial(**{name: getattr(trial, name) for name in ("name", "reason", "suite", "profile", "model", "data")})
+    derived = () if trial.training is None else trial.training.derive
+    values = {name: AUTO if name in derived else getattr(trial, name) for name in CONFIGURATION}
     targets = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}.get(settings.get("lora_targets", ""))
     return (
-        any(name in settings and settings[name] != getattr(trial, name) for name in CONFIGURATION)
+        any(name in settings and settings[name] != value for name, value in values.items())
         or any(getattr(trial, name) != getattr(default, name) for name in FILE_ONLY)
         or targets not in (None, trial.lora_targets)
     )

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from bench.records import schema
 from bench.records.atomic_files import write_atomic
+from bench.records.validation import AUTO
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT
 from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.manifests import Image, ManifestValues
-from remote.cluster.settings import AUTO
 from remote.hosts.pods.kubectl import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
 from tasks.cli.terminal import confirm

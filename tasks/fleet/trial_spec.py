@@ -1,6 +1,7 @@
 """The trial of a training, built from settings, flags and a trial file."""
 
 import dataclasses
+import json
 
 from bench.records import Trial
 from bench.records.training import DerivedSettings, Training, TrainingData
@@ -88,8 +89,9 @@ def with_training_row(settings: Settings, trial: Trial) -> Trial:
     """Return the trial with the row of section train if its profile measures shorter rows than the data's."""
     if SCALES[trial.profile].seq_divisor == 1:
         return trial
-    train = settings.train
-    return dataclasses.replace(trial, max_seq_len=train.max_seq_len, micro_batch_size=train.micro_batch_size)
+    values = declared_values(Trial, settings.train)
+    row = {name: values[name] for name in ("max_seq_len", "micro_batch_size")}
+    return dataclasses.replace(trial, **row)
 
 
 def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, max_hours: float | None) -> Trial:
@@ -120,7 +122,8 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
         )
     if file_trial is None:
         return trial
-    return dataclasses.replace(trial, **{name: getattr(file_trial, name) for name in FILE_FIELDS})
+    training = dataclasses.replace(training, derive=tuple(name for name in training.derive if name not in FILE_FIELDS))
+    return dataclasses.replace(trial, training=training, **{name: getattr(file_trial, name) for name in FILE_FIELDS})
 
 
 def open_fields(settings: Settings) -> tuple[str, ...]:
@@ -132,6 +135,9 @@ def open_fields(settings: Settings) -> tuple[str, ...]:
 
 
 def derived_text(derived: DerivedSettings) -> list[str]:
-    """Return a line with the settings that were derived from the data; none without any."""
-    values = [f"train.{SETTING_NAMES[key]} {value:g}" for key, value in vars(derived).items() if value is not None]
-    return [f"derived from the data: {', '.join(values)}"] if values else []
+    """Return a line with the settings that were derived from data and GPU; none without any."""
+    values = {f"train.{SETTING_NAMES[key]}": value for key, value in derived.values.items() if key in SETTING_NAMES}
+    text = ", ".join(
+        f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items()
+    )
+    return [f"derived from data and GPU: {text}"] if values else []

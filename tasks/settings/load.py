@@ -24,8 +24,7 @@ from invoke.context import Context
 
 from bench.records import schema
 from bench.records.paths import IMAGE_FILE
-from bench.records.validation import FieldError, Setting
-from remote.cluster.settings import AUTO
+from bench.records.validation import AUTO, FieldError, Setting
 from remote.hosts.base import Connector
 from remote.hosts.connectors import CONNECTORS
 from remote.hosts.local import expand_user
@@ -93,8 +92,12 @@ class Settings(Sections):
         return dataclasses.replace(self, **changed)
 
     def public(self) -> dict[str, Any]:
-        """Return all settings as plain JSON values, for run.json. No setting holds a secret."""
-        return {name: schema.to_json(getattr(self, name)) for name in sections_of()}
+        """Return all settings as plain JSON values, for run.json and for `-f`. No setting holds a secret."""
+        document = {name: schema.to_json(getattr(self, name)) for name in sections_of()}
+        for keys, setting in SETTINGS.items():
+            if setting.usual is not None and document[keys[0]][keys[-1]] is None:
+                document[keys[0]][keys[-1]] = AUTO
+        return document
 
 
 def load(context: Context) -> Settings:
@@ -153,7 +156,7 @@ def sections_of(parents: Keys = ()) -> list[str]:
 def _parse(keys: Keys, value: Any) -> Any:
     """Return the value of a setting from a file's value. Raises _InvalidSetting."""
     setting = SETTINGS[keys]
-    if value is None and setting.is_nullable:
+    if (value is None and setting.is_nullable) or (value == AUTO and setting.usual is not None):
         return None
     origin = typing.get_origin(setting.kind)
     if origin is tuple and isinstance(value, (list, tuple)):  # a YAML `!!set` has no order and is refused below

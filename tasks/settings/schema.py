@@ -14,8 +14,8 @@ from bench.records import Trial
 from bench.records.paths import DEMO_INPUTS
 from bench.records.training import Training, TrainingData
 from bench.records.trial import PROFILES, SUITE_NAMES
-from bench.records.validation import LORA_TARGETS, FieldError, Setting, declared_field, setting, settings_of
-from remote.cluster.settings import AUTO, ClusterSection
+from bench.records.validation import AUTO, LORA_TARGETS, FieldError, Setting, declared_field, setting, settings_of
+from remote.cluster.settings import ClusterSection
 from remote.hosts.connectors import CONNECTORS
 from remote.hosts.local import LocalSection
 from remote.hosts.pods.host import PodsSection

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from bench.records.validation import Setting, settings_of
+from bench.records.validation import AUTO, Setting, settings_of
 from tasks.settings.schema import flatten
 from tasks.settings.sources import Keys
 
@@ -26,7 +26,8 @@ def render(kind: type) -> str:
 def _lines(parents: Keys, settings: dict[Keys, Setting], sections: dict[Keys, type]) -> Iterator[str]:
     indent = "  " * len(parents)
     for declared in settings_of(sections[parents]).values():
-        value = yaml.safe_dump(declared.default, default_flow_style=True, width=1000).splitlines()[0]
+        default = declared.default if declared.usual is None else AUTO
+        value = yaml.safe_dump(default, default_flow_style=True, width=1000).splitlines()[0]
         yield f"{indent}{declared.name}: {value} # {declared.comment}"
     for keys, section in sections.items():
         if keys[:-1] == parents and keys:

@@ -155,18 +155,22 @@ def test_a_fallback_of_the_recipe_is_a_warning_and_stands_in_the_plan(settings: 
 
 
 def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: MakeSettings) -> None:
-    derived = DerivedSettings(rows_per_step=2, warmup_share=0.1)
+    derived = DerivedSettings(rows_per_step=2, warmup_share=0.1, gradient_checkpointing=False, checkpoint_every=2)
+    fitted = {"micro_batch_size": 8, "gradient_checkpointing": True, "held_layers": 0, "optimizer": "adamw_torch"}
     trial = trial_of(settings(validation_fraction=0.1))
     training = output.training_of(trial)
-    assert (training.derive, training.rows_per_step) == (("rows_per_step", "warmup_share"), 4)
+    assert (training.derive, training.rows_per_step) == (("rows_per_step", "warmup_share", *fitted), 4)
+    assert {name: getattr(trial, name) for name in fitted} == fitted
+    assert trial.with_derived(derived).checkpoint_every == 2
     planned = output.training_of(trial.with_derived(derived))
     assert (planned.derive, planned.rows_per_step, planned.warmup_share) == ((), 2, 0.1)
     assert planned.data == training.data
     lines = output.summary_lines(make_probe(derived=derived), trial, PREDICTED)
-    assert "derived from the data: train.rows_per_step 2, train.warmup_share 0.1" in lines
+    named = "train.rows_per_step 2, train.warmup_share 0.1, train.gradient_checkpointing false"
+    assert f"derived from data and GPU: {named}" in lines
     assert output.training_of(trial_of(settings(), workers=4)).rows_per_step == 4
     assert "validation_share" not in output.training_of(trial_of(settings(validation_file="v"))).derive
-    explicit = settings(rows_per_step=8, warmup_share=0.0, validation_fraction=0.0)
+    explicit = settings(rows_per_step=8, warmup_share=0.0, validation_fraction=0.0, **fitted)
     assert output.training_of(trial_of(explicit)).derive == ()
 
 

@@ -43,8 +43,8 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
     training = trial_spec.make_trial(with_lengths, trial, workers=1, max_hours=None)
     taken = {name: getattr(training, name) for name in trial_spec.FILE_FIELDS}
     expected = {name: getattr(row.trial, name) for name in trial_spec.FILE_FIELDS}
-    train = configured.train
-    assert taken == expected | {"max_seq_len": train.max_seq_len, "micro_batch_size": train.micro_batch_size}
+    assert taken == expected | {"max_seq_len": 512, "micro_batch_size": 8}
+    assert training.training.derive == ("validation_share", "rows_per_step", "warmup_share")
     assert training.learning_rate == 5e-4
     assert train_command(summarize(load(folder))) == f"inv train --from={RUN}"
     assert len(list(recommended.describe_source(configured, trial, RUN))) == 1
@@ -58,8 +58,7 @@ def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
     folder = configured.results_folder / "s1"
     synthetic.exact_run(folder, run_id="s1", suite="tune")
     (folder / "best.json").write_text(best.to_text())
-    train = configured.train
-    rows = {"max_seq_len": train.max_seq_len, "micro_batch_size": train.micro_batch_size}
+    rows = {"max_seq_len": 512, "micro_batch_size": 8}
     assert recommended.apply_recommended(configured, "s1")[1] == dataclasses.replace(best, **rows)
     (folder / "best.json").write_text(dataclasses.replace(best, kind="hardware").to_text())
     with pytest.raises(UsageError, match="is of kind hardware"):

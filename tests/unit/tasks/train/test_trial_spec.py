@@ -131,7 +131,7 @@ def test_an_invalid_number_of_workers_is_an_error(
         ({"data_weights": [-1.0]}, "train.data_weights: expected numbers above 0"),
         ({"data": ["a", "a"]}, "train.data: expected at least one data file, each named once"),
         ({"label_mask": "some"}, 'train.label_mask: expected one of assistant, all, found "some"'),
-        ({"validation_fraction": 0.9}, "train.validation_fraction: expected a number from 0 to 0.5, or null, found"),
+        ({"validation_fraction": 0.9}, "train.validation_fraction: expected a number from 0 to 0.5, or auto, found"),
         ({"max_seq_len": 1}, "train.max_seq_len: expected a whole number from 8"),
     ],
 )
