@@ -26,8 +26,6 @@ from bench.records.units import format_percent
 
 MAX_LISTED = 20
 MAX_SAMPLES = 50_000
-MAX_HELD_BYTES = 32 << 20  # a file with more text is read again when it is needed again
-ROW_BYTES = 1000  # about the memory of a conversation without its texts
 MAX_REASON_CHARS = 240
 MAX_NUMBERS = 5  # lines that are listed for a reason
 NUMBERED_PLACE = re.compile(r"(.*?\b(?:line|row) )(\d+)")
@@ -97,91 +95,55 @@ def _first(numbers: Sequence[str]) -> str:
     return ", ".join(numbers[:MAX_NUMBERS]) + (f" and {more} more" if more > 0 else "")
 
 
-class Conversations:
-    """One reading of a data file, or of all files that match a pattern: its usable lines, in the files' order.
+class DataFile:
+    """A data file, or all files that match a pattern: its usable lines, in the files' order, read by each iteration.
 
-    `kind`, `lines` (usable ones), `bytes`, `text_bytes` (unpacked), `sha256` and `bad_lines` are complete after the
-    last one. The sha256 of a pattern is that of its files' names and digests.
+    `kind`, `lines` (usable ones), `bytes`, `sha256` and `bad_lines` are those of the first iteration, once it is
+    complete. A later one raises InputError if the file has changed since. The sha256 of a pattern is that of its files'
+    names and digests.
     """
 
-    def __init__(self, path: str, bad_line_policy: str, columns: Mapping[str, str | None]) -> None:
-        self.path, self.kind, self.lines, self.bytes, self.text_bytes = path, "", 0, 0, 0
-        self.bad_lines = BadLines(source=path, policy=bad_line_policy)
-        self._files, self._columns, self._digests = file_types.expand(path), columns, dict[str, str]()
-
-    @property
-    def sha256(self) -> str:
-        return _combined(self.path, self._digests)
+    def __init__(
+        self, path: Path | str, bad_line_policy: str = "refuse", columns: Mapping[str, str | None] | None = None
+    ) -> None:
+        self.path, self.kind, self.lines, self.bytes, self.sha256 = str(path), "", 0, 0, ""
+        self.bad_lines = BadLines(source=self.path, policy=bad_line_policy)
+        self._files, self._columns = file_types.expand(self.path), columns
 
     def __iter__(self) -> Iterator[Conversation]:
+        kind, lines, size, digests = "", 0, 0, dict[str, str]()
+        bad_lines = BadLines(source=self.path, policy=self.bad_lines.policy)
         for file in self._files:
-            rows, name = DataRows(file, self._columns), str(file)
+            rows = DataRows(file, self._columns)
             for number, row in rows:
                 if isinstance(row, bytes) and not row.strip():
                     continue
                 try:
-                    self.kind, conversation = _parse_row(rows, number, row, self.kind)
+                    kind, conversation = _parse_row(rows, number, row, kind)
                 except InputError as error:
-                    self.bad_lines.add(error)
+                    bad_lines.add(error)
                 else:
-                    self.lines += 1
-                    self.text_bytes += ROW_BYTES + len(row if isinstance(row, bytes) else str(row))
+                    lines += 1
                     yield conversation
-            self.bytes += rows.bytes
-            self._digests[name] = rows.sha256
-        self.bad_lines.check(self.lines + self.bad_lines.count)
-        if not self.lines:
+            size += rows.bytes
+            digests[str(file)] = rows.sha256
+        bad_lines.check(lines + bad_lines.count)
+        if not lines:
             raise InputError(f"{self.path}: empty", remedy="name a file with conversations")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataFile:
-    """A data file whose every line was checked: its kind, sha256, bytes, number of usable lines, and lines skipped.
-
-    Its conversations are read again each time it is iterated, unless there are few: `held` then has them. Iterating
-    raises InputError if the file has changed since.
-    """
-
-    path: str
-    kind: str
-    sha256: str
-    bytes: int
-    lines: int
-    bad_lines: BadLines
-    columns: Mapping[str, str | None] = field(default_factory=dict)
-    held: Sequence[Conversation] | None = None
-
-    def __iter__(self) -> Iterator[Conversation]:
-        if self.held is not None:
-            yield from self.held
-            return
-        conversations = Conversations(self.path, self.bad_lines.policy, self.columns)
-        yield from conversations
-        if conversations.sha256 != self.sha256:
+        sha256 = _combined(self.path, digests)
+        if self.sha256 not in ("", sha256):
             raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
+        self.kind, self.lines, self.bytes, self.sha256, self.bad_lines = kind, lines, size, sha256, bad_lines
 
 
 def read(
     path: Path | str, bad_line_policy: str = "refuse", columns: Mapping[str, str | None] | None = None
 ) -> DataFile:
     """Check every line of a data file. Raises InputError, which lists the lines that cannot be used."""
-    conversations = Conversations(str(path), bad_line_policy, columns or {})
-    held = list[Conversation]()
-    for conversation in conversations:
-        if conversations.text_bytes <= MAX_HELD_BYTES:
-            held.append(conversation)
-        else:
-            held.clear()
-    return DataFile(
-        path=conversations.path,
-        kind=conversations.kind,
-        sha256=conversations.sha256,
-        bytes=conversations.bytes,
-        lines=conversations.lines,
-        bad_lines=conversations.bad_lines,
-        columns=columns or {},
-        held=held if conversations.text_bytes <= MAX_HELD_BYTES else None,
-    )
+    data = DataFile(path, bad_line_policy, columns)
+    for _ in data:
+        pass
+    return data
 
 
 def sha256_of(path: str) -> str:
@@ -201,7 +163,7 @@ def read_data(path: Path, options: DataOptions = DEFAULT_DATA_OPTIONS) -> tuple[
 
     Of more than `MAX_SAMPLES` conversations those with the smallest digests are returned: a benchmark needs fewer.
     """
-    data, samples = Conversations(str(path), options.bad_lines, options.columns), 0
+    data, samples = DataFile(path, options.bad_lines, options.columns), 0
     kept: list[tuple[bytes, int, Conversation]] = []  # a heap with the largest digest first
     for conversation in data:
         if conversation.answers:

@@ -61,8 +61,7 @@ def test_a_data_set_saved_by_datasets_is_read() -> None:
         readers.read(SAVED)
 
 
-def test_a_pattern_is_read_as_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_HELD_BYTES", 0)  # read again, as much data is
+def test_a_pattern_is_read_as_one_file(tmp_path: Path) -> None:
     for name, rows in (("b.parquet", ROWS[:2]), ("a.parquet", ROWS[2:])):
         write(tmp_path / name, as_parquet(rows))
     write(tmp_path / ".hidden.parquet", b"")
@@ -146,10 +145,9 @@ def test_columns_may_change_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.jsonl.gz", "d.jsonl.zst", "d.parquet", "saved"])
-def test_reading_holds_a_small_part_of_the_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_holds_a_small_part_of_the_data(name: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{number} {'x' * 40_000}", "completion": "y" * 40_000} for number in range(100)]
     path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](rows))
-    monkeypatch.setattr(readers, "MAX_HELD_BYTES", 1 << 16)
     tracemalloc.start()
     data = readers.read(path)
     assert sum(len(chat.turns) for chat in data) == 2 * len(rows)
