@@ -252,7 +252,7 @@ class _Handler(StubHandler):
             if fault is not None:
                 fault.times -= 1
         if fault is not None and fault.html:
-            return self._send(200, b"<html><body>Please log in</body></html>", kind="text/html")
+            return self._send(200, "<html><body>Größe</body></html>".encode("latin-1"), kind="text/html")
         if fault is not None and fault.truncated:
             return self._send(200, b'[{"id": "ocid1', truncated=True)
         if fault is not None:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,6 @@ from tasks.oci.discovery import get_user_name
 from tasks.settings.load import Settings, load
 from tests.support.cases import Case, load_cases
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, FakeTenancy, ocid
-from tests.support.machines.http_stubs import StubHandler, StubServer
 
 pytestmark = pytest.mark.usefixtures("tenancy")
 Make = Callable[..., Settings]
@@ -50,13 +50,6 @@ def test_a_list_is_read_to_its_last_page_with_retries(tenancy: FakeTenancy, sett
     assert tenancy.count_requests("GET .*/clusters") == 6
 
 
-def test_a_service_that_stays_busy_is_retried_five_times(tenancy: FakeTenancy, settings: Make) -> None:
-    tenancy.fail("/clusters", 503, "Busy")
-    with pytest.raises(RetryableError, match=r"listing clusters: 503 Busy: refused; .*REQUEST/7"):
-        listed(settings())
-    assert tenancy.count_requests("GET .*/clusters") == 5
-
-
 @pytest.mark.parametrize("case", load_cases(__file__, "api_errors.yaml"))
 def test_an_error_of_the_api_is_one_line_with_what_to_do(case: Case) -> None:
     answer = case["input"]
@@ -77,41 +70,35 @@ def test_an_error_of_the_api_is_one_line_with_what_to_do(case: Case) -> None:
     assert "REQUEST/7" in str(error)
 
 
-@pytest.mark.parametrize("status", [403, 404])
-def test_a_missing_permission_is_named_with_its_policy(tenancy: FakeTenancy, settings: Make, status: int) -> None:
-    tenancy.fail("/clusters", status, "NotAuthorizedOrNotFound")
-    with pytest.raises(UsageError, match=r"NotAuthorizedOrNotFound: .*Allow group GROUP to read clusters in tenancy"):
-        listed(settings())
+DENIED = r"NotAuthorizedOrNotFound: .*Allow group GROUP to read clusters in tenancy"
 
 
-def test_a_proxy_s_page_is_rejected(tenancy: FakeTenancy, settings: Make) -> None:
-    tenancy.fail("/clusters", 200, html=True)
-    with pytest.raises(RetryableError, match=r"listing clusters: not an API response: .*; is a proxy"):
-        listed(settings())
-
-
-class Gateway(StubHandler):
-    """Gateway that responds instead of the API, in its own format."""
-
-    def do_GET(self) -> None:
-        if "/clusters" in self.path:
-            self.reply(403, b'{"code": 7, "message": "blocked"}', {"Content-Type": "application/json"})
-        else:
-            self.reply(200, "<html>Größe</html>".encode("latin-1"), {"Content-Type": "text/html"})
-
-
-def test_a_gateway_s_response_may_have_another_encoding_and_a_numeric_code(
-    settings: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "tries", "error", "expected"),
+    [
+        ({"status": 503, "code": "Busy"}, 5, RetryableError, r"503 Busy: refused; .*REQUEST/7"),
+        ({"status": 403, "code": "NotAuthorizedOrNotFound"}, 1, UsageError, DENIED),
+        ({"status": 404, "code": "NotAuthorizedOrNotFound"}, 1, UsageError, DENIED),
+        ({"status": 401, "code": "NotAuthenticated"}, 1, UsageError, r"profile DEFAULT of ~/.oci/config .*clock right"),
+        ({"status": 403, "code": 7, "message": "blocked"}, 1, UsageError, "403 7: blocked"),
+        ({"status": 200, "html": True}, 1, RetryableError, "not an API response: .*; is a proxy"),
+    ],
+)
+def test_an_answer_that_is_not_a_list_is_one_line(
+    tenancy: FakeTenancy, settings: Make, fault: dict[str, Any], tries: int, error: type[Exception], expected: str
 ) -> None:
-    with StubServer(Gateway) as gateway:
-        monkeypatch.setattr(clients, "ENDPOINT", f"http://{gateway.host}")
-        with pytest.raises(UsageError, match="listing clusters: 403 7: blocked"):
-            listed(settings())
-        with pytest.raises(RetryableError, match=r"'utf-8' codec"):
-            get_namespace(connect(settings()))
+    tenancy.fail("/clusters", **fault)
+    with pytest.raises(error, match=f"listing clusters: .*{expected}"):
+        listed(settings())
+    assert tenancy.count_requests("GET .*/clusters") == tries
 
 
-def test_an_unreachable_service_is_a_retryable_error(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_is_not_reached_or_answers_in_another_encoding_is_a_retryable_error(
+    tenancy: FakeTenancy, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenancy.fail("/n$", 200, html=True)
+    with pytest.raises(RetryableError, match="'utf-8' codec"):
+        get_namespace(connect(settings()))
     monkeypatch.setattr(clients, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(RetryableError, match=r"listing clusters: .*eu-frankfurt-1"):
         listed(settings())
