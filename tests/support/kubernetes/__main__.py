@@ -1,8 +1,8 @@
 """Process of the fake cluster: `python -m tests.support.kubernetes`, controlled by JSON lines on standard input.
 
 The first input line is the configuration, the first output line {"port": ...}. Every further input line is a call,
-{"call": name, "arguments": {...}}, and gets one output line: {"result": ...} or {"error": text}. When standard input
-ends, so do the process and every pod.
+{"call": name, "positional": [...], "arguments": {...}}, and gets one output line: {"result": ...} or {"error": text}.
+When standard input ends, so do the process and every pod.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def _serve(output: int) -> None:
         while line := await reader.readline():
             request = json.loads(line)
             try:
-                result = await cluster.call(request["call"], request["arguments"])
+                result = await cluster.call(request["call"], request["positional"], request["arguments"])
             except Exception as error:  # noqa: BLE001 (the test receives every error)
                 write_line(error=f"{type(error).__name__}: {error}")
             else:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -192,9 +193,9 @@ class Cluster(Kubectl):
             )
         return json.loads(line)  # type: ignore[no-any-return]
 
-    def call(self, name: str, /, **arguments: Any) -> Any:
+    def call(self, name: str, /, *positional: Any, **arguments: Any) -> Any:
         """Call a method of `FakeCluster` in the server's process, bypassing the API."""
-        response = self._request({"call": name, "arguments": arguments})
+        response = self._request({"call": name, "positional": positional, "arguments": arguments})
         if "error" in response:
             raise RuntimeError(response["error"])
         return response["result"]
@@ -203,11 +204,11 @@ class Cluster(Kubectl):
 
     def pod(self, name: str, namespace: str = "default") -> Json | None:
         """Return a pod's stored object, or None."""
-        return self.call("get", key="pods", name=name, namespace=namespace)  # type: ignore[no-any-return]
+        return self.call("find", "pods", namespace, name)  # type: ignore[no-any-return]
 
     def objects(self, key: str, namespace: str = "") -> list[Json]:
         """Return all objects of a kind (`pods`, `jobs.batch`); an empty namespace means all."""
-        return self.call("list", key=key, namespace=namespace)  # type: ignore[no-any-return]
+        return self.call("list", key, namespace)  # type: ignore[no-any-return]
 
     def requests(self) -> list[str]:
         """Return every request so far, as `METHOD path?query`."""
@@ -215,7 +216,7 @@ class Cluster(Kubectl):
 
     def processes(self, pod: str, namespace: str = "default") -> dict[int, list[str]]:
         """Return the live processes of a pod: pid on this machine to argv."""
-        return dict(self.call("processes", pod=pod, namespace=namespace))
+        return dict(self.call("processes", pod, namespace))
 
     def claim_folder(self, claim: str, namespace: str = "default") -> Path:
         """Return the folder of a claim's files on this machine."""
@@ -226,89 +227,10 @@ class Cluster(Kubectl):
 
 
 class Faults:
-    """Switches for faults. Streams and requests are counted from the call on: `nth=1` is the next one."""
+    """Switches for faults: the methods of `FakeCluster`, called in the server's process."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    def exec(self, how: str, **fields: Any) -> None:
-        """Break exec streams; the fields are those of `tests.support.kubernetes.faults.ExecFault`."""
-        self._call("exec", how=how, **fields)
-
-    def fail_requests(self, **fields: Any) -> None:
-        """Make requests fail; the fields are those of `tests.support.kubernetes.faults.AnswerFault`."""
-        self._call("answer", **fields)
-
-    def strike_counts(self) -> dict[str, int]:
-        """Return how often the armed faults have occurred: `execs` and `answers`."""
-        return self._call("struck")  # type: ignore[no-any-return]
-
-    def stop_server(self, seconds: float | None = None) -> None:
-        """Cut all connections and refuse new ones, for `seconds` or until `start_server`."""
-        self._call("gone", seconds=seconds)
-
-    def start_server(self) -> None:
-        self._call("back")
-
-    def silence_server(self) -> None:
-        """Answer no request and freeze every stream permanently; connections stay open."""
-        self._call("silence")
-
-    def resume_server(self) -> None:
-        """Answer requests again, including waiting ones; frozen streams stay frozen."""
-        self._call("speak")
-
-    def forbid(self, **rule: str) -> None:
-        """Deny matching requests: shell patterns on `user`, `verb`, `resource` (`pods/exec`), `namespace`, `name`."""
-        self._call("forbid", **rule)
-
-    def expire_credentials(self, user: str = "admin") -> None:
-        self._call("expire", user=user)
-
-    def clear(self) -> None:
-        """Disarm all faults of exec streams, requests, permissions and credentials, but not of nodes and images."""
-        self._call("clear")
-
-    def end_streams(self, node: str, how: str) -> None:
-        """End every open stream of a node now, in one of the ways of `tests.support.kubernetes.faults.ENDINGS`."""
-        self._call("end_streams", node=node, how=how)
-
-    def restart_kubelet(self, node: str, seconds: float = 1.0) -> None:
-        self._call("restart_kubelet", node=node, seconds=seconds)
-
-    def lose_node(self, node: str, *, processes_die: bool = True) -> None:
-        """Make a node NotReady and unreachable; its pods stay Running until their tolerations end."""
-        self._call("lose_node", node=node, processes_die=processes_die)
-
-    def restore_node(self, node: str) -> None:
-        """Bring a lost node back; its kubelet reports its pods' status and ends those marked for deletion."""
-        self._call("find_node", node=node)
-
-    def silence_node(self, node: str) -> None:
-        """Drop all traffic to a node whose status stays Ready, until `restore_node`."""
-        self._call("silence_node", node=node)
-
-    def set_gpus(self, node: str, gpus: int) -> None:
-        self._call("set_gpus", node=node, gpus=gpus)
-
-    def oom_kill(self, pod: str, namespace: str = "default") -> None:
-        self._call("oom_kill", pod=pod, namespace=namespace)
-
-    def evict(self, pod: str, namespace: str = "default") -> None:
-        """Evict the pod like the kubelet: killed, phase Failed, reason Evicted."""
-        self._call("evict", pod=pod, namespace=namespace)
-
-    def delete_pod(self, pod: str, namespace: str = "default", *, grace: int | None = None) -> None:
-        """Delete the pod like `kubectl delete pod --wait=false`."""
-        self._call("delete_pod", pod=pod, namespace=namespace, grace=grace)
-
-    def kill(self, pod: str, pid: int, namespace: str = "default") -> None:
-        """Kill one process of a pod, by a pid of `Cluster.processes`."""
-        self._call("kill", pod=pod, namespace=namespace, pid=pid)
-
-    def fail_pulls(self, pattern: str, cause: str) -> None:
-        """Make pulls of matching images fail with one of `tests.support.kubernetes.node.images.CAUSES`."""
-        self._call("fail_pulls", pattern=pattern, cause=cause)
-
-    def repair_pulls(self, pattern: str) -> None:
-        self._call("mend_pulls", pattern=pattern)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._call, name)

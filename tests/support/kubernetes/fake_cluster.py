@@ -15,7 +15,7 @@ from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.api.server import Server
 from tests.support.kubernetes.controllers.controllers import Controllers
 from tests.support.kubernetes.controllers.events import Recorder
-from tests.support.kubernetes.faults import AnswerFault, ExecFault, Faults
+from tests.support.kubernetes.faults import Faults
 from tests.support.kubernetes.node.images import Images
 from tests.support.kubernetes.node.kubelet import Kubelet
 from tests.support.kubernetes.node.nodes import Nodes
@@ -69,20 +69,11 @@ class FakeCluster:
             traceback.print_exc()
             os._exit(70)
 
-    async def call(self, name: str, arguments: Json) -> Any:
-        """Call one of the `do_` methods, or a method of one of the parts."""
-        part_methods = {
-            "get": self.store.find,
-            "list": self.store.list,
-            "back": self.server.listen,
-            "speak": self.faults.responsive.set,
-            "clear": self.faults.clear,
-            "end_streams": self.kubelet.end_streams,
-            "delete_pod": self.controllers.delete_pod,
-            "fail_pulls": self.images.fail,
-            "mend_pulls": self.images.repair,
-        }
-        result = (part_methods.get(name) or getattr(self, f"do_{name}"))(**arguments)
+    async def call(self, name: str, positional: list[Any], arguments: Json) -> Any:
+        """Call a method below, or one of a part."""
+        parts = (self, self.faults, self.images, self.kubelet, self.store)
+        method = next(getattr(part, name) for part in parts if hasattr(part, name))
+        result = method(*positional, **arguments)
         return await result if asyncio.iscoroutine(result) else result
 
     def _schedule(self, seconds: float, action: Any) -> None:
@@ -102,16 +93,10 @@ class FakeCluster:
 
     # Inspection
 
-    def do_requests(self) -> list[str]:
+    def requests(self) -> list[str]:
         return self.server.requests
 
-    def do_struck(self) -> dict[str, int]:
-        return {
-            "execs": sum(fault.struck for fault in self.faults.execs),
-            "answers": sum(fault.struck for fault in self.faults.answers),
-        }
-
-    def do_processes(self, pod: str, namespace: str) -> list[list[Any]]:
+    def processes(self, pod: str, namespace: str = "default") -> list[list[Any]]:
         """Return [pid, argv] of every process in the pod."""
         inside = {_pid_namespace(c.pid) for c in self._worker(pod, namespace).containers.values() if c.pid}
         processes: list[list[Any]] = []
@@ -124,31 +109,28 @@ class FakeCluster:
 
     # Faults of the API server
 
-    def do_exec(self, **how: Any) -> None:
-        self.faults.execs.append(ExecFault(**how))
-
-    def do_answer(self, **how: Any) -> None:
-        self.faults.answers.append(AnswerFault(**how))
-
-    async def do_gone(self, seconds: float | None) -> None:
+    async def stop_server(self, seconds: float | None = None) -> None:
+        """Cut all connections and refuse new ones, for `seconds` or until `start_server`."""
         await self.server.stop_listening()
         if seconds is not None:
             self._schedule(seconds, self.server.listen)
 
-    def do_silence(self) -> None:
+    async def start_server(self) -> None:
+        await self.server.listen()
+
+    def silence_server(self) -> None:
+        """Answer no request and freeze every stream permanently; connections stay open."""
         self.faults.responsive.clear()
         for name in self.nodes.by_name:
             self.kubelet.end_streams(name, "freeze")
 
-    def do_forbid(self, **rule: str) -> None:
-        self.faults.denied.append(rule)
-
-    def do_expire(self, user: str) -> None:
-        self.faults.expired.add(user)
+    def resume_server(self) -> None:
+        """Answer requests again, including waiting ones; frozen streams stay frozen."""
+        self.faults.responsive.set()
 
     # Faults of nodes and kubelets
 
-    def do_restart_kubelet(self, node: str, seconds: float) -> None:
+    def restart_kubelet(self, node: str, seconds: float = 1.0) -> None:
         """End all streams of the node as recorded; refuse connections for `seconds`; its pods keep running."""
         self.kubelet.end_streams(node, "close-1000-without-status")
         machine = self.nodes.by_name[node]
@@ -161,7 +143,8 @@ class FakeCluster:
 
         self._schedule(seconds, up)
 
-    def do_lose_node(self, node: str, processes_die: bool) -> None:
+    def lose_node(self, node: str, *, processes_die: bool = True) -> None:
+        """Make a node NotReady and unreachable; its pods stay Running until their tolerations end."""
         self.kubelet.end_streams(node, "freeze")
         self.nodes.lose(node)
         if processes_die:
@@ -170,19 +153,20 @@ class FakeCluster:
                     for container in worker.containers.values():
                         container.kill()
 
-    def do_find_node(self, node: str) -> None:
+    def restore_node(self, node: str) -> None:
+        """Bring a lost node back; its kubelet reports its pods' status and ends those marked for deletion."""
         self.nodes.restore(node)
         for worker in self.kubelet.workers.values():  # its pods become Ready with the kubelet's report
             if worker.node.name == node:
                 self._schedule(0, worker.report)
 
-    def do_silence_node(self, node: str) -> None:
-        """Drop all traffic to this kubelet; its node stays Ready."""
+    def silence_node(self, node: str) -> None:
+        """Drop all traffic to a node whose status stays Ready, until `restore_node`."""
         self.kubelet.end_streams(node, "freeze")
         self.nodes.by_name[node].exec_answer = "silence"
         self.nodes.by_name[node].up.clear()
 
-    def do_set_gpus(self, node: str, gpus: int) -> None:
+    def set_gpus(self, node: str, gpus: int) -> None:
         def change(changed: Json) -> None:
             for part in ("allocatable", "capacity"):
                 changed["status"][part]["nvidia.com/gpu"] = str(gpus)
@@ -191,18 +175,23 @@ class FakeCluster:
 
     # Faults of pods
 
-    def do_oom_kill(self, pod: str, namespace: str) -> None:
+    def oom_kill(self, pod: str, namespace: str = "default") -> None:
         self._worker(pod, namespace).oom_kill()
 
-    def do_evict(self, pod: str, namespace: str) -> None:
+    def evict(self, pod: str, namespace: str = "default") -> None:
+        """Evict the pod like the kubelet: killed, phase Failed, reason Evicted."""
         worker = self._worker(pod, namespace)
         message = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
         worker.event("Evicted", message, kind="Warning")
         worker.evict("Evicted", message)
 
-    def do_kill(self, pod: str, namespace: str, pid: int) -> None:
+    def delete_pod(self, pod: str, namespace: str = "default", *, grace: int | None = None) -> None:
+        """Delete the pod like `kubectl delete pod --wait=false`."""
+        self.controllers.delete_pod(namespace, pod, grace)
+
+    def kill(self, pod: str, pid: int, namespace: str = "default") -> None:
         """Kill one process of a pod, by its pid on this machine."""
-        if pid not in [process[0] for process in self.do_processes(pod, namespace)]:
+        if pid not in [process[0] for process in self.processes(pod, namespace)]:
             raise ValueError(f"{pid} is not a process of {pod}")
         os.kill(pid, signal.SIGKILL)
 

@@ -90,6 +90,36 @@ class Faults:
     def __post_init__(self) -> None:
         self.responsive.set()
 
+    # Arming, by tests. Streams and requests are counted from then on.
+
+    def exec(self, how: str, **fields: Any) -> None:
+        """Break exec streams, in a way of ENDINGS."""
+        self.execs.append(ExecFault(how=how, **fields))
+
+    def fail_requests(self, **fields: Any) -> None:
+        """Make requests fail; the fields are those of `AnswerFault`."""
+        self.answers.append(AnswerFault(**fields))
+
+    def strike_counts(self) -> dict[str, int]:
+        """Return how often the armed faults have occurred."""
+        named = {"execs": self.execs, "answers": self.answers}
+        return {name: sum(fault.struck for fault in faults) for name, faults in named.items()}
+
+    def forbid(self, **rule: str) -> None:
+        """Deny matching requests: shell patterns on `user`, `verb`, `resource` (`pods/exec`), `namespace`, `name`."""
+        self.denied.append(rule)
+
+    def expire_credentials(self, user: str = "admin") -> None:
+        self.expired.add(user)
+
+    def clear(self) -> None:
+        """Disarm all faults of exec streams, requests, permissions and credentials, but not of nodes and images."""
+        for armed in (self.execs, self.answers, self.denied, self.expired):
+            armed.clear()
+        self.responsive.set()
+
+    # Striking, by the server
+
     def of_exec(self, pod: str) -> ExecFault | None:
         return _due(fault for fault in self.execs if fnmatch.fnmatch(pod, fault.pod))
 
@@ -100,10 +130,3 @@ class Faults:
     def denies(self, **asked: Any) -> bool:
         """Return whether a rule of shell patterns denies `verb` on `resource` (`pods/exec`) to `user`."""
         return any(all(fnmatch.fnmatch(str(asked[key]), rule[key]) for key in rule) for rule in self.denied)
-
-    def clear(self) -> None:
-        self.execs.clear()
-        self.answers.clear()
-        self.denied.clear()
-        self.expired.clear()
-        self.responsive.set()

@@ -23,7 +23,7 @@ from tests.support.kubernetes.cluster import Cluster, Faults
 from tests.support.kubernetes.kubectl import PASSWORD_VARIABLE, Kubectl
 
 # Calls that undo a fault; none was injected.
-_REPAIRS = ("clear", "back", "speak", "find_node", "mend_pulls")
+_REPAIRS = ("clear", "start_server", "resume_server", "restore_node", "repair_pulls")
 _LIST_PROCESSES = """
 import json, os
 processes = {}
@@ -127,17 +127,17 @@ class RealCluster(Kubectl):
         output = self.output("exec", "-n", self._namespace(namespace), pod, "--", "python3", "-c", _LIST_PROCESSES)
         return {int(pid): argv for pid, argv in json.loads(output).items() if argv and _LIST_PROCESSES not in argv}
 
-    def _inject(self, name: str, /, **arguments: Any) -> Any:
-        if "namespace" in arguments:
-            arguments["namespace"] = self._namespace(arguments["namespace"])
-        if name == "delete_pod":
-            grace = () if arguments["grace"] is None else (f"--grace-period={arguments['grace']}",)
-            force = ("--force",) if arguments["grace"] == 0 else ()
-            options = ("-n", arguments["namespace"], "--wait=false", *grace, *force)
-            return self.output("delete", "pod", arguments["pod"], *options)
-        if name == "kill":
-            kill = ("python3", "-c", f"import os; os.kill({arguments['pid']}, 9)")
-            return self.output("exec", "-n", arguments["namespace"], arguments["pod"], "--", *kill)
+    def delete_pod(self, pod: str, namespace: str = "default", *, grace: int | None = None) -> str:
+        flags = () if grace is None else (f"--grace-period={grace}", *(("--force",) if grace == 0 else ()))
+        return self.output("delete", "pod", pod, "-n", self._namespace(namespace), "--wait=false", *flags)
+
+    def kill(self, pod: str, pid: int, namespace: str = "default") -> str:
+        program = ("python3", "-c", f"import os; os.kill({pid}, 9)")
+        return self.output("exec", "-n", self._namespace(namespace), pod, "--", *program)
+
+    def _inject(self, name: str, /, *positional: Any, **arguments: Any) -> Any:
+        if name in ("delete_pod", "kill"):
+            return getattr(self, name)(*positional, **arguments)
         if name in _REPAIRS:
             return None
         pytest.skip(f"fault {name}: only the fake cluster supports it")

@@ -56,4 +56,4 @@ def test_no_output_names_a_cloud(generic: Operator) -> None:
     generic.set_cluster(volume=foreign)
     assert "SERVER:/EXPORT" in generic.inv("deploy", code=2)
     generic.set_cluster(provider="nowhere")
-    assert "auto, generic, oci" in generic.inv("deploy", code=2)
+    assert "generic, oci, auto" in generic.inv("deploy", code=2)

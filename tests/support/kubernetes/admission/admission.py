@@ -3,7 +3,7 @@
 import json
 
 from tests.support.kubernetes.admission import quota
-from tests.support.kubernetes.api.answers import Json, forbidden, invalid, not_found
+from tests.support.kubernetes.api.answers import Json, bad_request, forbidden, invalid, not_found
 from tests.support.kubernetes.store.resources import Resource
 from tests.support.kubernetes.store.store import Store
 
@@ -28,6 +28,8 @@ def admit(store: Store, resource: Resource, obj: Json) -> None:
     if resource.key != "pods":
         return
     spec = obj["spec"]
+    if spec.get("restartPolicy", "Always") != "Never":
+        raise bad_request("the tests' server runs each container once: restartPolicy must be Never")
     account = spec.get("serviceAccountName", "default")
     if account != "default" and store.find("serviceaccounts", namespace, account) is None:
         reason = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'

@@ -1,29 +1,34 @@
 """Resource quotas: the usage of a namespace's pods, and the rejection of pods that exceed a quota."""
 
-from fractions import Fraction
+from decimal import Decimal
 
+from remote.cluster.quantities import parse_quantity
 from tests.support.kubernetes.api.answers import Json, forbidden
-from tests.support.kubernetes.controllers.quantities import format_quantity, parse_quantity
 from tests.support.kubernetes.store.store import Store
 
 
-def requests(spec: Json) -> dict[str, Fraction]:
+def format_quantity(value: Decimal) -> str:
+    """Format a quantity as an integer, or in thousandths (`500m`)."""
+    return str(int(value)) if value == int(value) else f"{int(value * 1000)}m"
+
+
+def requests(spec: Json) -> dict[str, Decimal]:
     """Return a pod's resource requests, by resource."""
-    total: dict[str, Fraction] = {}
+    total: dict[str, Decimal] = {}
     for container in spec["containers"]:
         resources = container.get("resources") or {}
         for name, quantity in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
-            total[name] = total.get(name, Fraction(0)) + parse_quantity(quantity)
+            total[name] = total.get(name, Decimal(0)) + parse_quantity(quantity)
     return total
 
 
-def _quota_usage(spec: Json, hard: Json) -> dict[str, Fraction]:
+def _quota_usage(spec: Json, hard: Json) -> dict[str, Decimal]:
     """Return a pod's usage of each line of a quota."""
     requested = requests(spec)
     counted = {}
     for line in hard:
         if line in ("pods", "count/pods"):
-            counted[line] = Fraction(1)
+            counted[line] = Decimal(1)
         else:
             name = line.removeprefix("requests.").removeprefix("limits.")
             if requested.get(name):
@@ -31,8 +36,8 @@ def _quota_usage(spec: Json, hard: Json) -> dict[str, Fraction]:
     return counted
 
 
-def used_by_namespace(store: Store, namespace: str, hard: Json) -> dict[str, Fraction]:
-    total = {line: Fraction(0) for line in hard}
+def used_by_namespace(store: Store, namespace: str, hard: Json) -> dict[str, Decimal]:
+    total = {line: Decimal(0) for line in hard}
     for pod in store.list("pods", namespace):
         if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
             for line, value in _quota_usage(pod["spec"], hard).items():

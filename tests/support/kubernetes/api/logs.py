@@ -25,11 +25,9 @@ _WHY = {
 def _log_of(container: Container, pod: Json, *, previous: bool) -> Log:
     name = pod["metadata"]["name"]
     if previous:
-        if container.previous_log is None:
-            raise bad_request(f'previous terminated container "{container.name}" in pod "{name}" not found')
-        return container.previous_log
+        raise bad_request(f'previous terminated container "{container.name}" in pod "{name}" not found')
     waiting = container.state.get("waiting")
-    if waiting and not container.restarts:
+    if waiting:
         reason = _WHY.get(waiting["reason"], waiting["reason"])
         raise bad_request(f'container "{container.name}" in pod "{name}" is waiting to start: {reason}')
     return container.log

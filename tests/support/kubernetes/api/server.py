@@ -161,9 +161,7 @@ class Server:
             return web.Response(text=json.dumps(discovery), headers={"Content-Type": _AGGREGATED})
         if path == "/version":
             return web.json_response(document("discovery-version.json"))
-        if path in ("/readyz", "/healthz", "/livez"):
-            return web.Response(text="ok")
-        if path == "/openapi/v2":  # requested if a kind is missing in v3; empty: it is unknown here too
+        if path == "/openapi/v2":  # requested for a `kind: List`; empty: no kind is described there
             return web.Response(body=_OPENAPI_V2, headers={"Content-Type": _OPENAPI_V2_TYPE})
         if path == "/openapi/v3":
             return web.json_response(document("openapi/index.json"))

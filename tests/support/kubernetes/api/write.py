@@ -6,7 +6,7 @@ from typing import Any
 from tests.support.kubernetes.admission.admission import admit, check_change
 from tests.support.kubernetes.admission.defaults import fill
 from tests.support.kubernetes.api.answers import Json, Refusal, already_exists, bad_request, deep_copy, not_found, stale
-from tests.support.kubernetes.store.apply import apply, track_update
+from tests.support.kubernetes.store.apply import Managers, apply, owners_after_update
 from tests.support.kubernetes.store.resources import Target
 from tests.support.kubernetes.store.store import Store
 
@@ -70,36 +70,37 @@ class Writer:
             raise bad_request("name or generateName is required")
         if self._store.find(key, at.namespace, name) is not None:
             raise already_exists(key, name)
-        if "managedFields" not in made["metadata"]:
-            track_update(at.resource, None, made, manager)
-        return self._store_new(at, made, dry)
+        return self._store_new(at, made, owners_after_update(at.resource, None, {}, made, manager), dry)
 
-    def _store_new(self, at: Target, made: Json, dry: bool) -> Json:
+    def _store_new(self, at: Target, made: Json, owners: Managers, dry: bool) -> Json:
         fill(at.resource.key, made)
         admit(self._store, at.resource, made)
         if dry:
             made["metadata"]["resourceVersion"] = ""
             return made
+        self._store.owners[made["metadata"]["uid"]] = owners
         return self._store.create(at.resource.key, at.namespace, made)
 
-    def _update(self, at: Target, live: Json, made: Json, manager: str, dry: bool, *, track: bool = True) -> Json:
+    def _update(
+        self, at: Target, live: Json, made: Json, manager: str, dry: bool, owners: Managers | None = None
+    ) -> Json:
         for name in _SERVER_OWNED:
             if name in live["metadata"]:
                 made["metadata"][name] = live["metadata"][name]
         fill(at.resource.key, made)
         check_change(at.resource, live, made)
-        if track:
-            track_update(at.resource, live, made, manager)
-        return self._store_update(at, live, made, dry)
+        if owners is None:
+            owners = owners_after_update(at.resource, live, self._owners(live), made, manager)
+        made["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
+        if dry:
+            return made
+        self._store.owners[live["metadata"]["uid"]] = owners
+        return self._store.replace(at.resource.key, live, made)
 
     def _check_version(self, at: Target, live: Json, made: Json) -> None:
         requested = made.get("metadata", {}).get("resourceVersion")
         if requested and requested != live["metadata"]["resourceVersion"]:
             raise stale(at.resource.key, at.name)
-
-    def _store_update(self, at: Target, live: Json, made: Json, dry: bool) -> Json:
-        made["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
-        return made if dry else self._store.replace(at.resource.key, live, made)
 
     def _patch(
         self, at: Target, body: Any, content_type: str, query: dict[str, str], manager: str, dry: bool
@@ -115,6 +116,10 @@ class Writer:
         self._check_version(at, live, made)
         return Written(obj=self._update(at, live, made, manager, dry), created=False)
 
+    def _owners(self, live: Json | None) -> Managers:
+        owners: Managers = self._store.owners.get(live["metadata"]["uid"], {}) if live else {}
+        return owners
+
     def _apply(
         self, at: Target, live: Json | None, config: Any, query: dict[str, str], manager: str, dry: bool
     ) -> Written:
@@ -122,10 +127,11 @@ class Writer:
             raise bad_request("the applied configuration is not an object")
         if live is not None and config.get("metadata", {}).get("uid") not in (None, live["metadata"]["uid"]):
             raise stale(at.resource.key, at.name)
-        made = apply(at.resource, live, config, manager, force=query.get("force") == "true")
+        force = query.get("force") == "true"
+        made, owners = apply(at.resource, live, self._owners(live), config, manager, force=force)
         if live is None:
             made = self._store.prepare(at.namespace, {k: v for k, v in made.items() if k != "status"})
-            return Written(obj=self._store_new(at, made, dry), created=True)
+            return Written(obj=self._store_new(at, made, owners, dry), created=True)
         if "status" in live:
             made["status"] = live["status"]
-        return Written(obj=self._update(at, live, made, manager, dry, track=False), created=False)
+        return Written(obj=self._update(at, live, made, manager, dry, owners), created=False)

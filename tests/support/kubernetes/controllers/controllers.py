@@ -8,12 +8,12 @@ import contextlib
 import time
 from datetime import datetime
 
+from remote.cluster.quantities import parse_quantity
 from tests.support.kubernetes.admission import quota
 from tests.support.kubernetes.api.answers import Json, Refusal
 from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.controllers.jobs import JobController
-from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.controllers.scheduler import Scheduler, tolerates
 from tests.support.kubernetes.node.nodes import OUT_OF_SERVICE, UNREACHABLE, Nodes
 from tests.support.kubernetes.store.resources import Target, by_key
@@ -53,7 +53,6 @@ class Controllers:
         self._api.finalize()
         self._claims()
         self.jobs.run()
-        self._job_deadlines()
         self._evict()
         self._scheduler.run()
         quota.refresh(self._store)
@@ -159,13 +158,6 @@ class Controllers:
 
         self._store.edit("persistentvolumes", "", name, bind_volume)
         self._store.edit("persistentvolumeclaims", metadata["namespace"], metadata["name"], bind_claim)
-
-    def _job_deadlines(self) -> None:
-        for job in self._store.list("jobs.batch"):
-            limit, started = job["spec"].get("activeDeadlineSeconds"), job.get("status", {}).get("startTime")
-            ended = true_conditions(job) & {"Complete", "Failed"}
-            if limit is not None and started and not ended and _age(started) >= limit:
-                self.jobs.expire(job)
 
     def _evict(self) -> None:
         """Mark the pods of lost nodes for deletion when their tolerations have expired; end them if a node is off."""

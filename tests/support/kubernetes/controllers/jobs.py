@@ -5,7 +5,7 @@ the default with a podFailurePolicy, that is when it has ended: a pod that a dea
 by force there, stays and has no replacement. Else its deletion counts as a failure, and its replacement starts at once.
 
 Not covered: podFailurePolicy beyond Ignore of DisruptionTarget and FailJob on exit codes, successPolicy, TTL,
-the back-off delay between retries (a replacement is created immediately).
+activeDeadlineSeconds, maxFailedIndexes, the back-off delay between retries (a replacement is created immediately).
 """
 
 from collections.abc import Callable
@@ -199,9 +199,6 @@ class JobController:
             return "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         wanted = spec.get("completions")
         if spec.get("completionMode") == "Indexed":
-            if len(failed) > spec.get("maxFailedIndexes", wanted):
-                message = "Job has exceeded the specified maximal number of failed indexes"
-                return "Failed", "MaxFailedIndexesExceeded", message
             if len(done | failed) >= wanted:
                 return ("Failed", "FailedIndexes", "Job has failed indexes") if failed else _complete()
             return ()
@@ -224,12 +221,6 @@ class JobController:
         else:
             self._record(job, reason, message, "Warning")
         self._write(job, status)
-
-    def expire(self, job: Json) -> None:
-        """Fail a Job whose activeDeadlineSeconds has passed."""
-        status = deep_copy(job.get("status", {}))
-        alive = [pod for pod in self._pods(job) if _phase(pod) in ("Pending", "Running")]
-        self._end(job, status, ("Failed", "DeadlineExceeded", "Job was active longer than specified deadline"), alive)
 
     def _delete(self, job: Json, pod: Json) -> None:
         metadata = pod["metadata"]

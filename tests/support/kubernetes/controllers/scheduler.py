@@ -4,13 +4,13 @@ Not covered: preemption, topology spread, priorities, topology of volumes, prefe
 """
 
 from collections import Counter
-from fractions import Fraction
+from decimal import Decimal
 
+from remote.cluster.quantities import parse_quantity
 from tests.support.kubernetes.admission.quota import requests
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.selectors import selector_matches
 from tests.support.kubernetes.controllers.events import Recorder
-from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.store.store import Store, set_condition
 
 _NO_HELP, _NO_VICTIMS = "Preemption is not helpful for scheduling", "No preemption victims found for incoming pod"
@@ -141,7 +141,7 @@ class Scheduler:
         short = {}
         for name, requested in requests(pod["spec"]).items():
             whole = parse_quantity(allocatable.get(name, "0"))
-            taken = sum((requests(other["spec"]).get(name, Fraction(0)) for other in here), Fraction(0))
+            taken = sum((requests(other["spec"]).get(name, Decimal(0)) for other in here), Decimal(0))
             if requested > whole - taken:
                 short[name] = requested <= whole
         return short

@@ -59,16 +59,13 @@ class Log:
 
 @dataclass(kw_only=True)
 class Container:
-    """A pod's container, including its restarts. `state` and `last_state` have the API's form."""
+    """A pod's container, which runs once. `state` has the API's form."""
 
     name: str
     spec: Json
     environment: dict[str, str] = field(default_factory=dict)
     log: Log = field(default_factory=Log)
-    previous_log: Log | None = None
     state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
-    last_state: Json = field(default_factory=dict)
-    restarts: int = 0
     ready: bool = False
     pid: int | None = None
     uid: int = 0
@@ -88,11 +85,8 @@ class Container:
 
     async def start(self, sandbox: Json) -> None:
         """Start PID 1. If the command cannot be started, the container ends with StartError, as under containerd."""
-        self.log, self.previous_log = Log(), self.log if self.restarts else None
-        self.ended = asyncio.Event()
         self.environment = sandbox["environment"]
         self.uid, self.gid = sandbox["uid"], sandbox["gid"]
-        self.kill_reason = ""
         read, write = os.pipe()
         try:
             shim = await asyncio.create_subprocess_exec(

@@ -24,13 +24,13 @@ class Images:
     def __init__(self) -> None:
         self._failing: dict[str, str] = {}
 
-    def fail(self, pattern: str, cause: str) -> None:
+    def fail_pulls(self, pattern: str, cause: str) -> None:
         """Make pulls of images that match the shell pattern fail for `cause`."""
         if cause not in CAUSES:
             raise ValueError(f"{cause!r} is unknown; choose from {', '.join(CAUSES)}")
         self._failing[pattern] = cause
 
-    def repair(self, pattern: str) -> None:
+    def repair_pulls(self, pattern: str) -> None:
         self._failing.pop(pattern, None)
 
     def failure_of(self, image: str) -> str | None:

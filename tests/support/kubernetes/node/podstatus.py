@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _container_status(worker: PodWorker, container: Container) -> Json:
-    seed = f"{worker.uid}{container.name}{container.restarts}".encode()
+    seed = f"{worker.uid}{container.name}".encode()
     identity = f"containerd://{hashlib.sha256(seed).hexdigest()}"
     state = deep_copy(container.state)
     if container in worker.main.values() and worker.initial and not worker.initialized and "waiting" in state:
@@ -23,9 +23,9 @@ def _container_status(worker: PodWorker, container: Container) -> Json:
         "name": container.name,
         "image": container.spec["image"],
         "imageID": "",
-        "lastState": deep_copy(container.last_state),
+        "lastState": {},
         "ready": container.ready and container.running,
-        "restartCount": container.restarts,
+        "restartCount": 0,
         "started": container.running,
         "state": state,
     }
@@ -42,9 +42,7 @@ def _phase(worker: PodWorker) -> str:
     if worker.finished:
         initial = [container.exit_code for container in worker.initial.values()]
         return "Succeeded" if not worker.reason and all(code == 0 for code in codes + initial) else "Failed"
-    ran = any(
-        container.running or container.restarts or container.exit_code is not None for container in worker.main.values()
-    )
+    ran = any(container.running or container.exit_code is not None for container in worker.main.values())
     return "Running" if ran else "Pending"
 
 

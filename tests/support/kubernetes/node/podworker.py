@@ -1,4 +1,4 @@
-"""One pod's life cycle on its node: image, volumes, containers, probes, restarts, and termination."""
+"""One pod's life cycle on its node: image, volumes, containers, probes, and termination."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.node.nodes import Node
 
 _KILL_WAIT_SEC = 30.0
-_RESTART_SEC, _RETRY_SEC = 1.0, 0.5  # both are longer on a real cluster
+_RETRY_SEC = 0.5  # longer on a real cluster
 _IMAGE_ENTRYPOINT, _IMAGE_COMMAND = ("tini", "--"), ("sleep", "infinity")  # every image runs as root
 
 
@@ -160,36 +160,18 @@ class PodWorker:
                 self.finished = True
                 return
         self.initialized = True
-        policy = self.pod["spec"].get("restartPolicy", "Always")
-        await asyncio.gather(*(self._run_container(container, policy) for container in self.main.values()))
+        await asyncio.gather(*(self._run_container(container) for container in self.main.values()))
         self.finished = True
 
-    async def _run_container(self, container: Container, policy: str) -> None:
-        """Run a container, and restart it according to its policy."""
-        while True:
-            await self._start_container(container)
-            probe = asyncio.create_task(self._probe(container))
-            try:
-                await container.ended.wait()
-            finally:
-                probe.cancel()
-            if policy == "Never" or (policy == "OnFailure" and container.exit_code == 0):
-                if len(self.main) > 1:
-                    await self.report()
-                return
+    async def _run_container(self, container: Container) -> None:
+        await self._start_container(container)
+        probe = asyncio.create_task(self._probe(container))
+        try:
+            await container.ended.wait()
+        finally:
+            probe.cancel()
+        if len(self.main) > 1:
             await self.report()
-            container.last_state, container.restarts = container.state, container.restarts + 1
-            where = f"{self.name}_{self.namespace}({self.uid})"
-            container.state = {
-                "waiting": {
-                    "reason": "CrashLoopBackOff",
-                    "message": f"back-off {_RESTART_SEC:g}s restarting failed container={container.name} pod={where}",
-                }
-            }
-            message = f"Back-off restarting failed container {container.name} in pod {where}"
-            self.event("BackOff", message, kind="Warning", container=container.name)
-            await self.report()
-            await asyncio.sleep(_RESTART_SEC)
 
     async def _start_container(self, container: Container) -> None:
         spec = container.spec
@@ -282,21 +264,21 @@ class PodWorker:
                 continue
             return variables, folders
 
-    def _http_probe(self, container: Container, probe: Json) -> tuple[bool, bytes]:
+    def _http_probe(self, container: Container, probe: Json) -> tuple[bool, str]:
         """Run an HTTP probe, which passes with a status from 200 to 399; return this and the failure's message."""
         ports = {port.get("name"): port["containerPort"] for port in container.spec.get("ports", [])}
         link = http.client.HTTPConnection(self.address, ports.get(probe["port"], probe["port"]), timeout=5)
         try:
             link.request("GET", probe.get("path", "/"))
             status = link.getresponse().status
-            return 200 <= status < 400, f"HTTP probe failed with statuscode: {status}".encode()
+            return 200 <= status < 400, f"HTTP probe failed with statuscode: {status}"
         except OSError as error:
-            return False, str(error).encode()
+            return False, str(error)
         finally:
             link.close()
 
     async def _probe(self, container: Container) -> None:
-        """Run the readiness probe, a command or HTTP; other kinds of probe always pass.
+        """Run the readiness probe, by HTTP; other kinds of probe always pass.
 
         A startup probe, which is taken to equal it, only names the failures before the first success.
         """
@@ -306,17 +288,11 @@ class PodWorker:
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         name = "Startup" if "startupProbe" in container.spec else "Readiness"
         while True:
-            passed, output = True, b""
-            if "exec" in probe:
-                process = await container.execute(probe["exec"]["command"], stdin=False)
-                out, err = await process.communicate()
-                passed, output = process.returncode == 0, out + err
-            if "httpGet" in probe:
-                passed, output = await asyncio.to_thread(self._http_probe, container, probe["httpGet"])
+            passed, output = await asyncio.to_thread(self._http_probe, container, probe["httpGet"])
             if passed:
                 name = "Readiness"
             else:
-                failed = f"{name} probe failed: {output.decode(errors='replace')}"
+                failed = f"{name} probe failed: {output}"
                 self.event("Unhealthy", failed, kind="Warning", container=container.name)
             if passed != container.ready and container.running:
                 container.ready = passed

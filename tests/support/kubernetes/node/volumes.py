@@ -5,9 +5,9 @@ import os
 import re
 from pathlib import Path
 
+from remote.cluster.quantities import parse_quantity
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.selectors import field_of
-from tests.support.kubernetes.controllers.quantities import parse_quantity
 from tests.support.kubernetes.store.store import Store
 
 

@@ -1,46 +1,17 @@
-"""Server-side apply: field owners, conflicts, and removal of fields that are no longer applied."""
+"""Server-side apply: field owners, conflicts, and removal of fields that are no longer applied.
+
+The owners are in `Store.owners`, not in the objects' `managedFields`, which no client here reads.
+"""
 
 from typing import Any
 
 from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy
-from tests.support.kubernetes.store.ownership import Path, format_path, from_fields, key_of, owned, remove, to_fields
+from tests.support.kubernetes.store.ownership import Path, format_path, key_of, owned, remove
 from tests.support.kubernetes.store.resources import Resource
 from tests.support.kubernetes.store.schema import child, items, list_keys, schema_of
-from tests.support.kubernetes.store.store import now
 
-_Managers = dict[tuple[str, str], set[Path]]
+Managers = dict[tuple[str, str], set[Path]]
 """(manager, operation) to the paths that it owns."""
-
-
-def managers_of(obj: Json) -> _Managers:
-    managers: _Managers = {}
-    for entry in obj["metadata"].get("managedFields", []):
-        managers[entry["manager"], entry["operation"]] = from_fields(entry.get("fieldsV1", {}))
-    return managers
-
-
-def _record(obj: Json, managers: _Managers, resource: Resource, before: Json | None) -> None:
-    """Write the managers to `obj`; an entry whose fields did not change keeps its time."""
-    old = {(e["manager"], e["operation"]): e for e in (before or {}).get("metadata", {}).get("managedFields", [])}
-    entries = []
-    for (manager, operation), owned_paths in managers.items():
-        if not owned_paths:
-            continue
-        fields = to_fields(owned_paths)
-        kept = old.get((manager, operation))
-        entries.append(
-            {
-                "manager": manager,
-                "operation": operation,
-                "apiVersion": resource.api_version,
-                "time": kept["time"] if kept and kept["fieldsV1"] == fields else now(),
-                "fieldsType": "FieldsV1",
-                "fieldsV1": fields,
-            }
-        )
-    obj["metadata"].pop("managedFields", None)
-    if entries:
-        obj["metadata"]["managedFields"] = entries
 
 
 def _merge(live: Any, config: Any, schema: Json) -> Any:
@@ -67,35 +38,33 @@ def _merge(live: Any, config: Any, schema: Json) -> Any:
     return deep_copy(config)
 
 
-def apply(resource: Resource, live: Json | None, config: Json, manager: str, *, force: bool) -> Json:
-    """Return the object after `manager` applies `config`. Raises Refusal (409) on conflicts, unless forced."""
+def apply(
+    resource: Resource, live: Json | None, owners: Managers, config: Json, manager: str, *, force: bool
+) -> tuple[Json, Managers]:
+    """Return the object and its owners after `manager` applies `config`. Raises Refusal (409) on conflicts."""
     schema = schema_of(resource)
     wanted = owned(config, schema)
+    key = (manager, "Apply")
     if live is None:
-        made = deep_copy(config)
-        _record(made, {(manager, "Apply"): set(wanted)}, resource, None)
-        return made
-    managers = managers_of(live)
-    mine = managers.pop((manager, "Apply"), set())
+        return deep_copy(config), {key: set(wanted)}
+    others = {name: paths for name, paths in owners.items() if name != key}
     present = owned(live, schema)
     conflicts = [
-        ((name, operation), path)
-        for (name, operation), theirs in managers.items()
+        (name, path)
+        for name, theirs in others.items()
         for path in sorted(theirs & wanted.keys())
         if not path[-1].startswith("k:") and present.get(path) != wanted[path]
     ]
     if conflicts and not force:
-        raise _conflict([(_manager_text(key, resource), path) for key, path in conflicts])
-    for key in managers:
-        managers[key] = managers[key] - {path for loser, path in conflicts if loser == key}
+        raise _conflict([(_manager_text(name, resource), path) for name, path in conflicts])
+    lost = set(conflicts)
+    others = {name: {path for path in paths if (name, path) not in lost} for name, paths in others.items()}
     made = _merge(deep_copy(live), {k: v for k, v in config.items() if k != "metadata"}, schema)
     made["metadata"] = _merge(made["metadata"], config.get("metadata", {}), child(schema, "metadata") or {})
-    others: set[Path] = set().union(*managers.values())
-    for path in sorted(mine - wanted.keys() - others, key=len, reverse=True):
+    theirs = set[Path]().union(*others.values())
+    for path in sorted(owners.get(key, set()) - wanted.keys() - theirs, key=len, reverse=True):
         remove(made, path, schema)
-    managers[manager, "Apply"] = set(wanted)
-    _record(made, managers, resource, live)
-    return made
+    return made, {**others, key: set(wanted)}
 
 
 def _manager_text(manager: tuple[str, str], resource: Resource) -> str:
@@ -121,14 +90,11 @@ def _conflict(conflicts: list[tuple[str, Path]]) -> Refusal:
     return Refusal(409, "Conflict", message, {"causes": causes})
 
 
-def track_update(resource: Resource, before: Json | None, made: Json, manager: str) -> None:
-    """Record a create, update or patch: `manager` owns the changed fields; removed fields have no owner."""
+def owners_after_update(resource: Resource, before: Json | None, owners: Managers, made: Json, by: str) -> Managers:
+    """Return the owners after a create, update or patch: `by` owns the changed fields; removed fields have no owner."""
     schema = schema_of(resource)
     old = owned(before, schema) if before else {}
     new = owned(made, schema)
     changed = {path for path, value in new.items() if path not in old or old[path] != value}
-    managers = managers_of(made)
-    for key in managers:
-        managers[key] = {path for path in managers[key] if path in new and path not in changed}
-    managers[manager, "Update"] = managers.get((manager, "Update"), set()) | changed
-    _record(made, managers, resource, before)
+    kept = {name: {path for path in paths if path in new and path not in changed} for name, paths in owners.items()}
+    return {**kept, (by, "Update"): kept.get((by, "Update"), set()) | changed}

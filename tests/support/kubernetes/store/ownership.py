@@ -1,4 +1,4 @@
-"""Field ownership: sets of paths per manager, stored in `metadata.managedFields` in the FieldsV1 form."""
+"""Fields of an object as paths, which managers own."""
 
 import json
 from typing import Any
@@ -49,29 +49,6 @@ def owned(obj: Json, schema: Json) -> dict[Path, Any]:
     if metadata:
         rest["metadata"] = metadata
     return paths(rest, schema) if rest else {}
-
-
-def to_fields(owned_paths: set[Path]) -> Json:
-    made: Json = {}
-    for path in sorted(owned_paths):
-        at = made
-        for step in path:
-            at = at.setdefault(step, {})
-        if path[-1].startswith("k:"):
-            at.setdefault(".", {})
-    return made
-
-
-def from_fields(fields: Json, at: Path = ()) -> set[Path]:
-    owned_paths: set[Path] = set()
-    for step, inner in fields.items():
-        if step == ".":
-            owned_paths.add(at)
-        elif inner:
-            owned_paths |= from_fields(inner, (*at, step))
-        else:
-            owned_paths.add((*at, step))
-    return owned_paths
 
 
 def format_path(path: Path) -> str:
