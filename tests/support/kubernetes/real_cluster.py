@@ -1,4 +1,4 @@
-"""A real cluster for tests: `pytest --kubeconfig PATH` uses it instead of the fake one.
+"""A real cluster for tests, and a plugin of pytest: `pytest --kubeconfig PATH` uses it instead of the fake one.
 
 Tests can use kubectl, delete pods and kill processes in pods. Those that need another fault, or change nodes, are
 skipped.
@@ -33,6 +33,22 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError: pass
 print(json.dumps(processes))
 """
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cluster", "a real cluster instead of the fake one")
+    group.addoption("--kubeconfig", help="run the cluster tests on this file's current context")
+    group.addoption(
+        "--cluster-image", default="busybox:1.36", help="image of its pods, preferably one that `inv push` pushed"
+    )
+    group.addoption("--cluster-registry-user", help="user who may pull it; password in QLORA_FLEET_TEST_PASSWORD")
+    group.addoption("--cluster-instance-type", default="VM.GPU.A10.1", help="instance-type label of its GPU nodes")
+    group.addoption("--cluster-volume", help='volume that all its nodes share, as in a PV: {"nfs": {"server": ...}}')
+    group.addoption("--cluster-volume-here", help="folder of that volume's files on this machine")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"cluster: {config.getoption('kubeconfig') or 'fake'}"
 
 
 @dataclass(frozen=True, kw_only=True)
