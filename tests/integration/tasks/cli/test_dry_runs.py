@@ -18,9 +18,11 @@ from invoke import Context
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
+from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Completed
 from remote.hosts.command import Command as HostCommand
+from remote.providers import PROVIDERS
 from tasks import ns
 from tasks.adapter import serve
 from tasks.cli.flags import Command
@@ -32,7 +34,6 @@ from tasks.settings.load import load
 from tasks.train import forecast, train
 from tasks.tuning import quality, tune
 from tests.support.dry_runs import plan_of, refuse
-from tests.support.kubernetes import listed_cluster
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic, training_run
 from tests.support.tuning_candidates import make_search, predicted_candidates
@@ -55,9 +56,11 @@ RUN = synthetic.record()
 Patch = pytest.MonkeyPatch
 
 
-class ClusterWithoutChanges(listed_cluster.FakeCluster):
+class ClusterWithoutChanges:
     """Cluster with one Job of ours; each change fails the test."""
 
+    target = Target(context="one", cluster="c", user="u", namespace="n", server="https://s")
+    provider = PROVIDERS["oci"]
     apply = refuse("Cluster.apply")
     delete = refuse("Cluster.delete")
     cordon = refuse("Cluster.cordon")
@@ -66,8 +69,10 @@ class ClusterWithoutChanges(listed_cluster.FakeCluster):
         labels = {"app.kubernetes.io/part-of": "qlora-fleet", "app.kubernetes.io/managed-by": "qlora-fleet"}
         return [{"kind": "Job", "metadata": {"name": "bench", "labels": labels}, "spec": {"parallelism": 1}}]
 
-    def secrets(self) -> list[dict[str, Any]]:
+    def secrets(self, *_: object) -> list[dict[str, Any]]:
         return []
+
+    nodes = pods = pods_everywhere = list_fleet_objects = secrets
 
     def is_allowed(self, *_: object) -> bool:
         return True

@@ -13,7 +13,8 @@ from tests.support.kubernetes.api.selectors import selector_matches
 from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.store.store import Store, set_condition
 
-_NO_HELP, _NO_VICTIMS = "Preemption is not helpful for scheduling", "No preemption victims found for incoming pod"
+# Whether preemption could help differs in a real message; ours always says that it does not.
+_NO_HELP = "Preemption is not helpful for scheduling"
 
 
 def tolerates(spec: Json, taint: Json) -> bool:
@@ -75,29 +76,21 @@ class Scheduler:
         nodes = {node["metadata"]["name"]: node for node in self._store.list("nodes")}
         load = self._on_nodes()
         reasons: Counter[str] = Counter()
-        helpless = 0
         fitting = []
         claims = self._unbound_claims(pod)
         if claims:
-            self._refuse(pod, f"0/{len(nodes)} nodes are available: {claims}. {self._tail(len(nodes), len(nodes), 0)}")
+            self._refuse(pod, claims, len(nodes))
             return
         for name, node in nodes.items():
-            why, victims = self._objection(pod, node, nodes, load)
+            why = self._objection(pod, node, nodes, load)
             if not why:
                 fitting.append(name)
             reasons.update(why)
-            helpless += bool(why) and not victims
         if fitting:
             self._bind(pod, min(fitting, key=lambda name: (len(load.get(name, [])), name)))
             return
         listed = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
-        tail = self._tail(len(nodes), helpless, len(nodes) - helpless)
-        self._refuse(pod, f"0/{len(nodes)} nodes are available: {listed}. {tail}")
-
-    @staticmethod
-    def _tail(total: int, helpless: int, no_victims: int) -> str:
-        parts = [f"{count} {text}" for count, text in ((helpless, _NO_HELP), (no_victims, _NO_VICTIMS)) if count]
-        return f"no new claims to deallocate, preemption: 0/{total} nodes are available: {', '.join(parts)}."
+        self._refuse(pod, listed, len(nodes))
 
     def _unbound_claims(self, pod: Json) -> str:
         for volume in pod["spec"].get("volumes") or []:
@@ -111,39 +104,36 @@ class Scheduler:
                 return "pod has unbound immediate PersistentVolumeClaims"
         return ""
 
-    def _objection(
-        self, pod: Json, node: Json, nodes: dict[str, Json], load: dict[str, list[Json]]
-    ) -> tuple[list[str], bool]:
-        """Return the reasons of the first filter that rejects this node, and whether preemption could help."""
+    def _objection(self, pod: Json, node: Json, nodes: dict[str, Json], load: dict[str, list[Json]]) -> list[str]:
+        """Return the reasons of the first filter that rejects this node."""
         spec = pod["spec"]
         if node["spec"].get("unschedulable"):
-            return ["node(s) were unschedulable"], False
+            return ["node(s) were unschedulable"]
         taints = [taint for taint in node["spec"].get("taints") or [] if taint["effect"] != "PreferNoSchedule"]
         if any(not tolerates(spec, taint) for taint in taints):
-            return ["node(s) had untolerated taint(s)"], False
+            return ["node(s) had untolerated taint(s)"]
         if not _matches_selector(spec, node):
-            return ["node(s) didn't match Pod's node affinity/selector"], False
+            return ["node(s) didn't match Pod's node affinity/selector"]
         here = load.get(node["metadata"]["name"], [])
         if short := self._insufficient(pod, node, here):
-            possible = all(short[name] for name in short)
-            return [f"Insufficient {name}" for name in short], possible
+            return [f"Insufficient {name}" for name in short]
         for name, others in load.items():
             if name in nodes and any(
                 _repels(pod, other, nodes[name], node) or _repels(other, pod, nodes[name], node) for other in others
             ):
-                return ["node(s) didn't match pod anti-affinity rules"], True
-        return [], False
+                return ["node(s) didn't match pod anti-affinity rules"]
+        return []
 
     @staticmethod
-    def _insufficient(pod: Json, node: Json, here: list[Json]) -> dict[str, bool]:
-        """Return the insufficient resources, each with whether an empty node would have enough."""
+    def _insufficient(pod: Json, node: Json, here: list[Json]) -> list[str]:
+        """Return the insufficient resources."""
         allocatable = node["status"]["allocatable"]
-        short = {}
+        short = []
         for name, requested in requests(pod["spec"]).items():
             whole = parse_quantity(allocatable.get(name, "0"))
             taken = sum((requests(other["spec"]).get(name, Decimal(0)) for other in here), Decimal(0))
             if requested > whole - taken:
-                short[name] = requested <= whole
+                short.append(name)
         return short
 
     def _bind(self, pod: Json, node: str) -> None:
@@ -158,8 +148,10 @@ class Scheduler:
         self._events.record("pods", pod, "Scheduled", message, by="default-scheduler")
         self._store.edit("pods", metadata["namespace"], metadata["name"], change)
 
-    def _refuse(self, pod: Json, message: str) -> None:
-        metadata = pod["metadata"]
+    def _refuse(self, pod: Json, reasons: str, total: int) -> None:
+        none = f"0/{total} nodes are available"
+        preemption = f"no new claims to deallocate, preemption: {none}: {total} {_NO_HELP}."
+        message, metadata = f"{none}: {reasons}. {preemption}", pod["metadata"]
         known = [c for c in pod.get("status", {}).get("conditions", []) if c["type"] == "PodScheduled"]
         if known and known[0].get("message") == message:
             return
