@@ -7,6 +7,7 @@ from typing import Any
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
 from remote.cluster.diagnosis.pods import diagnose_pod
+from remote.cluster.settings import ClusterSection
 from tasks.clients.cluster import resolve_provider, uses_preemptible_nodes
 from tasks.errors import RetryableError, TaskFailed, escape_controls
 from tasks.settings.load import Settings
@@ -33,22 +34,12 @@ class PodCheck:
 def run_pod_check(settings: Settings, cluster: Cluster, check: PodCheck) -> tuple[str, str]:
     """Run the pod until it ends, and delete it. Returns its node and its log. Raises a task's errors."""
     settings = resolve_provider(settings, cluster)
-    section, secret = settings.cluster, settings.cluster.pull_secret
+    secret = settings.cluster.pull_secret
     pod = pod_manifest(
-        name=check.name,
-        namespace=section.namespace,
-        image=check.image,
-        args=check.args,
-        command=check.command,
-        instance_type=section.instance_type,
-        product=None if section.gpu == ANY_PRODUCT else section.gpu,
-        gpus=check.gpus,
-        cpu=check.cpu,
-        cpu_limit=section.cpu_limit,
-        memory=check.memory,
+        check,
+        settings.cluster,
         preemptible_label=cluster.provider.preemptible_label if uses_preemptible_nodes(settings) else None,
         pull_secret=secret if secret is not None and cluster.has_secret(secret) else None,
-        deadline_sec=section.ready_timeout_sec + check.timeout_sec,
     )
     cluster.delete([pod], wait_sec=DELETE_TIMEOUT_SEC)  # left behind by a killed check
     cluster.apply([pod])
@@ -61,33 +52,20 @@ def run_pod_check(settings: Settings, cluster: Cluster, check: PodCheck) -> tupl
 
 
 def pod_manifest(
-    *,
-    name: str,
-    namespace: str,
-    image: str,
-    args: list[str] | None = None,
-    command: list[str] | None = None,
-    instance_type: str | None,
-    product: str | None,
-    gpus: int,
-    cpu: str,
-    cpu_limit: str | None,
-    memory: str,
-    preemptible_label: str | None,
-    pull_secret: str | None,
-    deadline_sec: float,
+    check: PodCheck, section: ClusterSection, *, preemptible_label: str | None, pull_secret: str | None
 ) -> dict[str, Any]:
     """Build the pod: this share of a node, no volume except /tmp, killed at its deadline."""
     tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
     if preemptible_label is not None:
         tolerations.append({"key": preemptible_label, "operator": "Exists"})
-    labels = {INSTANCE_TYPE_LABEL: instance_type, GPU_PRODUCT_LABEL: product}
+    product = None if section.gpu == ANY_PRODUCT else section.gpu
+    labels = {INSTANCE_TYPE_LABEL: section.instance_type, GPU_PRODUCT_LABEL: product}
     node_selector = {name: value for name, value in labels.items() if value is not None}
+    program = {"command": check.command, "args": check.args}
     container = {
         "name": "check",
-        "image": image,
-        **({} if command is None else {"command": command}),
-        **({} if args is None else {"args": args}),
+        "image": check.image,
+        **{name: words for name, words in program.items() if words is not None},
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - inside the pod
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -95,18 +73,18 @@ def pod_manifest(
             "capabilities": {"drop": ["ALL"]},
         },
         "resources": {
-            "requests": {"cpu": cpu, "memory": memory},
+            "requests": {"cpu": check.cpu, "memory": check.memory},
             "limits": {
-                "memory": memory,
-                **({GPU_RESOURCE: str(gpus)} if gpus else {}),
-                **({} if cpu_limit is None else {"cpu": cpu_limit}),
+                "memory": check.memory,
+                **({GPU_RESOURCE: str(check.gpus)} if check.gpus else {}),
+                **({} if section.cpu_limit is None else {"cpu": section.cpu_limit}),
             },
         },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - inside the pod
     }
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": round(deadline_sec),
+        "activeDeadlineSeconds": round(section.ready_timeout_sec + check.timeout_sec),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
@@ -123,7 +101,8 @@ def pod_manifest(
     }
     if pull_secret is not None:
         spec["imagePullSecrets"] = [{"name": pull_secret}]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+    metadata = {"name": check.name, "namespace": section.namespace}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _wait_until_ended(cluster: Cluster, settings: Settings, check: PodCheck) -> str:

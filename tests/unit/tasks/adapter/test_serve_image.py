@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from remote.cluster.manifests import Image
+from remote.cluster.settings import ClusterSection
 from remote.hosts.pods.kubectl import Forbidden
 from remote.serving import ServerSoftware
 from tasks.adapter import serve
 from tasks.adapter.serve import NF4Check, require_nf4
-from tasks.clients.pod_check import pod_manifest
+from tasks.clients.pod_check import PodCheck, pod_manifest
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tests.support.cases import Case, load_cases
@@ -110,10 +111,12 @@ def test_without_the_right_to_start_pods_the_server_is_deployed_unchecked(
 
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_a_checking_pod_takes_only_the_gpus_that_it_needs(gpus: int) -> None:
-    pod = pod_manifest(
-        name="check", namespace="team", image="i", command=["true"], instance_type="GPU", product=None, gpus=gpus,
-        cpu="100m", cpu_limit="1", memory="256Mi", preemptible_label=None, pull_secret="s", deadline_sec=60.4,
+    check = PodCheck(
+        name="check", image="i", command=["true"], gpus=gpus, cpu="100m", memory="256Mi", timeout_sec=0.4,
+        retry_command="",
     )  # fmt: skip
+    section = ClusterSection(namespace="team", instance_type="GPU", cpu="100m", cpu_limit="1", ready_timeout_sec=60.0)
+    pod = pod_manifest(check, section, preemptible_label=None, pull_secret="s")
     (container,) = pod["spec"]["containers"]
     limits = {"cpu": "1", "memory": "256Mi", **({"nvidia.com/gpu": "2"} if gpus else {})}
     assert container["resources"]["limits"] == limits
