@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.records import schema
 from bench.records.units import format_mib
+from remote.cluster.connection import connect, impersonation_headers
 from remote.cluster.credential_cache import kubectl_of
-from remote.cluster.kubeconfig import Target, connect, impersonation_headers
+from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.manifests import to_yaml
 from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace

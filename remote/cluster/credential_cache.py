@@ -1,9 +1,11 @@
-"""Credentials of kubectl, kept while they are valid: kubectl runs the kubeconfig's program for each of its commands.
+"""Credentials of a kubeconfig's program, kept while they are valid: kubectl would run it for each of its commands.
 
-The program's answer is in a file that only this user can read, in a temporary folder, until this process ends; kubectl
-reads it with `cat`. If the program fails, or does not say when its answer expires, kubectl runs it itself.
+The program's answer is also in a file that only this user can read, in a temporary folder, until this process ends;
+kubectl reads it with `cat`. If the answer has no time at which it expires, kubectl runs the program itself.
 """
 
+import atexit
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -11,23 +13,25 @@ import functools
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.records import schema
 from bench.records.atomic_files import open_atomic
-from remote.cluster.kubeconfig import Target, key_folder
-from remote.hosts.base import HostError
-from remote.hosts.pods.kubectl import Kubectl
+from bench.records.scratch_folders import scratch_folder
+from remote.cluster.kubeconfig import CREDENTIAL_TIMEOUT_SEC, Target
+from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
+from remote.hosts.command import mask_opaque
+from remote.hosts.pods.kubectl import LOG_IN, Kubectl, Misconfigured
 from remote.hosts.process import CannotStart, run_program
 
 MIN_VALIDITY_SEC = 60.0  # remaining for an answer that is used
 MAX_KEPT_SEC = 240.0  # so that an answer which the server no longer accepts is not used for long
-_UNUSABLE = (AttributeError, LookupError, TypeError, ValueError, OSError, HostError, CannotStart)
-_TIMEOUT_SEC = 30.0
 _logger = logging.getLogger(__name__)
 
 
@@ -36,79 +40,131 @@ def kubectl_of(target: Target) -> Kubectl:
     """Return the kubectl of a target; all of this process share its credentials."""
     # Name the context, even if it is the current one, which may change during a run.
     kubectl = Kubectl(namespace=target.namespace, context=target.context, kubeconfig=target.kubeconfig)
-    return dataclasses.replace(kubectl, cached_kubeconfig=_CredentialCache(target).kubeconfig)
+    return dataclasses.replace(kubectl, cached_kubeconfig=credentials_of(target).kubeconfig)
 
 
-class _CredentialCache:
-    """Kubeconfig like the given kubectl's, whose program prints an answer that is renewed here."""
+@functools.cache
+def credentials_of(target: Target) -> "Credentials":
+    return Credentials(target)
+
+
+@functools.cache
+def private_folder() -> Path:
+    """Create the folder for credentials and private keys, which clients read from files; it is removed at exit."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(scratch_folder("qlora-fleet-kubeconfig-"))
+
+
+class Credentials:
+    """Answers of the program of a target's kubeconfig. Thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self._target, self._lock = target, threading.Lock()
-        self._is_usable, self._is_used, self._renew_at = True, False, 0.0
-        self._path: Path | None = None
-        self._program: Mapping[str, Any] = {}
+        self._program: Mapping[str, Any] = target.user_config.get("exec") or {}
+        self._status: Mapping[str, Any] | None = None
+        self._answer, self._written = b"", b""
+        self._renew_at = 0.0
+        self._is_kept, self._is_used = bool(self._program), False
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the status of the program's ExecCredential, renewed before it expires. Raises Misconfigured."""
+        with self._lock:
+            return self._current()
+
+    def _current(self) -> Mapping[str, Any]:
+        if self._status is None or time.time() >= self._renew_at:
+            self._answer = self._run()
+            try:
+                self._status = status = dict(schema.parse_object(self._answer)["status"])
+                if not status.keys() & {"token", "clientCertificateData"}:
+                    raise LookupError("token")
+                expires = status.get("expirationTimestamp")
+                until = None if expires is None else datetime.datetime.fromisoformat(expires).timestamp()
+            except (LookupError, TypeError, ValueError) as error:
+                raise self._error("did not print a credential") from error
+            now = time.time()
+            self._renew_at = float("inf") if until is None else min(now + MAX_KEPT_SEC, until - MIN_VALIDITY_SEC)
+            self._is_kept = now < self._renew_at < float("inf")
+        return self._status
 
     def kubeconfig(self) -> str | None:
-        """Return the path of the kubeconfig; None if kubectl is to run the program itself, as for the first command."""
-        with self._lock:
-            if not self._is_used:  # it may be the only one, and writing the kubeconfig takes as long as two
-                self._is_used = True
-                return None
-            if self._is_usable and time.time() >= self._renew_at:
-                try:
-                    self._renew()
-                except _UNUSABLE as error:
-                    _logger.info("credentials are not kept: %s", type(error).__name__)  # its text may hold them
-                    self._is_usable = False
-            return str(self._path) if self._is_usable else None
+        """Return the path of a kubeconfig with the kept answer; None if kubectl is to run the program itself.
 
-    def _renew(self) -> None:
-        """Run the program. Raises an exception for an answer that cannot be kept."""
-        if self._path is None:
-            self._path = self._write_kubeconfig()
-        spec = {"kind": "ExecCredential", "apiVersion": self._program["apiVersion"], "spec": {"interactive": False}}
-        own = {str(pair["name"]): str(pair["value"]) for pair in self._program.get("env") or ()}
-        answer = _output(
-            [self._program["command"], *(self._program.get("args") or ())],
-            {**os.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(spec)},
-        )
-        expires_at = datetime.datetime.fromisoformat(schema.parse_object(answer)["status"]["expirationTimestamp"])
-        now = time.time()
-        renew_at = min(now + MAX_KEPT_SEC, expires_at.timestamp() - MIN_VALIDITY_SEC)
-        if renew_at <= now:
-            raise ValueError("too short")
-        _write_private(self._answer_path, answer)
-        self._renew_at = renew_at
+        Without an answer the first command does: it may be the only one, and writing the file takes as long as two.
+        """
+        with self._lock:
+            is_first, self._is_used = not self._is_used and self._status is None, True
+            if not self._is_kept or is_first:
+                return None
+            try:
+                self._current()
+                if self._is_kept and self._written != self._answer:
+                    _write_private(self._answer_path, self._answer)
+                    self._written = self._answer
+            except (Misconfigured, OSError) as error:
+                _logger.info("credentials are not kept: %s", type(error).__name__)  # its text may hold them
+                self._is_kept = False
+            return str(self._kubeconfig_path) if self._is_kept else None
 
     @property
     def _answer_path(self) -> Path:
-        return key_folder() / f"credential-{id(self)}.json"
+        return private_folder() / f"credential-{id(self)}.json"
 
-    def _write_kubeconfig(self) -> Path:
-        """Write the kubeconfig, of this context only. Raises LookupError without a program that can be run here."""
+    @functools.cached_property
+    def _kubeconfig_path(self) -> Path:
+        """Write the kubeconfig, of this context only, and return its path."""
         document = copy.deepcopy(dict(self._target.config))
-        user = document["users"][0]["user"]
-        self._program = user["exec"]
-        if self._program.get("provideClusterInfo") or self._program.get("interactiveMode") == "Always":
-            raise LookupError("it needs the cluster or the terminal")
-        user["exec"] = {
-            "apiVersion": self._program["apiVersion"],
-            "command": "cat",
-            "args": [str(self._answer_path)],
-            "interactiveMode": "Never",
-        }
-        path = key_folder() / f"kubeconfig-{id(self)}.json"
+        reader = {"command": "cat", "args": [str(self._answer_path)], "interactiveMode": "Never"}
+        document["users"][0]["user"]["exec"] = {"apiVersion": self._program["apiVersion"], **reader}
+        path = private_folder() / f"kubeconfig-{id(self)}.json"
         _write_private(path, json.dumps(document).encode())
         return path
+
+    def _run(self) -> bytes:
+        """Run the program, on this terminal if it may ask for a login. Raises Misconfigured."""
+        program = self._program
+        is_asking = program.get("interactiveMode") != "Never" and sys.stdin is not None and sys.stdin.isatty()
+        spec: dict[str, Any] = {"interactive": is_asking}
+        if program.get("provideClusterInfo"):
+            spec["cluster"] = dict(self._target.cluster_config)
+        try:
+            info = {"kind": "ExecCredential", "apiVersion": program["apiVersion"], "spec": spec}
+            own = {str(pair["name"]): str(pair["value"]) for pair in program.get("env") or ()}
+            environment = {**os.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+            argv = [program["command"], *(program.get("args") or ())]
+        except (LookupError, TypeError) as error:
+            raise self._error(f"is incomplete in the kubeconfig ({error})") from error
+        try:
+            completed = _run_on_terminal(argv, environment) if is_asking else _run_hidden(argv, environment)
+        except (CommandTimedOut, subprocess.TimeoutExpired) as error:
+            detail = f"timed out after {CREDENTIAL_TIMEOUT_SEC:g} s; run it by hand to see what it waits for"
+            raise self._error(detail) from error
+        except (CannotStart, OSError, TooMuchOutput) as error:
+            raise self._error(f"cannot be used: {collapse_whitespace(error)}") from error
+        if completed.exit_code:
+            detail = mask_opaque(collapse_whitespace(completed.stderr.decode(errors="replace")))
+            raise self._error(f"ended with exit {completed.exit_code}: {detail}")
+        return completed.stdout
+
+    def _error(self, problem: str) -> Misconfigured:
+        name = self._program.get("command", "?")
+        return Misconfigured(
+            f"context {self._target.context}: the kubeconfig's credential program {name} {problem}", remedy=LOG_IN
+        )
+
+
+def _run_hidden(argv: list[str], environment: Mapping[str, str]) -> Completed:
+    return run_program(argv, label=argv[0], environment=environment, timeout_sec=CREDENTIAL_TIMEOUT_SEC)
+
+
+def _run_on_terminal(argv: list[str], environment: Mapping[str, str]) -> Completed:
+    ended = subprocess.run(
+        argv, env=dict(environment), stdout=subprocess.PIPE, timeout=CREDENTIAL_TIMEOUT_SEC, check=False
+    )
+    return Completed(exit_code=ended.returncode, stdout=ended.stdout, stderr=b"")
 
 
 def _write_private(path: Path, content: bytes) -> None:
     with open_atomic(path, mode=0o600) as file:
         file.write(content)
-
-
-def _output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> bytes:
-    completed = run_program(argv, label="a credential program", environment=environment, timeout_sec=_TIMEOUT_SEC)
-    if completed.exit_code:
-        raise ValueError("it failed")
-    return completed.stdout

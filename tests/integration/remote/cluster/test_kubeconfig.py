@@ -5,8 +5,6 @@ import errno
 import itertools
 import json
 import os
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from remote.cluster import client
-from remote.cluster import kubeconfig as kubeconfig_module
+from remote.cluster import client, credential_cache
 from remote.cluster.client import Cluster
-from remote.cluster.kubeconfig import Target, connect, resolve
+from remote.cluster.connection import connect
+from remote.cluster.kubeconfig import Target, resolve
 from remote.hosts import process
 from remote.hosts.pods.kubectl import ClusterError, Misconfigured, Unreachable
 from remote.providers import PROVIDERS
@@ -144,57 +142,47 @@ def test_a_name_that_suggests_production_is_recognised(name: str, namespace: str
     assert Target(context=name, cluster="c", user="u", namespace=namespace).looks_like_production is looks
 
 
-def test_a_credential_program_that_fails_is_reported_before_any_request(tmp_path: Path) -> None:
-    token = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJtZSJ9.c2ln"
-    script = f"import sys; sys.stderr.write('token {token} is not valid'); exit(3)"
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": ["-c", script]}
-    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    with pytest.raises(Misconfigured, match=r"exec: process returned 3\. token \*\*\* is not valid") as caught:
-        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-    assert "log in again" in str(caught.value)
+TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJtZSJ9.c2ln"
+START = "sleep 600 & echo $! $$ > numbers.new; mv numbers.new numbers;"
 
 
-@pytest.mark.parametrize("script", ["exec sleep 600", "sleep 3 & wait", "trap '' TERM; while :; do sleep 0.1; done"])
-def test_a_credential_program_that_hangs_is_ended_and_named(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (f"echo 'token {TOKEN} is not valid' >&2; exit 3", r"ended with exit 3: token \*\*\* is not valid"),
+        ("echo 7", "did not print a credential"),
+        ("""echo '{"status": {}}'""", "did not print a credential"),
+        (f"{START} wait", "timed out after 2 s; run it by hand"),
+        (f"{START} trap '' TERM; while :; do sleep 0.1; done", "timed out after 2 s"),
+        (f"{START} yes", " 1 MiB"),
+    ],
+    ids=["fails", "prints a number", "prints none", "hangs", "ignores SIGTERM", "prints without end"],
+)
+def test_a_credential_program_that_gives_none_is_one_line_and_is_ended(
+    script: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubeconfig_module, "CREDENTIAL_TIMEOUT_SEC", 0.2)
-    monkeypatch.setattr(kubeconfig_module, "_TERMINATE_SEC", 0.2)
-    codes = list[int]()
-    kill_tree = kubeconfig_module._LimitedCredentialProgram._kill_tree
-
-    def record(program: kubeconfig_module._LimitedCredentialProgram) -> None:
-        kill_tree(program)
-        codes.append(program.returncode)
-
-    monkeypatch.setattr(kubeconfig_module._LimitedCredentialProgram, "_kill_tree", record)
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
-    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    with pytest.raises(Misconfigured) as caught:
-        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-    assert str(caught.value).startswith("context a: ")
-    assert "credential program /bin/sh timed out after 0.2 s; run it by hand" in str(caught.value)
-    assert codes[0] in (-signal.SIGTERM, -signal.SIGKILL)
-
-
-def test_what_a_credential_program_has_started_is_ended_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The program is ended for its output, which it prints once its descendants exist: no time limit to race with."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 20)
-    monkeypatch.setattr(kubeconfig_module, "_TERMINATE_SEC", 0.2)
-    numbers_file = tmp_path / "numbers"
-    start = f"sh -c 'sleep 600 & echo $! $$ > {numbers_file}.new; mv {numbers_file}.new {numbers_file}; wait' &"
-    script = f"{start} while [ ! -e {numbers_file} ]; do sleep 0.01; done; yes & wait"
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
-    with pytest.raises(Misconfigured, match=r"credential program /bin/sh.*: .* 1 MiB"):
-        connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-    numbers = [int(word) for word in numbers_file.read_text().split()]
+    target = resolve(kubeconfig=str(path), context=None, namespace="n")
+    monkeypatch.setattr(credential_cache, "CREDENTIAL_TIMEOUT_SEC", 2.0)
+    with pytest.raises(Misconfigured, match=f"^context a: .*credential program /bin/sh.*{problem}"):
+        connect(target)
+    numbers = [int(word) for word in Path("numbers").read_text().split()] if START in script else []
     deadline = time.monotonic() + 60
     while alive(numbers) and time.monotonic() < deadline:  # until their new parent reaps them
         time.sleep(0.01)
-    assert (len(numbers), alive(numbers)) == (2, [])
+    assert alive(numbers) == []
+
+
+def test_a_program_may_answer_with_a_certificate(tmp_path: Path) -> None:
+    status = json.dumps({"status": {"clientCertificateData": "a", "clientKeyData": "b"}})
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/echo", "args": [status]}
+    path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
+    made = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+    files = (made.configuration.cert_file, made.configuration.key_file)
+    assert [Path(str(file)).read_text() for file in files] == ["a", "b"]
 
 
 def test_a_private_key_is_in_a_folder_that_is_removed_after_a_kill(tmp_path: Path) -> None:
