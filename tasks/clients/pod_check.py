@@ -65,7 +65,7 @@ def pod_manifest(
     container = {
         "name": "check",
         "image": check.image,
-        **{name: words for name, words in program.items() if words is not None},
+        **{name: argv for name, argv in program.items() if argv is not None},
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - inside the pod
         "securityContext": {
             "allowPrivilegeEscalation": False,
