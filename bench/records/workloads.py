@@ -1,8 +1,7 @@
 """Workloads: what trials of each kind need, which suites they have, and how reports and plans treat them.
 
 A workload is an entry of `WORKLOADS` here, and `measure()` in `bench/workloads/<name>.py`. The entry is apart from the
-module because plans and reports read it on machines without torch. A registration without a field, or under a name that
-is taken, raises WorkloadError at import.
+module because plans and reports read it on machines without torch.
 """
 
 from collections.abc import Mapping
@@ -16,10 +15,6 @@ from bench.records.validation import ALL_LINEAR
 NEEDS = ("model", "optimizer", "recipe")
 # Fields of a trial that reduce its memory, the least harmful first.
 MEMORY_FIELDS = ("held_layers", "micro_batch_size", "gradient_checkpointing", "max_seq_len", "base_precision")
-
-
-class WorkloadError(ValueError):
-    """Invalid registration of a workload; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +48,8 @@ class Workload:
     """
 
     name: str
-    title: str = ""  # required, like `size`: checked below, so that the error names the workload
-    size: str = ""
+    title: str
+    size: str
     module: str = ""  # default: bench.workloads.<name>
     suites: tuple[Suite, ...] = ()
     needs: tuple[str, ...] = ("model",)
@@ -67,34 +62,6 @@ class Workload:
     has_training: bool = False  # settings in Trial.training: epochs of its own data, resumed from checkpoints
     has_deciding_measurements: bool = True  # a slower measurement decides the exit code of a comparison
     measures_scaling: bool = False  # its trials use 1, 2, 4 ... GPUs of a host: idle ones are no flaw
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise WorkloadError(f"workload {self.name!r}: name: expected the name of a module")
-        for name, value in (("title", self.title), ("size", self.size)):
-            if not value:
-                raise WorkloadError(f"workload {self.name!r}: {name}: missing")
-        for name, allowed in (("needs", NEEDS), ("memory_fields", MEMORY_FIELDS)):
-            if unknown := set(getattr(self, name)) - set(allowed):
-                raise WorkloadError(
-                    f"workload {self.name!r}: {name}: expected some of {', '.join(allowed)}, found {min(unknown)!r}"
-                )
-        object.__setattr__(self, "module", self.module or f"bench.workloads.{self.name}")
-
-
-def register(*workloads: Workload) -> Mapping[str, Workload]:
-    """Return the workloads by name. Raises WorkloadError if two share a name or the name of a suite."""
-    by_name: dict[str, Workload] = {}
-    suites = {"all"}
-    for workload in workloads:
-        if workload.name in by_name:
-            raise WorkloadError(f"workload {workload.name!r}: registered twice")
-        by_name[workload.name] = workload
-        for suite in workload.suites:
-            if suite.name in suites:
-                raise WorkloadError(f"workload {workload.name!r}: suite {suite.name!r}: registered twice")
-            suites.add(suite.name)
-    return by_name
 
 
 _EVERYWHERE = {"lora_targets": ALL_LINEAR}
@@ -244,7 +211,9 @@ QUALITY = Workload(
 )
 
 # In this order they run in the suite `all`, ceilings first, and appear in reports.
-WORKLOADS = register(HARDWARE, LOADING, TRAINING, INFERENCE, DISTRIBUTED, FINETUNE, QUALITY)
+WORKLOADS: Mapping[str, Workload] = {
+    workload.name: workload for workload in (HARDWARE, LOADING, TRAINING, INFERENCE, DISTRIBUTED, FINETUNE, QUALITY)
+}
 SUITES: Mapping[str, tuple[Workload, Suite]] = {
     suite.name: (workload, suite) for workload in WORKLOADS.values() for suite in workload.suites
 }

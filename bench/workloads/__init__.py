@@ -12,12 +12,11 @@ ranks: the launcher of their ranks, and the process of each rank
 """
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from bench.records.workloads import WORKLOADS, Workload, WorkloadError
+from bench.records.workloads import Workload
 
 RECORDED_STEPS = 3
 
@@ -35,25 +34,5 @@ class ProfiledSteps:
 
 
 def load(workload: Workload) -> ModuleType:
-    """Import a workload's module. Raises WorkloadError if it lacks a function that the registration promises."""
-    module = importlib.import_module(workload.module)
-    promised = {
-        "measure": True,
-        "follow": workload.is_ranked,
-        "check_inputs": workload.has_training,
-        "profiled_steps": workload.is_profiled,
-    }
-    for name, is_promised in promised.items():
-        if is_promised and not callable(getattr(module, name, None)):
-            raise WorkloadError(f"workload {workload.name!r}: {workload.module}.{name}: missing")
-    return module
-
-
-def check_modules() -> None:
-    """Raise WorkloadError for a registered workload without a module."""
-    for workload in WORKLOADS.values():
-        if importlib.util.find_spec(workload.module) is None:
-            raise WorkloadError(f"workload {workload.name!r}: {workload.module}: no such module")
-
-
-check_modules()
+    """Import a workload's module."""
+    return importlib.import_module(workload.module or f"bench.workloads.{workload.name}")
