@@ -5,6 +5,7 @@ log on standard output, progress.json and steps.jsonl show it; they never distur
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from bench.records.result import Measurement, Metrics, Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.status import Outcome
 from bench.records.units import format_gib
+from bench.torch_stack import DeviceClock
 
 LOG_EVERY_STEPS = 5
 TAIL_LINES = 40
@@ -348,39 +350,26 @@ def _number(value: float | None) -> str:
 class PhaseClock:
     """Timer of a training step's phases: call `begin()`, then `end(phase)` after each phase, then `read()`.
 
-    On CUDA time is measured by events with the device's timestamps: recording one costs the host a few microseconds
-    without synchronization; they are read after the step. On the CPU it is measured by the clock. A step begins with an
-    idle device, so `data` is the wait for the loader and the copy to the device. With several micro-batches per step, a
-    wait that overlaps a computation counts as that computation.
+    Timestamps are the device's, which cost the host a few microseconds and are read after the step. A step begins with
+    an idle device, so `data` is the wait for the loader and the copy to the device. With several micro-batches per
+    step, a wait that overlaps a computation counts as that computation.
     """
 
     def __init__(self, torch: Any, *, is_cuda: bool) -> None:
-        self._torch, self._is_cuda = torch, is_cuda
-        self._events: list[Any] = []  # CUDA events, created once and reused in every step
+        self._clock = DeviceClock(torch, is_cuda=is_cuda)
         self._stamps: list[tuple[str, Any]] = []
 
     def begin(self) -> None:
         """Begin a step; drop earlier timestamps."""
-        self._stamps.clear()
-        self._stamp("")
+        self._stamps = [("", self._clock.stamp())]
 
     def end(self, phase: str) -> None:
         """Assign the time since the last timestamp to `phase`."""
-        self._stamp(phase)
+        self._stamps.append((phase, self._clock.stamp()))
 
     def read(self) -> dict[str, float]:
-        """Return the seconds of each phase in the step. On CUDA, synchronize first."""
+        """Return the seconds of each phase in the step."""
         seconds = dict.fromkeys(PHASES, 0.0)
-        for (_, before), (phase, after) in zip(self._stamps, self._stamps[1:], strict=False):
-            seconds[phase] += before.elapsed_time(after) / 1e3 if self._is_cuda else after - before
+        for (_, before), (phase, after) in itertools.pairwise(self._stamps):
+            seconds[phase] += self._clock.seconds(before, after)
         return seconds
-
-    def _stamp(self, phase: str) -> None:
-        self._stamps.append((phase, self._record_event() if self._is_cuda else time.perf_counter()))
-
-    def _record_event(self) -> Any:
-        index = len(self._stamps)
-        if index == len(self._events):
-            self._events.append(self._torch.cuda.Event(enable_timing=True))
-        self._events[index].record()
-        return self._events[index]

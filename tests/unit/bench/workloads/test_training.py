@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from bench import torch_stack
 from bench.commands.cli import apply_overrides
 from bench.data.inputs import InputError
-from bench.harness import record as record_module
 from bench.harness import termination
 from bench.harness.record import PHASES, Clock, PhaseClock, Record, Request
 from bench.predict import memory
@@ -24,16 +24,15 @@ from tests.support.faults import OutOfMemoryError
 
 
 class Device:
-    """A fake device that reaches each event a millisecond after the previous one, and counts created events."""
+    """A fake device that reaches each event a millisecond after the previous one."""
 
     def __init__(self) -> None:
-        self.created, self.now_ms = 0, 0.0
+        self.now_ms = 0.0
         self.cuda = SimpleNamespace(Event=self.event)
 
     def event(self, *, enable_timing: bool) -> Any:
         assert enable_timing
-        self.created += 1
-        event = SimpleNamespace(at=None)
+        event = SimpleNamespace(at=None, synchronize=lambda: None)
 
         def record() -> None:
             self.now_ms += 1.0
@@ -52,18 +51,16 @@ def run_step(clock: PhaseClock, accumulation: int) -> None:
     clock.end("optimizer")
 
 
-def test_device_event_phases_are_summed_over_micro_batches_in_seconds_and_reuse_events():
-    device = Device()
-    clock = PhaseClock(device, is_cuda=True)
+def test_device_event_phases_are_summed_over_micro_batches_in_seconds():
+    clock = PhaseClock(Device(), is_cuda=True)
     for _ in range(5):
         run_step(clock, 3)
     assert clock.read() == pytest.approx({"data": 3e-3, "forward": 3e-3, "backward": 3e-3, "optimizer": 1e-3})
-    assert device.created == 1 + 3 * 3 + 1
 
 
 def test_phases_on_the_cpu_add_up_to_the_step(monkeypatch):
     ticks = iter([10.0, 10.5, 12.5, 16.5, 17.5])
-    monkeypatch.setattr(record_module, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    monkeypatch.setattr(torch_stack, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     clock = PhaseClock(SimpleNamespace(), is_cuda=False)
     run_step(clock, 1)
     assert clock.read() == {"data": 0.5, "forward": 2.0, "backward": 4.0, "optimizer": 1.0}
