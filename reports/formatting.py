@@ -113,9 +113,9 @@ def duration(seconds: float) -> str:
         return f"{number(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 100:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min" + (f" {rest} s" if rest else "")
     hours, rest = divmod(round(seconds / 60), 60)
-    return f"{hours:,} h {rest} min"
+    return f"{hours:,} h" + (f" {rest} min" if rest else "")
 
 
 def clock(seconds: float) -> str:

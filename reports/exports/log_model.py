@@ -154,9 +154,7 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
             "seconds": record.seconds,
             "worker_hours": training_report.worker_hours,
         }
-        results |= {
-            "usd": None if training_report.price is None else training_report.worker_hours * training_report.price
-        }
+        results |= {"usd": training_report.usd}
         results |= {name: getattr(record, name) for name in ("peak_vram_bytes", "peak_rss_bytes")}
         if (last := summary.adapter_evaluation(record)) is not None:
             results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}

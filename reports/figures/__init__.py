@@ -1,9 +1,8 @@
 """Figures of the report, one module each; `CHARTS` is their order on the page.
 
 drawing: drawing tools shared by all figures
-renderer: drawing in several processes
-executive_summary, training_performance, diagnostic, cost, memory, telemetry, loss_curves, run_comparison, hardware,
-loading, inference, distributed: one figure each
+executive_summary, step_times, diagnostic, cost, memory, loss, run_comparison, hardware, loading, inference,
+distributed: one figure each
 """
 
 from reports.figures.cost import COST
@@ -14,23 +13,21 @@ from reports.figures.executive_summary import EXECUTIVE_SUMMARY
 from reports.figures.hardware import HARDWARE
 from reports.figures.inference import INFERENCE
 from reports.figures.loading import LOADING
-from reports.figures.loss_curves import LOSS_CURVES
+from reports.figures.loss import LOSS
 from reports.figures.memory import MEMORY
 from reports.figures.run_comparison import RUN_COMPARISON
-from reports.figures.telemetry import TELEMETRY
-from reports.figures.training_performance import TRAINING_PERFORMANCE
+from reports.figures.step_times import STEP_TIMES
 
 CHARTS: tuple[Chart, ...] = (
     EXECUTIVE_SUMMARY,
-    TRAINING_PERFORMANCE,
+    STEP_TIMES,
     HARDWARE,
     LOADING,
     INFERENCE,
     DIAGNOSTIC,
     COST,
     MEMORY,
-    TELEMETRY,
-    LOSS_CURVES,
+    LOSS,
     DISTRIBUTED,
     RUN_COMPARISON,
 )

@@ -10,9 +10,9 @@ from reports.figures.drawing.style import BASELINE_TONE, PUBLISHED
 from reports.read import reference_results
 from reports.read.reference_results import PublishedResults
 from reports.read.run import Run
-from reports.summary import text
 from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
-from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary.rows import ConfigurationRow
+from reports.summary.summary import Summary
 
 _MAX_PRICES = 4  # in the header; the page's table has all of them
 
@@ -24,7 +24,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     priced.sort(key=lambda item: item[1].usd_per_million_useful_tokens.value)
     published = reference_results.matching_results(run)
     published_by_label = reference_results.training_by_label(run, published)
-    chosen = text.recommended_choice(summary)
+    chosen = summary.choice
     best = priced[0][0] if chosen is None else chosen.row
     cheapest = priced[0][1]
     planned_rows = [

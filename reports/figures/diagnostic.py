@@ -12,7 +12,8 @@ from reports.read.reference_results import Factor
 from reports.read.run import Run
 from reports.statistics import per_config
 from reports.statistics.types import Ratio
-from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary.rows import ConfigurationRow
+from reports.summary.summary import Summary
 
 CENTRE = "optimized"
 # Field of a trial and of a published factor -> text with the values before and after.

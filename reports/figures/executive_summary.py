@@ -6,8 +6,8 @@ from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
 from reports.read import reference_results
 from reports.read.run import Run
-from reports.summary.summary import ConfigurationRow, Summary
-from reports.summary.text import recommended_label
+from reports.summary.rows import ConfigurationRow
+from reports.summary.summary import Summary
 
 
 def gather(summary: Summary, run: Run) -> RowFigure | None:
@@ -32,7 +32,7 @@ def gather(summary: Summary, run: Run) -> RowFigure | None:
     )
     has_published = any(row.label in published_by_label for row in rows)
     source = f"{PUBLISHED} {published.source}" if published is not None and has_published else ""
-    reservation = "" if recommended_label(summary) in (None, rows[0].label) else ", but is not recommended"
+    reservation = "" if summary.recommended_label in (None, rows[0].label) else ", but is not recommended"
     baseline_note = f"; grey is {summary.baseline}" if any(row.is_baseline for row in rows) else ""
     published_note = "; hollow diamonds are published results" if source else ""
     return RowFigure(

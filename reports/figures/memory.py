@@ -16,7 +16,8 @@ from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
 from reports.read import measurements, reference_results
 from reports.read.run import Run
-from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary.rows import ConfigurationRow
+from reports.summary.summary import Summary
 
 PREDICTED_PEAK = "predicted_peak_vram_bytes"
 

@@ -1,10 +1,13 @@
 """Figure 12, run comparison: the change in speed of each configuration, and whether it exceeds the noise."""
 
+import json
+
 from reports import formatting
 from reports.comparison.compare import ELAPSED, RESOLUTION, STEADY, ComparedRow, Comparison
 from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
+from reports.read import measurements
 from reports.read.run import Run
 from reports.summary.summary import Summary
 
@@ -17,7 +20,10 @@ def gather(summary: Summary, run: Run, comparison: Comparison | None = None) -> 
     rows = [] if comparison is None else [row for row in comparison.rows if row.speed_ratio is not None]
     if comparison is None or not rows:
         return None
-    drawn = sorted(rows, key=lambda row: (_ORDER.index(row.verdict), row.speed_ratio or 1.0))[:_MAX_ROWS]
+    drawn = sorted(
+        rows,
+        key=lambda row: (_ORDER.index(row.verdict), row.metric not in (ELAPSED, STEADY), row.speed_ratio or 1.0),
+    )[:_MAX_ROWS]
     band = max(RESOLUTION, comparison.tolerance)
     n_omitted = len(comparison.rows) - len(drawn)
     panel = Panel(
@@ -55,7 +61,10 @@ def _allowed_text(comparison: Comparison) -> str:
 def _name(row: ComparedRow) -> str:
     if row.metric in (ELAPSED, STEADY):
         return f"{row.configuration}{', steady' if row.metric == STEADY else ''}"
-    return f"{row.configuration}: {row.metric.replace('_', ' ')}{f', {row.context}' if row.context else ''}"
+    context = json.loads(row.context) if row.context else {}
+    return " ".join(
+        [f"{row.configuration}:", measurements.title_unit_scale(row.metric)[0], *map(str, context.values())]
+    )
 
 
 def _mark(row: ComparedRow) -> Mark:

@@ -1,8 +1,10 @@
 """Files of the report: page, Markdown, CSV, JSON.
 
 build: builds the report of a run's folder, replacing each file atomically, also while a run continues
-html: the page, from templates/
-markdown: report.md
-tables: summary.json, and every CSV file
-methods_text: the method of the report as text
+benchmark: the document of a benchmark
+training: the document of a training
+data_check: the document of `inv data.check`
+page: a document as a page, from templates/
+markdown: a document as report.md
+data_files: summary.json, and every CSV file
 """

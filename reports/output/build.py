@@ -1,4 +1,4 @@
-"""Build of a run's report: load the folder, summarize, draw, and write results/<run-id>/report/.
+"""Build of a run's report: load the folder, draw, and write results/<run-id>/report/.
 
 Every file is replaced atomically, index.html last, so that the page is older than its figures and numbers only briefly,
 and an interrupted report leaves the previous page in place.
@@ -10,40 +10,46 @@ of the folder. Lost trials leave no result until `inv collect` writes one; until
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from bench.records.atomic_files import write_atomic
 from bench.records.checksummed import ResultError
 from bench.records.paths import REPORT_FOLDER, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
 from bench.records.run import PlannedTrial, RunRecord
-from reports import formatting
 from reports.comparison.compare import CompareError, compare
+from reports.document import Document
 from reports.figures import CHARTS, run_comparison
-from reports.figures.drawing.layout import Chart, Picture
-from reports.figures.renderer import DrawError, FigurePool, RenderJob
-from reports.output import html, markdown, tables
-from reports.output.html import INDEX_FILE, without_refresh
+from reports.figures.drawing.layout import Chart, draw_picture
+from reports.output import benchmark, data_files, markdown, page, training
+from reports.output.page import INDEX_FILE
 from reports.read.load import load
 from reports.read.run import ReportError, ReportWriteError, Run, make_report_folder
-from reports.summary import text
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
+from reports.training import repeat
+from reports.training import summary as training_values
+from reports.training.summary import TrainingReport
 
 FIGURES_FOLDER = "figures"
+Values = TypeVar("Values", Summary, TrainingReport)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportSummary(Summary):
-    """A summary with the files of its written report."""
+class Report(Generic[Values]):
+    """A written report: what it says, the values behind that, and its files, the page last."""
 
-    index: Path
+    document: Document
+    values: Values
     files: tuple[Path, ...]
-    recommendation: str
+
+    @property
+    def index(self) -> Path:
+        return self.files[-1]
 
 
 @contextlib.contextmanager
@@ -66,49 +72,38 @@ def build(
     against: Path | None = None,
     allow: Collection[str] = (),
     refresh_sec: int | None = None,
-) -> ReportSummary:
-    """Write the report of results/<run-id> and return its summary.
+) -> Report[Summary]:
+    """Write the report of a benchmark in results/<run-id>.
 
     `against` is the folder of another run, to compare with in a figure, also if the conditions `allow` differ.
-    `refresh_sec` makes the page reload itself, for
-    a run in progress.
+    `refresh_sec` makes the page reload itself, for a run in progress.
 
-    Raises ReportError, with nothing written, if run.json or the price is invalid, the runs cannot be compared or a
-    figure cannot be drawn; ReportWriteError if the report's folder cannot be written.
+    Raises ReportError, with nothing written, if run.json or the price is invalid or the runs cannot be compared;
+    ReportWriteError if the report's folder cannot be written.
     """
-    with FigurePool() as pool:
-        run = load(run_folder)
-        try:
-            summary = summarize(run, pricing)
-            charts = _charts_with_comparison(run, None if against is None else load(against), allow)
-            pictures, skipped = _draw_charts(pool, charts, summary, run)
-        except (PriceError, CompareError, DrawError) as error:
-            raise ReportError.from_error(error) from error
-    figures = {
-        f"{FIGURES_FOLDER}/{picture.name}.{kind}": content
-        for picture in pictures
-        for kind, content in (("png", picture.png), ("svg", picture.svg))
-    }
-    contents = figures | {
-        "summary.json": tables.summary_json(summary, run),
-        "summary.csv": tables.summary_csv(summary),
-        "trials.csv": tables.to_csv(tables.with_run_id(run, tables.with_settings(run))),
-        "steps.csv": tables.to_csv(tables.with_run_id(run, run.steps)),
-        "costs.csv": tables.to_csv(tables.costs(summary)),
-        "measurements.csv": tables.to_csv(tables.with_run_id(run, run.measurements)),
-        "report.md": markdown.render(summary, pictures, skipped).encode(),
-        INDEX_FILE: formatting.escape_text(
-            html.render(summary, run, pictures, skipped, refresh_sec=refresh_sec)
-        ).encode(),
-    }
-    folder = make_report_folder(run_folder, FIGURES_FOLDER)
-    files = _write_files(folder, contents)
-    return ReportSummary(
-        **{field.name: getattr(summary, field.name) for field in fields(summary)},
-        index=folder / INDEX_FILE,
-        files=files,
-        recommendation=text.recommendation_text(summary),
-    )
+    run = load(run_folder)
+    try:
+        summary = summarize(run, pricing)
+        charts = _charts_with_comparison(run, None if against is None else load(against), allow)
+    except (PriceError, CompareError) as error:
+        raise ReportError.from_error(error) from error
+    drawings = [(chart, chart.gather(summary, run)) for chart in charts]
+    pictures = [
+        draw_picture(chart.name, chart.title, drawing, is_folded=chart.is_folded)
+        for chart, drawing in drawings
+        if drawing is not None
+    ]
+    document = benchmark.make(summary, pictures, [chart for chart, drawing in drawings if drawing is None])
+    files = _write(run_folder, document, data_files.of_benchmark(summary, run), refresh_sec)
+    return Report(document=document, values=summary, files=files)
+
+
+def build_training(run_folder: Path) -> Report[TrainingReport]:
+    """Write the report of a training. Raises ReportError; ReportWriteError if its folder cannot be written."""
+    values = training_values.read(run_folder)
+    document = training.make(values)
+    contents = data_files.of_training(values) | repeat.files(values)
+    return Report(document=document, values=values, files=_write(run_folder, document, contents))
 
 
 def _charts_with_comparison(run: Run, other: Run | None, allow: Collection[str]) -> tuple[Chart, ...]:
@@ -127,21 +122,17 @@ def _charts_with_comparison(run: Run, other: Run | None, allow: Collection[str])
     return tuple(replace(chart, gather=gather) if chart is run_comparison.RUN_COMPARISON else chart for chart in CHARTS)
 
 
-def _draw_charts(
-    pool: FigurePool, charts: Sequence[Chart], summary: Summary, run: Run
-) -> tuple[tuple[Picture, ...], tuple[Chart, ...]]:
-    """Draw every chart that has data; return the pictures and the charts without data."""
-    drawings = [(chart, chart.gather(summary, run)) for chart in charts]
-    jobs = [RenderJob(chart=chart, drawing=drawing) for chart, drawing in drawings if drawing is not None]
-    pictures = [
-        replace(picture, is_folded=job.chart.is_folded) for picture, job in zip(pool.draw(jobs), jobs, strict=True)
-    ]
-    return tuple(pictures), tuple(chart for chart, drawing in drawings if drawing is None)
-
-
-def _write_files(folder: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
-    """Write `contents` (relative name -> bytes) in order, then remove obsolete figures of an earlier report."""
-    path = folder
+def _write(
+    run_folder: Path, document: Document, data: Mapping[str, bytes], refresh_sec: int | None = None
+) -> tuple[Path, ...]:
+    """Write figures, data, Markdown and page, in this order, then remove obsolete figures of an earlier report."""
+    contents = {f"{FIGURES_FOLDER}/{picture.name}.png": picture.png for picture in document.pictures}
+    contents |= {f"{FIGURES_FOLDER}/{picture.name}.svg": picture.svg for picture in document.pictures}
+    contents |= dict(data) | {
+        "report.md": markdown.render(document).encode(),
+        INDEX_FILE: page.render(document, refresh_sec=refresh_sec).encode(),
+    }
+    path = folder = make_report_folder(run_folder, FIGURES_FOLDER)
     try:
         for name, content in contents.items():
             path = folder / name
@@ -237,11 +228,11 @@ def watch(
         _stop_refresh(run_folder / REPORT_FOLDER / INDEX_FILE)
 
 
-def _stop_refresh(page: Path) -> None:
+def _stop_refresh(path: Path) -> None:
     """Remove the automatic reload from a page that is not rebuilt any more."""
     try:
-        text = page.read_text(encoding="utf-8")
-        if (without := without_refresh(text)) != text:
-            write_atomic(page, without.encode())
+        text = path.read_text(encoding="utf-8")
+        if (without := page.without_refresh(text)) != text:
+            write_atomic(path, without.encode())
     except OSError:  # missing or not writable: the build has reported it
         return

@@ -7,9 +7,9 @@ Not covered: a job that its host started later than the ledger says, because the
 """
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
 from bench.records import schema
@@ -189,13 +189,33 @@ def _apply_event(spans: dict[int, AttemptSpan], event: dict[str, object], timest
 
 
 MAX_DIFFERENCE_SEC = 86_400.0  # two clocks of one run; a time zone that was forgotten is less
-_YEAR_SEC = 365.25 * 86_400.0
 
 
-def faults(created_at: str, results: Iterable[TrialResult], starts: Starts, now: float) -> list[str]:
-    """Return a sentence for dates in the future, and one for each worker whose clock disagrees with the operator's."""
-    dated = [(result, began) for result in results if (began := timestamp(result.started_at)) is not None]
-    return [*_from_the_future(dated, now), *_disagreeing(created_at, dated, starts)]
+@dataclass(frozen=True, kw_only=True)
+class ClockFault:
+    """A worker whose clock is `ahead_sec` ahead of the operator's (negative: behind), and the trial that shows it."""
+
+    worker: str
+    trial_id: str
+    ahead_sec: float
+
+
+def clock_faults(created_at: str, results: Iterable[TrialResult], starts: Starts, now: float) -> list[ClockFault]:
+    """Return a fault for each worker whose clock disagrees by more than a day.
+
+    A result is compared with the ledger's start. Without one, it cannot be from before the plan or after `now`.
+    """
+    created, worst = timestamp(created_at), dict[str, ClockFault]()
+    for result in results:
+        if (began := timestamp(result.started_at)) is None:
+            continue
+        expected = starts.get((result.trial_id, result.attempt))
+        if expected is None:
+            expected = min(max(began, began if created is None else created), now)
+        worker, ahead = result.worker or "an unknown worker", began - expected
+        if abs(ahead) > max(MAX_DIFFERENCE_SEC, abs(worst[worker].ahead_sec) if worker in worst else 0.0):
+            worst[worker] = ClockFault(worker=worker, trial_id=result.trial_id, ahead_sec=ahead)
+    return list(worst.values())
 
 
 def timestamp(iso: str | None) -> float | None:
@@ -204,41 +224,3 @@ def timestamp(iso: str | None) -> float | None:
         return None if iso is None else datetime.fromisoformat(iso).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def _from_the_future(dated: Iterable[tuple[TrialResult, float]], now: float) -> Iterator[str]:
-    future = sorted(((began, result) for result, began in dated if began > now + MAX_DIFFERENCE_SEC), key=_first)
-    if future:
-        began, latest = future[-1]
-        day = datetime.fromtimestamp(began, timezone.utc).date()
-        results = formatting.count(len(future), "result is", "results are")
-        yield (
-            f"{results} dated in the future, {latest.trial_id} {day}: the clock of {latest.worker or 'its worker'}, or "
-            "of this machine, is wrong."
-        )
-
-
-def _first(dated: tuple[float, TrialResult]) -> tuple[float, str]:
-    return dated[0], dated[1].trial_id
-
-
-def _disagreeing(created_at: str, dated: Iterable[tuple[TrialResult, float]], starts: Starts) -> Iterator[str]:
-    """Compare with the ledger's start, else with the plan's time: no trial started before its plan."""
-    created, worst = timestamp(created_at), dict[str, tuple[float, str]]()
-    for result, began in dated:
-        expected = starts.get((result.trial_id, result.attempt))
-        if expected is None and (created is None or began >= created):
-            continue
-        difference = began - (created or 0.0 if expected is None else expected)
-        worker = result.worker or "an unknown worker"
-        if abs(difference) > max(MAX_DIFFERENCE_SEC, abs(worst.get(worker, (0.0, ""))[0])):
-            worst[worker] = (difference, result.trial_id)
-    yield from _sentences(worst)
-
-
-def _sentences(worst: Mapping[str, tuple[float, str]]) -> Iterator[str]:
-    for worker, (difference, trial_id) in worst.items():
-        years, days = abs(difference) / _YEAR_SEC, abs(difference) / 86_400.0
-        amount = f"{years:,.1f} years" if years >= 1.0 else f"{days:.0f} days"
-        side = "ahead of" if difference > 0 else "behind"
-        yield f"The clock of {worker} is {amount} {side} the operator's ({trial_id}); one of the two is wrong."

@@ -12,7 +12,6 @@ from typing import Any
 from bench.records.result import TrialResult
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
-from reports import formatting
 
 CPU = "CPU"
 UNKNOWN_DEVICE = "device unknown"
@@ -55,14 +54,15 @@ class FingerprintDifference:
 class Hosts:
     """The hosts of a run. `devices` are the distinct GPUs, or "CPU"; `device` joins them to one phrase.
 
-    `common` has the keys on which all trials agree. `contention` is a sentence if workers shared too few cores.
+    `common` has the keys on which all trials agree. `contention` has the workers, threads of each, and cores if
+    these were too few.
     """
 
     devices: tuple[str, ...]
     device: str
     common: dict[str, str]
     differences: tuple[FingerprintDifference, ...]
-    contention: str | None
+    contention: dict[str, int] | None
 
 
 def describe_hosts(record: RunRecord, results: Iterable[TrialResult]) -> Hosts:
@@ -154,17 +154,11 @@ def device(document: Mapping[str, Any]) -> str:
     return str(name) if name else CPU if document.get("device") == "cpu" else UNKNOWN_DEVICE
 
 
-def _contention(record: RunRecord, known: list[dict[str, Any]]) -> str | None:
-    """Return a sentence if the workers of one machine use more threads than it has cores; None if not or unknown."""
+def _contention(record: RunRecord, known: list[dict[str, Any]]) -> dict[str, int] | None:
+    """Return workers, threads of each and cores if a machine has fewer cores than threads; None if not or unknown."""
     if not record.is_on_one_machine:
         return None
     threads = max((document.get("torch_threads") or 0 for document in known), default=0)
     cores = min((cores for document in known if (cores := document.get("cpu_allowed_cores"))), default=0)
     workers = len(record.workers)
-    if not cores or workers * threads <= cores:
-        return None
-    return (
-        f"{workers} workers with {formatting.count(threads, 'thread')} each shared {formatting.count(cores, 'core')} "
-        "of one machine, so they slowed each other down. Compare these configurations only with each other, not with "
-        "other machines."
-    )
+    return {"workers": workers, "threads": threads, "cores": cores} if 0 < cores < workers * threads else None

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.records.checksummed import ResultError
-from bench.records.paths import LEDGER_FILE, QUALITY_FILE, RESULT_FILE, RUN_FILE, TELEMETRY_FILE, TRIALS_FOLDER
+from bench.records.paths import LEDGER_FILE, QUALITY_FILE, RESULT_FILE, RUN_FILE, TRIALS_FOLDER
 from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
-from reports.read import attempts, fingerprint, measurements, telemetry, validation
+from reports.read import attempts, fingerprint, measurements, validation
 from reports.read.run import Configuration, Missing, Rejected, ReportError, Run, trials_frame
 
 
@@ -141,9 +141,6 @@ def _read_results(
             rejected.append(Rejected(file=_relative_path(path, folder), reason=reason))
             continue
         results[result.trial_id] = result
-        samples = f"{trials}/{name}/{TELEMETRY_FILE}"
-        if os.path.lexists(samples) and (reason := telemetry.unusable_reason(Path(samples))) is not None:
-            rejected.append(Rejected(file=_relative_path(Path(samples), folder), reason=reason))
     return results, rejected
 
 

@@ -1,22 +1,21 @@
-"""The values of a report: a row per configuration, failures, and cautions.
+"""The values of a benchmark's report. Every writer reads them and computes nothing itself, so writers cannot disagree.
 
-Every writer (page, Markdown, CSV, JSON, figures, terminal) reads them and computes nothing itself, so the writers
-cannot disagree. `summarize.summarize` computes the values, `text` the sentences.
+`summarize.summarize` computes them; `sentences` has the sentences about them.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+import functools
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from bench.records.quality import QualityRecord
 from bench.records.run import RunRecord
-from bench.records.status import ReasonCode, TrialStatus
-from bench.records.trial import Trial
-from reports import formatting
+from bench.records.status import TrialStatus
+from reports.document import Table
 from reports.read.fingerprint import Hosts
 from reports.read.run import Missing, Rejected
-from reports.statistics.types import MeasuredRate, Ratio
-from reports.summary import cost, tables
+from reports.summary import cost, decisions
+from reports.summary.decisions import Choice, Finding
+from reports.summary.rows import ConfigurationRow, Failure, OtherConfiguration
+from reports.summary.warnings import RunWarning
 
 # A note about a profile's numbers that is shown on every figure and in every file of the report.
 PROFILE_NOTES: dict[str, str | None] = {
@@ -27,120 +26,23 @@ PROFILE_NOTES: dict[str, str | None] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigurationRow:
-    """A training configuration. `measured` and everything derived from it are None if no trial succeeded.
-
-    The losses are those of the first and last measured step, and like `load_time_sec` medians over workers; memory is
-    the maximum over workers. Ratios are against the baseline row, None for that row. `costs` has one entry for each of
-    the summary's prices, in their order; `cost` is the first. `energy` is None if no power was sampled.
-    """
-
-    label: str
-    trial: Trial
-    is_baseline: bool
-    planned: int
-    ends: dict[TrialStatus, int]
-    missing: int
-    measured: MeasuredRate | None
-    samples_ratio: Ratio | None
-    useful_tokens_ratio: Ratio | None
-    costs: tuple[cost.Cost, ...]
-    energy: cost.Energy | None
-    first_loss: float | None
-    last_loss: float | None
-    peak_vram_bytes: int | None
-    peak_rss_bytes: int | None
-    load_time_sec: float | None
-
-    @property
-    def succeeded(self) -> int:
-        return self.ends.get(TrialStatus.SUCCEEDED, 0)
-
-    @property
-    def is_reliable(self) -> bool:
-        """True if something was measured and no trial failed, timed out or ran out of memory."""
-        return self.measured is not None and not any(count and end.is_failure for end, count in self.ends.items())
-
-    @property
-    def cost(self) -> cost.Cost | None:
-        return self.costs[0] if self.costs else None
-
-    @property
-    def samples_rate(self) -> float:
-        """Elapsed samples per second and worker; 0 if nothing was measured."""
-        return 0.0 if self.measured is None else self.measured.elapsed_samples_per_sec.value
-
-    @property
-    def useful_rate(self) -> float:
-        """Elapsed useful tokens per second and worker; 0 if nothing was measured."""
-        return 0.0 if self.measured is None else self.measured.elapsed_useful_tokens_per_sec.value
-
-    @property
-    def steady_rate(self) -> float:
-        """Steady useful tokens per second and worker, which slow steps do not change; 0 if nothing was measured."""
-        return 0.0 if self.measured is None else self.measured.steady_useful_tokens_per_sec.value
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Peak memory: of the GPU if there is one, else of the process."""
-        return self.peak_rss_bytes if self.peak_vram_bytes is None else self.peak_vram_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherConfiguration:
-    """A configuration that is not a training; its results are among the measurements."""
-
-    label: str
-    kind: str
-    reason: str
-    planned: int
-    ends: dict[TrialStatus, int]
-    missing: int
-    n_measurements: int
-
-    @property
-    def succeeded(self) -> int:
-        return self.ends.get(TrialStatus.SUCCEEDED, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A trial that ended without success, and the numbers of steps and measurements that it has.
-
-    `reason_code` is None for an unknown cause; `phase` is the last one that the trial entered.
-    """
-
-    trial_id: str
-    configuration: str
-    worker: str | None
-    end: TrialStatus
-    reason: str | None
-    reason_code: ReasonCode | None
-    phase: str | None
-    attempt: int
-    n_steps: int
-    n_measurements: int
-    log_tail: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Summary:
     """The values of a run's report. `counts` has the number of trials by status.
 
-    `rows` are the training configurations, which are compared; `others` are those of every other kind. `prices` are
-    those of the run's GPU, the main one first; `price` is that one. `hosted` is a hosted service's price from the
-    settings; `billed` is the use of the workers' time; `quality` has the held-out losses, if they were compared.
+    `rows` are the training configurations, which are compared; `others` are those of every other kind, `measurements`
+    their tables by section. `prices` are those of the run's GPU, the main one first. `hosted` is a hosted service's
+    price from the settings; `billed` is the use of the workers' time; `quality` has the held-out losses, if they were
+    compared. `warnings` are the most important first.
     """
 
     record: RunRecord
     rows: tuple[ConfigurationRow, ...]
     others: tuple[OtherConfiguration, ...]
-    measurements: tuple[tables.SummaryTable, ...]
+    measurements: dict[str, tuple[Table, ...]]
     baseline: str
-    finding: str
-    second_finding: str | None
+    finding: Finding
     profile_note: str | None
-    cautions: tuple[str, ...]
+    warnings: tuple[RunWarning, ...]
     hosts: Hosts
     prices: tuple[cost.Price, ...]
     hosted: cost.HostedPrice | None
@@ -159,60 +61,41 @@ class Summary:
     def measured_rows(self) -> tuple[ConfigurationRow, ...]:
         return tuple(row for row in self.rows if row.measured is not None)
 
+    @functools.cached_property
+    def choice(self) -> Choice | None:
+        """The configuration to train with; None if nothing was measured, or nothing at the same loss."""
+        return decisions.choose(self.rows, self.quality)
+
+    @property
+    def best_row(self) -> ConfigurationRow | None:
+        return None if self.choice is None else self.choice.row
+
+    @property
+    def recommended_label(self) -> str | None:
+        """The label of `best_row`; None if it was not compared with another configuration."""
+        measured = self.measured_rows
+        is_compared = len(measured) > 1 and any(row.is_baseline for row in measured)
+        return self.best_row.label if self.best_row is not None and is_compared else None
+
+    @property
+    def train_command(self) -> str | None:
+        """The command that trains with the recommended configuration; None if none is recommended."""
+        return None if self.recommended_label is None else f"inv train --from={self.record.run_id}"
+
+    @property
+    def recommended_first(self) -> tuple[ConfigurationRow, ...]:
+        """All configurations in the plan's order, after the recommended one."""
+        label = self.recommended_label
+        return tuple(sorted(self.rows, key=lambda row: row.label != label))
+
+    @property
+    def unfit_labels(self) -> list[str]:
+        """The configurations that need more memory than there is: a result, if any other succeeded."""
+        rows: tuple[ConfigurationRow | OtherConfiguration, ...] = (*self.rows, *self.others)
+        unfit = [row.label for row in rows if decisions.is_unfit(row, self.baseline)]
+        return unfit if any(row.succeeded for row in rows) else []
+
     @property
     def exit_code(self) -> int:
         """0 if every planned trial succeeded, else 1."""
         return 0 if self.counts.get(TrialStatus.SUCCEEDED, 0) == len(self.record.planned) else 1
-
-
-Unsuccessful = TypeVar("Unsuccessful", Failure, Missing)
-_MAX_WORKERS_NAMED = 4  # workers in one line
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureGroup(Generic[Unsuccessful]):
-    """Trials of one configuration with the same outcome; `first` represents them."""
-
-    trials: tuple[Unsuccessful, ...]
-
-    @property
-    def first(self) -> Unsuccessful:
-        return self.trials[0]
-
-    @property
-    def name(self) -> str:
-        """The trial's id, `seq-2048.gpu-node-1`; for several, `4 trials of seq-2048`."""
-        amount = len(self.trials)
-        return self.first.trial_id if amount == 1 else f"{amount} trials of {self.first.configuration}"
-
-    def workers(self, unknown: str) -> str:
-        """List the workers they ran on; `unknown` replaces a missing one."""
-        return formatting.first_n(
-            list(dict.fromkeys(trial.worker or unknown for trial in self.trials)), _MAX_WORKERS_NAMED
-        )
-
-    def number_range(self, attribute: str) -> str:
-        """Format the smallest and the largest value of a numeric attribute: `0`, `2 to 5`."""
-        return formatting.number_range(int(getattr(trial, attribute)) for trial in self.trials)
-
-
-def group_failures(trials: Iterable[Failure]) -> list[FailureGroup[Failure]]:
-    """Group by configuration, status, cause and phase; without a known cause, by reason."""
-    return _group_by(
-        trials,
-        lambda failure: (failure.configuration, failure.end, failure.reason_code or failure.reason, failure.phase),
-    )
-
-
-def group_missing(trials: Iterable[Missing]) -> list[FailureGroup[Missing]]:
-    """Group by configuration and reason."""
-    return _group_by(trials, lambda trial: (trial.configuration, trial.reason))
-
-
-def _group_by(
-    trials: Iterable[Unsuccessful], key: Callable[[Unsuccessful], Hashable]
-) -> list[FailureGroup[Unsuccessful]]:
-    groups: dict[Hashable, list[Unsuccessful]] = {}
-    for trial in trials:
-        groups.setdefault(key(trial), []).append(trial)
-    return [FailureGroup(trials=tuple(members)) for members in groups.values()]

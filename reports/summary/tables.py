@@ -16,58 +16,13 @@ from bench.records.status import TrialStatus
 from bench.records.units import format_size
 from bench.records.workloads import WORKLOADS
 from reports import formatting
+from reports.document import Cell, Column, Row, Table
 from reports.read import measurements
 
 MAX_ROWS = 200  # limit for the page; measurements.csv has all rows
 _MAX_SPREAD_COLUMNS = 6
 _MAX_LISTED = 5  # with more configurations, they are rows instead of columns
 CONFIGURATION = "configuration"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A value as text, and details in small print: interval, percentage of the chip's peak, note."""
-
-    value: str
-    details: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """Value and details on one line."""
-        return "; ".join((self.value, *self.details))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A column's title and unit; the unit is empty if the name has none."""
-
-    title: str
-    unit: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableRow:
-    """A row: the values of the table's keys, and a cell per column, None if nothing was measured."""
-
-    keys: tuple[str, ...]
-    cells: tuple[Cell | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SummaryTable:
-    """A table of a section. `common_context` applies to all rows; `n_omitted` counts the rows beyond MAX_ROWS."""
-
-    section: str
-    common_context: str
-    keys: tuple[str, ...]
-    columns: tuple[Column, ...]
-    lines: tuple[TableRow, ...]
-    n_omitted: int
-
-    @property
-    def title(self) -> str:
-        """Heading of the section."""
-        return WORKLOADS[self.section].title if self.section in WORKLOADS else self.section.capitalize()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +36,8 @@ class _Entry:
     trial_keys: frozenset[str]
 
 
-def build_tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> tuple[SummaryTable, ...]:
-    """Build every table of a run by section: the workloads, those that are compared last, and telemetry."""
+def build_tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) -> dict[str, tuple[Table, ...]]:
+    """Map each section to its tables: the workloads, those that are compared last, and telemetry."""
     sections: dict[str, list[_Entry]] = {}
     for result in results:
         label = label_of[result.trial_id]
@@ -93,12 +48,14 @@ def build_tables(results: Iterable[TrialResult], label_of: Mapping[str, str]) ->
             entry = _Entry(label=label, worker=result.worker, measurement=measurement, context=context, trial_keys=keys)
             sections.setdefault(measurements.section_of(result.trial.kind, measurement), []).append(entry)
     order = [*sorted(WORKLOADS, key=lambda name: WORKLOADS[name].is_compared), measurements.TELEMETRY]
-    return tuple(
-        table for section in order if section in sections for table in _section_tables(section, sections[section])
-    )
+    return {section: tuple(_section_tables(sections[section])) for section in order if section in sections}
 
 
-def _section_tables(section: str, entries: list[_Entry]) -> Iterable[SummaryTable]:
+def section_title(section: str) -> str:
+    return WORKLOADS[section].title if section in WORKLOADS else section.capitalize()
+
+
+def _section_tables(entries: list[_Entry]) -> Iterable[Table]:
     units: dict[tuple[str, frozenset[str]], list[_Entry]] = {}
     for entry in entries:
         units.setdefault((entry.measurement.name, frozenset(entry.context)), []).append(entry)
@@ -111,9 +68,9 @@ def _section_tables(section: str, entries: list[_Entry]) -> Iterable[SummaryTabl
         if unit not in once:
             groups.setdefault(unit[1], []).extend(unit_entries)
     if once:
-        yield _list_table(section, labels, list(once.items()))
+        yield _list_table(labels, list(once.items()))
     for unit_entries in groups.values():
-        yield _context_table(section, unit_entries)
+        yield _context_table(unit_entries)
 
 
 def _has_one_context(entries: Sequence[_Entry]) -> bool:
@@ -131,9 +88,7 @@ def _follows_from_configuration(key: str, entries: Sequence[_Entry]) -> bool:
     )
 
 
-def _list_table(
-    section: str, labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Entry]]]
-) -> SummaryTable:
+def _list_table(labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Entry]]]) -> Table:
     """Build a table of quantities with a single context: a row per quantity, a column per configuration."""
     rows: list[tuple[str, list[_Entry]]] = []
     for (name, _), entries in once:
@@ -163,14 +118,27 @@ def _list_table(
             for key, value in row_context.items()
             if key not in {*table_context, *entries[0].trial_keys}
         )
-        lines.append(TableRow(keys=(", ".join(filter(None, (title, unit))), context), cells=tuple(cells)))
-    return SummaryTable(
-        section=section,
-        common_context=", ".join(_pair(key, value) for key, value in table_context.items()),
-        keys=("quantity", "on"),
-        columns=tuple(Column(title=label, unit="") for label in labels),
-        lines=tuple(lines[:MAX_ROWS]),
+        lines.append(((", ".join(filter(None, (title, unit))), context), cells))
+    common = [_pair(key, value) for key, value in table_context.items()]
+    return _table(("quantity", "on"), [Column(title=label) for label in labels], lines, common)
+
+
+def _table(
+    keys: Sequence[str],
+    columns: Sequence[Column],
+    lines: Sequence[tuple[tuple[str, ...], Sequence[Cell | None]]],
+    common: Sequence[str],
+) -> Table:
+    """Make a table of key columns and `columns`; `lines` are the texts of the keys with the cells."""
+    return Table(
+        columns=(*(Column(title=key, is_number=False) for key in keys), *columns),
+        rows=tuple(
+            Row(cells=(*(Cell(value=text) if text else None for text in texts), *cells))
+            for texts, cells in lines[:MAX_ROWS]
+        ),
+        caption=f"All rows: {', '.join(common)}." if common else "",
         n_omitted=max(0, len(lines) - MAX_ROWS),
+        file="measurements.csv",
     )
 
 
@@ -180,7 +148,7 @@ def _common_context(entries: Sequence[_Entry]) -> dict[str, str]:
     return {key: value for key, value in first.items() if all(entry.context.get(key) == value for entry in entries)}
 
 
-def _context_table(section: str, entries: list[_Entry]) -> SummaryTable:
+def _context_table(entries: list[_Entry]) -> Table:
     """Build a table of measurements with the same context keys: a row per context, a column per quantity."""
     keys = (CONFIGURATION, *(key for key in entries[0].context if not _follows_from_configuration(key, entries)))
     contexts = [(entry.label, *(entry.context[key] for key in keys[1:])) for entry in entries]
@@ -204,17 +172,11 @@ def _context_table(section: str, entries: list[_Entry]) -> SummaryTable:
         column = (entry.measurement.name, "" if spread is None else context[spread])
         cells.setdefault(tuple(context[index] for index in free), {}).setdefault(column, []).append(entry)
     columns = [(name, value) for name in names for value in (values[spread] if spread is not None else [""])]
-    lines = [
-        TableRow(keys=key, cells=tuple(_cell(row[column]) if column in row else None for column in columns))
-        for key, row in cells.items()
-    ]
-    return SummaryTable(
-        section=section,
-        common_context=", ".join(_pair(keys[index], values[index][0]) for index in fixed),
-        keys=tuple(_key_text(keys[index]) for index in free),
-        columns=tuple(_column(name, "" if spread is None else keys[spread], value) for name, value in columns),
-        lines=tuple(lines[:MAX_ROWS]),
-        n_omitted=max(0, len(lines) - MAX_ROWS),
+    return _table(
+        [_key_text(keys[index]) for index in free],
+        [_column(name, "" if spread is None else keys[spread], value) for name, value in columns],
+        [(key, [_cell(row[column]) if column in row else None for column in columns]) for key, row in cells.items()],
+        [_pair(keys[index], values[index][0]) for index in fixed],
     )
 
 

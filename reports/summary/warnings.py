@@ -1,43 +1,73 @@
-"""Warnings for the reader of the report: one line per cause, the most important first.
+"""Warnings of a benchmark: a code with its numbers for each cause, the most important first. `sentences` has the text.
 
-A cause is listed once with the worker or configurations that it concerns, not once per trial. The first MAX_SHOWN lines
-are on the first screen; writers fold the others.
+The weight is the fraction by which the cause changes, or may change, the report's numbers: an event on all GPUs counts
+more than a setting that one trial did not support.
 """
 
+import enum
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.records.units import format_percent
-from reports import formatting
+from reports.read.attempts import ClockFault
 from reports.read.fingerprint import CPU, Hosts
 from reports.statistics import per_config
 from reports.statistics.types import Process
 from reports.summary.cost import Price
-from reports.summary.summary import ConfigurationRow, OtherConfiguration
-from reports.summary.text import SLOW_STEPS, describe_ends
+from reports.summary.decisions import Choice, is_unfit
+from reports.summary.loss_verdicts import verdict_of
+from reports.summary.rows import ConfigurationRow, OtherConfiguration
 
-MAX_SHOWN = 5
 # Above this ratio of step times, one number does not represent all workers of a fleet.
 NOTABLE_SPREAD = 1.10
 OUTLIERS = 0.1  # share of the steps; fewer do not change a median
+SLOW_STEPS = 0.02  # elapsed throughput lower by more than this fraction is notable
 NOTABLE_DRIFT = 0.01  # from the first to the last trial
 SLOW_WORKER = 0.04  # fraction of the step time
 _THROTTLED = "throttled"
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
+class WarningCode(enum.StrEnum):
+    """A cause of doubt about the report's numbers; `sentences.warning_text` names the values of each."""
+
+    LOSS_PENDING = "loss_pending"
+    LOSS_UNKNOWN = "loss_unknown"
+    INCOMPLETE = "incomplete"
+    REJECTED = "rejected"
+    NO_BASELINE = "no_baseline"
+    STOPPED = "stopped"
+    CLOCK = "clock"
+    DEVICES = "devices"
+    CONDITIONS = "conditions"
+    CONTENTION = "contention"
+    CPU_PRICE = "cpu_price"
+    OTHER_DEVICES = "other_devices"
+    OTHER_WORKERS = "other_workers"
+    SLOW_WORKER = "slow_worker"
+    SPREAD = "spread"
+    TWO_SPEEDS = "two_speeds"
+    DRIFT = "drift"
+    OUTLIERS = "outliers"
+    SLOW_STEPS = "slow_steps"
+    FLAG = "flag"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunWarning:
-    """A warning and its weight: the fraction by which it changes, or may change, the numbers."""
+    """A cause with its weight, and its values by name: numbers, names, and lists of names."""
 
-    text: str
+    code: WarningCode
     weight: float
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +83,7 @@ class _FlagGroup:
         return max(self.flags, key=lambda flag: [float(number) for number in _NUMBER.findall(flag)])
 
 
-def cautions(
+def find(
     rows: Sequence[ConfigurationRow],
     others: Sequence[OtherConfiguration],
     baseline: str,
@@ -61,26 +91,37 @@ def cautions(
     price: Price | None,
     rejected: int,
     results: Sequence[TrialResult],
-    dates: Sequence[str],
-) -> tuple[str, ...]:
-    """Return every warning as text, the most important first. `dates` are those of `reports.read.attempts`."""
+    clocks: Sequence[ClockFault],
+) -> tuple[RunWarning, ...]:
+    """Return every warning, the most important first. `clocks` are those of `reports.read.attempts`."""
     measured = {row.label: row.measured.processes for row in rows if row.measured is not None}
     groups = _group_flags(results)
     slow = _slow_workers(measured)
     warnings = [
         *_run_warnings(rows, others, baseline, rejected),
         *_stopped_warnings(results),
-        *(RunWarning(text=sentence, weight=0.35) for sentence in dates),
+        *(RunWarning(code=WarningCode.CLOCK, weight=0.35, values=vars(fault)) for fault in clocks),
         *_machine_warnings(hosts, price),
         *_other_worker_warnings(measured, baseline),
         *_slow_worker_warnings(slow, groups, results),
         *_spread_warnings(rows, slow),
-        *_clock_warnings(measured),
-        *_drift_warnings(measured),
+        *_clock_speed_warnings(measured),
+        *drift_warnings(measured),
         *_step_warnings(rows),
         *_flag_warnings([group for group in groups if not _is_about_slow_workers(group, slow)], results),
     ]
-    return tuple(warning.text for warning in sorted(warnings, key=lambda warning: -warning.weight))
+    return tuple(sorted(warnings, key=lambda warning: -warning.weight))
+
+
+def loss_warnings(record: QualityRecord | None, choice: Choice | None, run_id: str) -> Iterator[RunWarning]:
+    """Yield a warning if the loss of the recommended configuration should have been compared and was not."""
+    row = None if choice is None else choice.row
+    if row is None or row.is_baseline or verdict_of(record, row.trial) != "unknown":
+        return
+    if record is not None:
+        yield RunWarning(code=WarningCode.LOSS_PENDING, weight=9.0, values={"label": row.label, "run_id": run_id})
+    elif row.trial.matmul != "bf16":
+        yield RunWarning(code=WarningCode.LOSS_UNKNOWN, weight=9.0, values={"label": row.label})
 
 
 def _run_warnings(
@@ -88,82 +129,65 @@ def _run_warnings(
     others: Sequence[OtherConfiguration],
     baseline: str,
     rejected: int,
-) -> Iterable[RunWarning]:
+) -> Iterator[RunWarning]:
     configurations: tuple[ConfigurationRow | OtherConfiguration, ...] = (*rows, *others)
     planned = sum(row.planned for row in configurations)
     incomplete = sum(row.planned - row.succeeded for row in configurations)
-    is_fault = any(row.planned > row.succeeded and not _is_unfit(row, baseline) for row in configurations)
+    is_fault = any(row.planned > row.succeeded and not is_unfit(row, baseline) for row in configurations)
     if is_fault and 0 < incomplete < planned:  # if none succeeded, the headline says so
-        outcome = "did not succeed" if others else "gave no measurement"
-        trials = f"{incomplete} of {formatting.count(planned, 'planned trial')}"
-        text = f"{trials} {outcome} ({describe_ends(configurations)}); the numbers are of the others."
-        yield RunWarning(text=text, weight=0.5)
+        values = {"trials": incomplete, "planned": planned, "ends": count_ends(configurations)}
+        yield RunWarning(code=WarningCode.INCOMPLETE, weight=0.5, values=values)
     if rejected:
-        text = formatting.count(rejected, "file was rejected; it is", "files were rejected; each is")
-        yield RunWarning(text=f"{text} listed with the reason.", weight=0.4)
+        yield RunWarning(code=WarningCode.REJECTED, weight=0.4, values={"files": rejected})
     by_label = {row.label: row for row in rows}
     if baseline in by_label and by_label[baseline].measured is None and any(row.measured for row in rows):
-        text = f"{baseline} has no successful trial, so no configuration can be compared with it."
-        yield RunWarning(text=text, weight=2.0)
+        yield RunWarning(code=WarningCode.NO_BASELINE, weight=2.0, values={"baseline": baseline})
 
 
-def describe_unfit(rows: Sequence[ConfigurationRow], others: Sequence[OtherConfiguration], baseline: str) -> str:
-    """Name the configurations that need more memory than there is: a result of the benchmark; "" without any."""
-    configurations: tuple[ConfigurationRow | OtherConfiguration, ...] = (*rows, *others)
-    labels = [row.label for row in configurations if _is_unfit(row, baseline)]
-    if not labels or not any(row.succeeded for row in configurations):
-        return ""
-    verb = "does" if len(labels) == 1 else "do"
-    return f"{formatting.first_n(labels)} {verb} not fit into memory: every trial ended OUT_OF_MEMORY."
+def count_ends(rows: Iterable[ConfigurationRow | OtherConfiguration]) -> dict[str, int]:
+    """Count the trials of all rows by how they ended, and those without a usable result as missing."""
+    totals: Counter[str] = Counter()
+    for row in rows:
+        totals.update({end.value: amount for end, amount in row.ends.items()} | {"missing": row.missing})
+    order = (*(end.value for end in TrialStatus), "missing")
+    return {name: totals[name] for name in order if totals[name]}
 
 
-def _is_unfit(row: ConfigurationRow | OtherConfiguration, baseline: str) -> bool:
-    """Return True if every planned trial ran out of memory. Never for the baseline, which the others need."""
-    return row.label != baseline and 0 < row.planned == row.ends.get(TrialStatus.OUT_OF_MEMORY, 0)
-
-
-def _stopped_warnings(results: Sequence[TrialResult]) -> Iterable[RunWarning]:
+def _stopped_warnings(results: Sequence[TrialResult]) -> Iterator[RunWarning]:
     stopped = [result for result in results if result.status.is_external]
     if stopped:
-        trials = formatting.count(len(stopped), "trial was", "trials were")
-        remedy = f"`inv bench --resume={stopped[0].run_id}` retries {'it' if len(stopped) == 1 else 'them'}"
-        yield RunWarning(text=f"{trials} stopped or lost, through no fault of a configuration; {remedy}.", weight=0.45)
+        values = {"trials": len(stopped), "run_id": stopped[0].run_id}
+        yield RunWarning(code=WarningCode.STOPPED, weight=0.45, values=values)
 
 
-def _machine_warnings(hosts: Hosts, price: Price | None) -> Iterable[RunWarning]:
+def _machine_warnings(hosts: Hosts, price: Price | None) -> Iterator[RunWarning]:
     if len(hosts.devices) > 1:
-        devices = ", ".join(hosts.devices)
-        text = f"The workers have different devices ({devices}): their numbers are mixed."
-        yield RunWarning(text=text, weight=1.5)
+        yield RunWarning(code=WarningCode.DEVICES, weight=1.5, values={"devices": list(hosts.devices)})
     if hosts.differences:
-        keys = formatting.first_n([difference.key for difference in hosts.differences])
-        differ = "differs" if len(hosts.differences) == 1 else "differ"
-        text = f"Not every trial ran under the same conditions: {keys} {differ}; the fingerprint has the details."
-        yield RunWarning(text=text, weight=0.05)
+        keys = [difference.key for difference in hosts.differences]
+        yield RunWarning(code=WarningCode.CONDITIONS, weight=0.05, values={"keys": keys})
     if hosts.contention is not None:
-        yield RunWarning(text=hosts.contention, weight=1.0)
+        yield RunWarning(code=WarningCode.CONTENTION, weight=1.0, values=hosts.contention)
     if price is not None and CPU in hosts.devices:
-        text = "The price is a GPU's, but the speed is a CPU's: the dollars only show how cost depends on speed."
-        yield RunWarning(text=text, weight=0.9)
+        yield RunWarning(code=WarningCode.CPU_PRICE, weight=0.9)
 
 
-def _other_worker_warnings(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterable[RunWarning]:
+def _other_worker_warnings(measured: Mapping[str, Sequence[Process]], baseline: str) -> Iterator[RunWarning]:
     """Warn of configurations that share no worker with the baseline, as when trials run on any idle worker."""
     workers = {label: {process.worker for process in processes} for label, processes in measured.items()}
     base = measured.get(baseline, ())
     other = [label for label, processes in measured.items() if base and not per_config.is_comparable(processes, base)]
     if other:
-        text = f"{formatting.first_n(other, 3)} ran on other devices than {baseline} and cannot be compared with it"
-        yield RunWarning(text=f"{text}; `--spread replicate` runs every configuration on every worker.", weight=1.4)
+        values = {"labels": other, "baseline": baseline}
+        yield RunWarning(code=WarningCode.OTHER_DEVICES, weight=1.4, values=values)
     disjoint = [
         label
         for label, names in workers.items()
         if label not in other and names.isdisjoint(workers.get(baseline, names))
     ]
     if disjoint:
-        assumed = f"that workers are within about {format_percent(per_config.ASSUMED_NOISE)} of each other"
-        text = f"{formatting.first_n(disjoint, 3)} ran on other workers than {baseline}; their ratios assume {assumed}"
-        yield RunWarning(text=f"{text}; `--spread replicate` runs every configuration on every worker.", weight=0.3)
+        known: dict[str, object] = {"labels": disjoint, "baseline": baseline, "assumed": per_config.ASSUMED_NOISE}
+        yield RunWarning(code=WarningCode.OTHER_WORKERS, weight=0.3, values=known)
 
 
 def _slow_workers(measured: Mapping[str, Sequence[Process]]) -> dict[str, float]:
@@ -192,18 +216,17 @@ def slower_workers(cells: Mapping[str, Mapping[str, float]]) -> dict[str, float]
 
 def _slow_worker_warnings(
     slow: Mapping[str, float], groups: Sequence[_FlagGroup], results: Sequence[TrialResult]
-) -> Iterable[RunWarning]:
-    """Warn of slow workers, with the reason if it is known.
-
-    Example: `gpu-node-4 is 17 % slower than the other workers, throttled: hw_slowdown in 34 % of samples (9 of 9
-    trials).`
-    """
+) -> Iterator[RunWarning]:
+    """Warn of slow workers, with the flags of their trials that say why, and how many trials raised each."""
     for worker, share in slow.items():
         own = {result.trial_id for result in results if result.worker == worker}
-        causes = [group for group in groups if worker in group.workers and _is_about_slow_workers(group, slow)]
-        why = "".join(f", {cause.worst} ({len(own & set(cause.trials))} of {len(own)} trials)" for cause in causes)
-        text = f"{worker} is {format_percent(share)} slower than the other workers{why}."
-        yield RunWarning(text=text, weight=0.6 + share)
+        causes = {
+            group.worst: len(own & set(group.trials))
+            for group in groups
+            if worker in group.workers and _is_about_slow_workers(group, slow)
+        }
+        values = {"worker": worker, "share": share, "causes": causes, "trials": len(own)}
+        yield RunWarning(code=WarningCode.SLOW_WORKER, weight=0.6 + share, values=values)
 
 
 def _is_about_slow_workers(group: _FlagGroup, slow: Mapping[str, float]) -> bool:
@@ -211,77 +234,66 @@ def _is_about_slow_workers(group: _FlagGroup, slow: Mapping[str, float]) -> bool
     return group.worst.startswith(_THROTTLED) and set(group.workers) <= slow.keys()
 
 
-def _spread_warnings(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> Iterable[RunWarning]:
+def _spread_warnings(rows: Sequence[ConfigurationRow], slow: Mapping[str, float]) -> Iterator[RunWarning]:
     """Warn of configurations whose workers differ by more than the slow workers explain."""
-    spreads: list[tuple[float, str]] = []
+    spreads: dict[str, float] = {}
     for row in rows:
-        medians = (
-            []
-            if row.measured is None
-            else [seconds / (1.0 + slow.get(worker, 0.0)) for worker, seconds in row.measured.worker_medians.items()]
-        )
-        if len(medians) > 1 and max(medians) / min(medians) > NOTABLE_SPREAD:
-            spreads.append((max(medians) / min(medians), row.label))
+        medians = {} if row.measured is None else row.measured.worker_medians
+        healthy = [seconds / (1.0 + slow.get(worker, 0.0)) for worker, seconds in medians.items()]
+        if len(healthy) > 1 and max(healthy) / min(healthy) > NOTABLE_SPREAD:
+            spreads[row.label] = max(healthy) / min(healthy)
     if spreads:
-        spread, label = max(spreads)
-        others = [name for _, name in spreads if name != label]
-        more = f"; a large spread also in {formatting.first_n(others, 3)}" if len(spreads) > 1 else ""
-        ratio = formatting.number(spread, 2)
-        text = f"{label}: the slowest worker took {ratio}x the fastest worker's time for a step{more}."
-        yield RunWarning(text=text, weight=spread - 1.0)
+        label = max(spreads, key=lambda name: (spreads[name], name))
+        values = {"label": label, "ratio": spreads[label], "also": [name for name in spreads if name != label]}
+        yield RunWarning(code=WarningCode.SPREAD, weight=spreads[label] - 1.0, values=values)
 
 
-def _drift_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWarning]:
-    """Say which drift of the machines was taken off, if it is shown to be notable."""
+def drift_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterator[RunWarning]:
+    """Yield the drift of the machines that was taken off, if it is shown to be notable; positive: slower."""
     slope = per_config.fit_slope(measured)
     if slope is None or max(slope.low, -slope.high) < math.log1p(NOTABLE_DRIFT):
         return
-    bounds = sorted(100.0 * abs(math.expm1(end)) for end in (slope.low, slope.high))
-    word, change = "slower" if slope.change > 0.0 else "faster", 100.0 * abs(math.expm1(slope.change))
-    text = f"The machines became {change:.2g} % {word} ({bounds[0]:.2g} to {bounds[1]:.2g} %) during the run"
-    yield RunWarning(text=f"{text}; a line over the trials' times was taken off.", weight=abs(slope.change))
+    values = {name: 100.0 * math.expm1(getattr(slope, name)) for name in ("change", "low", "high")}
+    yield RunWarning(code=WarningCode.DRIFT, weight=abs(slope.change), values=values)
 
 
-def _clock_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterable[RunWarning]:
+def _clock_speed_warnings(measured: Mapping[str, Sequence[Process]]) -> Iterator[RunWarning]:
     """Warn of workers whose steps jump between two speeds."""
-    jumping = [
-        (process.levels_percent, process.worker)
-        for processes in measured.values()
-        for process in processes
-        if process.levels_percent
-    ]
+    jumping = sorted(
+        (
+            (process.levels_percent, process.worker)
+            for processes in measured.values()
+            for process in processes
+            if process.levels_percent
+        ),
+        reverse=True,
+    )
     if jumping:
-        workers = list(dict.fromkeys(worker for _, worker in sorted(jumping, reverse=True)))
-        total = sum(map(len, measured.values()))
-        text = f"Steps jump between two speeds, up to {formatting.number(max(jumping)[0], 1)} % apart, in "
-        where = (
-            f"{len(jumping)} of {formatting.count(total, 'process', 'processes')} ({formatting.first_n(workers, 3)}): "
-        )
-        sentence = f"{text}{where}their clocks were not constant."
-        yield RunWarning(text=sentence, weight=max(jumping)[0] / 100.0)
+        values = {
+            "percent": jumping[0][0],
+            "processes": len(jumping),
+            "total": sum(map(len, measured.values())),
+            "workers": list(dict.fromkeys(worker for _, worker in jumping)),
+        }
+        yield RunWarning(code=WarningCode.TWO_SPEEDS, weight=jumping[0][0] / 100.0, values=values)
 
 
-def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterable[RunWarning]:
+def _step_warnings(rows: Sequence[ConfigurationRow]) -> Iterator[RunWarning]:
     """Warn of outliers, and of the cost of slow steps."""
-    shares = {row.label: row.measured.outliers / row.measured.n_steps for row in rows if row.measured is not None}
-    notable_shares = [label for label in sorted(shares, key=lambda label: -shares[label]) if shares[label] > OUTLIERS]
-    if notable_shares:
-        label, *more = notable_shares
-        also = f"; also in {formatting.first_n(more, 3)}" if more else ""
-        yield RunWarning(text=f"{label}: {format_percent(shares[label])} of the steps are outliers{also}.", weight=0.03)
-    slowdowns = [
-        (1.0 - row.measured.elapsed_samples_per_sec.value / row.measured.steady_samples_per_sec.value, row.label)
-        for row in rows
-        if row.measured is not None
-    ]
-    notable = sorted((slowdown for slowdown in slowdowns if slowdown[0] > SLOW_STEPS), reverse=True)
+    measured = {row.label: row.measured for row in rows if row.measured is not None}
+    shares = {label: rate.outliers / rate.n_steps for label, rate in measured.items()}
+    notable = [label for label in sorted(shares, key=lambda label: -shares[label]) if shares[label] > OUTLIERS]
     if notable:
-        share, label = notable[0]
-        names = formatting.first_n([name for _, name in notable], 3)
-        most = f", most that of {label}," if len(notable) > 1 else ""
-        text = f"Slow steps make the elapsed throughput of {names} lower than the steady state{most} by "
-        remark = "the headline, times, dollars and energy use elapsed throughput."
-        yield RunWarning(text=f"{text}{format_percent(share, 1)}; {remark}", weight=share)
+        values = {"label": notable[0], "share": shares[notable[0]], "also": notable[1:]}
+        yield RunWarning(code=WarningCode.OUTLIERS, weight=0.03, values=values)
+    losses = {
+        label: 1.0 - rate.elapsed_samples_per_sec.value / rate.steady_samples_per_sec.value
+        for label, rate in measured.items()
+    }
+    slowed = sorted((label for label in losses if losses[label] > SLOW_STEPS), key=lambda label: -losses[label])
+    if slowed:
+        share = losses[slowed[0]]
+        yield RunWarning(code=WarningCode.SLOW_STEPS, weight=share, values={"labels": slowed, "share": share})
 
 
 def _group_flags(results: Sequence[TrialResult]) -> list[_FlagGroup]:
@@ -300,13 +312,13 @@ def _group_flags(results: Sequence[TrialResult]) -> list[_FlagGroup]:
     ]
 
 
-def _flag_warnings(groups: Sequence[_FlagGroup], results: Sequence[TrialResult]) -> Iterable[RunWarning]:
+def _flag_warnings(groups: Sequence[_FlagGroup], results: Sequence[TrialResult]) -> Iterator[RunWarning]:
     for group in groups:
-        if len(group.trials) == len(results) > 2:
-            where = f"all {len(results)} trials"
-        elif len(group.trials) <= 3:
-            where = ", ".join(group.trials)
-        else:
-            where = f"{len(group.trials)} trials on {formatting.first_n(group.workers, 3)}"
-        worst = "at worst " if len(group.flags) > 1 else ""
-        yield RunWarning(text=f"{where}: {worst}{group.worst}", weight=0.2 * len(group.trials) / len(results))
+        values = {
+            "trials": list(group.trials),
+            "total": len(results),
+            "workers": list(group.workers),
+            "flag": group.worst,
+            "is_worst": len(group.flags) > 1,
+        }
+        yield RunWarning(code=WarningCode.FLAG, weight=0.2 * len(group.trials) / len(results), values=values)

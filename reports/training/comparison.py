@@ -131,19 +131,17 @@ def _bootstrap_t_interval(changes: Floats, targets: Floats) -> tuple[float, floa
 
 
 def spent_until(run: TrainingReport, loss: float) -> tuple[float, float | None] | None:
-    """Return hours of steps, and dollars for them, until a held-out loss of `loss` was reached; None if it was not."""
-    hours_at = dict(zip(run.record.steps.step, run.hours, strict=True))
-    hours = next(
-        (
-            hours_at[evaluation.step]
-            for evaluation in run.record.evaluations
-            if evaluation.step in hours_at and evaluation.loss <= loss
-        ),
-        None,
+    """Return seconds of steps until a held-out loss of `loss` was reached, and their dollars; None if it was not."""
+    seconds_at = dict(zip(run.record.steps.step, run.seconds, strict=True))
+    reached = (
+        seconds_at[evaluation.step]
+        for evaluation in run.record.evaluations
+        if evaluation.step in seconds_at and evaluation.loss <= loss
     )
-    if hours is None:
+    seconds = next(reached, None)
+    if seconds is None:
         return None
-    return hours, None if run.price is None else hours * run.record.world_size * run.price
+    return seconds, None if run.price is None else seconds / 3600.0 * run.record.world_size * run.price
 
 
 def _lines(runs: Sequence[TrainingReport], checks: Sequence[AdapterCheck]) -> list[tuple[str, str, str]]:
@@ -156,7 +154,7 @@ def _lines(runs: Sequence[TrainingReport], checks: Sequence[AdapterCheck]) -> li
         "held-out loss": [f"{check.forms[0].loss:.4f}" for check in checks],
         "steps": [f"{run.record.steps_done:,}" for run in runs],
         "useful tokens": [f"{sum(run.record.steps.tokens):,}" for run in runs],
-        "dollars": [formatting.dollars(None if run.price is None else run.worker_hours * run.price) for run in runs],
+        "dollars": [formatting.dollars(run.usd) for run in runs],
     }
     if math.isfinite(reached):
         rows[f"until a held-out loss of {reached:.4f}"] = [_spent_text(spent_until(run, reached)) for run in runs]
@@ -166,5 +164,5 @@ def _lines(runs: Sequence[TrainingReport], checks: Sequence[AdapterCheck]) -> li
 def _spent_text(amount: tuple[float, float | None] | None) -> str:
     if amount is None:
         return "not reached"
-    hours, usd = amount
-    return f"{formatting.number(hours)} hours" + ("" if usd is None else f", {formatting.dollars(usd)}")
+    seconds, usd = amount
+    return formatting.duration(seconds) + ("" if usd is None else f", {formatting.dollars(usd)}")

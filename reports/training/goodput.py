@@ -67,11 +67,8 @@ def _steps_sec(training: TrainingReport, spans: Sequence[AttemptSpan]) -> float:
     return total
 
 
-def sentence(training: TrainingReport, divided: Sequence[Use]) -> str | None:
-    """Say what share of the paid hours became steps that count; None if it is unknown."""
-    if not divided:
-        return None
-    hours = sum(use.seconds for use in divided) / 3600.0
-    kind = "GPU" if training.price is not None else "worker"
+def sentence(divided: Sequence[Use]) -> str:
+    """Say what share of the paid time became steps that count."""
     share = next((use.share for use in divided if use.name == STEPS), 0.0)
-    return f"Of {formatting.number(hours)} paid {kind} hours, {share * 100:.0f} % became steps that count"
+    total = formatting.duration(sum(use.seconds for use in divided))
+    return f"Of {total} of worker time, {share * 100:.0f} % became steps that count."

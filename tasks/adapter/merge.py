@@ -15,7 +15,7 @@ from invoke.context import Context
 from bench.records.adapter import FORM_LABELS, AdapterCheck
 from reports import formatting
 from reports.read.run import ReportError
-from reports.training import summary
+from reports.training import sentences, summary
 from tasks.adapter.artifact import MERGED, TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.check import format_change, hidden_change_warning, is_another_model, merged_form
 from tasks.cli.command_result import CommandResult, plan_result
@@ -154,9 +154,10 @@ def render_card(trained: TrainedAdapter, check: AdapterCheck | None, base: str) 
 
 def _results(trained: TrainedAdapter) -> str:
     try:
-        lines = summary.lines(summary.read(trained.folder))
+        training = summary.read(trained.folder)
     except ReportError as error:
         return formatting.markdown(f"Unknown: {error}")
+    lines = [*sentences.score_lines(training.record), *sentences.lines(training)]
     return "\n".join(
         ["| | |", "|---|---|", *(f"| {formatting.markdown(a)} | {formatting.markdown(b)} |" for a, b in lines)]
     )

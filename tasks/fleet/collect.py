@@ -44,7 +44,7 @@ from remote.hosts.base import Host, HostError, PermissionDenied, collapse_whites
 from remote.jobs.job import LOG_FILE, Agent
 from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
-from reports.training import score
+from reports.training import sentences
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import console
@@ -392,5 +392,5 @@ def install(run: RunRecord, folder: Path) -> str | None:
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     line = f"{target}: the adapter of step {record.adapter_step:,}, sha256 {record.adapter_sha256[:12]}, verified"
-    scored = score.outcome(record)
+    scored = sentences.score_outcome(record)
     return line if scored is None else f"{line}\n{scored}"

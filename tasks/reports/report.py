@@ -7,6 +7,7 @@ import webbrowser
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from invoke.context import Context
 from rich import box
@@ -19,13 +20,13 @@ from reports import formatting
 from reports.comparison.comparability import NAMES
 from reports.exports import FORMATS, check_packages, export
 from reports.output import build as building
-from reports.output.build import ReportSummary, build
-from reports.output.html import INDEX_FILE
+from reports.output.build import Report, build, build_training
+from reports.output.page import INDEX_FILE
 from reports.read.run import ReportError, ReportWriteError
 from reports.statistics.types import Ratio
-from reports.summary.text import recommended_label, train_command
-from reports.summary.warnings import MAX_SHOWN, describe_unfit
-from reports.training import page as training
+from reports.summary import sentences
+from reports.summary.summary import Summary
+from reports.training import sentences as training_sentences
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
@@ -37,6 +38,8 @@ from tasks.fleet.run_store import find_run, is_training
 from tasks.reports.compare import compare_trainings
 from tasks.settings.load import load
 from tasks.settings.sources import display_path
+
+MAX_SHOWN = 5  # warnings on the terminal
 
 
 def write_report(
@@ -74,65 +77,85 @@ def write_report(
         return _report_training(folder, selected_formats, other, opens=opens)
     build_report = partial(build, folder, pricing=pricing(settings), against=other, allow=allowed)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
-        summary = _follow_run(folder, build_report, opens=opens) if follow else build_report()
+        report = _follow_run(folder, build_report, opens=opens) if follow else build_report()
         exported = export(folder, selected_formats)
-    print_summary(summary)
-    _print_paths(exported)
-    if opens and not follow:
-        _open_page(summary.index)
+    summary = report.values
+    tables = [
+        *([configuration_table(summary, console().width)] if summary.rows else ()),
+        *([workload_table(summary, console().width)] if summary.others else ()),
+    ]
+    _show(report, tables, exported, opens=opens and not follow)
     data = {
         "run": folder.name,
-        "recommendation": summary.recommendation,
-        "finding": summary.finding,
-        "cautions": list(summary.cautions),
-        "page": str(summary.index),
-        "files": list(map(str, (*summary.files, *exported))),
+        "recommendation": sentences.spell_out(sentences.recommendation(summary)),
+        "finding": sentences.spell_out(sentences.finding(summary)),
+        "cautions": list(sentences.cautions(summary)),
+        "page": str(report.index),
+        "files": list(map(str, (*report.files, *exported))),
     }
     failure = _failure(summary, folder) if summary.exit_code else None
     return CommandResult(data=data, failure=failure)
 
 
-def _print_paths(exported: Iterable[Path]) -> None:
-    for path in exported:
+def _show(report: Report[Any], tables: Iterable[Table], exported: Iterable[Path], *, opens: bool) -> None:
+    """Print the first screen of a report, tables, and the paths of its files; open the page."""
+    out, document = console(soft_wrap=False), report.document
+    out.print(Text(escape_controls(document.headline), style="bold"))
+    for note in document.notes:
+        out.print(Text(escape_controls(note)))
+    for doubt in document.doubts[:MAX_SHOWN]:
+        out.print(Text(escape_controls(f"! {doubt}")))
+    if (hidden := len(document.doubts) - MAX_SHOWN) > 0:
+        out.print(Text(f"! {hidden} more on the page"))
+    for result in document.results:
+        out.print(Text(escape_controls(result)))
+    for table in tables:
+        out.print("", table)
+    out.print()
+    for purpose, command in document.commands.items if document.commands else ():
+        print(escape_controls(f"{purpose}: `{command}`"))
+    for path in (report.index, *exported):
         print_path(path)
+    if opens:
+        _open_page(report.index)
 
 
 def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *, opens: bool) -> CommandResult:
     """Build and print the report of a training, with a comparison to `other` if given."""
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
-        report = training.build(folder)
+        report = build_training(folder)
         exported = export(folder, formats)
-    out = console()
-    out.print(Text(report.headline, style="bold"))
-    rows = Table(box=None, pad_edge=False, show_header=False)
-    rows.add_column(no_wrap=True)
-    rows.add_column(overflow="fold")
-    for name, value in report.lines:
-        rows.add_row(name, Text(escape_controls(value)))
-    out.print(rows)
+    training, headline = report.values, report.document.headline
+    lines = [
+        *training_sentences.score_lines(training.record),
+        *training_sentences.lines(training),
+        *training_sentences.check_lines(training),
+    ]
+    numbers = Table(box=None, pad_edge=False, show_header=False)
+    numbers.add_column(no_wrap=True)
+    numbers.add_column(overflow="fold")
+    for name, value in lines:
+        numbers.add_row(name, Text(escape_controls(value)))
+    compared = training_sentences.predicted_and_actual(training)
     predictions = ruled_table("", "predicted", "actual")
-    for cells in report.predicted_and_actual:
+    for cells in compared:
         predictions.add_row(*cells)
-    out.print(predictions)
-    print_path(report.index)
-    _print_paths(exported)
-    if opens:
-        _open_page(report.index)
+    _show(report, [numbers, *([predictions] if compared else [])], exported, opens=opens)
     if other is not None:
         compare_trainings([other, folder])
-    failure = SomeTrialsFailed(escape_controls(f"run {folder.name}: {report.headline}"))
+    failure = SomeTrialsFailed(escape_controls(f"run {folder.name}: {headline}"))
     data = {
         "run": folder.name,
-        "headline": report.headline,
-        "lines": dict(report.lines),
-        "predicted_and_actual": list(report.predicted_and_actual),
+        "headline": headline,
+        "lines": dict(lines),
+        "predicted_and_actual": compared,
         "page": str(report.index),
         "files": list(map(str, exported)),
     }
-    return CommandResult(data=data, failure=None if report.has_succeeded else failure)
+    return CommandResult(data=data, failure=None if training.has_succeeded else failure)
 
 
-def _follow_run(folder: Path, build_report: Callable[..., ReportSummary], *, opens: bool) -> ReportSummary:
+def _follow_run(folder: Path, build_report: Callable[..., Report[Summary]], *, opens: bool) -> Report[Summary]:
     """Rebuild the report until the run has ended, printing a line for each version, and open the first."""
     page = folder / REPORT_FOLDER / INDEX_FILE
     pages_to_open = [page] if opens else []
@@ -152,32 +175,7 @@ def _follow_run(folder: Path, build_report: Callable[..., ReportSummary], *, ope
         ) from error
 
 
-def print_summary(summary: ReportSummary) -> None:
-    """Print the recommendation, the finding, the tables and the page's path."""
-    out = console(soft_wrap=False)
-    out.print(Text(summary.recommendation, style="bold"))
-    if summary.finding != summary.recommendation:
-        out.print(Text(summary.finding))
-    for caution in summary.cautions[:MAX_SHOWN]:
-        out.print(Text(f"! {caution}"))
-    if (hidden := len(summary.cautions) - MAX_SHOWN) > 0:
-        out.print(Text(f"! {hidden} more on the page"))
-    if unfit := describe_unfit(summary.rows, summary.others, summary.baseline):
-        out.print(Text(unfit))
-    for table in (
-        *([configuration_table(summary, out.width)] if summary.rows else ()),
-        *([workload_table(summary, out.width)] if summary.others else ()),
-    ):
-        out.print("", table)
-    out.print()
-    if summary.profile_note is not None:
-        out.print(Text(summary.profile_note, style="yellow"))
-    if (command := train_command(summary)) is not None:
-        print(escape_controls(f"train with {recommended_label(summary)}: `{command}`"))
-    print_path(summary.index)
-
-
-def configuration_table(summary: ReportSummary, width: int = MIN_TABLE_CHARS) -> Table:
+def configuration_table(summary: Summary, width: int = MIN_TABLE_CHARS) -> Table:
     """Build a table with one row per configuration, within `width` characters; long names are broken."""
     has_costs = any(row.cost is not None for row in summary.rows)
     name_chars = (14 if has_costs else 26) + spare_chars(width)
@@ -205,7 +203,7 @@ def configuration_table(summary: ReportSummary, width: int = MIN_TABLE_CHARS) ->
     return table
 
 
-def workload_table(summary: ReportSummary, width: int = MIN_TABLE_CHARS) -> Table:
+def workload_table(summary: Summary, width: int = MIN_TABLE_CHARS) -> Table:
     """Build a table of the configurations that are not training: trials and measurements."""
     table = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("configuration", overflow="fold", max_width=26 + spare_chars(width))
@@ -226,7 +224,7 @@ def _format_ratio(ratio: Ratio) -> str:
     return f"{text}{formatting.interval_mark(ratio)}"
 
 
-def _failure(summary: ReportSummary, folder: Path) -> SomeTrialsFailed:
+def _failure(summary: Summary, folder: Path) -> SomeTrialsFailed:
     failures = [
         f"{count} {status.value}" for status, count in summary.counts.items() if status is not TrialStatus.SUCCEEDED
     ]

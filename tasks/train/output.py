@@ -17,8 +17,8 @@ from bench.records import Trial
 from bench.records.training import ConversationPreview, DataReport, Training
 from bench.records.units import format_gib
 from reports.formatting import count, estimate
+from reports.output import data_check
 from reports.summary.cost import Amount
-from reports.training import data_page
 from tasks.cli.terminal import plain_table, ruled_table
 from tasks.errors import escape_controls
 from tasks.fleet import trial_spec
@@ -54,7 +54,7 @@ def show_report(out: Console, probe: ProbeResult, trial: Trial, predicted: Train
 
 def html_page(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> str:
     """Return the data report and the forecast as a self-contained HTML page."""
-    return data_page.render(
+    return data_check.render(
         _escaped(probe.data),
         numbers=data_lines(probe.data, training_of(trial)),
         forecast=list(map(escape_controls, summary_lines(probe, trial, predicted))),
@@ -276,7 +276,7 @@ def _lengths(report: DataReport) -> Table:
     table.add_column("up to", justify="right")
     table.add_column("examples", justify="right")
     table.add_column("")
-    for each in data_page.length_bins(report):
+    for each in data_check.length_bins(report):
         bar = Text("█" * math.ceil(BAR_WIDTH * each.percent / 100), style="cyan")
         table.add_row(f"{each.edge:,}", f"{each.examples:,}", bar)
     table.caption = f"median {report.median_length:g}, longest {report.longest:,}"
@@ -297,7 +297,7 @@ def _example(number: int, example: ConversationPreview) -> Text:
     sizes = f"{example.tokens:,} tokens, {example.targets:,} trained on"
     title = f"\nExample {number}: {escape_controls(example.place)}, {sizes}\n"
     text = Text().append(title, "bold")
-    for piece, is_target in data_page.parts_within(example, MAX_EXAMPLE_CHARS):
+    for piece, is_target in data_check.parts_within(example, MAX_EXAMPLE_CHARS):
         start, end = TARGET_MARKS if is_target else ("", "")
         text.append(f"{start}{escape_control_chars(piece)}{end}", style=TARGET_STYLE if is_target else OTHER_STYLE)
     return text

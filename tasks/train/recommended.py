@@ -7,9 +7,8 @@ from bench.records.trial import SCALES
 from reports import formatting
 from reports.read.load import load
 from reports.read.run import ReportError
-from reports.summary.quality import not_shown_texts
+from reports.summary.sentences import not_shown_texts
 from reports.summary.summarize import summarize
-from reports.summary.text import best_row, recommended_label
 from tasks.errors import UsageError, translate_errors
 from tasks.fleet.run_store import BEST_FILE, TUNE, find_run, is_training
 from tasks.fleet.trial_spec import apply_file, apply_trial, with_training_row
@@ -38,7 +37,7 @@ def _recommended_trial(settings: Settings, name: str) -> Trial:
     if summary.record.suite == TUNE:
         remedy = f"resume it with `inv tune --resume={folder.name}`, or name another run"
         raise UsageError(f"train: --from: search {folder.name} has named no configuration", remedy=remedy)
-    row = best_row(summary)
+    row = summary.best_row
     if row is None and (withheld := not_shown_texts(summary.quality)):
         raise UsageError(
             f"{source}: withholds every configuration, as none was shown to be at the loss of the reference: "
@@ -46,7 +45,7 @@ def _recommended_trial(settings: Settings, name: str) -> Trial:
             remedy="compare more pairs with a larger quality.max_pairs and "
             f"`inv bench --quality --resume={folder.name}`, or name another run",
         )
-    if row is None or recommended_label(summary) is None:
+    if row is None or summary.recommended_label is None:
         remedy = f"name another run, or compare configurations with `inv bench --resume={folder.name}`"
         raise UsageError(f"{source}: recommends no configuration", remedy=remedy)
     if row.trial.profile != settings.bench.profile:

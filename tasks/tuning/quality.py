@@ -33,9 +33,8 @@ from reports.statistics.paired_losses import (
     pairs_of_both_stages,
 )
 from reports.summary.loss_verdicts import difference_of, first_difference_of, verdict_of
-from reports.summary.quality import difference_text
+from reports.summary.sentences import difference_text
 from reports.summary.summarize import summarize
-from reports.summary.text import best_row, recommended_label
 from tasks.errors import (
     ConfirmationRequired,
     RetryableError,
@@ -83,8 +82,8 @@ def compare_run(settings: Settings, folder: Path, hosts: list[Host], *, plain: b
         with translate_errors(UsageError, ReportError):
             run = load(folder)
             summary = summarize(run)
-        row, baseline = best_row(summary), next((row.trial for row in summary.rows if row.is_baseline), None)
-        if row is None or baseline is None or recommended_label(summary) is None:
+        row, baseline = summary.best_row, next((row.trial for row in summary.rows if row.is_baseline), None)
+        if row is None or baseline is None or summary.recommended_label is None:
             print(f"run {folder.name} recommends no configuration: no loss is compared")
             return None
         reference = reference_of(baseline, row.trial)

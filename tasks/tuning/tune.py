@@ -30,9 +30,9 @@ from remote.hosts.base import Host
 from reports import formatting
 from reports.read.load import load as load_run
 from reports.read.run import ReportError
+from reports.summary import sentences
 from reports.summary.prices import PriceError
 from reports.summary.summarize import summarize
-from reports.summary.text import best_row, recommendation_text, recommended_label
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, plain_table
@@ -364,9 +364,9 @@ def write_answer(settings: Settings, search: RunRecord, folder: Path, final: Pat
     """
     with translate_errors(UsageError, ReportError, PriceError):
         summary = summarize(load_run(final), pricing(settings))
-    row, losses = best_row(summary), summary.quality
+    row, losses = summary.best_row, summary.quality
     failures = [check.reason for check in losses.checks if check.reason is not None] if losses else []
-    is_compared = recommended_label(summary) is not None or not settings.tune.quality
+    is_compared = summary.recommended_label is not None or not settings.tune.quality
     best = folder / BEST_FILE
     if row is None or not is_compared or (row.is_baseline and failures):
         best.unlink(missing_ok=True)  # an earlier answer no longer holds
@@ -376,7 +376,7 @@ def write_answer(settings: Settings, search: RunRecord, folder: Path, final: Pat
             f"`inv tune --resume={search.run_id}`"
         )
     write_atomic(best, row.trial.to_text().encode())
-    print(escape_controls(recommendation_text(summary)))
+    print(escape_controls(sentences.spell_out(sentences.recommendation(summary))))
     print(f"train with it: `inv train --from={search.run_id}`")
     print(f"rerun it: `inv bench --trial-file {display_path(best)}`")
     print(f"all numbers: `inv collect report --run={final.name}`")

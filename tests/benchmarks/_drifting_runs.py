@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reports.summary import text
+from reports.summary import sentences
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from tests.support.reports.scenarios import Scenario
@@ -63,8 +63,8 @@ def equal(world: Scenario, runs: int) -> Rates:
         if headline.low is not None and headline.high is not None:
             heads += 1
             best += headline.low <= 1.0 <= headline.high
-        train_with += text.recommendation_text(summary).startswith("Train with")
-        any_word += bool(set(words(summary).values()) - {None})
+        train_with += sentences.recommendation(summary).startswith("Train with")
+        any_word += bool(set(verdicts(summary).values()) - {None})
     return Rates(
         headline=best / heads if heads else float("nan"),
         cover=held / intervals if intervals else float("nan"),
@@ -78,10 +78,10 @@ def found(world: Scenario, runs: int, percent: float = 3.0) -> float:
     """Return the share of runs in which the last of otherwise equal configurations is called slower."""
     random, label = np.random.default_rng(16), world.labels[-1]
     slower = {label: float(np.log1p(percent / 100.0))}
-    return sum(words(summarize(world.run(random, slower))).get(label) == "slower" for _ in range(runs)) / runs
+    return sum(verdicts(summarize(world.run(random, slower))).get(label) == "slower" for _ in range(runs)) / runs
 
 
-def words(summary: Summary) -> dict[str, str | None]:
+def verdicts(summary: Summary) -> dict[str, str | None]:
     """Map each configuration with a ratio to its verdict."""
     ratios = {row.label: row.useful_tokens_ratio for row in summary.rows}
     return {label: ratio.verdict for label, ratio in ratios.items() if ratio is not None}
@@ -96,6 +96,6 @@ def slowed(workers: int, runs: int) -> tuple[float, float]:
     faster, train_with = 0, 0
     for _ in range(runs):
         summary = summarize(world.run(random, {world.labels[1]: -float(np.log(1.04))}))
-        faster += words(summary)[world.labels[1]] == "faster"
-        train_with += text.recommendation_text(summary).startswith("Train with")
+        faster += verdicts(summary)[world.labels[1]] == "faster"
+        train_with += sentences.recommendation(summary).startswith("Train with")
     return faster / runs, train_with / runs

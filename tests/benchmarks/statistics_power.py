@@ -26,7 +26,7 @@ from reports.statistics.paired_losses import (
     pairs_of_both_stages,
 )
 from reports.statistics.types import Estimate, Ratio
-from reports.summary import text
+from reports.summary import sentences
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from reports.training.comparison import paired_interval
@@ -275,7 +275,7 @@ def compare_first(losses: Sequence[float], count: int) -> LossDifference:
 def recommendations(runs: int = RUNS) -> Iterator[Figure]:
     for world in of_each_size("full"):
         summaries = [summarize(run) for run in equal(world, runs)]
-        says = share(summaries, lambda summary: text.recommendation_text(summary).startswith("Train with"))
+        says = share(summaries, lambda summary: sentences.recommendation(summary).startswith("Train with"))
         any_word = share(summaries, has_verdict)
         yield figure(f"all equal, {describe(world)}: Train with", says, "5 %")
         yield figure(f"all equal, {describe(world)}: any word in the table", any_word, "5 %")
@@ -351,7 +351,7 @@ def regrets(world: Scenario, runs: int, *, seed: int = 2, sd: float = 0.03) -> l
     random, lost = np.random.default_rng(seed), []
     for _ in range(runs):
         slower = dict(zip(world.labels, random.normal(0.0, sd, len(world.labels)), strict=True))
-        named = text.recommended_label(summarize(world.run(random, slower)))
+        named = summarize(world.run(random, slower)).recommended_label
         lost.append(float(np.expm1(slower[named or world.labels[0]] - min(slower.values()))))
     return lost
 
@@ -362,7 +362,7 @@ def coverage(world: Scenario, runs: int, *, seed: int = 3, sd: float = 0.03) -> 
     for _ in range(runs):
         slower = dict(zip(world.labels, random.normal(0.0, sd, len(world.labels)), strict=True))
         summary = summarize(world.run(random, slower))
-        row = text.best_row(summary)
+        row = summary.best_row
         if row is None or row.measured is None:
             raise ValueError("every run has a best configuration")
         truth = USEFUL / STEP_SEC * np.exp(-slower[row.label] - world.elapsed_log_time())

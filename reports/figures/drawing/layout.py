@@ -4,10 +4,8 @@ Every figure is drawn on a wide sheet (files, desktop) and on a narrow one (the 
 stacked instead of shrunk. Sizes are fixed beforehand, so matplotlib need not compute a layout: that took half of a
 report's drawing time.
 
-Types of a figure. A chart gathers a little plain data from a run, if any; the data can draw and describe itself.
-
-Gathering and drawing are separate so that another process can draw from the gathered data, and so that tests can check
-a figure's numbers.
+A chart gathers a little plain data from a run, if any; the data can draw and describe itself. So tests can check a
+figure's numbers without drawing.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +14,8 @@ from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 
+from reports.document import Picture
+from reports.figures.drawing import style
 from reports.figures.drawing.style import (
     FACT_SIZE,
     MUTED,
@@ -36,7 +36,7 @@ class Mark:
     """One row's value, drawn as a bar or a dot in the panel's unit, with its text; `value` is None if unknown.
 
     `published` are published values of the same quantity, drawn as hollow diamonds; `text` contains them too.
-    `limit` is a limit of this row, drawn as a vertical line.
+    `limit` is a limit of this row, drawn as a vertical line; `points` are single values behind the one shown.
     """
 
     value: float | None
@@ -47,11 +47,12 @@ class Mark:
     is_hollow: bool = False
     published: tuple[float, ...] = ()
     limit: float | None = None
+    points: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One quantity over the figure's rows. `kind` is "bars" or "dots"; dots may use a logarithmic axis (`log`).
+    """One quantity over the figure's rows. `kind` is "bars", "dots" or "points"; dots may be `log`arithmic.
 
     `reference` is a dashed vertical line through all rows (no change, a capacity), which the title explains. `limits`
     are the limits of an axis that several panels share. `band` is a range behind the marks.
@@ -142,8 +143,8 @@ def create_layout(header: Header, sheet: Sheet, body_in: float) -> FigureLayout:
     figure = Figure(figsize=(sheet.width_in, height_in))
     left = MARGIN_IN / sheet.width_in
 
-    def write(lines: list[str], from_top_in: float, **style: Any) -> None:
-        figure.text(left, 1.0 - from_top_in / height_in, "\n".join(lines), va="top", **style)
+    def write(lines: list[str], from_top_in: float, **options: Any) -> None:
+        figure.text(left, 1.0 - from_top_in / height_in, "\n".join(lines), va="top", **options)
 
     write(title_lines, 0.14, fontsize=TITLE_SIZE, fontweight="bold", linespacing=1.3)
     write(facts, facts_in, fontsize=FACT_SIZE, color=MUTED, linespacing=1.35)
@@ -211,23 +212,24 @@ class Chart:
     is_folded: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A drawn chart: its files' bytes, inline SVG for wide and for narrow screens, its caption and its alt text.
-
-    `finding` is the figure's result in a sentence.
-    """
-
-    name: str
-    title: str
-    finding: str
-    png: bytes
-    svg: bytes
-    wide_svg: str
-    narrow_svg: str
-    caption: str
-    alt: str
-    is_folded: bool = False
+def draw_picture(name: str, title: str, drawing: Drawing, *, is_folded: bool = False) -> Picture:
+    """Draw a figure on both sheets."""
+    with style.figure_style():
+        figure = drawing.draw(WIDE)
+        png, wide_svg = style.to_png(figure), style.to_svg(figure)
+        narrow_svg = style.to_svg(drawing.draw(NARROW))
+    return Picture(
+        name=name,
+        title=title,
+        finding=drawing.header.title,
+        png=png,
+        svg=wide_svg,
+        wide_svg=style.inline_svg(wide_svg, f"w{name[:2]}"),
+        narrow_svg=style.inline_svg(narrow_svg, f"n{name[:2]}"),
+        caption=drawing.caption,
+        alt=drawing.alt,
+        is_folded=is_folded,
+    )
 
 
 def make_header(summary: Summary, title: str, *facts: str) -> Header:

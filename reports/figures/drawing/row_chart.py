@@ -33,7 +33,8 @@ from reports.figures.drawing.style import (
 from reports.formatting import HasInterval
 from reports.read.measurements import MeasuredValue
 from reports.summary.cost import Amount
-from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary.rows import ConfigurationRow
+from reports.summary.summary import Summary
 
 MAX_DRAWN = 14  # configurations in one figure: the full suite with its baseline
 
@@ -199,7 +200,10 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
             axes.barh(
                 mark_y, mark.value, height=0.36, linewidth=0.8 if style else 0.0, **(style or {"color": mark.tone})
             )
-        _draw_whisker(axes, mark_y, mark.low, mark.high)
+        if panel.kind == "points":
+            _draw_points(axes, mark_y, mark)
+        else:
+            _draw_whisker(axes, mark_y, mark.low, mark.high)
         if mark.value is not None and panel.kind == "dots":
             face = PAPER if mark.is_hollow else mark.tone
             axes.plot(mark.value, mark_y, "o", markersize=7, color=face, markeredgecolor=INK, markeredgewidth=0.8)
@@ -214,6 +218,19 @@ def draw_rows(axes: Any, names: Sequence[str], panel: Panel, sheet: Sheet, width
         _draw_reference_line(axes, panel.reference, names, panel.marks, sheet, width_in)
     axes.set_title(shorten_text(panel.title, width_in, 9.5, bold=True))
     format_x_axis(axes, log=panel.log)
+
+
+def _draw_points(axes: Any, y: float, mark: Mark) -> None:
+    """Draw the points, spread over the row in their order so that equal ones do not hide each other, and the interval
+    of the value behind them."""
+    edges = [y - 0.18, y + 0.18]
+    if mark.low is not None and mark.high is not None:
+        axes.fill_betweenx(edges, mark.low, mark.high, color=BAND, linewidth=0, zorder=1)
+    axes.plot([mark.value] * 2, edges, color=INK, linewidth=1.4, zorder=2)
+    count = len(mark.points)
+    heights = [edges[0] + 0.36 * (index + 0.5) / count for index in range(count)]
+    style = {"edgecolors": INK, "linewidths": 0.3, "alpha": 0.85}
+    axes.scatter(mark.points, heights, s=14, color=mark.tone, zorder=3, **style)
 
 
 def _draw_reference_line(
@@ -254,7 +271,11 @@ def padded_limits(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
 
 
 def _values(marks: Sequence[Mark]) -> list[float]:
-    values = [value for mark in marks for value in (mark.value, mark.low, mark.high, mark.limit, *mark.published)]
+    values = [
+        value
+        for mark in marks
+        for value in (mark.value, mark.low, mark.high, mark.limit, *mark.published, *mark.points)
+    ]
     return [value for value in values if value is not None]
 
 

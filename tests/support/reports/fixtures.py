@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.figures import renderer
 from reports.figures.drawing import style
 from reports.output import build
-from reports.output.build import ReportSummary
+from reports.output.build import Report
 from reports.read.load import load
 from reports.read.run import Run
 from reports.summary.summarize import summarize
@@ -50,19 +49,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def draw_figures_in_this_process() -> Iterator[None]:
-    """Draw figures without processes, which take a second per report to start, and without PNGs, a third of the time.
-
-    tests/integration/reports/figures/test_figures.py covers both.
-    """
+def draw_without_png() -> Iterator[None]:
+    """Draw figures without PNGs, a third of the time. tests/integration/reports/figures/test_figures.py covers one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(renderer, "MAX_PROCESSES", 0)
         patch.setattr(style, "to_png", lambda _: ONE_PIXEL)
         yield
 
 
 @pytest.fixture(scope="session")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> ReportSummary:
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Report[Summary]:
     """The report of `synthetic.exact_run`, with its figures. Read-only."""
     folder = tmp_path_factory.mktemp("exact") / "my 'results'" / "run"
     synthetic.exact_run(folder)

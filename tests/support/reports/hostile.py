@@ -18,14 +18,13 @@ FILES = (
     "trials/baseline.worker-1/result.json",
     "trials/ddp-2.worker-1/result.json",
     "trials/hardware.worker-1/result.json",
-    "trials/baseline.worker-1/telemetry.csv",
 )
 VALID_COMBINATIONS = ((("loss", 0), -1), (("wall_time_sec",), 5e-324))
 DEEP = 3000
 
 
 def write(folder: Path) -> None:
-    """Write a small valid run with every workload, a ledger and a telemetry file."""
+    """Write a small valid run with every workload, and a ledger."""
     folder.mkdir(parents=True)
     trials = (*(synthetic.trial(name, measured_steps=4) for name in ("baseline", "other")), *synthetic.other_kinds())
     synthetic.write_run(folder, synthetic.record(trials, workers=1))
@@ -34,11 +33,6 @@ def write(folder: Path) -> None:
         for trial in trials
     ]
     (folder / "ledger.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    path = folder / "trials/baseline.worker-1/telemetry.csv"
-    path.write_text(
-        "elapsed_sec,phase,gpu,gpu_utilization_percent\n"
-        + "".join(f"{second},measure,0,{90 + second % 3}\n" for second in range(30))
-    )
 
 
 def rewrite_checksummed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

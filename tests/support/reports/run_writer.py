@@ -4,23 +4,24 @@ import csv
 import html
 import io
 import re
+from typing import Any
 
-from reports.output.build import ReportSummary
+from reports.output.build import Report
 
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
 
 
-def read_report_file(report: ReportSummary, name: str) -> str:
+def read_report_file(report: Report[Any], name: str) -> str:
     return (report.index.parent / name).read_text(encoding="utf-8")
 
 
-def page_text(report: ReportSummary) -> str:
+def page_text(report: Report[Any]) -> str:
     """Return the page's text, without tags, styles and drawings."""
     body = re.sub(r"<(style|script|svg)\b.*?</\1>", "", read_report_file(report, "index.html"), flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
-def check_hostile_is_text(report: ReportSummary, csv_name: str) -> list[str]:
+def check_hostile_is_text(report: Report[Any], csv_name: str) -> list[str]:
     """Assert that HOSTILE is plain text on the page, in the Markdown and in a CSV file; return that file's cells."""
     markdown = read_report_file(report, "report.md")
     assert HOSTILE in page_text(report)

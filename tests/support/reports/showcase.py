@@ -1,10 +1,9 @@
-"""Synthetic run with every workload on rented GPUs, with telemetry.csv for each trial, to inspect figures.
+"""Synthetic run with every workload on rented GPUs, to inspect figures.
 
 The structure of every record (names, contexts, phases) is that of `bench`. The numbers follow docs/measurements.md (one
 H200) with seeded noise; do not quote them.
 """
 
-import csv
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,12 +39,6 @@ TRAINING: dict[str, tuple[float, float, float, float]] = {
     "packed": (0.508, 8.92e9, 1.0, 34.0),
 }
 RANK_TIMES = {1: 0.576, 2: 0.556, 4: 0.598}
-_TELEMETRY_COLUMNS = (
-    *("elapsed_sec", "phase", "gpu", "gpu_utilization_percent", "gpu_memory_utilization_percent"),
-    *("gpu_memory_used_bytes", "gpu_power_watts", "gpu_sm_clock_mhz", "gpu_memory_clock_mhz"),
-    *("gpu_temperature_celsius", "gpu_clock_limits", "gpu_other_processes", "process_cpu_percent"),
-    *("process_rss_bytes", "load_average_1min", "sampler_cpu_sec"),
-)
 
 
 def trials() -> tuple[Trial, ...]:
@@ -101,9 +94,6 @@ def write(
         start = datetime(2026, 11, 20, 18, 16, tzinfo=UTC) + timedelta(seconds=started)
         result = replace(result, started_at=start.isoformat(), wall_time_sec=wall)
         synthetic.write_result(folder, result)
-        if result.status is TrialStatus.SUCCEEDED:
-            path = folder / "trials" / plan.trial_id / "telemetry.csv"
-            write_telemetry(path, plan.trial, seed=number, machine=machine)
     return record
 
 
@@ -395,33 +385,3 @@ def _telemetry_measurements(utilization: float, machine: Machine) -> list[Measur
         _repeated("process_cpu_percent", 103.0, **window),
         _single("gpu_power_capped_percent", 76.0, **window),
     ]
-
-
-def write_telemetry(path: Path, trial: Trial, *, seed: int = 0, machine: Machine = H200) -> None:
-    """Write telemetry.csv: imports, load, warm-up, a measured window at full load, and writing of the result."""
-    random = np.random.default_rng(seed)
-    ends = (("import", 4.2), ("load", 6.4), ("data", 6.9), ("warmup", 10.6), ("measure", 27.0), ("ceilings", 27.8))
-    lines: list[tuple[object, ...]] = []
-    elapsed = 0.31
-    while elapsed < ends[-1][1]:
-        phase = next(name for name, end in ends if elapsed < end)
-        busy = phase in ("warmup", "measure", "ceilings")
-        for gpu in range(trial.world_size):
-            load = float(np.clip(random.normal(97, 1.5), 0, 100)) if busy else 35.0 if phase == "load" else 0.0
-            watts = machine.watts * random.normal(1.0, 0.03) if busy else 0.2 * machine.watts * random.normal(1.0, 0.03)
-            clock = machine.mhz * random.normal(1.0, 0.02) if busy else machine.max_mhz if phase == "load" else 345.0
-            memory = 9.9e9 if busy else 1e9 + (3.6e9 if phase in ("load", "data") else 0.0)
-            warm = min(62.0, 38.0 + max(0.0, elapsed - 6) * 1.4) + gpu
-            limits = "sw_power_cap" if busy and random.random() < 0.76 else "none"
-            lines.append(
-                (
-                    *(f"{elapsed:.3f}", phase, gpu, round(load), round(load * 0.6), round(memory), f"{watts:.1f}"),
-                    *(round(clock), 3201, round(warm), limits, "none", f"{random.normal(101, 3):.1f}", 5_100_000_000),
-                    *("1.20", f"{elapsed * 0.003:.3f}"),
-                )
-            )
-        elapsed += 0.2
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_TELEMETRY_COLUMNS)
-        writer.writerows(lines)

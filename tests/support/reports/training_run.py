@@ -54,6 +54,7 @@ SCORE = TrainingScore(
     places=["d.jsonl: line 4", "d.jsonl: line 5", "d.jsonl: line 6"], before=[0.0, 0.0, 0.0], after=[0.5, 1.0, None],
     shown=[ROW], unscored=[UNSCORED], unscored_rows=1, seconds=2.0,
 )  # fmt: skip
+SCORED = dataclasses.replace(RECORD, score=SCORE)
 FORECAST = {"steps": 2, "seconds": 3500.0, "usd": 3.9, "usd_per_gpu_hour": 2.0, "price": "$2.00", "peak_bytes": 3 << 30}
 
 

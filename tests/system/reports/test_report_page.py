@@ -22,11 +22,11 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from bench.records.status import TrialStatus
-from reports.figures import CHARTS, renderer
+from reports.figures import CHARTS
 from reports.figures.drawing import style
-from reports.output.build import build
+from reports.output.build import build, build_training
 from reports.summary.prices import Pricing
-from tests.support.reports import showcase, synthetic
+from tests.support.reports import showcase, synthetic, training_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -108,7 +108,7 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages of four runs: good, bad (with long texts and numbers), other workloads only, and all workloads."""
+    """Pages of five runs: good, bad (long texts and numbers), other workloads only, all workloads, and a training."""
     good, bad, kinds, full, earlier = map(tmp_path_factory.mktemp, ("good", "bad", "kinds", "full", "earlier"))
     synthetic.write_run(good)
     long_name = "w" * 60 + " <b>|=cmd"
@@ -130,13 +130,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             synthetic.measurement("x" * 90 + "_sec", 1e-5, **{"k" * 90: "v" * 300, "n": n}) for n in range(3)
         ]
         synthetic.rewrite(kinds, plan, measurements=measurements, flags=["f" * 300])
+    trained = training_run.write_run(tmp_path_factory.mktemp("training"), training_run.SCORED)
     showcase.write_a10(full)
     showcase.write_a10(earlier, "20261119-080000-all")
     price = Pricing(usd_per_gpu_hour=2.0, source="a price list with a long name, 2025-06")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(renderer, "MAX_PROCESSES", 1)  # tests already run in several processes
         patch.setattr(style, "to_png", lambda _: b"")  # a third of the time, and not on any page
         return {
+            "training": build_training(trained).index,
             "good": build(good).index,
             "kinds": build(kinds).index,
             "bad": build(bad, pricing=price).index,
@@ -151,7 +152,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory, pages: dict[str, Path]) ->
     chromium.driver.quit()
 
 
-@pytest.mark.parametrize("which", ["good", "bad", "kinds", "full"])
+@pytest.mark.parametrize("which", ["good", "bad", "kinds", "full", "training"])
 def test_nothing_is_wider_than_the_screen(browser: Browser, which: str) -> None:
     browser.open_page(which, 390)
     browser.unfold()
@@ -161,7 +162,7 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, which: str) -> None:
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("which", ["good", "bad", "kinds", "full"])
+@pytest.mark.parametrize("which", ["good", "bad", "kinds", "full", "training"])
 def test_nothing_is_wider_than_a_printed_page(browser: Browser, which: str) -> None:
     browser.open_page(which, A4_LANDSCAPE_PX)
     browser.run_devtools_command("Emulation.setEmulatedMedia", media="print")
@@ -179,7 +180,7 @@ def test_in_print_figures_are_on_portrait_pages_and_folded_ones_are_open(browser
     browser.run_devtools_command("Emulation.setEmulatedMedia", media="print")
     seen = "[...document.querySelectorAll('figure svg.wide')].map(one => one.getBoundingClientRect().height > 0)"
     assert browser.evaluate(seen) == [True] * len(CHARTS)
-    assert browser.evaluate("document.querySelector('section[aria-labelledby=raw]').offsetHeight") == 0
+    assert browser.evaluate("document.querySelector('section.screen-only').offsetHeight") == 0
 
 
 def test_every_figure_is_on_the_page_of_a_run_with_everything(browser: Browser) -> None:

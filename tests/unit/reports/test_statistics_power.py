@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from reports.summary import text
+from reports.summary import sentences
 from reports.summary.summarize import summarize
 from tests.benchmarks import _drifting_runs
 from tests.benchmarks import statistics_power as power
@@ -22,7 +22,7 @@ FULL_ON_TWO = replace(BARE, workers=2)
 def test_of_twelve_equal_configurations_none_is_called_the_fastest():
     summaries = [summarize(run) for run in power.equal(FULL_ON_TWO, 60)]
     assert power.share(summaries, power.has_verdict) <= 0.12  # 27 % before configurations shared their noise
-    assert power.share(summaries, lambda summary: text.recommendation_text(summary).startswith("Train with")) <= 0.08
+    assert power.share(summaries, lambda summary: sentences.recommendation(summary).startswith("Train with")) <= 0.08
 
 
 def test_with_two_workers_the_recommendation_costs_little():

@@ -6,24 +6,15 @@ from dataclasses import replace
 import pytest
 
 from bench.records.status import TrialStatus
-from reports.figures import CHARTS, renderer
+from reports.figures import CHARTS
 from reports.figures.drawing import style
-from reports.figures.drawing.layout import WIDE
+from reports.figures.drawing.layout import WIDE, draw_picture
 from reports.figures.drawing.style import inline_svg
 from reports.figures.memory import MEMORY
-from reports.figures.renderer import FigurePool, RenderJob
 from reports.output.build import build
 from reports.summary.prices import Pricing
-from tests.support.reports import showcase, synthetic
+from tests.support.reports import synthetic
 from tests.support.reports.fixtures import REAL_PNG
-
-
-def make_job(chart, summary, run):
-    return RenderJob(chart=chart, drawing=chart.gather(summary, run))
-
-
-def draw(job):
-    return renderer.draw_picture(job.chart.name, job.chart.title, job.drawing)
 
 
 def test_every_drawn_colour_is_a_variable_of_the_page(a10):
@@ -43,34 +34,8 @@ def test_a_figures_png_is_wide_enough_for_a_slide(a10):
     assert int.from_bytes(drawn[16:20], "big") == 1320
 
 
-@pytest.fixture
-def two_jobs(a10, monkeypatch):
-    """Two jobs for a pool of two processes."""
-    monkeypatch.setattr(renderer, "MAX_PROCESSES", 2)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    return [make_job(chart, *a10) for chart in CHARTS[1:3]]
-
-
-def test_figures_drawn_in_other_processes_have_the_same_bytes(two_jobs):
-    drawn_here = [draw(job) for job in two_jobs]
-    with FigurePool() as processes:
-        drawn_elsewhere = processes.draw(two_jobs)
-    # PNGs are not compared: in tests, this process draws none.
-    assert [picture.svg for picture in drawn_elsewhere] == [picture.svg for picture in drawn_here]
-    assert [picture.narrow_svg for picture in drawn_elsewhere] == [picture.narrow_svg for picture in drawn_here]
-
-
-def test_jobs_of_a_process_that_died_are_drawn(two_jobs):
-    with FigurePool() as processes:
-        for process in processes._pool._processes.values():
-            process.kill()
-            process.join(60)
-        pictures = processes.draw(two_jobs)
-    assert [picture.name for picture in pictures] == [job.chart.name for job in two_jobs]
-
-
 def test_an_inline_drawing_keeps_its_text_and_is_smaller(h200):
-    picture = draw(make_job(CHARTS[0], *h200))
+    picture = draw_picture("01_x", "title", CHARTS[0].gather(*h200))
     texts = re.findall(r"<text[^>]*>([^<]+)</text>", picture.svg.decode())
     assert re.findall(r"<text[^>]*>([^<]+)</text>", picture.wide_svg) == texts
     assert len(picture.wide_svg) < len(picture.svg) / 1.5
@@ -88,8 +53,6 @@ def test_hostile_names_are_text_in_every_figure(tmp_path):
     trials = (*synthetic.quick(), synthetic.trial(HOSTILE, lora_rank=8), *trials)
     run = synthetic.record(trials, workers=1)
     synthetic.write_run(tmp_path, run)
-    for plan in run.planned:
-        showcase.write_telemetry(tmp_path / "trials" / plan.trial_id / "telemetry.csv", plan.trial)
     report = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source=HOSTILE))
     for path in report.files:
         if path.suffix == ".svg":
@@ -102,8 +65,7 @@ def test_hostile_names_are_text_in_every_figure(tmp_path):
 @pytest.mark.parametrize("kind", ["training", "hardware", "loading", "inference", "distributed"])
 def test_one_trial_of_one_step_on_one_node_is_enough_for_every_figure(tmp_path, kind):
     trial = synthetic.trial("single", kind=kind, measured_steps=1, warmup_steps=0)
-    run = synthetic.record((trial,), workers=1)
-    synthetic.write_run(tmp_path, run, exact=True)
+    synthetic.write_run(tmp_path, synthetic.record((trial,), workers=1), exact=True)
     report = build(tmp_path, pricing=Pricing(usd_per_gpu_hour=2.0, source="a list"))
-    assert report.exit_code == 0
-    assert report.counts == {TrialStatus.SUCCEEDED: 1}
+    assert report.values.exit_code == 0
+    assert report.values.counts == {TrialStatus.SUCCEEDED: 1}

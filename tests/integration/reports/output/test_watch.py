@@ -44,7 +44,7 @@ def test_the_page_is_rebuilt_when_results_arrive_and_stops_reloading_with_the_la
     run = GrowingRun(folder, 1, 0, 2, 1)
     report = run.watch()
     assert run.versions == [(0, True), (1, True), (3, True), (4, False)]
-    assert report.exit_code == 0
+    assert report.values.exit_code == 0
     assert "this run is not finished" not in report.index.read_text()
 
 

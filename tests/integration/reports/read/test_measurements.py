@@ -10,10 +10,11 @@ import pytest
 from bench.records.bootstrap import Interval
 from bench.records.result import Measurement
 from bench.records.status import TrialStatus
+from reports.document import Cell, Table
 from reports.output.build import build
 from reports.read import measurements
 from reports.read.load import load
-from reports.summary import tables
+from reports.summary import sentences, tables
 from tests.support.reports import synthetic
 from tests.support.reports.run_writer import HOSTILE, check_hostile_is_text, page_text, read_report_file
 
@@ -115,25 +116,29 @@ def test_units_are_read_from_names(name, expected):
     assert measurements.title_unit_scale(name) == expected
 
 
-def tables_of(folder: Path) -> tuple[tables.SummaryTable, ...]:
+def tables_of(folder: Path) -> list[Table]:
     run = load(folder)
-    return tables.build_tables(run.results, run.label_of)
+    return [table for made in tables.build_tables(run.results, run.label_of).values() for table in made]
+
+
+def labels(table: Table) -> list[str]:
+    return [column.label for column in table.columns]
+
+
+def texts(table: Table) -> list[list[str | None]]:
+    return [[None if cell is None else cell.text for cell in row.cells] for row in table.rows]
 
 
 def test_a_single_quantity_over_several_keys_spreads_its_last_key_over_columns(folder):
     run_of(folder, synthetic.other_kinds()[0])
     matmul, copies, disk = tables_of(folder)
-    assert matmul.keys == ("dtype",)
-    assert [column.title for column in matmul.columns] == [
-        "matmul, size 2048",
-        "matmul, size 4096",
-        "matmul, size 8192",
-    ]
-    assert [line.keys for line in matmul.lines] == [("fp32",), ("bf16",), ("fp16",), ("fp8",)]
-    assert matmul.lines[1].cells[0] == tables.Cell(value="24.6", details=("24.1 to 25.1", "20 % of the chip's peak"))
-    assert matmul.lines[3].cells == (None, None, tables.Cell(value="none", details=("the chip has no fp8",)))
-    assert (copies.keys, copies.common_context) == (("direction",), "configuration hardware")
-    assert (disk.keys, disk.common_context) == (("configuration",), "cache warm, read 1.074 GB")
+    sizes = [f"matmul, size {size}, TFLOP/s" for size in (2048, 4096, 8192)]
+    assert labels(matmul) == ["dtype", *sizes]
+    assert [row[0] for row in texts(matmul)] == ["fp32", "bf16", "fp16", "fp8"]
+    assert matmul.rows[1].cells[1] == Cell(value="24.6", details=("24.1 to 25.1", "20 % of the chip's peak"))
+    assert texts(matmul)[3][1:] == [None, None, "none; the chip has no fp8"]
+    assert (labels(copies)[0], copies.caption) == ("direction", "All rows: configuration hardware.")
+    assert (labels(disk)[0], disk.caption) == ("configuration", "All rows: cache warm, read 1.074 GB.")
 
 
 def test_quantities_with_a_single_context_become_one_list_with_a_column_per_configuration(folder):
@@ -150,33 +155,27 @@ def test_quantities_with_a_single_context_become_one_list_with_a_column_per_conf
     for plan, values in zip(run.planned, (one_rank, two_ranks), strict=True):
         synthetic.rewrite(folder, plan, measurements=values)
     (table,) = tables_of(folder)
-    assert [column.title for column in table.columns] == ["ddp-1", "ddp-2"]
-    assert [line.keys for line in table.lines] == [("global, samples/s", ""), ("efficiency, %", "")]
-    assert table.lines[1].cells == (
-        tables.Cell(value="none", details=("one rank does not communicate",)),
-        tables.Cell(value="95.0", details=("93.1 to 96.9", "against no communication")),
-    )
+    assert labels(table) == ["quantity", "on", "ddp-1", "ddp-2"]
+    assert [row[:2] for row in texts(table)] == [["global, samples/s", None], ["efficiency, %", None]]
+    assert texts(table)[1][2:] == [
+        "none; one rank does not communicate",
+        "95.0; 93.1 to 96.9; against no communication",
+    ]
 
 
 def test_quantities_with_the_same_context_are_columns_of_one_table(folder):
     run_of(folder, synthetic.other_kinds()[1])
     (loading,) = tables_of(folder)
-    assert loading.keys == ("cache",)
-    assert [f"{column.title} {column.unit}" for column in loading.columns] == [
-        "load read s",
-        "load quantize s",
-        "load move s",
-        "peak vram GB",
-    ]
-    assert loading.lines[0].cells[3].value == "4.69"
+    assert labels(loading) == ["cache", "load read, s", "load quantize, s", "load move, s", "peak vram, GB"]
+    assert loading.rows[0].cells[4].value == "4.69"
 
 
 def test_several_workers_give_their_median_and_their_range(folder):
     run = run_of(folder, synthetic.trial("one", kind="hardware"), workers=3)
     for plan, speed in zip(run.planned, (1.0, 2.0, 9.0), strict=True):
         synthetic.rewrite(folder, plan, measurements=[synthetic.measurement("copy_gb_per_sec", speed)])
-    ((line,),) = [table.lines for table in tables_of(folder)]
-    assert line.cells == (tables.Cell(value="2.00", details=("1.00 to 9.00 over 3 workers",)),)
+    (table,) = tables_of(folder)
+    assert texts(table) == [["one", "2.00; 1.00 to 9.00 over 3 workers"]]
 
 
 def test_measurements_of_a_failed_trial_are_marked_with_its_status(folder):
@@ -184,7 +183,7 @@ def test_measurements_of_a_failed_trial_are_marked_with_its_status(folder):
     values = [synthetic.measurement("decode_tokens_per_sec", 8.0, batch=1, path="base", precision="nf4")]
     failed = {"status": TrialStatus.OUT_OF_MEMORY, "reason": "batch 8 did not fit"}
     synthetic.rewrite(folder, run.planned[1], measurements=values, **failed)
-    names = {line.keys[0] for table in tables_of(folder) for line in table.lines}
+    names = {row[0] for table in tables_of(folder) for row in texts(table)}
     assert names == {"one", "one (OUT_OF_MEMORY)"}
 
 
@@ -199,22 +198,24 @@ def test_more_rows_than_a_page_holds_are_counted_and_all_in_the_csv(folder):
 def test_a_run_of_only_hardware_trials_has_a_report_of_its_measurements(folder):
     run_of(folder, synthetic.other_kinds()[0])
     made = build(folder)
-    assert (made.exit_code, made.rows, made.others[0].succeeded) == (0, (), 1)
-    assert re.match(r"Measured hardware \(matmul .*98\.3 TFLOP/s\) on 1 worker .*CPU, profile tiny", made.finding)
+    assert (made.values.exit_code, made.values.rows, made.values.others[0].succeeded) == (0, (), 1)
+    assert re.match(
+        r"Measured hardware \(matmul .*98\.3 TFLOP/s\) on 1 worker .*CPU, profile tiny", sentences.finding(made.values)
+    )
     page = page_text(made)
     assert "1 of 1 succeeded" in page
     assert "20 % of the chip's peak" in page
     assert "none the chip has no fp8" in page
     assert [path.stem for path in made.files if path.suffix == ".png"] == ["03_hardware_performance"]
-    assert "### Hardware" in read_report_file(made, "report.md")
+    assert "## Hardware measurements" in read_report_file(made, "report.md")
 
 
 def test_other_kinds_are_in_no_training_table_figure_finding_or_ratio(folder):
     both = run_of(folder, *synthetic.quick(), *synthetic.other_kinds())
     made = build(folder)
-    assert [row.label for row in made.rows] == ["baseline", "optimized"]
-    assert made.finding.startswith("optimized processed")
-    assert [other.kind for other in made.others] == ["hardware", "loading", "inference", "distributed"]
+    assert [row.label for row in made.values.rows] == ["baseline", "optimized"]
+    assert sentences.finding(made.values).startswith("optimized processed")
+    assert [other.kind for other in made.values.others] == ["hardware", "loading", "inference", "distributed"]
     document = json.loads(read_report_file(made, "summary.json"))
     assert set(document["measurements"]) == {"hardware", "loading", "inference", "distributed"}
     assert document["counts"]["SUCCEEDED"] == len(both.planned)
@@ -226,8 +227,8 @@ def test_if_training_failed_the_rest_is_still_reported(folder):
     run = run_of(folder, synthetic.trial(), synthetic.other_kinds()[0])
     synthetic.rewrite(folder, run.planned[0], status=TrialStatus.FAILED, reason="no luck")
     made = build(folder)
-    assert re.match(r"No training trial succeeded \(1 FAILED\).* Measured hardware", made.finding)
-    assert made.exit_code == 1
+    assert re.match(r"No training trial succeeded \(1 FAILED\).* Measured hardware", sentences.finding(made.values))
+    assert made.values.exit_code == 1
 
 
 def test_telemetry_of_every_kind_is_in_one_table(folder):
@@ -236,9 +237,9 @@ def test_telemetry_of_every_kind_is_in_one_table(folder):
         values = [*synthetic.measurements_of(plan.trial.kind), *synthetic.telemetry()]
         synthetic.rewrite(folder, plan, measurements=values)
     table = tables_of(folder)[-1]
-    assert (table.section, table.common_context) == ("telemetry", "window measure")
-    assert [line.keys for line in table.lines] == [("baseline",), ("load-nf4",)]
-    assert [column.unit for column in table.columns] == ["%", "GB", "W", "MHz", "°C"]
+    assert table.caption == "All rows: window measure."
+    assert [row[0] for row in texts(table)] == ["baseline", "load-nf4"]
+    assert [column.unit for column in table.columns[1:]] == ["%", "GB", "W", "MHz", "°C"]
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -256,7 +257,7 @@ def test_flags_are_cautions_with_the_trials_that_raised_them(folder, flags, caut
     run = run_of(folder, *synthetic.quick(), synthetic.trial("third"))
     for plan, raised in zip(run.planned, flags, strict=True):
         synthetic.rewrite(folder, plan, exact=True, flags=raised)
-    assert set(cautions) <= set(build(folder).cautions)
+    assert set(cautions) <= set(sentences.cautions(build(folder).values))
 
 
 def test_hostile_contexts_names_and_notes_are_text_everywhere(folder):

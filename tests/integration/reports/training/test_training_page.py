@@ -9,24 +9,24 @@ import pytest
 
 from bench.records.adapter import AdapterCheck
 from bench.records.score import SampleAnswer
-from reports.training import loss_curves, page, summary
+from reports.output.build import build_training
 from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, SCORE, write_checked, write_run
 
 
 def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> None:
     answer = SampleAnswer(prompt="<script>alert(1)</script>", before="no", after="yes & more")
-    report = page.build(write_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
+    report = build_training(write_run(tmp_path, dataclasses.replace(RECORD, answers=[answer])))
     folder = report.index.parent
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == [
-        *("evaluations.csv", "figures/course.png", "figures/course.svg", "figures/loss.png", "figures/loss.svg"),
+        *("evaluations.csv", "figures/loss.png", "figures/loss.svg"),
         *("index.html", "report.md", "settings.json", "steps.csv"),
     ]
     html = report.index.read_text()
-    assert "<script" not in html
+    assert html.count("<script") == 1  # the page's own, which sorts tables
     assert "&lt;script&gt;alert(1)" in html
-    assert "US dollars for the steps" in html
+    assert "$4.00 an hour of all workers" in html
     assert "killed by SIGKILL" in html
     heads, first, _ = (folder / "steps.csv").read_text().splitlines()
     assert heads.startswith("run_id,configuration,step,loss,learning_rate")
@@ -34,17 +34,17 @@ def test_every_file_is_written_and_foreign_text_is_escaped(tmp_path: Path) -> No
     assert (folder / "evaluations.csv").read_text().splitlines()[1].startswith("r,train,0,2.0,")
 
 
-def test_score_answers_and_goodput_come_before_the_curves(tmp_path: Path) -> None:
+def test_score_and_answers_come_before_the_curve_and_the_next_commands_before_all(tmp_path: Path) -> None:
     html = html_of(write_run(tmp_path, dataclasses.replace(RECORD, score=SCORE)))
-    titles = re.findall(r"<h2>([^<]+)</h2>", html)
-    assert titles[:4] == ["Score", "Held-out answers before and after", "Cost and goodput", "Predicted and actual"]
-    assert titles.index("Next commands") < titles.index("Loss")
+    titles = re.findall(r"<h2[^>]*>([^<]+)</h2>", html)
+    assert titles[:4] == ["Score", "Held-out answers before and after", "Loss", "Cost and goodput"]
+    assert html.index("adapter.merge</span>") < html.index("<h2 ")
     assert "&lt;b&gt;p&lt;/b&gt;" in html
     assert "raised: " in html
 
 
 def html_of(folder: Path) -> str:
-    return page.build(folder).index.read_text()
+    return build_training(folder).index.read_text()
 
 
 def test_a_damaged_ledger_is_listed_as_a_file(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_an_empty_answer_an_unasked_prompt_and_a_cut_answer_differ(
 
 def test_the_page_names_the_configuration_and_the_check_of_the_adapter(tmp_path: Path) -> None:
     html = html_of(write_checked(tmp_path / "run", {f"e{number}": 2.0 for number in range(6)}))
-    rows = dict(re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td>', html))
+    rows = dict(re.findall(r'<th scope="row">([^<]+)</th>\s*<td[^>]*><span>([^<]+)</span>', html))
     assert rows["base model"] == "m"
     assert rows["recipe"] == "reference"
     assert rows["precision of the base"] == "nf4"
@@ -89,22 +89,25 @@ def test_the_page_names_the_configuration_and_the_check_of_the_adapter(tmp_path:
 
 
 def test_a_check_that_is_missing_or_damaged_is_named_with_its_command(tmp_path: Path) -> None:
-    assert "inv adapter.check --run=run" in html_of(write_run(tmp_path / "run")).split("All numbers")[1]
+    assert "inv adapter.check --run=run" in html_of(write_run(tmp_path / "run"))
     folder = write_checked(tmp_path / "bad", {"x": 1.0, "y": 2.0})
     hostile.rewrite_checksummed(
         folder / AdapterCheck.FILE, lambda document: hostile.set_value(document, ("forms",), [])
     )
-    assert re.search(r"adapter-check\.json: .*; run `inv adapter\.check --run=bad`", html_of(folder))
+    assert re.search(r"adapter-check\.json: .*; run <code>inv adapter\.check --run=bad<", html_of(folder))
 
 
 def test_every_table_becomes_cards_on_a_phone_and_every_head_has_a_scope(tmp_path: Path) -> None:
     html = html_of(write_run(tmp_path))
     assert not re.search(r"<th(?! scope=)[ >]", html)
-    assert all("cards" in table or "plain" in table for table in re.findall(r"<table[^>]*>", html))
+    assert all("cards" in table for table in re.findall(r"<table[^>]*>", html))
     levels = [int(level) for level in re.findall(r"<h([1-6])", html)]
     assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
-def test_hours_and_dollars_share_one_curve(tmp_path: Path) -> None:
-    training = summary.read(write_run(tmp_path))
-    assert [title.split()[-1] for title, _ in loss_curves.x_axes(training)] == ["tokens", "steps"]
+def test_what_is_unknown_or_did_not_happen_has_no_row_and_no_section(tmp_path: Path) -> None:
+    html = html_of(write_run(tmp_path / "run", dataclasses.replace(RECORD, peak_vram_bytes=None)))
+    text = re.sub(r"<[^>]+>", " ", html.split("<main>")[1].split("</main>")[0])
+    assert "unknown" not in text
+    assert "None" not in text
+    assert "Rejected files" not in text

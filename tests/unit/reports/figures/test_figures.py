@@ -2,17 +2,14 @@
 
 import itertools
 import re
-from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from bench.records.status import TrialStatus
 from reports.comparison.compare import compare
 from reports.figures import (
-    CHARTS,
     cost,
     diagnostic,
     distributed,
@@ -20,19 +17,16 @@ from reports.figures import (
     hardware,
     inference,
     loading,
-    loss_curves,
+    loss,
     memory,
-    renderer,
     run_comparison,
 )
-from reports.figures import telemetry as telemetry_figure
 from reports.figures.drawing import style
 from reports.figures.drawing.layout import NARROW, WIDE, Mark, Panel
 from reports.figures.drawing.lines import spread_apart
 from reports.figures.drawing.row_chart import padded_limits, share_axis
 from reports.figures.drawing.style import ELLIPSIS
-from reports.figures.renderer import DrawError, RenderJob
-from reports.read import reference_results, telemetry
+from reports.read import reference_results
 from reports.read.load import load
 from reports.statistics import per_config
 from reports.summary.prices import Pricing
@@ -139,26 +133,23 @@ def test_hardware_shows_each_types_largest_product_with_the_chips_own_figure_as_
     assert marks_by_row(figure, group=1)["within the GPU's memory"].published == (475.0,)
 
 
-def test_loading_and_inference_take_their_values_over_workers(a10):
+def test_loading_takes_its_values_over_workers(a10):
     cold = marks_by_row(loading.gather(*a10))["load, cold"]
     assert cold.low <= cold.value <= cold.high
-    lines = inference.gather(*a10).lines[0]
-    assert {(line.precision, line.path) for line in lines} == {
-        (precision, path) for precision in ("nf4", "bf16") for path in ("base", "adapter")
-    }
-    assert [point[0] for point in lines[0].points] == [1, 2, 4, 8, 16, 32]
 
 
-def test_the_caption_has_the_cost_of_generated_tokens_for_every_path(a10):
-    figure = inference.gather(*a10)
-    assert "LoRA" in figure.caption
-    priced = replace(figure, usd_per_hour=3.6)
-    line = figure.lines[0][0]
-    at_one, at_eight = (rate for batch, rate, _, _ in line.points if batch in (1, 8))
-    costs = f"{line.name}: ${1000 / at_one:,.2f} at batch 1, ${1000 / at_eight:,.2f} at batch 8, "
-    assert "$3.60" in priced.caption  # a tenth of a cent per second
-    assert costs in priced.caption
-    assert "$" not in replace(figure, usd_per_hour=None).caption
+def test_inference_has_a_row_for_each_precision_and_batch_and_its_caption_the_cost_of_every_path(a10):
+    summary, run = a10
+    figure = inference.gather(summary, run)
+    marks = marks_by_row(figure)
+    assert list(marks)[:7] == [*(f"4 bit, batch {batch}" for batch in (1, 2, 4, 8, 16, 32)), "16 bit, batch 1"]
+    assert marks["4 bit, batch 8"].published == (49.1,)
+    assert marks["4 bit, batch 1"].limit == pytest.approx(0.9 * marks["4 bit, batch 1"].value, rel=0.02)
+    figure = inference.gather(summarize(run, Pricing(usd_per_gpu_hour=3.6, source="a list")), run)
+    marks = marks_by_row(figure)
+    costs = [f"${1000 / marks[f'4 bit, batch {batch}'].value:,.2f} at batch {batch}" for batch in (1, 8)]
+    assert f"4 bit, base: {', '.join(costs)}" in figure.caption  # a tenth of a cent per second
+    assert "$" not in inference.gather(summarize(run, Pricing(list_prices=None)), run).caption
 
 
 def test_the_diagnosis_compares_each_factor_with_the_centre_and_shows_out_of_memory(a10):
@@ -223,15 +214,6 @@ def test_the_titles_of_the_costs_are_not_cut(a10, sheet):
     assert not any(title.endswith(ELLIPSIS) for title in titles)
 
 
-def with_medians(summary, medians_of):
-    """Replace each measured configuration's step times by worker."""
-    rows = [
-        replace(row, measured=row.measured and replace(row.measured, worker_medians=medians_of(row.label)))
-        for row in summary.rows
-    ]
-    return replace(summary, rows=tuple(rows))
-
-
 def out_of_memory_on(summary, label, amount):
     """Add `amount` trials of `label` that ran out of memory."""
     rows = tuple(
@@ -277,73 +259,6 @@ def test_distributed_shows_both_published_records_and_the_bound(a10):
     assert re.search("Blue dots .* one rank.* orange dots .* same ranks without", figure.caption)
 
 
-def test_telemetry_is_averaged_into_bins_and_cut_rows_are_left_out(tmp_path):
-    path = tmp_path / "telemetry.csv"
-    showcase.write_telemetry(path, showcase.trials()[0])
-    whole = telemetry.read(path)
-    path.write_text(path.read_text() + "99.0,measure,0,9")
-    assert len(telemetry.read(path)) in (len(whole), len(whole) + 1)
-    for damaged in ("", "a,b\n1,2\n", "elapsed_sec,phase\nx,measure\n", "\x00\xff"):
-        path.write_bytes(damaged.encode("latin-1"))
-        assert telemetry.read(path) is None
-    assert telemetry.read(tmp_path / "none.csv") is None
-
-
-def test_telemetry_of_several_gpus_is_one_line_each(a10):
-    summary, run = a10
-    ranked = next(result for result in run.results if result.trial.world_size == 4)
-    data = telemetry_figure.gather(summary, replace(run, results=(ranked,)))
-    assert [curve.gpu for curve in data.lanes[0].curves] == [0, 1, 2, 3]
-    assert [name for name, _, _ in data.phases][:3] == ["import", "load", "data"]
-
-
-def test_a_quantity_that_a_short_trial_never_sampled_has_no_lane():
-    frame = pd.DataFrame({"elapsed_sec": [0.1], "phase": ["measure"], "cpu_percent": [float("nan")]})
-    assert telemetry_figure._lane(frame, "cpu_percent", "CPU", 1.0, by_gpu=False) is None
-
-
-def test_telemetry_shows_the_gpus_maximum_and_the_effect_of_its_power_limit(a10):
-    data = telemetry_figure.gather(*a10)
-    assert [lane.reference_lines for lane in data.lanes] == [(80.0,), (150.0,), (1695.0,), ()]
-    assert data.lanes[1].heading.endswith(" of 150")
-    assert re.search("above the target of 80 %; its power limit .* 76 % ", data.header.title)
-    assert "maximum" in data.caption
-
-
-def test_telemetry_is_of_the_slow_worker_with_a_healthy_ones_means(a10):
-    summary, run = a10
-
-    def medians(label):
-        return {"gpu-node-1": 1.17, "gpu-node-2": 1.0} | ({"gpu-node-3": 1.0} if label != "packed" else {})
-
-    data = telemetry_figure.gather(with_medians(summary, medians), run)
-    assert telemetry_figure.find_slow_worker(summary) is None
-    assert data.trial == "packed.gpu-node-1"
-    assert re.match(r"gpu-node-1 is 17 % slower .*\. The GPU was ", data.header.title)
-    (clock,) = (lane for lane in data.lanes if lane.title == "SM clock, MHz")
-    assert clock.healthy_mean == pytest.approx(1458, rel=0.02)
-    assert "healthy worker: 1,4" in clock.heading
-
-
-def test_telemetry_without_the_drivers_limits_claims_no_maximum(a10):
-    summary, run = a10
-    silent = {"gpu_power_limit_watts": None, "gpu_max_sm_clock_mhz": None}
-    results = tuple(
-        replace(
-            result,
-            fingerprint=result.fingerprint | silent,
-            measurements=[
-                measurement for measurement in result.measurements if measurement.name != telemetry_figure.POWER_CAPPED
-            ],
-        )
-        for result in run.results
-    )
-    data = telemetry_figure.gather(summary, replace(run, results=results))
-    assert [lane.reference_lines for lane in data.lanes] == [(80.0,), (), (), ()]
-    assert data.header.title.endswith("above the target of 80 %")
-    assert "maximum" not in data.caption
-
-
 def test_a_loss_that_does_not_fall_is_the_title(folder):
     run = synthetic.write_run(folder)
     rising = synthetic.result(run.planned[0], step_time_sec=0.16)
@@ -352,14 +267,14 @@ def test_a_loss_that_does_not_fall_is_the_title(folder):
         again = replace(rising, trial_id=plan.trial_id, worker=plan.worker, steps=losses, warmup=losses)
         synthetic.write_result(folder, again)
     loaded = load(folder)
-    data = loss_curves.gather(summarize(loaded), loaded)
+    data = loss.gather(summarize(loaded), loaded)
     assert "did not fall" in data.header.title
     assert data.header.title.endswith(" baseline")
     assert [curve.is_falling for curve in data.curves] == [False, True]
 
 
 def test_the_losses_of_all_configurations_are_in_one_panel(a10):
-    data = loss_curves.gather(*a10)
+    data = loss.gather(*a10)
     (axes,) = data.draw(WIDE).axes
     assert len(data.curves) > 2
     assert len(axes.lines) == len(data.curves)
@@ -381,13 +296,3 @@ def test_a_comparison_starts_with_the_changed_configurations(folder, tmp_path):
     assert {*list(marks_by_row(data))[:2]} == {"baseline", "baseline, steady"}
     assert marks_by_row(data)["baseline"].value == pytest.approx(0.8, rel=0.03)
     assert run_comparison.gather(summarize(after), after) is None
-
-
-def test_a_drawing_process_that_hangs_is_an_error_that_names_the_figure(monkeypatch):
-    monkeypatch.setattr(renderer, "DRAW_SEC", 0.01)
-    with pytest.raises(DrawError, match=r"01_executive_summary.* 0 s"):
-        renderer._await_picture(RenderJob(chart=CHARTS[0], drawing=None), Future())
-
-
-def test_the_warm_up_of_a_drawing_process_imports_existing_modules():
-    renderer._warm_up()  # in another process, a wrong name would only make drawing slower

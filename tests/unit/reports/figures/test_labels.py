@@ -9,8 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from reports.figures import diagnostic, inference, loss_curves, training_performance
-from reports.figures.drawing import lines, row_chart
+from reports.figures import diagnostic, loss, step_times
+from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import NARROW, WIDE
 from reports.figures.drawing.style import ELLIPSIS, text_width_in
 from reports.read.load import load
@@ -40,38 +40,14 @@ def drawn_texts(figure: Figure) -> list[tuple[Annotation, object]]:
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_published_labels_are_not_crossed_by_lines(a10, sheet):
-    figure = inference.gather(*a10).draw(sheet)
-    labels = [box for text, box in drawn_texts(figure) if text.get_text().endswith("published")]
-    assert len(labels) == 2
-    for line in (line for line in figure.axes[0].lines if len(line.get_xdata()) > 1):
-        pixels = drawn_pixels(line)
-        assert not any(is_crossed(box, pixels) for box in labels)
-    for box in labels:
-        frame = figure.axes[0].get_window_extent()
-        assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
-
-
-@pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_names_of_eighty_characters_do_not_leave_the_figure(a10, sheet):
-    data = loss_curves.gather(*a10)
+    data = loss.gather(*a10)
     data = replace(data, curves=tuple(replace(curve, name="long-" * 16) for curve in data.curves))
     ending = " k tokens" if sheet is WIDE else ""
     figure = data.draw(sheet)
     for text, box in drawn_texts(figure):
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1
         assert text.get_text().endswith(ending)
-
-
-def test_a_label_is_next_to_its_point_if_there_is_room():
-    figure = Figure(figsize=(4, 3))
-    axes = figure.add_subplot()
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    lines.label_points(axes, [(0.5, 0.5, "here")], [[(0.0, 0.1), (1.0, 0.1)]])
-    (label,) = axes.texts
-    assert label.arrow_patch is None
-    assert np.hypot(*label.get_position()) < 30
 
 
 @pytest.mark.parametrize("sheet", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -92,7 +68,7 @@ def test_the_title_over_interrupted_steps_fits_the_sheet(tmp_path, sheet):
     run = load(tmp_path)
     assert run.steps.loc[run.steps["phase"] == "measure", "step_time_sec"].max() < 100.0
     run.steps.loc[run.steps.index[-1], "step_time_sec"] = 100.0
-    figure = training_performance.gather(summarize(run), run).draw(sheet)
+    figure = step_times.gather(summarize(run), run).draw(sheet)
     title = figure.axes[0].get_title()
     assert "(60: or more)" in title
     assert figure.axes[0].get_position().x0 * sheet.width_in + text_width_in(title, 9.5, bold=True) < sheet.width_in

@@ -9,11 +9,10 @@ from rich.console import Console
 
 from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
-from reports.output import markdown
+from reports.output import benchmark, markdown
 from reports.read.load import load
-from reports.summary import text
+from reports.summary.rows import group_failures
 from reports.summary.summarize import summarize
-from reports.summary.summary import group_failures
 from tasks.reports.report import configuration_table
 from tests.benchmarks.statistics_power import QUICK
 from tests.support.reports import synthetic
@@ -21,7 +20,7 @@ from tests.support.reports import synthetic
 
 def test_a_configuration_has_one_rate_everywhere() -> None:
     summary = summarize(replace(QUICK, slow=0.2, has_measurements=False).run(np.random.default_rng(1)))
-    row = text.best_row(summary)
+    row = summary.best_row
     assert row is not None
     assert row.measured is not None
     elapsed, of_median = row.measured.elapsed_useful_tokens_per_sec, row.measured.steady_useful_tokens_per_sec
@@ -30,7 +29,8 @@ def test_a_configuration_has_one_rate_everywhere() -> None:
     console = Console(width=120)
     with console.capture() as capture:
         console.print(configuration_table(summary))
-    texts = [text.tiles(summary)[0].value, markdown.render(summary, []), capture.get()]
+    document = benchmark.make(summary)
+    texts = [document.tiles[0].value, markdown.render(document), capture.get()]
     assert [(shown in text, hidden in text) for text in texts] == [(True, False)] * 3
     total = row.measured.elapsed_tokens_per_sec
     assert total.value * (1.0 - row.measured.padding_percent / 100.0) == pytest.approx(elapsed.value)

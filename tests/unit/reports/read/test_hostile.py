@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from reports.read import telemetry
 from reports.read.load import load
 from reports.read.run import ReportError
 from reports.summary.prices import PriceError, Pricing
@@ -47,8 +46,7 @@ def test_a_hostile_file_is_rejected_by_name_and_the_rest_is_reported(folder, cas
     assert len(run.results) + len(run.missing) == len(run.record.planned)
     assert len(summary.measured_rows) >= 1
     files = [rejected.file for rejected in run.rejected]
-    # Invalid lines of a ledger and rows of telemetry are skipped, and the rest is read.
-    is_lenient = case.startswith(("ledger", "trials/baseline.worker-1/telemetry"))
+    is_lenient = case.startswith("ledger")  # its invalid lines are skipped, and the rest is read
     assert len(files) == 1 or (is_lenient and not files)
     assert all(case.startswith((name, "(")) for name in files)
 
@@ -87,15 +85,6 @@ def test_a_trial_id_that_leads_out_of_the_folder_is_refused(tmp_path):
     )
     with pytest.raises(ReportError, match=r"trial_id: .*'\.\./\.\./elsewhere'"):
         load(tmp_path)
-
-
-def test_telemetry_without_its_columns_is_refused_and_an_invalid_line_is_skipped(tmp_path):
-    path = tmp_path / "telemetry.csv"
-    path.write_bytes(b"a,b\n1,2\n")
-    assert "elapsed_sec" in telemetry.unusable_reason(path)
-    path.write_bytes(b"elapsed_sec,phase\n1,measure\n2,meas\0ure\n\0,x\n1e999,y\n" + b"," * 9_000 + b"\n3,measure\n")
-    assert telemetry.unusable_reason(path) is None
-    assert telemetry.read(path)["elapsed_sec"].tolist() == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(

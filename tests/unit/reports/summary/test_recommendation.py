@@ -8,11 +8,13 @@ import pytest
 from bench.records.paths import QUALITY_FILE
 from bench.records.quality import LossCheck, LossPair, QualityRecord, reference_of
 from bench.records.status import TrialStatus
+from reports.output import benchmark
 from reports.read.load import load
-from reports.summary import text
+from reports.summary import sentences
+from reports.summary.decisions import Advice, FindingCode, choose
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
-from reports.summary.text import choose
+from reports.summary.warnings import WarningCode
 from tests.support.reports import synthetic
 
 NAMES = ("baseline", "good", "large")
@@ -37,18 +39,17 @@ def summarized(tmp_path):
 
 def test_a_configuration_that_mostly_runs_out_of_memory_is_passed_over_for_the_next_best(summarized):
     summary = summarized({"large": [TrialStatus.OUT_OF_MEMORY] * 3})
-    sentence = text.recommendation_text(summary)
+    sentence = sentences.recommendation(summary)
     assert sentence.startswith("Train with good: 1.")
     assert "; " in sentence
     assert "only 1 of 4 trials of large succeeded" in sentence.rpartition("; ")[2]
-    assert text.recommended_label(summary) == "good"
-    assert text.costs(summary).configuration == "good"
-    assert "large" not in text.tiles(summary)[0].value
+    assert summary.recommended_label == "good"
+    assert "large" not in benchmark.make(summary).tiles[0].value
 
 
 def test_the_headline_counts_slow_steps(summarized):
     summary = summarized({})
-    best = text.best_row(summary)
+    best = summary.best_row
     for rate, value, label in ((1e5, "100,000", "large"), (100.0, "3,050", "good")):
         elapsed = replace(best.measured.elapsed_useful_tokens_per_sec, value=rate)
         verdict = "faster" if rate > 1000.0 else None
@@ -56,7 +57,7 @@ def test_the_headline_counts_slow_steps(summarized):
         measured = replace(best.measured, elapsed_useful_tokens_per_sec=elapsed)
         slow = replace(best, measured=measured, useful_tokens_ratio=ratio)
         shown = replace(summary, rows=tuple(slow if row is best else row for row in summary.rows))
-        assert (text.tiles(shown)[0].value, text.recommended_label(shown)) == (value, label)
+        assert (benchmark.make(shown).tiles[0].value, shown.recommended_label) == (value, label)
 
 
 @pytest.mark.parametrize(
@@ -69,49 +70,52 @@ def test_the_headline_counts_slow_steps(summarized):
 )
 def test_a_single_trial_counts_against_its_configuration_if_it_shows_a_fault(summarized, ends, recommended):
     for end in ends:
-        assert text.recommended_label(summarized({"large": [end]})) == recommended, end
+        assert summarized({"large": [end]}).recommended_label == recommended, end
 
 
 def test_the_recommendation_and_the_finding_state_the_number_of_trials(summarized):
     summary = summarized({name: [TrialStatus.OUT_OF_MEMORY] for name in NAMES})
-    assert text.recommendation_text(summary).startswith("Train with large (3 of 4 trials): ")
-    assert summarized({"large": [TrialStatus.FAILED] * 2}).finding.startswith("large (2 of 4 trials) processed ")
+    assert sentences.recommendation(summary).startswith("Train with large (3 of 4 trials): ")
+    partial = summarized({"large": [TrialStatus.FAILED] * 2})
+    assert (partial.finding.code, partial.finding.row.label) == (FindingCode.FASTER, "large")
+    assert sentences.finding(partial).startswith("large (2 of 4 trials) processed ")
 
 
 def test_dollars_of_the_recommendation_are_per_useful_token(summarized):
-    sentence = text.recommendation_text(summarized({}))
+    sentence = sentences.recommendation(summarized({}))
     assert "useful tokens per second of baseline at $" in sentence
     assert "per million useful tokens on 4 workers" in sentence
     assert "samples" not in sentence
 
 
 def test_configurations_that_do_not_differ_from_the_best_are_named_with_it(summarized):
-    sentence = text.recommendation_text(summarized({}, speeds=(0.16, 0.08, 0.08)))
+    sentence = sentences.recommendation(summarized({}, speeds=(0.16, 0.08, 0.08)))
     first, second = ("good", "large") if "good," in sentence else ("large", "good")
     assert re.match(rf"Train with {first}, or with {second}, [^:]*: {first} ", sentence)
 
 
 def test_of_equal_configurations_the_baseline_is_recommended_and_the_others_are_named(summarized):
     summary = summarized({}, speeds=(0.16, 0.16, 0.16), exact=True)
-    assert text.recommendation_text(summary).startswith("Stay with baseline: ")
-    assert "good and large" in text.recommendation_text(summary).replace(", ", " and ")
+    assert sentences.recommendation(summary).startswith("Stay with baseline: ")
+    assert "good and large" in sentences.recommendation(summary).replace(", ", " and ")
     chosen = choose(summary.rows)
     assert {chosen.fastest.label, *(row.label for row in chosen.tied)} == set(NAMES)
-    assert (chosen.row.label, chosen.is_shown_faster) == ("baseline", False)
+    assert chosen.row.label == "baseline"
+    assert chosen.advice in (Advice.STAY, Advice.NOT_SHOWN)
 
 
 def test_a_baseline_that_failed_is_not_recommended(summarized):
     summary = summarized({"baseline": [TrialStatus.OUT_OF_MEMORY]}, speeds=(0.16, 0.16, 0.159))
-    assert text.recommended_label(summary) in ("good", "large")
-    assert text.recommendation_text(summary).startswith("Train with ")
+    assert summary.recommended_label in ("good", "large")
+    assert sentences.recommendation(summary).startswith("Train with ")
 
 
 def test_a_summary_with_other_rows_has_another_choice_and_without_measurements_none(summarized):
     summary = summarized({})
     assert choose([replace(row, measured=None) for row in summary.rows]) is None
-    assert text.recommended_label(summary) == "large"
+    assert summary.recommended_label == "large"
     rest = tuple(row for row in summary.rows if row.label != "large")
-    assert text.recommended_label(replace(summary, rows=rest)) == "good"
+    assert replace(summary, rows=rest).recommended_label == "good"
 
 
 def write_losses(summary, losses, folder):
@@ -134,23 +138,23 @@ def write_losses(summary, losses, folder):
 
 def test_the_headline_says_that_the_loss_is_the_same(summarized, tmp_path):
     summary = write_losses(summarized({}), {"large": 2.001}, tmp_path)
-    sentence = text.recommendation_text(summary)
+    sentence = sentences.recommendation(summary)
     assert ", at the same loss (difference +0.0500 %, at most +0.0500 %), on 4 workers" in sentence
-    assert text.recommended_label(summary) == "large"
+    assert summary.recommended_label == "large"
 
 
 def test_a_faster_configuration_at_another_loss_is_withheld_and_the_next_named(summarized, tmp_path):
     summary = write_losses(summarized({}), {"large": 2.02, "good": 1.99}, tmp_path)
-    sentence = text.recommendation_text(summary)
+    sentence = sentences.recommendation(summary)
     assert sentence.startswith("Train with good: ")
     assert "at a lower loss (difference -0.5013 %" in sentence
     assert "not shown to be at the same loss: large (difference +0.9950 %" in sentence
-    assert text.train_command(summary) is not None
+    assert summary.train_command is not None
 
 
 def test_if_no_configuration_is_at_the_same_loss_the_baseline_stays(summarized, tmp_path):
     summary = write_losses(summarized({}), {"large": 2.02, "good": 2.02}, tmp_path)
-    assert text.recommended_label(summary) == "baseline"
+    assert summary.recommended_label == "baseline"
 
 
 def test_a_damaged_record_of_losses_is_rejected_by_name(summarized, tmp_path):
@@ -159,10 +163,12 @@ def test_a_damaged_record_of_losses_is_rejected_by_name(summarized, tmp_path):
     path.write_text(path.read_text().replace("2.02", "2.00", 1))
     summary = summarize(load(tmp_path))
     assert [rejected.file for rejected in summary.rejected] == [QUALITY_FILE]
-    assert "loss" not in text.recommendation_text(summary)
+    assert "loss" not in sentences.recommendation(summary)
 
 
 def test_products_in_8_bits_without_a_comparison_are_a_warning(tmp_path):
     trials = (synthetic.trial(), synthetic.trial("int8", recipe="fast", matmul="int8"))
     synthetic.write_run(tmp_path, synthetic.record(trials), speeds={"baseline": 0.16, "int8": 0.08})
-    assert "`inv bench --quality`" in summarize(load(tmp_path)).cautions[0]
+    (warning, *_) = summarize(load(tmp_path)).warnings
+    assert (warning.code, warning.values["label"]) == (WarningCode.LOSS_UNKNOWN, "int8")
+    assert "`inv bench --quality`" in sentences.warning_text(warning)

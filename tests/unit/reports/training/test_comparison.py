@@ -30,14 +30,14 @@ def test_a_difference_is_computed_per_example(moves: list[float], verdict: str, 
     assert compared.examples == 6
     assert compared.change == pytest.approx(sum(moves) / 6, abs=1e-12)
     assert compared.verdict == verdict
-    assert ("until a held-out loss of 1.5000", "1.00 hours, $4.00", "1.00 hours, $4.00") in compared.lines
+    assert ("until a held-out loss of 1.5000", "60 min, $4.00", "60 min, $4.00") in compared.lines
 
 
 def test_the_cost_to_reach_a_loss_is_that_of_the_first_measurement_below_it(tmp_path: Path) -> None:
     run = summary.read(write_run(tmp_path))
-    assert comparison.spent_until(run, 1.5) == (1.0, 4.0)
+    assert comparison.spent_until(run, 1.5) == (3600.0, 4.0)
     assert comparison.spent_until(run, 1.4) is None
-    assert comparison.spent_until(dataclasses.replace(run, price=None), 1.5) == (1.0, None)
+    assert comparison.spent_until(dataclasses.replace(run, price=None), 1.5) == (3600.0, None)
 
 
 @pytest.mark.parametrize(

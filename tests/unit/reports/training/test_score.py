@@ -7,8 +7,9 @@ import pytest
 
 from bench.records.score import TrainingTime
 from bench.records.training import Restart
+from reports.output import training as document
 from reports.read.run import ReportError
-from reports.training import goodput, score, summary
+from reports.training import goodput, sentences, summary
 from tests.support.reports.training_run import MEASURE, RECORD, SCORE, write_run
 
 
@@ -18,9 +19,10 @@ def read(tmp_path: Path, **changes: object) -> summary.TrainingReport:
 
 def test_the_score_is_the_headline_and_the_first_large_number(tmp_path: Path) -> None:
     training = read(tmp_path, score=SCORE)
-    assert summary.headline(training) == score.outcome(training.record)
-    assert summary.tiles(training)[0][:2] == ("equal fields", "75 %")
-    lines = dict(summary.lines(training))
+    assert sentences.headline(training) == sentences.score_outcome(training.record)
+    tile = next(document.tiles(training))
+    assert (tile.name, tile.value) == ("equal fields", "75 %")
+    lines = dict(sentences.score_lines(training.record))
     assert {"score, equal fields", "score, valid JSON", "rows without a score"} <= lines.keys()
     assert "raised" in lines["rows without a score"]
     assert "d.jsonl: line 4" in lines["rows without a score"]
@@ -36,8 +38,8 @@ def test_the_score_is_the_headline_and_the_first_large_number(tmp_path: Path) ->
 def test_a_failed_score_is_a_note_and_the_training_stands(changes: dict[str, object], tmp_path: Path) -> None:
     training = read(tmp_path, score=dataclasses.replace(SCORE, **changes))
     assert training.has_succeeded
-    assert summary.headline(training) == summary.loss_and_cost(training)
-    assert score.outcome(training.record) in summary.notes(training)
+    assert sentences.headline(training) == sentences.loss_and_cost(training)
+    assert f"{sentences.score_outcome(training.record)}." in sentences.notes(training)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_a_failed_score_is_a_note_and_the_training_stands(changes: dict[str, obj
 )
 def test_the_name_of_a_score_follows_from_its_method(method: str, label: str) -> None:
     renamed = dataclasses.replace(SCORE, method=method)
-    assert [score.label(renamed, measure) for measure in renamed.measures] == [label, "valid JSON"]
+    assert [sentences.score_label(renamed, measure) for measure in renamed.measures] == [label, "valid JSON"]
 
 
 @pytest.mark.parametrize(
@@ -92,4 +94,4 @@ def test_the_cost_is_that_of_the_paid_time_with_its_waits(tmp_path: Path) -> Non
     uses = {use.name: use.seconds for use in goodput.uses(waiting)}
     assert uses["waiting for a restart"] == 2 * 900.0
     assert waiting.worker_hours == training.worker_hours == 2.0
-    assert summary.loss_and_cost(waiting) == summary.loss_and_cost(training)
+    assert sentences.loss_and_cost(waiting) == sentences.loss_and_cost(training)

@@ -8,37 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.status import ReasonCode
-from bench.records.training import DataFinding, Restart
+from bench.records.training import DataFinding
 from reports.read.run import ReportError
-from reports.training import loss_curves, page, summary
+from reports.training import repeat, sentences, summary
 from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, write_run
 
 
 def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
     training = summary.read(write_run(tmp_path))
-    assert summary.headline(training) == (
+    assert sentences.headline(training) == (
         "Held-out loss 2.00 \N{RIGHTWARDS ARROW} 1.50 (1.40 to 1.60) for $4.00 in 60 min on 2 NVIDIA A10; "
         "predicted $3.90 for the steps"
     )
-    assert re.fullmatch(r"Trained: .* fell by 0\.5000 .* \(0\.4000 to 0\.6000\)", summary.outcome(training))
-    lines = dict(summary.lines(training))
+    assert re.fullmatch(r"Trained: .* fell by 0\.5000 .* \(0\.4000 to 0\.6000\)", sentences.outcome(training))
+    lines = dict(sentences.lines(training))
     assert lines["workers"] == "2, on NVIDIA A10"
-    assert lines["worker time"].startswith("2.00 hours ")
+    assert lines["worker time"].startswith("2 h ")
     assert lines["cost"] == "$4.00 at $2.00"
     fallback = {"recipe": "stock (fast is not supported: a base in bf16, not NF4)"}
     record = dataclasses.replace(training.record, fingerprint=fallback)
-    assert dict(summary.lines(dataclasses.replace(training, record=record)))["recipe"] == fallback["recipe"]
+    assert dict(sentences.lines(dataclasses.replace(training, record=record)))["recipe"] == fallback["recipe"]
     attempts = [dataclasses.replace(attempt, workers=1280) for attempt in training.attempts]
     many = dataclasses.replace(training, attempts=attempts)
-    assert dict(summary.lines(many))["worker time"].startswith("1,280 hours ")
+    assert dict(sentences.lines(many))["worker time"].startswith("1,280 h ")
     assert lines["restarts"] == "1, 90.0 s since their checkpoints, $0.1000"
-    assert summary.predicted_and_actual(training)[1:] == [
-        ("time of the steps", "0.972 hours", "1.00 hours"),
+    assert sentences.predicted_and_actual(training)[1:] == [
+        ("time of the steps", "58 min 20 s", "60 min"),
         ("dollars for the steps", "$3.90", "$4.00"),
         ("peak GPU memory", "3.00 GiB", "3.00 GiB"),
-        ("communication", "unknown", "7.0 %"),
     ]
 
 
@@ -57,63 +55,40 @@ def test_a_loss_that_did_not_fall_is_not_called_a_success(
     last = dataclasses.replace(RECORD.evaluations[1], **changes)
     first = dataclasses.replace(RECORD.evaluations[0], is_best=True)  # as after a change of the data
     training = summary.read(write_run(tmp_path, dataclasses.replace(RECORD, evaluations=[first, last])))
-    assert sentence in summary.outcome(training)
-    assert [value.endswith("lowest") for name, value in summary.lines(training) if "loss" in name] == [False, True]
+    assert sentence in sentences.outcome(training)
+    assert [value.endswith("lowest") for name, value in sentences.lines(training) if "loss" in name] == [False, True]
     unknown = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
-    assert "no data was held out" in summary.outcome(unknown)
+    assert "no data was held out" in sentences.outcome(unknown)
 
 
 def test_a_training_without_success_starts_with_its_status(tmp_path: Path) -> None:
     record = dataclasses.replace(RECORD, status="FAILED", reason="the loss is not finite", steps_done=1)
     training = summary.read(write_run(tmp_path, record))
-    assert summary.headline(training).endswith(": FAILED after 1 of 2 steps: the loss is not finite")
+    assert sentences.headline(training).endswith(": FAILED after 1 of 2 steps: the loss is not finite")
 
 
 def test_without_a_price_the_headline_has_only_the_time(tmp_path: Path) -> None:
     training = dataclasses.replace(summary.read(write_run(tmp_path)), price=None, forecast={"seconds": 3500.0})
-    assert "(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min" in summary.headline(training)
-    assert summary.headline(dataclasses.replace(training, forecast={})).endswith("on 2 NVIDIA A10")
+    assert "(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min 20 s" in sentences.headline(training)
+    assert sentences.headline(dataclasses.replace(training, forecast={})).endswith("on 2 NVIDIA A10")
 
 
 def test_a_finding_counts_the_places_that_it_does_not_name() -> None:
     finding = DataFinding(what="too long", count=90, places=[f"d.jsonl: line {number}" for number in range(20)])
-    assert summary._finding_places(finding) == "d.jsonl: line 0, d.jsonl: line 1, d.jsonl: line 2 and 87 more"
-    assert summary._finding_places(dataclasses.replace(finding, count=2, places=["a", "b"])) == "a, b"
-
-
-def test_the_timeline_marks_checkpoints_restarts_and_preemptions_at_the_hours_of_their_steps(tmp_path: Path) -> None:
-    ends = (
-        ("ended without a word", None),
-        ("PREEMPTED: stopped by SIGTERM", ReasonCode.WORKER_STOPPED),
-        ("PREEMPTED: stopped by train.budget_usd after step 2", ReasonCode.BUDGET_USD),
-    )
-    record = dataclasses.replace(
-        RECORD,
-        checkpoints=[1],
-        restarts=[
-            Restart(attempt=2 + step, from_step=step, reason=reason, reason_code=code, lost_steps=1, lost_sec=9.0)
-            for step, (reason, code) in enumerate(ends)
-        ],
-    )
-    training = summary.read(write_run(tmp_path, record))
-    assert loss_curves.event_hours(training) == {"checkpoint": [0.5], "restart": [0.0, 1.0], "preemption": [0.5]}
-    assert loss_curves.speed(training) == ([0.5, 1.0], [10 / 1800, 12 / 1800])
-    assert loss_curves.power(training) is None
-    telemetry = "elapsed_sec,phase,gpu,gpu_power_watts\n0,train,0,100\n0,train,1,50\n3600,train,0,120\n"
-    (tmp_path / "trials" / "train" / "telemetry.csv").write_text(telemetry)
-    assert loss_curves.power(training) == ([0.0, 1.0], [150.0, 120.0])
+    assert sentences._places(finding) == "d.jsonl: line 0, d.jsonl: line 1, d.jsonl: line 2 and 87 more"
+    assert sentences._places(dataclasses.replace(finding, count=2, places=["a", "b"])) == "a, b"
 
 
 def test_the_next_commands_and_the_settings_that_repeat_the_training(tmp_path: Path) -> None:
     training = summary.read(write_run(tmp_path / "run"))
-    commands = dict(page.commands(training))
+    commands = dict(repeat.commands(training))
     assert commands["merge it into one model folder"] == "inv adapter.merge --run=run"
     without_validation = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
-    assert page.commands(without_validation)[0][1] == "inv adapter.merge --run=run --force"
+    assert repeat.commands(without_validation)[0][1] == "inv adapter.merge --run=run --force"
     stopped = dataclasses.replace(training, record=dataclasses.replace(RECORD, status="PREEMPTED", reason="max_hours"))
-    assert page.commands(stopped)[0][1] == "inv train --resume=run"
+    assert repeat.commands(stopped)[0][1] == "inv train --resume=run"
     run = dataclasses.replace(training.run, settings={"train": {"seed": 1}, "registry": {"user": "x"}})
-    settings = json.loads(page.repeat_settings(dataclasses.replace(training, run=run)))
+    settings = json.loads(repeat.repeat_settings(dataclasses.replace(training, run=run)))
     assert settings == {"train": {"seed": 1}, "bench": {"profile": "tiny"}, "fleet": {"size": 2}}
 
 
@@ -149,7 +124,7 @@ def test_the_cost_of_a_restart_in_the_ledger_is_a_number_or_unknown(tmp_path: Pa
     folder = write_run(tmp_path)
     path = folder / "ledger.jsonl"
     path.write_text(path.read_text().replace('"lost_sec": 90.0', '"lost_sec": "long"').replace("0.1,", "-1e300,"))
-    assert dict(summary.lines(summary.read(folder)))["restarts"] == "1; the cost of 1 is unknown"
+    assert dict(sentences.lines(summary.read(folder)))["restarts"] == "1; the cost of 1 is unknown"
 
 
 def test_a_training_that_was_not_collected_names_the_command(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 Its output is tested in tests/integration/tasks/reports.
 """
 
-import contextlib
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from invoke import Context
 
 from reports import exports
 from reports.output import build as building
-from reports.training import page
+from reports.output import training
 from tasks.errors import RetryableError, UsageError
 from tasks.reports import report
 from tests.support.faults import full_disk
@@ -40,8 +39,8 @@ DISK_FULL = "No space left on device; "
 
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "FigurePool", contextlib.nullcontext)
-    monkeypatch.setattr(building, "_draw_charts", lambda *_: ((), ()))
+    monkeypatch.setattr(building, "CHARTS", ())
+    monkeypatch.setattr(training, "_picture", lambda _: None)
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -78,12 +77,11 @@ def test_without_a_display_nothing_is_built(
     assert not (folder / "report").exists()
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_training_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     training_run.write_run(folder)
-    for draw in ("draw", "draw_course"):
-        monkeypatch.setattr(page.loss_curves, draw, lambda _, **__: None)
     with monkeypatch.context() as full:
-        full.setattr(page, "write_atomic", full_disk)
+        full.setattr(building, "write_atomic", full_disk)
         assert DISK_FULL in retryable_error(context())
     monkeypatch.setitem(exports.FORMATS, "tensorboard", full_disk)
     assert DISK_FULL in retryable_error(context(), ["tensorboard"])

@@ -10,7 +10,6 @@ from bench.records.quality import LossCheck, LossPair, QualityRecord
 from bench.records.run import RunRecord
 from reports.read.load import load
 from reports.summary.summarize import summarize
-from reports.summary.text import train_command
 from tasks.errors import UsageError
 from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
@@ -46,7 +45,7 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
     assert taken == expected | {"max_seq_len": 512, "micro_batch_size": 8}
     assert training.training.derive == ("validation_share", "rows_per_step", "warmup_share")
     assert training.learning_rate == 5e-4
-    assert train_command(summarize(load(folder))) == f"inv train --from={RUN}"
+    assert summarize(load(folder)).train_command == f"inv train --from={RUN}"
     assert len(list(recommended.describe_source(configured, trial, RUN))) == 1
     shorter = dataclasses.replace(trial, max_seq_len=configured.train.max_seq_len - 1)
     assert len(list(recommended.describe_source(configured, shorter, RUN))) == 2

@@ -11,7 +11,7 @@ import pytest
 from invoke import Context
 
 from bench.records import Trial, choose, suite
-from reports.training import page, summary
+from reports.training import repeat, summary
 from reports.training.summary import TrainingReport
 from tasks.errors import UsageError
 from tasks.fleet import declared, trial_spec
@@ -85,11 +85,11 @@ def test_the_command_on_a_trainings_page_repeats_it(
     trial = trial_spec.make_trial(applied, file_trial, workers=count, max_hours=None)
     training = written_training(project / "results" / "r", configured, trial)
 
-    (command,) = [command for _, command in page.commands(training) if " train" in command]
+    (command,) = [command for _, command in repeat.commands(training) if " train" in command]
     assert " train" in command
     assert ("--trial-file" in command) == bool(file_changes)
-    (project / "repeat.json").write_bytes(page.repeat_settings(training))
-    (project / "trial.json").write_bytes(page.repeat_trial(training))
+    (project / "repeat.json").write_bytes(repeat.repeat_settings(training))
+    (project / "trial.json").write_text(trial.to_text())
     repeated = load(context("repeat.json"))
     again, file_trial = trial_spec.apply_trial_file(repeated, str(project / "trial.json") if file_changes else None)
     count = trial_spec.worker_count(again, None)

@@ -8,7 +8,7 @@ from datetime import date
 import pandas as pd
 
 from bench.records import Trial
-from reports.output.tables import costs, to_csv, with_run_id, with_settings
+from reports.output.data_files import costs, to_csv, with_run_id, with_settings
 from reports.read.load import load
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize

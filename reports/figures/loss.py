@@ -1,4 +1,4 @@
-"""Figure 10, loss curves: shows whether every configuration learns, and equally well."""
+"""Figure 10, loss: of each configuration of a benchmark over its steps, or of a training over its time."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from bench.records.status import TrialStatus
+from bench.records.training import Evaluation
 from reports import formatting
 from reports.figures.drawing import lines, row_chart
 from reports.figures.drawing.layout import MARGIN_IN, Chart, Header, Sheet, create_layout, make_header
@@ -26,13 +27,13 @@ from reports.figures.drawing.style import (
     text_width_in,
 )
 from reports.read.run import Run
-from reports.summary import text
 from reports.summary.summary import Summary
 
 _MAX_POINTS = 300
 _LABEL_HEIGHT_IN = 0.2
 _MAX_NAME_IN = 2.8  # maximum width of the name in a label
 _NOTABLE_LOSS_GAP = 0.1  # nats per token above the lowest final loss; the title names a configuration beyond it
+_FEW_POINTS = 3  # a line through fewer held-out losses would suggest a course that was not measured
 
 Floats = NDArray[np.float64]
 
@@ -62,48 +63,46 @@ _TONES, _LINE_STYLES = (OTHER_TONE, MUTED), ("-", "--", "-.")  # neither the bas
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """One configuration: the median over its trials at each step, its last warm-up step, the useful tokens of a worker
-    up to the last step, its tone, and its marker, which no other curve has."""
+    """A curve: losses at positions `x`, the useful tokens up to the last, its tone, and its marker, which no other has.
+
+    `held_out` are positions and evaluations of a training.
+    """
 
     name: str
-    step: Floats
-    median: Floats
-    warmup: int
+    x: Floats
+    loss: Floats
     useful_tokens: int
-    n_trials: int
     tone: str
     marker: CurveMarker
+    held_out: tuple[tuple[float, Evaluation], ...] = ()
 
     @property
     def last_loss(self) -> float:
-        return float(self.median[-1])
+        return float(self.loss[-1])
 
     @property
     def is_falling(self) -> bool:
-        return len(self.median) == 1 or self.last_loss < float(self.median[0])
+        return len(self.loss) == 1 or self.last_loss < float(self.loss[0])
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossCurvesData:
+class LossFigure:
+    """Curves over `x_title`; the band ends at `warmup`."""
+
     header: Header
     curves: tuple[LossCurve, ...]
-
-    @property
-    def caption(self) -> str:
-        return (
-            "Similar curves mean similar learning per step; a curve above the others learns less. "
-            "Each curve has its own marker. Labels show the last loss and the useful tokens up to it. The band is the "
-            "warm-up."
-        )
+    x_title: str
+    caption: str
+    warmup: float = 0.0
 
     @property
     def alt(self) -> str:
         curves = [
-            f"{curve.name}: {formatting.number(float(curve.median[0]), 2)} at step {curve.step[0]:.0f}, "
-            f"{formatting.number(curve.last_loss, 2)} at step {curve.step[-1]:.0f}"
+            f"{curve.name}: {formatting.number(float(curve.loss[0]), 2)} at {formatting.number(float(curve.x[0]))}, "
+            f"{formatting.number(curve.last_loss, 2)} at {formatting.number(float(curve.x[-1]))}"
             for curve in self.curves
         ]
-        return "Loss over optimizer steps. " + "; ".join(curves) + "."
+        return f"Loss over {self.x_title}. " + "; ".join(curves) + "."
 
     def draw(self, sheet: Sheet) -> Figure:
         height_in = max(2.4, _LABEL_HEIGHT_IN * len(self.curves))
@@ -112,11 +111,11 @@ class LossCurvesData:
         labels = [_label(curve, sheet) for curve in self.curves]
         room = min(0.45 * width, max(text_width_in(label, 8.5) for label in labels))
         axes = layout.panel(left, 0.0, width - room - 0.1, height_in + 0.7)
-        _draw(axes, self.curves, [shorten_text(label, room, 8.5) for label in labels], height_in)
+        _draw(axes, self, [shorten_text(label, room, 8.5) for label in labels], height_in)
         return layout.figure
 
 
-def gather(summary: Summary, run: Run) -> LossCurvesData | None:
+def gather(summary: Summary, run: Run) -> LossFigure | None:
     tones = {row.label: row_chart.row_tone(row) for row in row_chart.drawn_rows(summary)}
     steps = run.steps
     usable = steps[
@@ -126,40 +125,63 @@ def gather(summary: Summary, run: Run) -> LossCurvesData | None:
     ]
     if usable.empty:
         return None
-    rows_by_label = {
-        str(label): rows_of_label for label, rows_of_label in usable.groupby("configuration", observed=True)
-    }
-    best = text.recommended_label(summary)
+    rows_by_label = {str(label): rows for label, rows in usable.groupby("configuration", observed=True)}
+    best = summary.recommended_label
     drawn = [label for label in tones if label in rows_by_label]
     curves = tuple(
         _curve(label, rows_by_label[label], DEEP_TONE if label == best else tones[label], MARKERS[number])
         for number, label in enumerate(drawn)
     )
-    trials = [curve.n_trials for curve in curves]
-    has_repeats = max(trials) > 1
-    n_text = (
-        f"medians over n = {formatting.number_range(trials)} trials of a configuration"
-        if has_repeats
-        else "n = 1 trial each"
-    )
+    trials = [int(rows_by_label[label]["trial_id"].nunique()) for label in drawn]
+    medians = f"medians over n = {formatting.number_range(trials)} trials of a configuration"
     subset_note = row_chart.describe_subset(summary)
     title = _title(curves, "configuration drawn" if subset_note else "configuration")
-    return LossCurvesData(header=make_header(summary, title, n_text, subset_note, "nats per token"), curves=curves)
+    n_text = medians if max(trials) > 1 else "n = 1 trial each"
+    return LossFigure(
+        header=make_header(summary, title, n_text, subset_note, "nats per token"),
+        curves=curves,
+        x_title="optimizer step",
+        warmup=float(usable.loc[usable["phase"] == "warmup", "step"].max()) + 0.5
+        if (usable["phase"] == "warmup").any()
+        else 0.0,
+        caption=(
+            "Similar curves mean similar learning per step; a curve above the others learns less. "
+            "Each curve has its own marker. Labels show the last loss and the useful tokens up to it. The band is the "
+            "warm-up."
+        ),
+    )
+
+
+def training_figure(
+    header: Header,
+    x_title: str,
+    x: Sequence[float],
+    losses: Sequence[float],
+    tokens: int,
+    held_out: Sequence[tuple[float, Evaluation]],
+) -> LossFigure:
+    """Make the figure of a training: the loss of each step, and held-out losses with their intervals."""
+    stride = -(-len(x) // _MAX_POINTS)
+    curve = LossCurve(
+        name="training", x=np.array(x[::stride]), loss=np.array(losses[::stride]), useful_tokens=tokens,
+        tone=OTHER_TONE, marker=MARKERS[0], held_out=tuple(held_out),
+    )  # fmt: skip
+    caption = "The line is the loss of each step, in nats per target token."
+    if held_out:
+        caption += " Orange points are the loss of held-out examples with its 95 % interval over examples."
+    return LossFigure(header=header, curves=(curve,), x_title=x_title, caption=caption)
 
 
 def _curve(label: str, rows: pd.DataFrame, tone: str, marker: CurveMarker) -> LossCurve:
+    """Return the median over the configuration's trials at each step."""
     medians = rows.groupby("step")["loss"].median()
-    medians = medians.iloc[:: -math.ceil(len(medians) / _MAX_POINTS)].iloc[
-        ::-1
-    ]  # keeps the last step, whose loss is in the label
-    warmup_steps = rows.loc[rows["phase"] == "warmup", "step"]
+    # Thinned from the end: the last step's loss is in the label.
+    medians = medians.iloc[:: -math.ceil(len(medians) / _MAX_POINTS)].iloc[::-1]
     return LossCurve(
         name=label,
-        step=medians.index.to_numpy(float),
-        median=medians.to_numpy(float),
-        warmup=0 if warmup_steps.empty else int(warmup_steps.max()),
+        x=medians.index.to_numpy(float),
+        loss=medians.to_numpy(float),
         useful_tokens=int(rows.groupby("trial_id", observed=True)["useful_tokens"].sum().median()),
-        n_trials=int(rows["trial_id"].nunique()),
         tone=tone,
         marker=marker,
     )
@@ -169,7 +191,7 @@ def _title(curves: Sequence[LossCurve], noun: str) -> str:
     rising = [curve.name for curve in curves if not curve.is_falling]
     if rising:
         return f"The loss did not fall in {formatting.first_n(rising, 3)}"
-    if all(len(curve.median) == 1 for curve in curves):
+    if all(len(curve.loss) == 1 for curve in curves):
         return "The loss of a single step: no trend yet"
     if len(curves) == 1:
         return f"The loss falls in {curves[0].name}, to {formatting.number(curves[0].last_loss, 2)}"
@@ -183,23 +205,22 @@ def _label(curve: LossCurve, sheet: Sheet) -> str:
     name = f"{curve.marker.character} {shorten_text(curve.name, _MAX_NAME_IN, 8.5)}"
     if sheet.is_narrow:
         return name
-    return (
-        f"{name}: {formatting.number(curve.last_loss, 2)}, {formatting.number(curve.useful_tokens / 1000, 0)} k tokens"
-    )
+    tokens = curve.useful_tokens
+    amount = f"{tokens:,}" if tokens < 10_000 else f"{formatting.number(tokens / 1000, 0)} k"
+    return f"{name}: {formatting.number(curve.last_loss, 2)}, {amount} tokens"
 
 
-def _draw(axes: Any, curves: Sequence[LossCurve], labels: Sequence[str], height_in: float) -> None:
-    warmup = max(curve.warmup for curve in curves)
-    if warmup:
-        axes.axvspan(0.5, warmup + 0.5, color=BAND, linewidth=0, zorder=0)
-    for number, curve in enumerate(curves):
+def _draw(axes: Any, figure: LossFigure, labels: Sequence[str], height_in: float) -> None:
+    if figure.warmup:
+        axes.axvspan(0.5, figure.warmup, color=BAND, linewidth=0, zorder=0)
+    for number, curve in enumerate(figure.curves):
         tone = curve.tone if curve.tone != OTHER_TONE else _TONES[number % len(_TONES)]
-        tone = tone if curve.is_falling else ACCENT_TONE
+        tone = tone if curve.is_falling or curve.held_out else ACCENT_TONE
         bold = tone in (DEEP_TONE, ACCENT_TONE)
-        stride = max(1, len(curve.step) // _MARKS_PER_CURVE)
+        stride = max(1, len(curve.x) // _MARKS_PER_CURVE)
         axes.plot(
-            curve.step,
-            curve.median,
+            curve.x,
+            curve.loss,
             color=tone,
             linewidth=2.0 if bold else 1.0,
             linestyle="-" if bold or curve.tone != OTHER_TONE else _LINE_STYLES[number % len(_LINE_STYLES)],
@@ -209,20 +230,37 @@ def _draw(axes: Any, curves: Sequence[LossCurve], labels: Sequence[str], height_
             markevery=(number % stride, stride),  # shifted, so that markers of close curves do not hide each other
             zorder=3 if bold else 2,
         )
-    axes.set_title("Loss by optimizer step")
-    axes.set_xlabel("step", labelpad=2)
-    axes.set_xlim(0.5, max(1.5, *(float(curve.step[-1]) for curve in curves)))
-    lines.format_x_axis(axes, integer=True)
+        _draw_held_out(axes, curve)
+    axes.set_title(f"Loss by {figure.x_title}")
+    axes.set_xlabel(figure.x_title, labelpad=2)
+    is_steps = figure.x_title.endswith("step")
+    first, last = (0.5, 1.5) if is_steps else (0.0, 0.0)
+    end = max(last, *(float(curve.x[-1]) for curve in figure.curves))
+    axes.set_xlim(first - (0.0 if is_steps else 0.02 * end), end)
+    lines.format_x_axis(axes, integer=is_steps)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.tick_params(axis="y", labelsize=8.0, labelcolor=MUTED)
     ends = [
-        (float(curve.step[-1]), curve.last_loss, label, ACCENT_TONE if not curve.is_falling else MUTED)
-        for curve, label in zip(curves, labels, strict=True)
+        (float(curve.x[-1]), curve.last_loss, label, ACCENT_TONE if not curve.is_falling else MUTED)
+        for curve, label in zip(figure.curves, labels, strict=True)
     ]
     lines.label_ends(axes, ends, height_in)
 
 
-LOSS_CURVES = Chart(
+def _draw_held_out(axes: Any, curve: LossCurve) -> None:
+    if not curve.held_out:
+        return
+    losses = [evaluation.loss for _, evaluation in curve.held_out]
+    ends = [
+        [abs(each.loss - end) if (end := getattr(each, name)) is not None else 0.0 for _, each in curve.held_out]
+        for name in ("low", "high")
+    ]
+    line = "-" if len(losses) >= _FEW_POINTS else "none"
+    look = {"color": ACCENT_TONE, "marker": "o", "markersize": 5, "linewidth": 1.4, "capsize": 3, "zorder": 4}
+    axes.errorbar([x for x, _ in curve.held_out], losses, yerr=ends, linestyle=line, clip_on=False, **look)
+
+
+LOSS = Chart(
     name="10_loss_curves",
     title="Loss curves",
     needs="a training trial that succeeds",

@@ -1,4 +1,4 @@
-"""Machine-readable report: summary.json, summary.csv, and the frames as CSV. reports/README.md documents every field.
+"""Files of a report for programs: JSON and CSV. reports/README.md documents every field.
 
 Every CSV file begins with `run_id`, so that files of several runs can be concatenated; the other columns and their
 units are those of `reports.read.run` and `reports.read.measurements`. `trials.csv` has every setting of its trial,
@@ -22,9 +22,10 @@ from reports import formatting
 from reports.read import measurements
 from reports.read.run import Run
 from reports.statistics.types import Ratio
-from reports.summary import cost
-from reports.summary import text as text_module
-from reports.summary.summary import ConfigurationRow, Summary
+from reports.summary import cost, sentences
+from reports.summary.rows import ConfigurationRow
+from reports.summary.summary import Summary
+from reports.training.summary import TrainingReport
 
 ESTIMATES = (
     *("step_time_sec", "elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),
@@ -47,6 +48,31 @@ _OTHER_FIELDS = ("kind", "reason", "planned", "ends", "missing", "n_measurements
 _AMOUNTS = ("joules_per_1000_useful_tokens", "fine_tuning_kwh")
 
 
+def of_benchmark(summary: Summary, run: Run) -> dict[str, bytes]:
+    """Return every file of a benchmark by its name."""
+    return {
+        "summary.json": summary_json(summary, run),
+        "summary.csv": summary_csv(summary),
+        "trials.csv": to_csv(with_run_id(run, with_settings(run))),
+        "steps.csv": to_csv(with_run_id(run, run.steps)),
+        "costs.csv": to_csv(costs(summary)),
+        "measurements.csv": to_csv(with_run_id(run, run.measurements)),
+    }
+
+
+def of_training(training: TrainingReport) -> dict[str, bytes]:
+    """Return the steps and held-out losses of a training. Run and configuration come first on each line."""
+    record = training.record
+    frames = {
+        "steps.csv": pd.DataFrame(asdict(record.steps)),
+        "evaluations.csv": pd.DataFrame([asdict(evaluation) for evaluation in record.evaluations]),
+    }
+    for frame in frames.values():
+        frame.insert(0, "run_id", training.run.run_id)
+        frame.insert(1, "configuration", training.run.planned[0].trial.name)
+    return {name: to_csv(frame) for name, frame in frames.items()}
+
+
 def summary_json(summary: Summary, run: Run) -> bytes:
     """Format the whole report as JSON. Unknown values are null; the same run gives the same bytes."""
     record = summary.record
@@ -56,10 +82,13 @@ def summary_json(summary: Summary, run: Run) -> bytes:
         "version": VERSION,
         "run": _fields(record, *_RUN_FIELDS),
         "profile_note": summary.profile_note,
-        "recommendation": text_module.recommendation_text(summary),
-        "finding": summary.finding,
-        "second_finding": summary.second_finding,
-        "cautions": list(summary.cautions),
+        "recommendation": sentences.spell_out(sentences.recommendation(summary)),
+        "advice": None if summary.choice is None else summary.choice.advice,
+        "recommended": summary.recommended_label,
+        "finding": sentences.spell_out(sentences.finding(summary)),
+        "second_finding": sentences.second_finding(summary),
+        "cautions": list(sentences.cautions(summary)),
+        "warnings": [asdict(warning) for warning in summary.warnings],
         "baseline": summary.baseline,
         "price": None if summary.price is None else _price(summary.price),
         "prices": [_price(price) for price in summary.prices],

@@ -1,0 +1,209 @@
+"""The content of a report without its form: what the page, Markdown and the terminal show.
+
+A benchmark, a training and a check of data differ in their sections only. Texts may come from a run and are untrusted:
+the writers escape them. In a text, a command stands between backquotes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from reports import formatting
+from reports.formatting import HasInterval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A value as text, and details in small print: interval, share of the chip's peak, note.
+
+    `sort_key` orders a sortable table, None: by the text. `log` has lines that the page folds.
+    """
+
+    value: str
+    details: tuple[str, ...] = ()
+    sort_key: float | None = None
+    log: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Value and details on one line."""
+        return "; ".join((self.value, *self.details))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column's title and unit; one that `is_wide_only` is left out on a phone."""
+
+    title: str
+    unit: str = ""
+    is_number: bool = True
+    is_wide_only: bool = False
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, (self.title, self.unit)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row: one cell per column, None if unknown. The first cell is its heading, which `tag` follows."""
+
+    cells: tuple[Cell | None, ...]
+    is_marked: bool = False
+    tag: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table. `n_omitted` rows are only in `file`."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    caption: str = ""
+    n_omitted: int = 0
+    file: str = "summary.json"
+    is_sortable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A paragraph, or the items of a list."""
+
+    items: tuple[str, ...]
+    is_list: bool = False
+    is_quiet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Names with their values."""
+
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """Commands to type, each with its purpose."""
+
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """A prompt and its answers side by side: heading, answer (None: not asked), and a note below it."""
+
+    prompt: str
+    items: tuple[tuple[str, str | None, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkedText:
+    """Text in pieces, some of which are marked."""
+
+    title: str
+    pieces: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A drawn figure: its files' bytes, inline SVG for wide and for narrow screens, its caption and its alt text.
+
+    `finding` is the figure's result in a sentence.
+    """
+
+    name: str
+    title: str
+    finding: str
+    png: bytes
+    svg: bytes
+    wide_svg: str
+    narrow_svg: str
+    caption: str
+    alt: str
+    is_folded: bool = False
+
+
+Part = Table | Text | Pairs | Commands | Answers | MarkedText | Picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Parts under a title. A section that `is_folded` supports a decision and leads to none: a click opens it."""
+
+    title: str
+    parts: tuple[Part, ...]
+    is_folded: bool = False
+
+    @property
+    def anchor(self) -> str:
+        return "-".join("".join(c if c.isalnum() else " " for c in self.title.lower()).split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A number with its name, and a detail in small print: interval or source."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A report. On the first screen: headline, notes, command, tiles, and the first of the `doubts`; others are folded.
+
+    `results` are remarks that are no doubts; `facts` identify the run.
+    """
+
+    kicker: str
+    headline: str
+    run_id: str = ""
+    notes: tuple[str, ...] = ()
+    commands: Commands | None = None
+    tiles: tuple[Tile, ...] = ()
+    doubts: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        return tuple(part for section in self.sections for part in section.parts if isinstance(part, Picture))
+
+
+def paragraph(text: str, *, is_quiet: bool = False) -> Text:
+    return Text(items=(text,), is_quiet=is_quiet)
+
+
+def text_table(heads: Iterable[str], rows: Iterable[Iterable[str]], numbers: Iterable[str] = (), **more: int) -> Table:
+    """Make a table of texts; the columns called `numbers` are aligned right. `more` are fields of the table."""
+    right = set(numbers)
+    return Table(
+        columns=tuple(Column(title=head, is_number=head in right) for head in heads),
+        rows=tuple(Row(cells=tuple(Cell(value=value) for value in row)) for row in rows),
+        **more,  # type: ignore[arg-type] # n_omitted
+    )
+
+
+def estimate_cell(interval: HasInterval | None, prefix: str = "") -> Cell | None:
+    """Return a cell with a value and its interval; None without one."""
+    if interval is None:
+        return None
+    decimals = formatting.estimate_decimals(interval)
+    return _interval_cell(interval, decimals, prefix, "")
+
+
+def ratio_cell(interval: HasInterval | None, word: str = "") -> Cell | None:
+    """Return a cell with a ratio, its interval and its verdict; None without one."""
+    if interval is None:
+        return None
+    cell = _interval_cell(interval, formatting.ratio_decimals(interval.low, interval.high), "", "x")
+    return Cell(value=cell.value, details=(*cell.details, *([word] if word else [])), sort_key=cell.sort_key)
+
+
+def _interval_cell(interval: HasInterval, decimals: int, prefix: str, suffix: str) -> Cell:
+    span = formatting.span(interval.low, interval.high, decimals).strip("()")
+    return Cell(
+        value=f"{prefix}{formatting.number(interval.value, decimals)}{suffix}",
+        details=(span + formatting.interval_mark(interval),) if span else (),
+        sort_key=interval.value,
+    )

@@ -1,0 +1,323 @@
+"""The report of a benchmark as a document."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from bench.records.status import TrialStatus
+from reports import formatting
+from reports.document import (
+    Cell,
+    Column,
+    Commands,
+    Document,
+    Pairs,
+    Part,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Text,
+    Tile,
+    estimate_cell,
+    paragraph,
+    ratio_cell,
+    text_table,
+)
+from reports.figures.drawing.layout import Chart
+from reports.statistics.types import Estimate, Ratio
+from reports.summary import sentences, tables
+from reports.summary.cost import Amount, Cost, FineTuning, Price
+from reports.summary.rows import ConfigurationRow, group_failures, group_missing
+from reports.summary.summary import Summary
+
+# Row limits of the page's tables; summary.json has all rows.
+MAX_ROWS, MAX_FAILURES = 400, 200
+
+
+def make(summary: Summary, pictures: Sequence[Picture] = (), skipped: Sequence[Chart] = ()) -> Document:
+    """Make the document of a benchmark. `skipped` are the charts without data."""
+    headline, basis = sentences.without_mark(sentences.recommendation(summary))
+    unfit = sentences.unfit(summary)
+    return Document(
+        kicker="benchmark report",
+        run_id=summary.record.run_id,
+        headline=headline,
+        notes=(basis,) if basis else (),
+        commands=_train_command(summary),
+        tiles=tuple(_tiles(summary)),
+        doubts=(*([summary.profile_note] if summary.profile_note else []), *sentences.cautions(summary)),
+        results=(unfit,) if unfit else (),
+        facts=tuple(_facts(summary)),
+        sections=tuple(_sections(summary, pictures, skipped)),
+    )
+
+
+def _train_command(summary: Summary) -> Commands | None:
+    command = summary.train_command
+    return None if command is None else Commands(items=((f"Train with {summary.recommended_label}", command),))
+
+
+def _tiles(summary: Summary) -> Iterator[Tile]:
+    """Yield at most four numbers about the best configuration; none if nothing was measured."""
+    row = summary.best_row
+    if row is None or row.measured is None:
+        return
+    rate, ratio = row.measured.elapsed_useful_tokens_per_sec, row.useful_tokens_ratio
+    yield Tile(
+        name="Useful tokens per second and worker",
+        value=formatting.number(rate.value),
+        detail=_detail(rate, formatting.estimate_decimals(rate)),
+    )
+    if ratio is not None:
+        decimals = formatting.ratio_decimals(ratio.low, ratio.high)
+        detail = _detail(ratio, decimals, ratio.word or "not shown to differ")
+        value = f"{formatting.number(ratio.value, decimals)}x"
+        yield Tile(name=f"Against {summary.baseline}", value=value, detail=detail)
+    if row.cost is None:
+        where = "GPU" if row.peak_vram_bytes is not None else "process"
+        yield Tile(name=f"Peak {where} memory", value=formatting.gigabytes(row.peak_bytes))
+        return
+    per_million = _dollars(row.cost.usd_per_million_useful_tokens)
+    yield Tile(name="Per million useful tokens", value=per_million, detail=_price(row.cost.price))
+    for tuning in row.cost.fine_tunings[:1]:
+        detail = f"in {formatting.duration(tuning.training_sec.value)} on {formatting.count(tuning.gpus, 'GPU')}"
+        yield Tile(name="10,000 samples", value=_dollars(tuning.usd), detail=detail)
+
+
+def _detail(rate: Estimate | Ratio, decimals: int, verdict: str = "") -> str:
+    mark = ", of one process" if formatting.interval_mark(rate) else ""
+    return f"{formatting.span(rate.low, rate.high, decimals)} {verdict}".strip() + mark
+
+
+def _dollars(amount: Amount) -> str:
+    return f"${formatting.number(amount.value)}"
+
+
+def _price(price: Price) -> str:
+    return f"${price.usd_per_gpu_hour:,.2f} per GPU hour"
+
+
+def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield name and value of the facts that identify the run."""
+    record = summary.record
+    sha, dirty = record.provenance.get("git_sha"), record.provenance.get("git_dirty")
+    yield "Run", record.run_id
+    yield "Started", _format_time(record.created_at)
+    yield "Suite", f"{record.suite}, profile {record.profile}, {record.spread}"
+    yield "Fleet", f"{record.fleet_kind}, {formatting.count(len(record.workers), 'worker')}"
+    yield "Device", summary.hosts.device
+    yield "Code", f"{str(sha)[:12]}{' with uncommitted changes' if dirty else ''}" if sha else "git revision unknown"
+    yield "Trials", f"{summary.counts.get(TrialStatus.SUCCEEDED, 0)} of {len(record.planned)} succeeded"
+
+
+def _format_time(iso: str) -> str:
+    """Format an ISO 8601 timestamp as `2026-03-01 10:15:00 UTC`; invalid ones are returned unchanged."""
+    try:
+        return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S %Z").rstrip()
+    except ValueError:
+        return iso
+
+
+def _sections(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[Chart]) -> Iterator[Section]:
+    finding = sentences.finding(summary)
+    remarks = [] if finding == sentences.recommendation(summary) else [sentences.without_mark(finding)[0]]
+    remarks += filter(None, [sentences.second_finding(summary) if remarks else None])
+    if summary.rows:
+        parts: tuple[Part, ...] = (_configurations(summary), *([paragraph(" ".join(remarks))] if remarks else []))
+        yield Section(title="Configurations", parts=parts)
+    elif remarks:
+        yield Section(title="Finding", parts=(paragraph(" ".join(remarks)),))
+    row = summary.best_row
+    if row is not None and row.costs and row.costs[0].fine_tunings:
+        sources = [price.description for price in summary.prices]
+        sources += [] if summary.hosted is None else [summary.hosted.description]
+        energy = sentences.energy(summary)
+        quiet = Text(items=(*([energy] if energy else []), *sources), is_quiet=True)
+        yield Section(title="Cost of a fine-tuning on 10,000 samples", parts=(_costs(row), quiet))
+    if pictures:
+        ordered = sorted(pictures, key=lambda picture: picture.is_folded)
+        yield Section(title="Figures", parts=tuple(ordered))
+    yield Section(title="Failures", parts=tuple(_failures(summary)))
+    for section, made in summary.measurements.items():
+        yield Section(title=f"{tables.section_title(section)} measurements", parts=made, is_folded=True)
+    yield Section(title="Method", parts=(Text(items=tuple(sentences.method(summary))),), is_folded=True)
+    if (billed := sentences.billed(summary)) is not None:
+        used = (paragraph(billed[0]), Pairs(items=tuple(billed[1])))
+        yield Section(title="Use of the workers' time", parts=used, is_folded=True)
+    yield Section(title="Fingerprint", parts=tuple(_fingerprint(summary)), is_folded=True)
+    if skipped:
+        missing = [
+            f"{chart.title} needs {chart.needs}" + (f": `{chart.command}`" if chart.command else "")
+            for chart in skipped
+        ]
+        yield Section(title="Figures without data", parts=(Text(items=tuple(missing), is_list=True),), is_folded=True)
+
+
+def _configurations(summary: Summary) -> Table:
+    """Make the table of all configurations; of very many, of the baseline and the fastest."""
+    rows = summary.recommended_first
+    if len(rows) > MAX_ROWS:
+        fastest = sorted(rows, key=lambda row: (not row.is_baseline, -row.useful_rate))[:MAX_ROWS]
+        rows = tuple(row for row in rows if row in fastest)
+    has_energy = any(row.energy is not None for row in rows)
+    caption = (
+        "Values with 95 % intervals; rates are per worker, over the time of all steps. Step times are of median steps. "
+        f"Ratios are of rates, against {summary.baseline}. {sentences.interval_mark_note(summary)}"
+    )
+    if summary.price is not None:
+        caption += f" Dollars: {summary.price.description}."
+    columns = [
+        Column(title="Configuration", is_number=False),
+        Column(title="n", unit="steps", is_wide_only=True),
+        Column(title="Step time", unit="s", is_wide_only=True),
+        Column(title="Samples", unit="per s"),
+        Column(title="Samples", unit="ratio", is_wide_only=True),
+        Column(title="Tokens", unit="per s", is_wide_only=True),
+        Column(title="Useful tokens", unit="per s"),
+        Column(title="Useful tokens", unit="ratio"),
+        Column(title="Padding", unit="%", is_wide_only=True),
+        Column(title="Peak memory", unit="GB"),
+        Column(title="Loss", unit="first to last", is_wide_only=True),
+        *([Column(title="US$", unit="per 1,000 samples")] if summary.price is not None else []),
+        *([Column(title="GPU energy", unit="J per 1,000 useful tokens", is_wide_only=True)] if has_energy else []),
+    ]
+    optional = (summary.price is not None, has_energy)
+    return Table(
+        columns=tuple(columns),
+        rows=tuple(
+            Row(
+                cells=tuple(_configuration(row, *optional)),
+                is_marked=row.is_baseline,
+                tag="recommended" if row.label == summary.recommended_label else "",
+            )
+            for row in rows
+        ),
+        caption=caption.strip(),
+        n_omitted=len(summary.rows) - len(rows),
+        is_sortable=True,
+    )
+
+
+def _configuration(row: ConfigurationRow, priced: bool, has_energy: bool) -> Iterator[Cell | None]:
+    trial, measured = row.trial, row.measured
+    accumulation = f" x {trial.gradient_accumulation_steps}" if trial.gradient_accumulation_steps > 1 else ""
+    shape = f"{trial.max_seq_len} tokens, batch {trial.micro_batch_size}{accumulation}; {trial.reason}"
+    if measured is None:
+        ends = f"no trial succeeded: {sentences.ends_text([row])}"
+        yield Cell(value=row.label, details=(shape, ends))
+        yield Cell(value="0")
+        yield from [None] * (9 + priced + has_energy)
+        return
+    trials = () if row.succeeded == row.planned else (f"{row.succeeded} of {row.planned} trials",)
+    yield Cell(value=row.label, details=(shape, *trials))
+    workers = formatting.count(measured.n_workers, "worker")
+    yield Cell(value=str(measured.n_steps), details=(workers,), sort_key=measured.n_steps)
+    yield estimate_cell(measured.step_time_sec)
+    yield estimate_cell(measured.elapsed_samples_per_sec)
+    yield _ratio(row, row.samples_ratio)
+    yield estimate_cell(measured.elapsed_tokens_per_sec)
+    yield estimate_cell(measured.elapsed_useful_tokens_per_sec)
+    yield _ratio(row, row.useful_tokens_ratio)
+    yield Cell(value=formatting.number(measured.padding_percent, 0), sort_key=measured.padding_percent)
+    peak = row.peak_bytes
+    yield None if peak is None else Cell(value=formatting.number(peak / 1e9), sort_key=peak)
+    losses = [formatting.number(loss, 2) for loss in (row.first_loss, row.last_loss)]
+    yield Cell(value=losses[0], details=(f"to {losses[1]}",), sort_key=row.last_loss)
+    if priced:
+        yield estimate_cell(None if row.cost is None else row.cost.usd_per_1000_samples)
+    if has_energy:
+        yield estimate_cell(None if row.energy is None else row.energy.joules_per_1000_useful_tokens)
+
+
+def _ratio(row: ConfigurationRow, ratio: Ratio | None) -> Cell | None:
+    if row.is_baseline:
+        return Cell(value="1", details=("baseline",), sort_key=1.0)
+    return ratio_cell(ratio, "" if ratio is None else ratio.word)
+
+
+def _costs(row: ConfigurationRow) -> Table:
+    """Make the table of the fine-tuning's time and its dollars at each price, by number of GPUs."""
+    return Table(
+        columns=(
+            Column(title="GPUs", is_number=False),
+            Column(title="Time"),
+            *(Column(title=_price(cost.price), unit=_price_name(cost.price)) for cost in row.costs),
+        ),
+        rows=tuple(_plan(number, plan, row.costs) for number, plan in enumerate(row.costs[0].fine_tunings)),
+        caption=(
+            f"{row.label}, in US$. Billed includes the time before the first step and the boot volume, if their prices "
+            "are known."
+        ),
+    )
+
+
+def _plan(number: int, plan: FineTuning, costs: Sequence[Cost]) -> Row:
+    low, high = plan.training_sec.low, plan.training_sec.high
+    span = () if low is None or high is None else (f"{formatting.duration(low)} to {formatting.duration(high)}",)
+    time = Cell(value=formatting.duration(plan.training_sec.value), details=span)
+    name = Cell(value=formatting.count(plan.gpus, "GPU"), details=(plan.scaling.source,))
+    return Row(cells=(name, time, *(_amount(cost.fine_tunings[number]) for cost in costs)))
+
+
+def _price_name(price: Price) -> str:
+    return "as set" if price.name == "set" else price.name
+
+
+def _amount(plan: FineTuning) -> Cell:
+    usd, decimals = plan.usd, formatting.significant_decimals(plan.usd.value)
+    spread = formatting.span(usd.low, usd.high, decimals).strip("()")
+    billed = f"billed {formatting.number(plan.usd_billed.value, decimals)}" if plan.startup_sec is not None else ""
+    return Cell(value=_dollars(usd), details=tuple(filter(None, (spread, billed))))
+
+
+def _failures(summary: Summary) -> Iterator[Table | Text]:
+    if summary.failures:
+        groups = group_failures(summary.failures)
+        heads = ("Trial that did not succeed", "Worker", "Status", "Reason", "Attempt", "Steps", "Measurements")
+        yield Table(
+            columns=tuple(Column(title=head, is_number=number > 3) for number, head in enumerate(heads)),
+            rows=tuple(
+                Row(
+                    cells=(
+                        Cell(value=group.name),
+                        Cell(value=group.workers("none")),
+                        Cell(value=group.first.end.value),
+                        Cell(value=group.first.reason or "unknown", log=group.first.log_tail),
+                        *(Cell(value=group.number_range(name)) for name in ("attempt", "n_steps", "n_measurements")),
+                    )
+                )
+                for group in groups[:MAX_FAILURES]
+            ),
+            n_omitted=max(0, len(groups) - MAX_FAILURES),
+        )
+    missing = group_missing(summary.missing)
+    if missing:
+        texts = [(group.name, group.workers("any"), group.first.reason) for group in missing]
+        yield _limited(("Planned trial without a usable result", "Worker", "Reason"), texts)
+    if summary.rejected:
+        yield _limited(("Rejected file", "Reason"), [(file.file, file.reason) for file in summary.rejected])
+    if not (summary.failures or missing or summary.rejected):
+        planned = formatting.count(len(summary.record.planned), "planned trial")
+        yield paragraph(f"None. {planned} succeeded, and every file was verified.")
+
+
+def _limited(heads: tuple[str, ...], texts: Sequence[tuple[str, ...]]) -> Table:
+    return text_table(heads, texts[:MAX_FAILURES], n_omitted=max(0, len(texts) - MAX_FAILURES))
+
+
+def _fingerprint(summary: Summary) -> Iterator[Table | Text | Pairs]:
+    hosts = summary.hosts
+    if hosts.differences:
+        rows = [
+            (
+                difference.key,
+                "; ".join(
+                    f"{value} on {formatting.first_n(places)}" for value, places in difference.where_by_value.items()
+                ),
+            )
+            for difference in hosts.differences
+        ]
+        yield text_table(("Key that differs", "Values"), rows)
+    elif hosts.common:
+        yield paragraph("Every trial ran under the same conditions.")
+    yield Pairs(items=tuple(hosts.common.items())) if hosts.common else paragraph("No result has a fingerprint.")

@@ -1,0 +1,81 @@
+"""The page of a report: one self-contained HTML file, readable offline, without its script, on a phone and on paper.
+
+All text of a document (names, reasons, answers, paths) is escaped by jinja2; only our own style sheet and script, and
+figures whose texts matplotlib escaped, are inserted verbatim. The page's policy forbids all other scripts and requests.
+"""
+
+import base64
+import functools
+import hashlib
+import re
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup, escape
+
+from reports import formatting
+from reports.document import Document, Picture
+
+INDEX_FILE = "index.html"
+_DATE = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
+_COMMAND = re.compile(r"`((?:inv |--|pip )[^`]+)`")
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(document: Document, *, refresh_sec: int | None = None) -> str:
+    """Render a document. `refresh_sec` makes the page reload itself, for a run in progress."""
+    script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
+    page = _template().render(
+        d=document,
+        css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        policy=_content_security_policy(script),
+        refresh_sec=refresh_sec,
+    )
+    return formatting.escape_text(page)
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    """Return the template, compiled once per process: compiling takes longer than rendering."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "kind": lambda part: type(part).__name__,
+        "count": formatting.count,
+        "svg": _label_svg,
+        "inline": _mark_up,
+    }
+    return environment.get_template("page.html.j2")
+
+
+def without_refresh(page: str) -> str:
+    """Remove from a page what `refresh_sec` added."""
+    page = re.sub(r'<meta http-equiv="refresh" content="\d+">\n', "", page, count=1)
+    return re.sub(r"<!-- refresh -->.*?<!-- /refresh -->", "", page, count=1, flags=re.DOTALL)
+
+
+def _content_security_policy(script: str) -> str:
+    """Make the Content-Security-Policy: allow only our own script; nothing is fetched or sent."""
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def _mark_up(text: str) -> Markup:
+    """Escape a text; wrap each command in a code element and each date, `2026-11-24`, in one without line breaks."""
+    marked = _COMMAND.sub(r"<code>\1</code>", str(escape(text)).replace(" %", "\u00a0%"))
+    return Markup(_DATE.sub(r"<time>\g<0></time>", marked))  # noqa: S704 - escaped before
+
+
+def _label_svg(picture: Picture, width: str) -> Markup:
+    """Return the drawing for `wide` or `narrow` screens, with its text alternative."""
+    opening = (
+        f'<svg class="{width}" role="img" aria-label="{escape(f"{picture.title}. {picture.alt}".removeprefix(". "))}"'
+    )
+    svg = picture.wide_svg if width == "wide" else picture.narrow_svg
+    return Markup(svg.replace("<svg", opening, 1))  # noqa: S704 - matplotlib escaped the texts in it

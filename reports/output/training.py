@@ -1,0 +1,192 @@
+"""The report of a training as a document."""
+
+from collections.abc import Iterator, Sequence
+
+from bench.records.score import ScoredRow, TrainingScore
+from reports import formatting
+from reports.document import (
+    Answers,
+    Commands,
+    Document,
+    Picture,
+    Section,
+    Table,
+    Text,
+    Tile,
+    paragraph,
+    text_table,
+)
+from reports.figures import loss
+from reports.figures.drawing.layout import Header, draw_picture
+from reports.summary.summary import PROFILE_NOTES
+from reports.training import goodput, repeat, sentences
+from reports.training.summary import TrainingReport, adapter_evaluation
+
+LOSS_FIGURE = "loss"
+_SHOWN_ANSWERS = 3
+_UNITS = ((2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+
+
+def make(training: TrainingReport) -> Document:
+    note = PROFILE_NOTES.get(training.run.profile)
+    return Document(
+        kicker="training report",
+        run_id=training.run.run_id,
+        headline=sentences.headline(training),
+        notes=tuple(sentences.notes(training)),
+        tiles=tuple(tiles(training)),
+        doubts=() if note is None else (note,),
+        commands=Commands(items=tuple((f"To {purpose}", command) for purpose, command in repeat.commands(training))),
+        facts=(("Run", training.run.run_id), ("Profile", training.run.profile)),
+        sections=tuple(_sections(training)),
+    )
+
+
+def tiles(training: TrainingReport) -> Iterator[Tile]:
+    """Yield the main numbers."""
+    record, last, seconds = training.record, adapter_evaluation(training.record), training.steps_sec
+    if record.score is not None and record.score.measures:
+        measure = record.score.measures[0]
+        before = f"{measure.before * 100:.0f} % before; {measure.after_low * 100:.0f} to {measure.after_high * 100:.0f}"
+        name = sentences.score_label(record.score, measure)
+        yield Tile(name=name, value=f"{measure.after * 100:.0f} %", detail=before)
+    if last is not None:
+        span = formatting.span(last.low, last.high, 4).strip("()")
+        yield Tile(name="held-out loss", value=f"{last.loss:.4f}", detail=span)
+    usd, predicted_sec = training.forecast.get("usd"), training.forecast.get("seconds")
+    if training.usd is not None:
+        predicted = "" if usd is None else f"predicted {formatting.dollars(usd)} for the steps"
+        yield Tile(name="cost", value=formatting.dollars(training.usd), detail=predicted)
+    predicted = "" if predicted_sec is None else f"predicted {formatting.duration(predicted_sec)}"
+    yield Tile(name="time of the steps", value=formatting.duration(seconds), detail=predicted)
+    if seconds > 0:
+        rate = formatting.number(sum(record.steps.tokens) / seconds)
+        yield Tile(name="useful tokens per second", value=rate, detail=f"of {training.workers_text}")
+
+
+def _sections(training: TrainingReport) -> Iterator[Section]:
+    record = training.record
+    if record.score is not None:
+        yield from _score(record.score)
+    if record.answers:
+        limit = training.run.planned[0].trial.training
+        cut = "" if limit is None else f" of {limit.answer_tokens} tokens"
+        answers = tuple(
+            Answers(
+                prompt=answer.prompt,
+                items=tuple(
+                    (head, text, f"cut at the limit{cut}" if ended is False else "")
+                    for head, text, ended in (
+                        ("before", answer.before, answer.before_ended),
+                        ("after", answer.after, answer.after_ended),
+                    )
+                ),
+            )
+            for answer in record.answers
+        )
+        yield Section(title="Answers to the sample prompts", parts=answers)
+    if (picture := _picture(training)) is not None:
+        yield Section(title="Loss", parts=(picture,))
+    if uses := goodput.uses(training):
+        yield Section(title="Cost and goodput", parts=(paragraph(goodput.sentence(uses)), _uses(training, uses)))
+    if compared := sentences.predicted_and_actual(training):
+        heads, basis = ("quantity", "predicted", "actual"), training.forecast.get("basis")
+        quiet = [paragraph(f"Basis of the predicted time: {basis}.", is_quiet=True)] if basis else []
+        yield Section(title="Predicted and actual", parts=(text_table(heads, compared, heads[1:]), *quiet))
+    numbers = text_table(("quantity", "value"), [*sentences.lines(training), *sentences.check_lines(training)])
+    yield Section(title="All numbers", parts=(numbers,))
+    yield from _data(training)
+    if len(training.attempts) > 1:
+        yield Section(title="Attempts", parts=(_attempts(training),))
+    if training.rejected:
+        rejected = [(each.file, each.reason) for each in training.rejected]
+        yield Section(title="Rejected files", parts=(text_table(("file", "reason"), rejected),))
+
+
+def _score(score: TrainingScore) -> Iterator[Section]:
+    parts: list[Table | Text] = []
+    if score.measures:
+        heads = ("score", "before", "after", "difference in points", "rows")
+        means = "Means over rows with bootstrap 95 % intervals; differences are paired by row."
+        parts += [text_table(heads, sentences.score_table(score), heads[1:]), paragraph(means, is_quiet=True)]
+    if score.unscored:
+        left_out = f"{score.unscored_rows} of {len(score.places)} rows have no score. They are left out of all means."
+        rows = [(f"{row.row:,}", row.place, sentences.fault_text(row)) for row in score.unscored]
+        parts += [paragraph(left_out), text_table(("row", "place", "cause"), rows)]
+    if parts:
+        yield Section(title="Score", parts=tuple(parts))
+    shown = tuple(map(_scored, score.shown))
+    if shown:
+        yield Section(title="Held-out answers before and after", parts=shown[:_SHOWN_ANSWERS])
+    if more := shown[_SHOWN_ANSWERS:]:
+        yield Section(title=f"{len(more)} more held-out answers", parts=more, is_folded=True)
+
+
+def _scored(row: ScoredRow) -> Answers:
+    scores = (("before", row.before, row.before_score), ("after", row.after, row.after_score))
+    items = [(head if value is None else f"{head}: {value:.2f}", text, "") for head, text, value in scores]
+    return Answers(prompt=row.prompt, items=(*items, (f"in the data, {row.place}", row.expected, "")))
+
+
+def _picture(training: TrainingReport) -> Picture | None:
+    """Draw the losses over the time of the steps; None if no step was done."""
+    record, total = training.record, training.steps_sec
+    if not record.steps.step:
+        return None
+    scale, unit = next((scale, unit) for least, scale, unit in _UNITS if total >= least)
+    at = [seconds / scale for seconds in training.seconds]
+    position = dict(zip(record.steps.step, at, strict=True)) | {0: 0.0}
+    held_out = [(position[each.step], each) for each in record.evaluations if each.step in position]
+    per_hour = None if training.price is None else training.price * record.world_size
+    price = "" if per_hour is None else f"{formatting.dollars(per_hour)} an hour of all workers"
+    facts = (training.device, f"profile {training.run.profile}", f"run {training.run.run_id}", price)
+    title = sentences.loss_and_cost(training) or sentences.outcome(training)
+    note = PROFILE_NOTES.get(training.run.profile)
+    header = Header(title=title, facts=tuple(filter(None, facts)), note=note)
+    figure = loss.training_figure(header, f"{unit} of steps", at, record.steps.loss, sum(record.steps.tokens), held_out)
+    return draw_picture(LOSS_FIGURE, "", figure)
+
+
+def _uses(training: TrainingReport, uses: Sequence[goodput.Use]) -> Table:
+    """Make a row for each use of the paid time: name, time, share, and dollars if there is a price."""
+    price = training.price
+    heads = ("use", "time", "share", *(["cost"] if price is not None else []))
+    rows = [
+        (
+            use.name,
+            formatting.duration(use.seconds),
+            f"{use.share * 100:.1f} %",
+            *([formatting.dollars(use.seconds / 3600.0 * price)] if price is not None else []),
+        )
+        for use in uses
+    ]
+    return text_table(heads, rows, heads[1:])
+
+
+def _data(training: TrainingReport) -> Iterator[Section]:
+    data = training.record.data
+    if data is None:
+        return
+    amounts = f"{data.examples:,} examples, {data.validation_examples:,} held out, {data.left_out:,} lines left out."
+    parts: list[Table | Text] = [paragraph(amounts)]
+    if findings := sentences.findings(training):
+        parts.append(text_table(("finding", "lines", "first lines"), findings, ("lines",)))
+    files = [(file.path, f"{file.lines:,}", file.sha256[:16]) for file in data.files]
+    yield Section(title="Training data", parts=(*parts, text_table(("file", "lines", "sha256"), files, ("lines",))))
+
+
+def _attempts(training: TrainingReport) -> Table:
+    heads = ("attempt", "leader", "workers", "resumed from step", "seconds lost", "dollars", "ended because")
+    rows = [
+        (
+            str(attempt.number),
+            attempt.worker,
+            str(attempt.workers),
+            "" if attempt.step is None else f"{attempt.step:,}",
+            "" if attempt.lost_sec is None else formatting.number(attempt.lost_sec),
+            "" if attempt.usd is None else f"${attempt.usd:.4f}",
+            attempt.reason or "",
+        )
+        for attempt in training.attempts
+    ]
+    return text_table(heads, rows)

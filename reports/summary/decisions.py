@@ -1,0 +1,157 @@
+"""The decisions of a benchmark as values: the configuration to train with, and the finding. `sentences` has the text.
+
+A configuration is recommended over the baseline only if it was shown to be faster, and, if losses were compared, only
+at the same loss.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.records.quality import QualityRecord
+from bench.records.status import TrialStatus
+from reports.statistics import per_config
+from reports.statistics.types import Ratio
+from reports.summary.loss_verdicts import NOT_SHOWN, verdict_of
+from reports.summary.rows import ConfigurationRow, OtherConfiguration
+
+
+class Advice(enum.StrEnum):
+    """The kinds of advice of a choice."""
+
+    TRAIN = "train"  # with the fastest, shown to be faster than the baseline
+    STAY = "stay"  # the baseline is the fastest
+    NOT_SHOWN = "not_shown"  # another is faster, but was not shown to be
+    UNDECIDED = "undecided"  # one process of each: nothing can be shown
+    FASTEST = "fastest"  # there is no baseline to compare with
+    ONLY = "only"  # a single configuration was measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The configuration to train with: `row`.
+
+    `fastest` is the reliable configuration with the highest steady rate of those that were shown to be faster than the
+    baseline, else the one with the most useful tokens per second. `row` is `fastest` in the first case, else the
+    baseline. `tied` were not shown to differ from `fastest` (fastest first, including the baseline). `passed_over` were
+    faster, but are not reliable; `withheld` were faster, but not shown to be at the same loss.
+    """
+
+    advice: Advice
+    row: ConfigurationRow
+    fastest: ConfigurationRow
+    tied: tuple[ConfigurationRow, ...]
+    passed_over: tuple[ConfigurationRow, ...]
+    withheld: tuple[ConfigurationRow, ...] = ()
+
+
+class FindingCode(enum.StrEnum):
+    """The result of the fastest configuration in samples per second, against the baseline."""
+
+    FASTER = "faster"
+    SLOWER = "slower"  # none is faster
+    NOT_SHOWN = "not_shown"
+    NO_INTERVAL = "no_interval"
+    NOT_COMPARED = "not_compared"
+    NOTHING = "nothing"  # no training configuration was measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredKind:
+    """A kind of trial with the range of its first quantity; `title` is None if it has no value."""
+
+    kind: str
+    title: str | None = None
+    unit: str = ""
+    low: float = 0.0
+    high: float = 0.0
+    is_rate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The finding with its configuration; without one, the other kinds that `n_workers` measured."""
+
+    code: FindingCode
+    row: ConfigurationRow | None = None
+    kinds: tuple[MeasuredKind, ...] = ()
+    n_workers: int = 0
+
+
+def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None) -> Choice | None:
+    """Choose a configuration; None if nothing was measured, or nothing at the same loss.
+
+    If none is reliable, all measured ones are considered.
+    """
+    measured = sorted((row for row in rows if row.measured is not None), key=lambda row: -row.useful_rate)
+    verdicts = {row.label: verdict_of(losses, row.trial) for row in measured}
+    eligible = [row for row in measured if verdicts[row.label] not in NOT_SHOWN]
+    if not eligible:
+        return None
+    reliable = [row for row in eligible if row.is_reliable] or eligible
+    shown = [row for row in reliable if _is_shown_faster(row.useful_tokens_ratio)]
+    fastest = max(shown, key=lambda row: row.steady_rate) if shown else reliable[0]
+    comparable = [
+        row
+        for row in reliable
+        if row != fastest and (losses is None or row.is_baseline or verdicts[row.label] != "unknown")
+    ]
+    baseline = next((row for row in reliable if row.is_baseline), None)
+    choice = Choice(
+        advice=Advice.TRAIN,
+        row=fastest if shown or baseline is None or fastest.useful_tokens_ratio is None else baseline,
+        fastest=fastest,
+        tied=tuple(row for row in comparable if not _differ(row, fastest, comparisons=len(measured) - 1)),
+        passed_over=tuple(row for row in eligible if not row.is_reliable and row.useful_rate > fastest.useful_rate),
+        withheld=tuple(
+            row for row in measured if verdicts[row.label] in NOT_SHOWN and row.useful_rate > fastest.useful_rate
+        ),
+    )
+    return replace(choice, advice=_advice(choice, len(measured)))
+
+
+def _advice(choice: Choice, n_measured: int) -> Advice:
+    ratio = choice.fastest.useful_tokens_ratio
+    if choice.fastest.is_baseline and n_measured > 1:
+        return Advice.STAY
+    if ratio is None:
+        return Advice.ONLY if n_measured == 1 else Advice.FASTEST
+    if _is_shown_faster(ratio):
+        return Advice.TRAIN
+    both = (choice.fastest.measured, choice.row.measured)
+    is_single = choice.row != choice.fastest and all(each is not None and each.n_processes == 1 for each in both)
+    return Advice.UNDECIDED if is_single and ratio.low is None else Advice.NOT_SHOWN
+
+
+def _is_shown_faster(ratio: Ratio | None) -> bool:
+    return ratio is not None and ratio.verdict == "faster"
+
+
+def _differ(first: ConfigurationRow, second: ConfigurationRow, *, comparisons: int) -> bool:
+    if first.measured is None or second.measured is None:
+        return True
+    return (
+        per_config.ratio(first.measured, second.measured, "useful_tokens", comparisons=comparisons).verdict is not None
+    )
+
+
+def find(rows: Sequence[ConfigurationRow], kinds: tuple[MeasuredKind, ...], n_workers: int) -> Finding:
+    """Return the main finding: the fastest configuration in samples per second, against the baseline."""
+    measured = [row for row in rows if row.measured is not None]
+    if not measured:
+        return Finding(code=FindingCode.NOTHING, kinds=kinds, n_workers=n_workers)
+    compared = [row for row in measured if row.samples_ratio is not None]
+    best = max(compared or measured, key=lambda row: row.samples_rate)
+    ratio = best.samples_ratio
+    if ratio is None:
+        code = FindingCode.NOT_COMPARED
+    elif ratio.verdict is not None:
+        code = FindingCode(ratio.verdict)
+    else:
+        code = FindingCode.NO_INTERVAL if ratio.low is None else FindingCode.NOT_SHOWN
+    return Finding(code=code, row=best)
+
+
+def is_unfit(row: ConfigurationRow | OtherConfiguration, baseline: str) -> bool:
+    """Return True if every planned trial ran out of memory. Never for the baseline, which the others need."""
+    return row.label != baseline and 0 < row.planned == row.ends.get(TrialStatus.OUT_OF_MEMORY, 0)

@@ -1,0 +1,496 @@
+"""The sentences about a benchmark: recommendation, finding, warnings, held-out losses, method. They decide nothing."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.records.quality import LossCheck, QualityRecord
+from bench.records.run import REPEATS, RunRecord
+from bench.records.trial import SUITE_NAMES, Trial, suite
+from bench.records.units import format_percent
+from reports import formatting
+from reports.statistics.types import Estimate, MeasuredRate, Ratio
+from reports.summary.cost import MEASURED_PHASE
+from reports.summary.decisions import Advice, Choice, FindingCode, MeasuredKind
+from reports.summary.loss_verdicts import NOT_SHOWN, difference_of, verdict_of
+from reports.summary.rows import ConfigurationRow
+from reports.summary.summary import Summary
+from reports.summary.warnings import RunWarning, WarningCode, count_ends
+
+ONE_PROCESS_BASIS = "The interval is of one process each; the distance to the next process is assumed, not measured."
+_YEAR_SEC, _DAY_SEC = 365.25 * 86_400.0, 86_400.0
+_MAX_PAIRS_SHOWN = 12
+
+
+def recommendation(summary: Summary) -> str:
+    """Return the recommendation with its interval, and the configurations not shown to differ from it.
+
+    If nothing can be recommended, this is the finding.
+    """
+    return finding(summary) if summary.choice is None else _advice(summary, summary.choice)
+
+
+def without_mark(sentence: str) -> tuple[str, str]:
+    """Return a sentence without the mark of an interval over one process, and what explains it, "" without one."""
+    mark = formatting.ONE_PROCESS_MARK
+    return sentence.replace(mark, ""), ONE_PROCESS_BASIS if mark in sentence else ""
+
+
+def spell_out(sentence: str) -> str:
+    """Replace the mark of an interval over one process by a sentence that explains it."""
+    return " ".join(filter(None, without_mark(sentence)))
+
+
+def _advice(summary: Summary, chosen: Choice) -> str:
+    fastest, where = chosen.fastest, _where(chosen.fastest.measured, summary)
+    ratio, loss = fastest.useful_tokens_ratio, loss_claim(summary.quality, fastest.trial)
+    passed = f"{_passed_over(chosen)}{_withheld(summary.quality, chosen.withheld)}"
+    tied = formatting.first_n([row.label for row in chosen.tied if not row.is_baseline], 3)
+    if chosen.advice is Advice.STAY:
+        also = f"; {tied} {'was' if ',' not in tied else 'were'} not shown to be slower" if tied else ""
+        return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
+    if ratio is None:
+        rate = formatting.estimate(None if fastest.measured is None else fastest.measured.elapsed_useful_tokens_per_sec)
+        rank = "the only configuration measured" if chosen.advice is Advice.ONLY else "the fastest measured"
+        speed = f"{rate} useful tokens per second per worker {where}{passed}"
+        return f"{_counted(fastest)} is {rank}{f', {loss}' if loss else ''}: {speed}."
+    gain = f"{claim(ratio)} the useful tokens per second of {summary.baseline}"
+    if chosen.advice is Advice.UNDECIDED:
+        return (
+            f"Undecided: {fastest.label} gave {gain} {where}, but with one process of each a machine that changed "
+            f"would look the same. Repeat it: `{repeat_command(summary.record)}`{passed}."
+        )
+    if chosen.advice is Advice.NOT_SHOWN:
+        verb = "Stay" if chosen.row.is_baseline else "Train"
+        also = f"; neither were {tied}" if tied else ""
+        return (
+            f"{verb} with {_counted(chosen.row)}: {fastest.label} gave {gain} {where}, but was not shown to "
+            f"be faster{_disagreement(ratio)}{also}{passed}."
+        )
+    price = None if fastest.cost is None else fastest.cost.usd_per_million_useful_tokens.value
+    dollars = "" if price is None else f" at ${formatting.number(price)} per million useful tokens"
+    dollars += f", {loss}," if loss else ""
+    options, subject = _counted(fastest), ""
+    if tied:
+        options, subject = f"{options}, or with {tied}, not shown to differ from it", f"{fastest.label} gave "
+    return f"Train with {options}: {subject}{gain}{dollars} {where}{passed}."
+
+
+def finding(summary: Summary) -> str:
+    """Return the main finding: the fastest configuration against the baseline, or what was measured instead."""
+    code, best, baseline = summary.finding.code, summary.finding.row, summary.baseline
+    if best is None:
+        return _nothing_compared(summary)
+    ratio, where = best.samples_ratio, _where(best.measured, summary)
+    if ratio is None:
+        rate = formatting.estimate(None if best.measured is None else best.measured.elapsed_samples_per_sec)
+        return f"{_counted(best)} processed {rate} samples per second per worker {where}."
+    if code is FindingCode.FASTER:
+        return f"{_counted(best)} processed {claim(ratio)} as many samples per second as {baseline} {where}."
+    if code is FindingCode.SLOWER:
+        return (
+            f"No configuration was faster than {baseline}: the next fastest, {best.label}, processed "
+            f"{claim(ratio)} as many samples per second {where}."
+        )
+    amount = f"{best.label} processed {formatting.ratio(ratio)} as many samples per second"
+    if code is FindingCode.NO_INTERVAL:
+        return f"{amount} as {baseline} {where}; without an interval no difference is shown."
+    why = _disagreement(ratio) or ", and the interval includes 1"
+    return f"No configuration was shown to be faster than {baseline}: {amount} {where}{why}."
+
+
+def _nothing_compared(summary: Summary) -> str:
+    measured = formatting.join_with_and(list(map(_kind, summary.finding.kinds)))
+    others = f"Measured {measured} {_location(summary.finding.n_workers, summary)}." if measured else ""
+    if summary.rows and others:
+        return f"No training trial succeeded ({ends_text(summary.rows)}), so nothing is compared. {others}"
+    ends = ends_text((*summary.rows, *summary.others))
+    return others or f"No trial of this run succeeded ({ends}), so there is nothing to compare."
+
+
+def _kind(measured: MeasuredKind) -> str:
+    if measured.title is None:
+        return f"{measured.kind} (no value)"
+    low, high = formatting.number(measured.low), formatting.number(measured.high)
+    span = f"up to {high}" if measured.is_rate else high if low == high else f"{low} to {high}"
+    return f"{measured.kind} ({measured.title} {span} {measured.unit}".rstrip() + ")"
+
+
+def second_finding(summary: Summary) -> str | None:
+    """Return the finding in useful tokens: they show whether work was saved, as shorter samples are cheaper."""
+    best = summary.finding.row
+    base = next((row for row in summary.rows if row.is_baseline), None)
+    if best is None or base is None or best.useful_tokens_ratio is None:
+        return None
+    ratio, _ = without_mark(formatting.ratio(best.useful_tokens_ratio))
+    sentence = (
+        f"In useful tokens per second (padding not counted) {best.label} reached {ratio} the rate of {base.label}"
+    )
+    lengths = [row.trial.max_seq_len for row in (best, base)]
+    if lengths[0] == lengths[1]:
+        return f"{sentence}."
+    return (
+        f"{sentence}: a sample of at most {lengths[0]:,} tokens is not the same work as one of at most {lengths[1]:,}."
+    )
+
+
+def claim(ratio: Ratio) -> str:
+    """Format a ratio with the interval that its verdict rests on: of the elapsed rates, else of the steady ones."""
+    if ratio.verdict is None or ratio.is_shown_elapsed:
+        return formatting.ratio(ratio)
+    return f"{formatting.ratio(ratio.steady)} without slow steps and {formatting.ratio(ratio)} with them"
+
+
+def _disagreement(ratio: Ratio) -> str:
+    """Say that elapsed and steady rates do not agree on a difference, or return ""."""
+    known: list[Estimate] = [ratio, ratio.steady]
+    intervals = [(each.low, each.high) for each in known if each.low is not None and each.high is not None]
+    if ratio.verdict is not None or all(low <= 1.0 <= high for low, high in intervals):
+        return ""
+    return f": without slow steps it is {formatting.ratio(ratio.steady)}, so it cannot be told"
+
+
+def repeat_command(record: RunRecord) -> str:
+    """Return the command that measures the trials of a run again, each several times."""
+    if record.suite not in SUITE_NAMES:
+        return f"inv bench --trial-file=FILE --repeats={REPEATS}"
+    flag = f"--{record.suite}" if record.suite in ("quick", "full") else f"--suite={record.suite}"
+    first = record.planned[0].trial
+    known = {trial.trial_id for trial in suite(record.suite, record.profile, first.model, first.data)}
+    names = list(dict.fromkeys(planned.trial.trial_id for planned in record.planned))
+    only = "" if set(names) == known else f" --only={','.join(names)}"
+    return f"inv bench {flag}{only} --repeats={REPEATS}"
+
+
+def _counted(row: ConfigurationRow) -> str:
+    """Return the label, with the number of successful trials if some are lost, failed or missing."""
+    return row.label if row.succeeded == row.planned else f"{row.label} ({row.succeeded} of {row.planned} trials)"
+
+
+def _passed_over(chosen: Choice) -> str:
+    counts = [f"{row.succeeded} of {row.planned} trials of {row.label}" for row in chosen.passed_over]
+    return f"; faster but not reliable: only {formatting.first_n(counts, 2)} succeeded" if counts else ""
+
+
+def _withheld(record: QualityRecord | None, rows: Sequence[ConfigurationRow]) -> str:
+    checks = [(row.label, None if record is None else record.find(row.trial)) for row in rows]
+    texts = [f"{label} ({difference_text(check)})" for label, check in checks if check is not None]
+    return f"; faster, but not shown to be at the same loss: {formatting.first_n(texts, 2)}" if texts else ""
+
+
+def _where(measured: MeasuredRate | None, summary: Summary) -> str:
+    return _location(0 if measured is None else measured.n_workers, summary)
+
+
+def _location(amount: int, summary: Summary) -> str:
+    workers = formatting.count(amount, "worker")
+    location = f"{workers} of one machine" if summary.record.is_on_one_machine else workers
+    return f"on {location} ({summary.hosts.device}, profile {summary.record.profile})"
+
+
+def ends_text(rows: Sequence[Any]) -> str:
+    """Return how the trials of these rows ended: `3 SUCCEEDED, 1 missing`."""
+    return _counts_text(count_ends(rows)) or "nothing was planned"
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{amount} {name}" for name, amount in counts.items())
+
+
+def unfit(summary: Summary) -> str:
+    """Name the configurations that need more memory than there is; "" without any."""
+    labels = summary.unfit_labels
+    verb = "does" if len(labels) == 1 else "do"
+    text = f"{formatting.first_n(labels)} {verb} not fit into memory: every trial ended OUT_OF_MEMORY."
+    return text if labels else ""
+
+
+def cautions(summary: Summary) -> tuple[str, ...]:
+    """Return every warning as a sentence, the most important first."""
+    return tuple(map(warning_text, summary.warnings))
+
+
+def warning_text(warning: RunWarning) -> str:
+    """Return a warning's sentence."""
+    return _WARNINGS[warning.code](**warning.values)
+
+
+_EVERY_WORKER = "`--spread replicate` runs every configuration on every worker."
+
+
+def _incomplete(trials: int, planned: int, ends: Mapping[str, int]) -> str:
+    of = f"{trials} of {formatting.count(planned, 'planned trial')}"
+    return f"{of} did not succeed ({_counts_text(ends)}); the numbers are of the others."
+
+
+def _stopped(trials: int, run_id: str) -> str:
+    stopped, them = formatting.count(trials, "trial was", "trials were"), "it" if trials == 1 else "them"
+    remedy = f"`inv bench --resume={run_id}` retries {them}"
+    return f"{stopped} stopped or lost, through no fault of a configuration; {remedy}."
+
+
+def _clock(worker: str, trial_id: str, ahead_sec: float) -> str:
+    years, days = abs(ahead_sec) / _YEAR_SEC, abs(ahead_sec) / _DAY_SEC
+    amount = f"{years:,.1f} years" if years >= 1.0 else f"{days:.0f} days"
+    side = "ahead of" if ahead_sec > 0 else "behind"
+    return f"The clock of {worker} is {amount} {side} the operator's ({trial_id}); one of the two is wrong."
+
+
+def _contention(workers: int, threads: int, cores: int) -> str:
+    return (
+        f"{workers} workers with {formatting.count(threads, 'thread')} each shared {formatting.count(cores, 'core')} "
+        "of one machine, so they slowed each other down. Compare these configurations only with each other, not with "
+        "other machines."
+    )
+
+
+def _slow_worker(worker: str, share: float, causes: Mapping[str, int], trials: int) -> str:
+    why = "".join(f", {flag} ({count} of {trials} trials)" for flag, count in causes.items())
+    return f"{worker} is {format_percent(share)} slower than the other workers{why}."
+
+
+def _spread(label: str, ratio: float, also: list[str]) -> str:
+    more = f"; a large spread also in {formatting.first_n(also, 3)}" if also else ""
+    return (
+        f"{label}: the slowest worker took {formatting.number(ratio, 2)}x the fastest worker's time for a step{more}."
+    )
+
+
+def _two_speeds(percent: float, processes: int, total: int, workers: list[str]) -> str:
+    apart, of = formatting.number(percent, 1), formatting.count(total, "process", "processes")
+    where = f"{processes} of {of} ({formatting.first_n(workers, 3)})"
+    return f"Steps jump between two speeds, up to {apart} % apart, in {where}: their clocks were not constant."
+
+
+def _drift(change: float, low: float, high: float) -> str:
+    ends = sorted(map(abs, (low, high)))
+    word = "slower" if change > 0.0 else "faster"
+    changed = f"The machines became {abs(change):.2g} % {word} ({ends[0]:.2g} to {ends[1]:.2g} %) during the run"
+    return f"{changed}; a line over the trials' times was taken off."
+
+
+def _outliers(label: str, share: float, also: list[str]) -> str:
+    more = f"; also in {formatting.first_n(also, 3)}" if also else ""
+    return f"{label}: {format_percent(share)} of the steps are outliers{more}."
+
+
+def _slow_steps(labels: list[str], share: float) -> str:
+    most = f", most that of {labels[0]}," if len(labels) > 1 else ""
+    return (
+        f"Slow steps make the elapsed throughput of {formatting.first_n(labels, 3)} lower than the steady state{most} "
+        f"by {format_percent(share, 1)}; the headline, times, dollars and energy use elapsed throughput."
+    )
+
+
+def _flag(trials: list[str], total: int, workers: list[str], flag: str, *, is_worst: bool) -> str:
+    if len(trials) == total > 2:
+        where = f"all {total} trials"
+    elif len(trials) <= 3:
+        where = ", ".join(trials)
+    else:
+        where = f"{len(trials)} trials on {formatting.first_n(workers, 3)}"
+    return f"{where}: {'at worst ' if is_worst else ''}{flag}"
+
+
+_WARNINGS: dict[WarningCode, Callable[..., str]] = {
+    WarningCode.LOSS_PENDING: (
+        "The held-out loss of {label} was not compared: `inv bench --resume={run_id}` continues."
+    ).format,
+    WarningCode.LOSS_UNKNOWN: (
+        "{label} computes products in 8 bits, and its held-out loss was not compared with the reference: "
+        "`inv bench --quality` compares it."
+    ).format,
+    WarningCode.INCOMPLETE: _incomplete,
+    WarningCode.REJECTED: lambda files: formatting.count(
+        files,
+        "file was rejected; it is listed with the reason.",
+        "files were rejected; each is listed with the reason.",
+    ),
+    WarningCode.NO_BASELINE: "{baseline} has no successful trial, so no configuration can be compared with it.".format,
+    WarningCode.STOPPED: _stopped,
+    WarningCode.CLOCK: _clock,
+    WarningCode.DEVICES: lambda devices: (
+        f"The workers have different devices ({', '.join(devices)}): their numbers are mixed."
+    ),
+    WarningCode.CONDITIONS: lambda keys: (
+        f"Not every trial ran under the same conditions: {formatting.first_n(keys)} "
+        f"{'differs' if len(keys) == 1 else 'differ'}; the fingerprint has the details."
+    ),
+    WarningCode.CONTENTION: _contention,
+    WarningCode.CPU_PRICE: lambda: (
+        "The price is a GPU's, but the speed is a CPU's: the dollars only show how cost depends on speed."
+    ),
+    WarningCode.OTHER_DEVICES: lambda labels, baseline: (
+        f"{formatting.first_n(labels, 3)} ran on other devices than {baseline} and cannot be compared with it; "
+        f"{_EVERY_WORKER}"
+    ),
+    WarningCode.OTHER_WORKERS: lambda labels, baseline, assumed: (
+        f"{formatting.first_n(labels, 3)} ran on other workers than {baseline}; their ratios assume that workers are "
+        f"within about {format_percent(assumed)} of each other; {_EVERY_WORKER}"
+    ),
+    WarningCode.SLOW_WORKER: _slow_worker,
+    WarningCode.SPREAD: _spread,
+    WarningCode.TWO_SPEEDS: _two_speeds,
+    WarningCode.DRIFT: _drift,
+    WarningCode.OUTLIERS: _outliers,
+    WarningCode.SLOW_STEPS: _slow_steps,
+    WarningCode.FLAG: _flag,
+}
+
+
+def loss_claim(record: QualityRecord | None, trial: Trial) -> str:
+    """Return `at the same loss (difference +0.02 %, at most +0.06 %)`; empty if it was not shown."""
+    check = None if record is None else record.find(trial)
+    if check is None or verdict_of(record, trial) != "same":
+        return ""
+    difference = difference_of(check)
+    is_lower = difference is not None and difference.high < 0.0
+    return f"at {'a lower' if is_lower else 'the same'} loss ({difference_text(check)})"
+
+
+def difference_text(check: LossCheck) -> str:
+    """Return `difference +0.02 %, at most +0.06 %`, or the reason for its absence."""
+    difference = difference_of(check)
+    if difference is None:
+        return check.reason or "one pair only"
+    half = difference.high - difference.percent
+    decimals = next((places for places in (2, 3) if round(half, places) > 0), 4)
+    return f"difference {difference.percent:+.{decimals}f} %, at most {difference.high:+.{decimals}f} %"
+
+
+def not_shown_texts(record: QualityRecord | None) -> list[str]:
+    """Name every compared configuration that was not shown to be at the same loss, with its difference."""
+    checks = () if record is None else record.checks
+    return [
+        f"{check.label} ({difference_text(check)})" for check in checks if verdict_of(record, check.trial) in NOT_SHOWN
+    ]
+
+
+def _loss_paragraphs(record: QualityRecord | None) -> Iterator[str]:
+    """Yield the method, and each comparison."""
+    if record is None or not record.checks:
+        return
+    yield (
+        f"A configuration is at the same loss if its held-out loss is shown to be at most "
+        f"{record.max_increase_percent:g} % above that of the reference. The trainings of a pair ({record.steps} steps "
+        "each) have the same first adapters, rows and held-out examples; the bound is Student's t, one-sided 95 %, "
+        "over pairs of different seeds. The deviation between the pairs of stage 1 decides how many pairs stage 2 has "
+        "(Stein's method)."
+    )
+    for check in record.checks:
+        pairs = ", ".join(f"{pair.loss:.4f} against {pair.reference:.4f}" for pair in check.pairs[:_MAX_PAIRS_SHOWN])
+        losses = f"; {pairs} nats per target token" if pairs else ""
+        count = formatting.count(len(check.pairs), "pair")
+        if more := sum(pair.stage == 2 for pair in check.pairs):
+            count += f", {more} of them in stage 2"
+        yield f"Held-out loss of {check.label}, {count}: {difference_text(check)}{losses}."
+
+
+def energy(summary: Summary) -> str | None:
+    """Describe the GPU energy of a fine-tuning with the best configuration; None if no power was sampled."""
+    row = summary.best_row
+    if row is None or row.energy is None:
+        return None
+    joules = formatting.estimate(row.energy.joules_per_1000_useful_tokens, " J")
+    return f"With {row.label}: {joules} per 1,000 useful tokens. {row.energy.sentence}"
+
+
+def billed(summary: Summary) -> tuple[str, list[tuple[str, str]]] | None:
+    """Describe how the workers' time was used, in a sentence and by parts; None if no trial recorded when it ran."""
+    used = summary.billed
+    if used is None:
+        return None
+    sentence = (
+        f"{formatting.count(used.workers, 'worker was', 'workers were')} held for "
+        f"{formatting.duration(used.held_sec)} in total; "
+        f"{formatting.number(used.useful_percent, 0)} % of it in measured steps. "
+        f"Not measured: {formatting.join_with_and(list(used.unknown))}."
+    )
+    phases = [
+        (f"{name}, between steps" if name == MEASURED_PHASE else name, sec) for name, sec in used.by_phase.items()
+    ]
+    parts = [("measured steps", used.useful_sec), *phases, ("between trials", used.idle_sec)]
+    return sentence, [(name, formatting.duration(seconds)) for name, seconds in parts if seconds > 0]
+
+
+def interval_mark_note(summary: Summary) -> str:
+    """Explain the mark of an interval over one process; empty if no interval has it."""
+    rates = (row.measured.elapsed_samples_per_sec for row in summary.measured_rows if row.measured is not None)
+    note = (
+        f"{formatting.ONE_PROCESS_MARK} over the steps of one process; the variation between processes is assumed, and "
+        "a second clock speed that no process showed is not covered."
+    )
+    return note if any(formatting.interval_mark(rate) for rate in rates) else ""
+
+
+_TRIALS = (
+    "A trial is one process: it loads the model, warms up, then measures optimizer steps one by one. Warm-up steps are "
+    "recorded but not counted. A configuration's step time is the geometric mean over its workers of their median "
+    "step. All rates, ratios, hours, dollars and energy use the elapsed throughput per worker: all amounts divided by "
+    "the time of all steps. Steady rates, the mean amount per step divided by the median step, are in summary.json. "
+    "Trials that did not succeed are listed with their reason and excluded from averages."
+)
+_INTERVALS = (
+    "Processes differ more than steps: two processes of the same configuration on the same GPU differed by 0.7 %, "
+    "while the steps of each agreed within 0.1 %. So 95 % intervals are Student's t over workers if there are two or "
+    "more (each the mean of its processes), else over processes. With a single process the interval is over its steps, "
+    "widened by the noise of the run's other processes, else by an assumed 1.5 %; intervals with that assumption are "
+    "marked. With one process of each, a ratio has no interval. The order of the trials differs between workers and "
+    "repeats, so that a machine that changes makes ratios less certain instead of wrong; where enough trials were "
+    "repeated, a line over their times is taken off."
+)
+_RATIOS = (
+    "Ratios are against {baseline}. Configurations measured on the same workers are compared worker by worker, so that "
+    "a worker that is slow for both cancels out. The variation between processes is estimated from all configurations "
+    "together and from the configuration's own. The intervals of ratios are widened by the variation between texts if "
+    "two configurations read different ones, as with another batch, and by the number of ratios, so that all of them "
+    "hold jointly in 95 % of runs. The words faster and slower appear only if the interval of the steady rates' ratio "
+    "excludes 1 and the elapsed rates differ by at least half as much; where the interval of the latter holds 1, the "
+    "word is followed by steady. Configurations without a trial that ran out of memory, failed or timed out are "
+    "preferred to those with one.{power}"
+)
+_AMOUNTS = (
+    "Tokens count every computed position; useful tokens exclude padding. Memory is the largest peak of any worker: of "
+    "the GPU if there is one, else of the process. Loss is in nats per token, the median over workers of their first "
+    "and last measured step."
+)
+_MEASUREMENTS = (
+    "A measurement is repeated several times after a warm-up: its value is the median, and the range under it the 95 % "
+    "interval of that median; with fewer than six repeats it goes from the smallest to the largest. If several workers "
+    "measured the same quantity, the value is the median of theirs and the range is from the smallest to the largest. "
+    "A share is of the chip's published peak, if that is known. A trial that did not succeed shows its measurements "
+    "until then, marked with its status."
+)
+
+
+def method(summary: Summary) -> list[str]:
+    """Return the paragraphs on method that apply to this report."""
+    texts = [_TRIALS, _INTERVALS] if summary.rows else []
+    if any(row.samples_ratio is not None for row in summary.rows):
+        texts.append(_RATIOS.format(baseline=summary.baseline, power=_power(summary)))
+    texts += [*([_AMOUNTS] if summary.rows else []), *_loss_paragraphs(summary.quality)]
+    texts += [_MEASUREMENTS] if summary.measurements else []
+    if summary.price is not None and summary.rows:
+        texts.append(
+            f"Dollars are {summary.price.usd_per_gpu_hour:,.2f} US$ per GPU hour ({summary.price.source}) times the "
+            "elapsed time of 1,000 samples on one worker, including slow steps. Pulling the image, loading and idle "
+            "time are billed but not included."
+        )
+        others = next((price.other_prices for price in summary.prices if price.other_prices), ())
+        if others:
+            listed = formatting.join_with_and([price.description for price in others])
+            texts.append(f"Billed in addition, and not included in any amount here: {listed}.")
+    return texts or ["Nothing was measured."]
+
+
+def _power(summary: Summary) -> str:
+    """Return a sentence on the smallest difference that the run can show; "" if it has no interval."""
+    ratios = [row.useful_tokens_ratio for row in summary.rows if row.useful_tokens_ratio is not None]
+    halves = [
+        100.0 * (math.sqrt(ratio.high / ratio.low) - 1.0) for ratio in ratios if ratio.low is not None and ratio.high
+    ]
+    if not halves:
+        return ""
+    percent = formatting.number(statistics.median(halves))
+    return f" Half of the differences of {percent} % (median of the ratios), and most smaller ones, would be missed."
