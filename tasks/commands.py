@@ -295,14 +295,12 @@ doctor = Command(
     "tasks.doctor.doctor:run_doctor",
     "Check the whole set-up and print a fix for each problem.",
     section=Section.SET_UP,
-    effect=Effect.BOTH,
+    effect=Effect.SHOWS,
     examples=(
         "inv doctor --only cluster,nodes  # some subjects",
         "inv doctor --json  # for programs: exit code 1 with a fault, 3 if it may pass",
     ),
     only=text("subjects to check, e.g. cluster,nodes, even if no setting needs them", value="SUBJECTS", unset="all"),
-    document=switch("write docs/troubleshooting.md from the checks instead of running them"),
-    dry_run=switch("with --document: say whether that file would change, and write nothing"),
 )
 settings = Command(
     "settings",

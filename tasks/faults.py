@@ -1,7 +1,6 @@
 """Faults, each with one message and remedy: a check of `inv doctor` reports it, a command raises it."""
 
 import enum
-import string
 from dataclasses import KW_ONLY, dataclass
 
 from remote.providers import GENERIC, Provider
@@ -36,7 +35,7 @@ def passed(message: str) -> CheckResult:
 
 @dataclass(frozen=True)
 class Fault:
-    """A possible problem. `message` and `remedy` have {names}, which `result` fills in and the document capitalizes.
+    """A possible problem. `message` and `remedy` have {names}, which `result` fills in.
 
     Names of `Provider.texts` are filled in from the provider.
     """
@@ -57,13 +56,6 @@ class Fault:
         """Return the error of a command that this fault stops; `suffix` follows the remedy."""
         result = self.result(provider, **values)
         return UsageError(result.message, remedy="; ".join(filter(None, (result.remedy, suffix))))
-
-    def document_row(self) -> tuple[str, str]:
-        """Return message and remedy for the document, each {name} as NAME."""
-        parse = string.Formatter().parse
-        names = {name for text in (self.message, self.remedy) for _, name, _, _ in parse(text) if name}
-        capitals = {name: GENERIC.texts.get(name, name.upper().replace("_", "-")) for name in names}
-        return self.message.format_map(capitals), self.remedy.format_map(capitals)
 
 
 class Skipped(Exception):

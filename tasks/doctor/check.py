@@ -160,7 +160,7 @@ CheckFunction = Callable[[CheckContext], CheckResult | Sequence[CheckResult]]
 class Check:
     """One question. `run` returns its results, or raises Skipped or a task's error, which becomes a result.
 
-    `faults` are the faults that `run` itself reports, `messages.json` has those of the code that it calls.
+    `faults` are those that `run` itself reports, for the document.
     """
 
     subject: str

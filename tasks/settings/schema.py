@@ -5,7 +5,6 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,14 +225,6 @@ class TrainingFleet:
 TRAIN_RECORDS = (TrainingInputs, TrainingData, Trial, Training, TrainingFleet)
 
 
-def train_section(records: Iterable[type]) -> type:
-    """Make the section `train` of the settings that these records declare."""
-    declared = [each for record in records for each in settings_of(record).values()]
-    fields = [(each.name, Any, declared_field(each)) for each in declared]
-    names = {"__doc__": "`inv train` and `inv data.check`."}
-    return dataclasses.make_dataclass("TrainSection", fields, namespace=names, frozen=True, kw_only=True)
-
-
 if TYPE_CHECKING:
 
     @dataclass(frozen=True)
@@ -242,7 +233,14 @@ if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 else:
-    TrainSection = train_section(TRAIN_RECORDS)
+    _declared = [each for record in TRAIN_RECORDS for each in settings_of(record).values()]
+    TrainSection = dataclasses.make_dataclass(
+        "TrainSection",
+        [(each.name, Any, declared_field(each)) for each in _declared],
+        namespace={"__doc__": "`inv train` and `inv data.check`."},
+        frozen=True,
+        kw_only=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

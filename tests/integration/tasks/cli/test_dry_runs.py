@@ -184,7 +184,6 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "cancel": {"run": RUN.run_id},
     "collect": {"run": RUN.run_id},
     "deploy": {},
-    "doctor": {"document": True},
     "image.archive": {"path": "/mnt/fss"},
     "image.load": {"path": "/mnt/fss/image.tar.zst"},
     "image.lock": {},

@@ -1,10 +1,11 @@
 """Tests of docs/troubleshooting.md: it matches the checks, and has every promised problem."""
 
 import importlib.util
-import json
 import os
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,41 +16,94 @@ from bench.data.model_folder import check_model
 from bench.data.readers import read_data
 from bench.machine import preflight
 from bench.records import suite
-from tasks.doctor.doctor import DOCUMENT_PATH, MESSAGES, all_checks, document_rows, render
-from tasks.faults import from_error
+from remote.providers import GENERIC, PROVIDERS, REMEDIES
+from tasks.doctor.check import Check
+from tasks.doctor.doctor import all_checks
+from tasks.faults import CheckStatus, Fault, from_error
 from tests.support.paths import ROOT
 from tests.unit.tasks.doctor import fault_examples
 
-RECORDED: dict[str, list[list[str]]] = json.loads(MESSAGES.read_text(encoding="utf-8"))
+DOCUMENT = ROOT / "docs" / "troubleshooting.md"
+HEADER = """\
+# Troubleshooting
+
+Generated from the checks (`tasks/doctor/checks`): it has the same texts as `inv doctor`.
+`inv doctor` runs all checks at once, in at most 20 s, and prints one line for each: the finding, and the command or
+setting that fixes it. `inv doctor --only cluster,nodes` runs some of them; `--json` is for programs. The exit code is 0
+without problems, 1 with a problem to fix, and 3 if all problems may be transient.
+
+{statuses}
+
+An invalid settings file is reported before any check, in one line with file and line number (exit code 2).
+"""
+Messages = Mapping[str, Sequence[Sequence[str]]]
 
 
-def test_the_document_is_up_to_date() -> None:
-    document = (ROOT / DOCUMENT_PATH).read_text(encoding="utf-8")
-    assert document == render(all_checks()), "run `inv doctor --document`, and review the difference"
-
-
-def assert_recorded(messages: dict[str, list[list[str]]]) -> None:
-    """Compare messages with those of messages.json; UPDATE_GOLDEN=1 writes them there."""
+def test_the_document_is_up_to_date(messages: Messages) -> None:
+    text = render(all_checks(), messages)
     if os.environ.get("UPDATE_GOLDEN"):
-        RECORDED.update(messages)
-        MESSAGES.write_text(json.dumps(RECORDED, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-    assert {title: RECORDED.get(title) for title in messages} == messages
+        DOCUMENT.write_text(text, encoding="utf-8")
+    assert DOCUMENT.read_text(encoding="utf-8") == text
 
 
-def test_the_messages_of_other_modules_are_recorded() -> None:
-    assert_recorded(fault_examples.messages())
-    assert RECORDED.keys() <= {check.title for check in all_checks()}
-
-
-def test_every_check_asks_a_question_and_has_a_title_of_its_own() -> None:
+def test_every_check_asks_a_question_and_has_a_title_of_its_own(messages: Messages) -> None:
+    titles = {check.title for check in all_checks()}
     assert [check.title for check in all_checks() if "?" not in check.question] == []
-    assert len({check.title for check in all_checks()}) == len(all_checks())
+    assert len(titles) == len(all_checks())
+    assert messages.keys() <= titles
 
 
-def test_every_fault_has_a_remedy() -> None:
-    rows = [row for check in all_checks() for row in document_rows(check, RECORDED)]
+def test_every_fault_has_a_remedy(messages: Messages) -> None:
+    rows = [row for check in all_checks() for row in document_rows(check, messages)]
     assert len(rows) > 90
     assert [row for row in rows if not all(row)] == []
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Messages:
+    """Messages of other modules that a check passes on, by its title."""
+    bench = {"gpu usable": gpu_rows(monkeypatch, tmp_path), "models whole": input_rows(tmp_path)}
+    return {**fault_examples.messages(), **bench}
+
+
+def render(checks: Sequence[Check], messages: Messages) -> str:
+    statuses = " · ".join(f"{status.mark} {status.label}" for status in CheckStatus)
+    parts = [HEADER.format(statuses=f"{statuses}, with the reason")]
+    for subject, group in groupby(checks, key=lambda check: check.subject):
+        parts.append(f"## {subject}\n")
+        for check in group:
+            parts.append(f"**{check.title}**: {check.question}\n")
+            if rows := document_rows(check, messages):
+                parts.append(_table("message", "fix", rows))
+    for provider in PROVIDERS.values():
+        if provider.remedies:
+            parts.append(f"## On provider {provider.name}\n")
+            rows = [(REMEDIES[key], remedy) for key, remedy in provider.remedies.items()]
+            parts.append(_table("fix above", "fix there", rows))
+    return "\n".join(parts)
+
+
+def document_rows(check: Check, messages: Messages) -> list[tuple[str, str]]:
+    """Return the possible (message, remedy) pairs of a check without duplicates."""
+    own = [document_row(fault) for fault in check.faults]
+    return list(dict.fromkeys((*own, *((message, remedy) for message, remedy in messages.get(check.title, ())))))
+
+
+def _table(first: str, second: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = (f"| {_escape_cell(left)} | {_escape_cell(right)} |" for left, right in rows)
+    return "\n".join((f"| {first} | {second} |", "|---|---|", *lines)) + "\n"
+
+
+def _escape_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def document_row(fault: Fault) -> tuple[str, str]:
+    """Return message and remedy for the document, each {name} as NAME."""
+    parse = string.Formatter().parse
+    names = {name for text in (fault.message, fault.remedy) for _, name, _, _ in parse(text) if name}
+    capitals = {name: GENERIC.texts.get(name, name.upper().replace("_", "-")) for name in names}
+    return fault.message.format_map(capitals), fault.remedy.format_map(capitals)
 
 
 class _Torch:
@@ -75,7 +129,7 @@ def rejection(function: Callable[[], object], path: str, replacement: str) -> li
     return [result.message.replace(path, replacement), result.remedy.replace(path, replacement)]
 
 
-def test_the_document_has_the_messages_of_bench_about_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def gpu_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     monkeypatch.setattr(preflight, "GPU_DEVICE_FILE", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     library = SimpleNamespace(
@@ -92,10 +146,10 @@ def test_the_document_has_the_messages_of_bench_about_a_gpu(monkeypatch: pytest.
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=library), trial),  # type: ignore[arg-type]
         lambda: preflight.check(SimpleNamespace(torch=_Torch("CUDA"), bitsandbytes=cuda_library), with_kernels),  # type: ignore[arg-type]
     )
-    assert_recorded({"gpu usable": [rejection(function, str(tmp_path), "/dev/nvidiactl") for function in functions]})
+    return [rejection(function, str(tmp_path), "/dev/nvidiactl") for function in functions]
 
 
-def test_the_document_has_the_messages_of_bench_about_model_and_data(tmp_path: Path) -> None:
+def input_rows(tmp_path: Path) -> list[list[str]]:
     model, data = tmp_path / "MODEL", tmp_path / "DATA"
     read_model, read = partial(check_model, model), partial(read_data, data)
     rows = [rejection(read_model, f"{tmp_path}/", "")]
@@ -105,4 +159,4 @@ def test_the_document_has_the_messages_of_bench_about_model_and_data(tmp_path: P
     for content in ("", '{"messages": [{"role": "user", "content": "?"}]}\n'):
         data.write_text(content)
         rows.append(rejection(read, f"{tmp_path}/", ""))
-    assert_recorded({"models whole": rows})
+    return rows

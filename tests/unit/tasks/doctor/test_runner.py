@@ -30,11 +30,10 @@ def failing_check(error: Exception) -> Check:
     return make_check("raises", run)
 
 
-def test_result_and_document_row_of_a_fault() -> None:
+def test_the_result_of_a_fault() -> None:
     fault = Fault(message="{folder}: {free_bytes} free", remedy="free space in {folder}")
     result = fault.result(folder="/a", free_bytes=3)
     assert (result.status, result.message, result.remedy) == (CheckStatus.FAIL, "/a: 3 free", "free space in /a")
-    assert fault.document_row() == ("FOLDER: FREE-BYTES free", "free space in FOLDER")
 
 
 @pytest.mark.parametrize(
@@ -114,10 +113,10 @@ def test_the_exit_code_follows_from_the_statuses(
 ) -> None:
     monkeypatch.setattr(doctor, "all_checks", lambda _=None: (make_check("one", lambda _: results),))
     if code == 0:
-        assert doctor.run_doctor(context(), None, document=False).failure is None
+        assert doctor.run_doctor(context(), None).failure is None
         return
     with pytest.raises(TaskFailed, match="test one") as raised:
-        print_answer(doctor.run_doctor(context(), None, document=False))
+        print_answer(doctor.run_doctor(context(), None))
     assert raised.value.exit_code == code
 
 
@@ -133,7 +132,7 @@ def test_consecutive_checks_skipped_for_the_same_reason_share_a_line(
     no_vm = failing_check(Skipped("no VM"))
     checks = (make_check("a", lambda _: passed("good")), no_vm, no_vm)
     monkeypatch.setattr(doctor, "all_checks", lambda _=None: checks)
-    doctor.run_doctor(context(), None, document=False)
+    doctor.run_doctor(context(), None)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["✓ test a good", f"{CheckStatus.SKIP.mark} test, 2 checks no VM"]
     assert re.match(rf"1 .*✓, 2 .*{CheckStatus.SKIP.mark}; 3 checks in ", lines[2])
@@ -141,4 +140,4 @@ def test_consecutive_checks_skipped_for_the_same_reason_share_a_line(
 
 def test_an_unknown_subject_is_rejected_with_the_known_ones(context: Callable[..., Context]) -> None:
     with pytest.raises(UsageError, match=r"--only: .*'clustr'; .*machine, settings"):
-        doctor.run_doctor(context(), "machine,clustr", document=False)
+        doctor.run_doctor(context(), "machine,clustr")
