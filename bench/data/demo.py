@@ -36,7 +36,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from bench import torch_stack
 from bench.data.inputs import InputError, InputRejected
@@ -44,14 +44,13 @@ from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
 from bench.records.sums_file import find_changed, read_sums
 
-Definition: TypeAlias = "ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef"
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # Folders of the standard library with test data, generated text or third-party packages.
 SKIPPED_FOLDERS = {
     *("__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"),
     *("test", "tests", "turtledemo"),
 }
 MIN_RESPONSE_CHARS = 40
-MAX_ARGUMENTS = 6
 VOCABULARY = 4096
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>")
 CHAT_TEMPLATE = (
@@ -249,8 +248,11 @@ def documentation_pairs(root: Path | None = None) -> list[tuple[str, str]]:
     root = root or Path(sysconfig.get_path("stdlib"))
     pairs: dict[str, str] = {}
     for relative in sorted(_source_files(root)):
-        for instruction, response in _pairs_in_file(root / relative, _module_name(relative)):
-            pairs.setdefault(response, instruction)
+        module = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
+        with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError):  # a template, or a broken file
+            warnings.simplefilter("ignore")  # invalid escapes in third-party sources
+            for name, response in _documented(ast.parse((root / relative).read_bytes()), module):
+                pairs.setdefault(response, f"What is {name}?")
     return [(instruction, response) for response, instruction in pairs.items()]
 
 
@@ -262,44 +264,14 @@ def _source_files(root: Path) -> Iterator[Path]:
         yield from (relative / name for name in names if name.endswith(".py"))
 
 
-def _module_name(relative: Path) -> str:
-    parts = relative.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _pairs_in_file(path: Path, module: str) -> Iterator[tuple[str, str]]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in third-party sources
-            tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return  # some distributions ship a template or a broken file in the library's folder
-    yield from _pair(f"What is the Python module {module} for?", tree)
-    yield from _pairs_in_members(tree, module, in_class=False)
-
-
-def _pairs_in_members(parent: ast.Module | Definition, prefix: str, *, in_class: bool) -> Iterator[tuple[str, str]]:
-    for node in ast.iter_child_nodes(parent):
-        if isinstance(node, ast.ClassDef):
-            name = f"{prefix}.{node.name}"
-            yield from _pair(f"Describe the class {name}.", node)
-            yield from _pairs_in_members(node, name, in_class=True)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            kind = "method" if in_class else "function"
-            yield from _pair(f"What does the {kind} {prefix}.{node.name}({_arguments(node)}) do?", node)
-
-
-def _pair(instruction: str, node: ast.Module | Definition) -> Iterator[tuple[str, str]]:
-    response = ast.get_docstring(node)
-    if response is not None and len(response) >= MIN_RESPONSE_CHARS:
-        yield instruction, response
-
-
-def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    names = [name for name in names if name not in ("self", "cls")]
-    listed = names[:MAX_ARGUMENTS]
-    return ", ".join([*listed, "..."] if len(names) > len(listed) else listed)
+def _documented(node: ast.Module | Definition, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the full name and the text of a definition and of those inside it, if the text is long enough."""
+    text = ast.get_docstring(node)
+    if text is not None and len(text) >= MIN_RESPONSE_CHARS:
+        yield name, text
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition):
+            yield from _documented(child, f"{name}.{child.name}")
 
 
 # The real model and its data ------------------------------------------------------------------------------------------
