@@ -99,6 +99,7 @@ def _candidates(trial: Trial, open_fields: frozenset[str]) -> Iterator[Trial]:
 
 def _hold(config: Mapping[str, Any], trial: Trial, limit_bytes: int, layers: int | None) -> Trial | None:
     """Return the trial with as many of its `layers` held as fit; None if it does not fit. None layers: hold no more."""
+    trial = trial if layers is None else replace(trial, held_layers=0)
     peak = memory.peak_bytes(config, trial)
     if peak > limit_bytes:
         return None

@@ -54,5 +54,10 @@ def test_only_open_fields_change(make_trial):
     assert fit(make_trial, 24, (), **closed) == make_trial(recipe="fast", max_seq_len=512, layout="varlen", **closed)
 
 
+def test_a_choice_for_another_gpu_does_not_matter(make_trial):
+    large = fit(make_trial, 139.7)
+    assert fastest_fit(CONFIG, large, OPEN_FIELDS, memory.largest_peak(24 * GIB)) == fit(make_trial, 24)
+
+
 def test_nothing_fits(make_trial):
     assert fit(make_trial, 4) is None
