@@ -267,8 +267,6 @@ def _load(libraries: Sequence[str]) -> None:
                 if not below.name.startswith(NOT_PRELOADED):
                     importlib.import_module(below.name)
     LOADED_MODULES.extend(_loaded_modules())
-    if settings := sys.modules.get("tasks.settings.sources"):  # fill its cache
-        settings._parse_yaml_text((ROOT / "invoke.yaml").read_text())
 
 
 def _start_program(connection: socket.socket) -> int:
