@@ -391,13 +391,11 @@ class Cluster:
         self, objects: Sequence[Object], *, force_conflicts: bool = False, secrets: tuple[Secret, ...] = ()
     ) -> None:
         """Apply the objects on the server side. Raises any ClusterError."""
-        self._run_kubectl(
-            _server_side_arguments("apply", force_conflicts), objects, timeout_sec=_KUBECTL_TIMEOUT_SEC, secrets=secrets
-        )
+        self._run_kubectl(_apply_arguments(force_conflicts), objects, timeout_sec=_KUBECTL_TIMEOUT_SEC, secrets=secrets)
 
     def try_apply(self, objects: Sequence[Object], *, force_conflicts: bool) -> list[dict[str, Any]]:
         """Return what the server would store if these objects were applied. Raises like `apply`."""
-        arguments = (*_server_side_arguments("apply", force_conflicts), "--dry-run=server", "--output=json")
+        arguments = (*_apply_arguments(force_conflicts), "--dry-run=server", "--output=json")
         completed = self._run_kubectl(arguments, objects, timeout_sec=_KUBECTL_TIMEOUT_SEC)
         answer = self._parse("a dry run", completed.stdout)
         return self._parse_items("a dry run", answer if answer.get("kind") == "List" else {"items": [answer]})
@@ -408,16 +406,6 @@ class Cluster:
             metadata = {**resource["metadata"], "name": f"{resource['metadata']['name']}-new"}
             arguments = ("create", "--dry-run=server", "-f", "-")
             self._run_kubectl(arguments, [{**resource, "metadata": metadata}], timeout_sec=_KUBECTL_TIMEOUT_SEC)
-
-    def diff(self, objects: Sequence[Object], *, force_conflicts: bool) -> str:
-        """Return kubectl's diff of a server-side apply. Raises like `apply`."""
-        completed = self._run_kubectl(
-            _server_side_arguments("diff", force_conflicts),
-            objects,
-            timeout_sec=_KUBECTL_TIMEOUT_SEC,
-            ok_exit_codes=(0, 1),
-        )
-        return completed.stdout.decode(errors="replace")
 
     def delete(self, objects: Sequence[Object], *, wait_sec: float) -> None:
         """Delete the objects and wait until they are gone. Raises like `apply`, also after `wait_sec`."""
@@ -438,7 +426,6 @@ class Cluster:
         objects: Sequence[Object],
         *,
         timeout_sec: float,
-        ok_exit_codes: tuple[int, ...] = (0,),
         secrets: tuple[Secret, ...] = (),
     ) -> Completed:
         # Not masked in argv, which holds no secret: a short password may be part of a word there.
@@ -457,7 +444,7 @@ class Cluster:
             raise Unreachable(str(error), remedy="retry") from error
         except TooMuchOutput as error:
             raise ClusterError(str(error)) from error
-        if completed.exit_code not in ok_exit_codes:
+        if completed.exit_code != 0:
             stderr = mask(completed.stderr.decode(errors="replace"), secrets)
             raise to_cluster_error(f"kubectl {arguments[0]}", stderr)
         return completed
@@ -483,9 +470,9 @@ def _is_object(item: object) -> bool:
     return isinstance(item.get("metadata", {}).get("name"), str)
 
 
-def _server_side_arguments(subcommand: str, force_conflicts: bool) -> tuple[str, ...]:
+def _apply_arguments(force_conflicts: bool) -> tuple[str, ...]:
     force = ("--force-conflicts",) if force_conflicts else ()
-    return (subcommand, "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
+    return ("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", *force, "-f", "-")
 
 
 def _name_and_namespace(resource: Object) -> dict[str, str]:

@@ -17,7 +17,7 @@ from remote.hosts.pods.kubectl import object_errors
 
 
 class Verb(Enum):
-    """Change to one object."""
+    """Change to one object. `after`: what the server would store, if it said so."""
 
     KEEP = "unchanged"
     CREATE = "create"
@@ -37,7 +37,7 @@ _RBAC_VERBS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """Change to one object."""
+    """Change to one object. `after`: what the server would store, if it said so."""
 
     verb: Verb
     kind: str
@@ -45,6 +45,7 @@ class Action:
     reason: str = ""
     desired: Object | None = None
     live: Object | None = None
+    after: Object | None = None
 
     @property
     def title(self) -> str:
@@ -152,7 +153,7 @@ def _plan_action(desired: Object, live: Object | None, after: Object | None, rep
     if after is not None:
         before, stored = _content(live), _content(after)
         changed = [section for section in {**before, **stored} if before.get(section) != stored.get(section)]
-        return action(verb=Verb.APPLY, reason=", ".join(changed)) if changed else action(verb=Verb.KEEP)
+        return action(verb=Verb.APPLY, reason=", ".join(changed), after=after) if changed else action(verb=Verb.KEEP)
     if _digest(desired) == _digest(live):
         return action(verb=Verb.KEEP)
     if kind in ("PersistentVolume", "PersistentVolumeClaim"):
@@ -219,10 +220,15 @@ def identity(resource: Object) -> tuple[str, str]:
 
 
 @object_errors()
-def describe_replacement(desired: Object, live: Object) -> str:
-    """Return the changed lines of an object that is replaced; a server rejects the comparison. For people only."""
-    before, after = (to_yaml([document]).splitlines() for document in (_project(live, desired), desired))
-    lines = difflib.unified_diff(before, after, "live", "desired", n=1, lineterm="")
+def describe_change(action: Action) -> str:
+    """Return the changed lines of an object; empty if it is new or goes. Of one that is replaced, without defaults."""
+    if action.live is None or action.desired is None:
+        return ""
+    before, after = _project(action.live, action.desired), action.desired
+    if action.after is not None:
+        before, after = _content(action.live), _content(action.after)
+    old, new = (to_yaml([document]).splitlines() for document in (before, after))
+    lines = difflib.unified_diff(old, new, f"live/{action.title}", f"desired/{action.title}", n=1, lineterm="")
     return "".join(f"{line}\n" for line in lines)
 
 

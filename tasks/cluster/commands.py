@@ -39,7 +39,7 @@ deploy = Command(
     section=Section.CLUSTER,
     effect=Effect.CHANGES,
     examples=(
-        "inv deploy --dry-run  # the plan, and `kubectl diff` of what is there",
+        "inv deploy --dry-run  # the plan, with the changed lines",
         "inv deploy bench --quick collect report  # then a first benchmark",
     ),
     options=DeployOptions,

@@ -12,7 +12,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object, is_owned
 from remote.cluster.manifests import JOB_PREFIX, Image, pull_secret, render
-from remote.cluster.plan import Action, ClusterPlan, Verb, comparable, describe_replacement, is_being_deleted, plan
+from remote.cluster.plan import Action, ClusterPlan, Verb, comparable, describe_change, is_being_deleted, plan
 from remote.hosts.command import Secret
 from remote.hosts.pods.kubectl import Forbidden
 from remote.providers import registry_provider
@@ -184,23 +184,20 @@ def _print_plan(cluster_plan: ClusterPlan, image: Image, settings: Settings) -> 
 
 
 def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan, *, force_conflicts: bool) -> None:
-    if any(action.kind == "Namespace" for action in cluster_plan.with_verb(Verb.CREATE)):
+    """Print the changed lines, and have the server try what is new. Raises a task's errors."""
+    for action in cluster_plan.with_verb(Verb.APPLY, Verb.REPLACE):
+        print(describe_change(action), end="")
+    created = cluster_plan.with_verb(Verb.CREATE)
+    if any(action.kind == "Namespace" for action in created):
         print("dry run: nothing was changed; the namespace does not exist yet, so everything in it is new")
         return
-    for action in cluster_plan.with_verb(Verb.REPLACE):
-        if action.desired is not None and action.live is not None:
-            print(describe_replacement(action.desired, action.live), end="")
-    # Nor a binding whose Role is new: for a user without the right to grant everything the server reads the Role, which
-    # does not exist in a dry run. The deployment itself creates the Role first.
-    new_roles = {action.name for action in cluster_plan.with_verb(Verb.CREATE) if action.kind == "Role"}
-    objects = [
-        action.desired
-        for action in cluster_plan.with_verb(Verb.CREATE, Verb.APPLY)
-        if action.desired is not None
-        and not (action.kind == "RoleBinding" and action.desired["roleRef"]["name"] in new_roles)
-    ]
+    # A binding whose Role is new cannot be tried: for a user without the right to grant everything the server reads the
+    # Role, which does not exist in a dry run. The deployment itself creates the Role first.
+    new_roles = {action.name for action in created if action.kind == "Role"}
+    objects = [action.desired for action in created if action.desired is not None]
+    objects = [item for item in objects if item["kind"] != "RoleBinding" or item["roleRef"]["name"] not in new_roles]
     if objects:
-        print(cluster.diff(objects, force_conflicts=force_conflicts), end="")
+        cluster.try_apply(objects, force_conflicts=force_conflicts)
     print("dry run: nothing was changed")
 
 

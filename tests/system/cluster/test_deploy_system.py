@@ -91,7 +91,7 @@ def test_a_manual_change_is_shown_and_reverted(deployed: Operator) -> None:
     assert "change     service/bench  (spec)" in output
     assert "replace    job/bench  (its manifest changed)" in output
     assert '"sizeLimit": "17Mi"' in output
-    assert "+  publishNotReadyAddresses: true" in output
+    assert '+  "publishNotReadyAddresses": true' in output
 
     # The API drops false, which equals an absent field, so no manager owns it: it is reverted without a flag.
     deployed.set_cluster(shm="16Mi")

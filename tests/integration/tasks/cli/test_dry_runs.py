@@ -83,8 +83,8 @@ class ClusterWithoutChanges:
     def has_object(self, *_: object) -> bool:
         return True
 
-    def diff(self, *_: object, **__: object) -> str:
-        return "+ everything\n"
+    def try_apply(self, *_: object, **__: object) -> list[dict[str, Any]]:
+        return []
 
 
 class HostWithoutChanges:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote.cluster.manifests import DIGEST_ANNOTATION, Image, ManifestValues, kustomization, with_digest
-from remote.cluster.plan import Verb, comparable, describe_replacement, identity, is_training, plan
+from remote.cluster.plan import Verb, comparable, describe_change, identity, is_training, plan
 from remote.cluster.quantities import parse_quantity
 from tests.support.cases import Case, load_cases
 
@@ -126,7 +126,8 @@ def test_a_secret_to_write_is_something_to_do() -> None:
 def test_a_replaced_job_is_described_by_its_changed_lines() -> None:
     desired = make_object("Job", template={"image": "b", "grace": 30})
     live = make_live("Job", template={"image": "a", "grace": 30}, by_hand={"parallelism": 3})
-    text = describe_replacement(desired, live)
+    (action,) = plan([desired], [live], []).actions
+    text = describe_change(action)
     changes = [line for line in text.splitlines() if line[0] in "+-" and line[1:4] not in ("++ ", "-- ")]
     assert [line.strip("+-").split(":")[0].strip() for line in changes] == [f'"{DIGEST_ANNOTATION}"'] * 2 + [
         '"image"'
