@@ -6,7 +6,7 @@ The file is mapped into memory; about 100 bytes of each example are held. Copies
 import hashlib
 import mmap
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO, overload
 
@@ -50,7 +50,7 @@ class StoredExamples(Sequence[Example]):
     """
 
     def __init__(self, file: ExampleFile, reader: Any, numbers: Any, rows: Sequence[int]) -> None:
-        self.file, self._reader, self._rows = file, reader, array("Q", rows)
+        self.file, self._reader, self._numbers, self._rows = file, reader, numbers, array("Q", rows)
         part = numbers.take(pyarrow.array(rows, "uint64"))
         self.lengths, self.targets = (array("I", part[name].to_pylist()) for name in ("length", "target_count"))
         self.digests: list[bytes] = part["digest"].to_pylist()
@@ -70,6 +70,10 @@ class StoredExamples(Sequence[Example]):
         (values,) = self._reader.get_batch(batch).slice(row, 1).to_pylist()
         ids = array("I", values["ids"])
         return Example(ids=ids, **{name: values[name] for name in ("targets", "file", "line", "unit", "copy")})
+
+    def select(self, indices: Iterable[int]) -> "StoredExamples":
+        """Return some of these examples."""
+        return StoredExamples(self.file, self._reader, self._numbers, [self._rows[index] for index in indices])
 
 
 class ExampleWriter:

@@ -10,12 +10,9 @@ Not covered: checkpoints. An interrupted trial starts again.
 import dataclasses
 import importlib
 import os
-from collections.abc import Sequence
 from typing import Any
 
-from bench.data.example_file import StoredExamples
 from bench.data.inputs import InputError, Inputs
-from bench.data.masking import Example
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals
 from bench.qlora import recipes
@@ -72,24 +69,8 @@ def held_out_part(trial: Trial, data: TrainingSet) -> TrainingSet:
         raise InputError(f"{trial.data}: no example is held out", remedy="raise train.validation_fraction")
     parts = min(trial.held_out_parts, count)
     numbers = range(trial.seed % parts, count, parts)[:MAX_HELD_OUT]
-    part = HeldOut(data.data.validation, numbers)
-    examples = dataclasses.replace(data.data, validation=part)  # type: ignore[arg-type] # read like StoredExamples
+    examples = dataclasses.replace(data.data, validation=data.data.validation.select(numbers))
     return dataclasses.replace(data, data=examples)
-
-
-class HeldOut(Sequence[Example]):
-    """Some of the examples, read when they are used."""
-
-    def __init__(self, examples: StoredExamples, numbers: Sequence[int]) -> None:
-        self._examples, self._numbers = examples, numbers
-        self.lengths = [examples.lengths[number] for number in numbers]
-        self.targets = [examples.targets[number] for number in numbers]
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Example:  # type: ignore[override] # no slices
-        return self._examples[self._numbers[index]]
 
 
 def _make_trainer(

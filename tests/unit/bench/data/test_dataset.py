@@ -161,6 +161,8 @@ def test_cached_examples_equal_the_built_ones_until_a_byte_changes(
 ) -> None:
     spec = spec_of(write(tmp_path / "d.jsonl", range(50)), weights=[1.5], validation_share=0.2)
     data, write_examples = build(spec), partial(dataset.write_examples, spec, *dataset.read(spec), tokenizer_of())
+    part = data.training.select([3, 1])
+    assert (list(part), list(part.lengths)) == ([data.training[3], data.training[1]], [len(each.ids) for each in part])
     assert dataset.load_cached(tmp_path, "k") is None
     assert are_equal(data, dataset.save_cached(tmp_path, "k", write_examples))
     cached = dataset.load_cached(tmp_path, "k")
