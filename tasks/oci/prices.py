@@ -97,7 +97,7 @@ def update_prices(context: Context, currency: str, *, dry_run: bool = False, yes
         if entry.unit == TRAFFIC_UNIT:
             values["free_gb"] = list_prices[_parts(entry)[0][0]].free_units
         functools.reduce(lambda section, key: section.setdefault(key, {}), keys, changes).update(values)
-    _write_table(target, merge_settings(text, changes, display_path(target)), today)
+    _write_table(target, merge_settings(text, changes, target), today)
     print(f"wrote {display_path(target)}")
     if path is None:
         for line in write_user_settings({"cost": {"prices": str(target)}}):

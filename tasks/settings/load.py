@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from invoke.config import Config
 from invoke.context import Context
 
@@ -271,23 +272,18 @@ def _refuse_unknown_variables() -> None:
 
 
 def _cast(text: str, setting: Setting) -> Any:
-    if setting.is_nullable and text == "":
-        return None
-    if setting.kind is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if setting.kind in (int, float):
-        try:
-            return setting.kind(text)
-        except ValueError:
-            return text  # parsing names it
-    return text
+    """Return the value of a variable: a text, or what it is in YAML."""
+    if setting.kind is str:
+        return None if setting.is_nullable and text == "" else text
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text  # parsing names it
 
 
 def _describe(error: _InvalidSetting, layers: SettingsLayers) -> str:
     layer, detail = layers.strongest(error.keys), error.detail
     if layer is not None and layer.environment:
-        detail = detail.replace("or null", "or nothing")  # "null" would be text there
-        kind = typing.get_origin(SETTINGS[error.keys].kind)
-        detail += "" if kind is None else f"; a {'list' if kind is tuple else 'mapping'} needs a file"
+        detail = detail.replace("or null", "or nothing")
     location = "settings" if layer is None else layer.where(error.keys)
     return f"{location}: {'.'.join(error.keys)}{error.item}: {detail}"

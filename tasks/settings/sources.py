@@ -100,18 +100,18 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
     prefix = config._project_prefix
     root = Path(prefix).absolute() if prefix is not None else Path(__file__).resolve().parents[2]
     own = [Path.cwd()] if is_installed(root) else []  # without a checkout: the file of the working directory
-    project = _find(f"{root}/")
+    project = find(f"{root}/")
     if not project:
         raise UsageError(
             f"{display_path(root / 'invoke.yaml')}: no such file", remedy="`git checkout invoke.yaml` restores it"
         )
     layers = [
-        *(_file(path, shared=True) for path in _find(config._system_prefix)),
+        *(_file(path, shared=True) for path in find(config._system_prefix)),
         # In Invoke, the project's file overrides the user's. Ours has every setting with its default, so a user's file
         # would have no effect.
         *(_file(path) for path in project),
-        *(_file(path) for folder in own for path in _find(f"{folder}/")),
-        *(_file(path, shared=True) for path in _find(config._user_prefix)),
+        *(_file(path) for folder in own for path in find(f"{folder}/")),
+        *(_file(path, shared=True) for path in find(config._user_prefix)),
         _environment(variables),
         *(_file(_expand_user(path)) for path in [config._runtime_path] if path),
         SettingsLayer(data=config._overrides),
@@ -119,7 +119,7 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
     return SettingsLayers(root=root, weakest_first=layers)
 
 
-def _find(prefix: str) -> list[Path]:
+def find(prefix: str) -> list[Path]:
     """Return the settings file with this prefix, if there is one; of several, the first in Invoke's order."""
     paths = [_expand_user(f"{prefix}invoke.{suffix}") for suffix in _SUFFIXES]
     return [path for path in paths if path.exists()][:1]
@@ -158,20 +158,27 @@ def _environment(variables: Mapping[str, Keys]) -> SettingsLayer:
 def _file(path: Path, *, shared: bool = False) -> SettingsLayer:
     if path.suffix.removeprefix(".") not in _SUFFIXES:
         raise UsageError(f"{display_path(path)}: expected a name that ends in .yaml, .yml or .json")
-    data, node = _content(path)
+    data, node = parse(read_text(path), path)
     return SettingsLayer(data=data, path=path, node=node, shared=shared)
 
 
-def _content(path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
-    """Parse a file to its sections and their YAML node. Raises UsageError."""
+def read_text(path: Path) -> str:
+    """Read a settings file. Raises UsageError."""
     try:
-        text = read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8-sig")
+        return read_regular(path, max_bytes=_MAX_FILE_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise UsageError(f"{display_path(path)}: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{display_path(path)}: expected UTF-8 text") from error
     except OSError as error:
         raise UsageError(f"{display_path(path)}: cannot be read: {error.strerror}") from error
+
+
+def parse(text: str, path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
+    """Parse the text of a settings file to its sections, which are not to be changed, and their YAML node.
+
+    Raises UsageError that names `path`.
+    """
     data, node = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
     if data is not None and not isinstance(data, dict):
         raise UsageError(f"{display_path(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")

@@ -14,20 +14,19 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from bench.records.atomic_files import open_atomic, read_regular
+from bench.records.atomic_files import open_atomic
 from tasks.errors import UsageError, file_errors
 from tasks.settings.schema import SETTINGS
-from tasks.settings.sources import Keys, display_path
+from tasks.settings.sources import Keys, display_path, find, parse, read_text
 
-_MAX_BYTES = 1 << 17
 Values = Mapping[str, Any]
 
 
 def plan_user_settings(values: Values) -> tuple[Path, str, str]:
     """Return the file, its text and its text with these settings. Raises UsageError."""
     path = _user_config_path()
-    text = _read(path)
-    return path, text, merge_settings(text, values, display_path(path))
+    text = read_text(path) if path.exists() else ""
+    return path, text, merge_settings(text, values, path)
 
 
 def write_user_settings(values: Values) -> list[str]:
@@ -45,34 +44,22 @@ def write_user_settings(values: Values) -> list[str]:
 
 
 def _user_config_path() -> Path:
-    """Return the file that Invoke reads: the first existing one, or ~/.invoke.yaml."""
-    existing = [
-        path for suffix in ("yaml", "yml", "json", "py") if (path := Path.home() / f".invoke.{suffix}").exists()
-    ]
-    path = existing[0] if existing else Path.home() / ".invoke.yaml"
-    if path.suffix not in (".yaml", ".yml"):
+    """Return the user's settings file, or ~/.invoke.yaml if there is none. Raises UsageError for one in JSON."""
+    path = next(iter(find("~/.")), Path.home() / ".invoke.yaml")
+    if path.suffix == ".json":
         raise UsageError(f"{display_path(path)}: only YAML can be edited", remedy="add the settings above by hand")
     return Path(os.path.realpath(path))
 
 
-def _read(path: Path) -> str:
-    try:
-        return read_regular(path, max_bytes=_MAX_BYTES).decode("utf-8-sig")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"{display_path(path)}: cannot be read: {reason}", remedy="nothing was written") from error
+def merge_settings(text: str, values: Values, path: Path) -> str:
+    """Set the values in the text of a settings file. Raises UsageError, which names `path`.
 
-
-def merge_settings(text: str, values: Values, name: str) -> str:
-    """Set the values in a settings file's text; `name` is the file in messages. Raises UsageError.
-
-    A setting that is new there gets its comment.
-    The result is parsed again: unless it has exactly the old and the new settings, it is refused.
+    A setting that is new there gets its comment. The result is parsed again: unless it has exactly the old and the new
+    settings, it is refused.
     """
-    old = _parse(text, name)
-    expected = _without_aliases(old)
+    name = display_path(path)
+    old = parse(text, path)[0]
+    expected = copy.deepcopy(old)
     _update(expected, values, name)
     if expected == old:
         return text
@@ -92,29 +79,6 @@ def merge_settings(text: str, values: Values, name: str) -> str:
     if not is_correct:
         raise UsageError(f"{name}: its layout cannot be edited safely", remedy="add the settings by hand")
     return changed
-
-
-def _parse(text: str, name: str) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise UsageError(f"{name}{line}: invalid YAML", remedy="fix it; nothing was written") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise UsageError(
-            f"{name}: expected sections such as `fleet:`, found a {type(data).__name__}", remedy="nothing was written"
-        )
-    return data
-
-
-def _without_aliases(value: Any) -> Any:
-    """Copy a document: parts that its text repeats by an alias become separate."""
-    if isinstance(value, dict):
-        return {key: _without_aliases(item) for key, item in value.items()}
-    return [_without_aliases(item) for item in value] if isinstance(value, list) else value
 
 
 def _update(section: MutableMapping[str, Any], values: Values, name: str, parents: Keys = ()) -> None:

@@ -42,25 +42,25 @@ REGISTRY, CLUSTER = (
     ],
 )
 def test_values_are_set_and_everything_else_is_preserved(old: str, new: str) -> None:
-    assert merge_settings(old, VALUES_TO_SET, "f") == new
-    assert merge_settings(new, VALUES_TO_SET, "f") == new
+    assert merge_settings(old, VALUES_TO_SET, Path("f")) == new
+    assert merge_settings(new, VALUES_TO_SET, Path("f")) == new
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("- a\n", "expected sections such as `fleet:`, found a list"),
-        ("just text", "found a str"),
-        ("a: [1", "f:1: "),
+        ("just text", 'found "just text"'),
+        ("a: [1", "f:2: not YAML"),
         ("registry: fra\n", "f: registry: expected a section"),
         ("registry:\n  picture: [1]\n", "f: registry.picture: expected a value"),
-        ("base: &b { picture: x }\nregistry: *b\n", "layout"),
-        ("registry: {}\nregistry: {}\n", "layout"),
+        ("base: &b { picture: x }\nregistry: *b\n", "f:2: not YAML: an alias"),
+        ("registry: {}\nregistry: {}\n", "f:2: not YAML: registry is given twice"),
     ],
 )
 def test_a_file_that_cannot_be_edited_is_refused(text: str, expected: str) -> None:
     with pytest.raises(UsageError, match=re.escape(expected)):
-        merge_settings(text, VALUES_TO_SET, "f")
+        merge_settings(text, VALUES_TO_SET, Path("f"))
 
 
 KEYS = st.sampled_from(["registry", "cluster", "fleet", "picture", "fss", "user"])
@@ -76,7 +76,7 @@ VALUES = st.recursive(
 def test_existing_content_is_preserved_or_the_edit_is_refused(data: dict[str, object], flow: bool) -> None:
     text = yaml.safe_dump(data, default_flow_style=flow, sort_keys=False)
     try:
-        written = yaml.safe_load(merge_settings(text, VALUES_TO_SET, "f"))
+        written = yaml.safe_load(merge_settings(text, VALUES_TO_SET, Path("f")))
     except UsageError:
         return
     assert written["registry"]["picture"] == "fra.ocir.io/ns/r:1"
