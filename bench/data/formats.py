@@ -29,8 +29,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 ROLE_ALIASES = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "bot", "model", "chatgpt", "ai"), "assistant"),
+    **dict.fromkeys(("function", "observation", "ipython"), "tool"),
 }
-OLD_TOOL_ROLES = frozenset({"function", "function_call", "observation", "ipython"})
+CALL_ROLE = "function_call"  # a turn of the assistant whose text is its call
 ROLE_NAMES, CONTENT_NAMES = ("role", "from", "speaker"), ("content", "value", "text")  # a turn has one of each
 PAIR_NAMES = {"input": "user", "human": "user", "user": "user", "output": "assistant", "assistant": "assistant"}
 TURN_MARKS = ("weight", "train", "loss")  # honoured in a turn: whether it is trained on
@@ -124,6 +125,9 @@ def _from_turn(location: str, key: str, turn: Mapping[str, Any]) -> RawTurn:
     others = {name: value for name, value in turn.items() if name not in (role, content)}
     if not others.keys().isdisjoint((*ROLE_NAMES[:2], *CONTENT_NAMES[:2])):
         raise InputError(f"{location}: has keys of role, content and of from, value", remedy="keep one pair")
+    if turn.get(role) == CALL_ROLE and isinstance(calls := turn.get(content), str):
+        calls = calls if calls.lstrip().startswith("[") else f"[{calls}]"
+        return RawTurn(location, key, "assistant", None, {**others, "tool_calls": calls})
     return RawTurn(location, key, turn.get(role), turn.get(content), others)
 
 
@@ -207,11 +211,6 @@ def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
     location, role_name = turn.location, turn.role
     if not isinstance(role_name, str):
         raise InputError(f"{location}: role: expected text, found {schema.type_name(role_name)}")
-    if role_name in OLD_TOOL_ROLES:
-        raise InputError(
-            f"{location}: role {role_name}: not read",
-            remedy="write calls as tool_calls of the assistant, and their results as role tool",
-        )
     role = ROLE_ALIASES.get(role_name.lower(), role_name.lower())
     if role not in ROLES:
         raise InputError(f"{location}: role: expected one of {', '.join(ROLES)}, found {role_name[:40]!r}")

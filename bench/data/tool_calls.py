@@ -4,7 +4,8 @@
     tool_calls   of the assistant's turn: [{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}]
     role tool    the result of a call: content, with tool_call_id or in the order of the calls
 
-`tools` and `tool_calls` may be JSON text, as in CSV and Parquet, and so may `arguments`, as OpenAI's API gives them.
+`tools` and `tool_calls` may be JSON text, as in CSV and Parquet, and so may `arguments`, as OpenAI's API gives them. A
+tool or call may also be only its function.
 """
 
 import math
@@ -143,7 +144,15 @@ def _list(location: str, value: object) -> list[Any]:
     if not isinstance(value, list):
         raise InputError(f"{location}: expected a list or its JSON text, found {schema.type_name(value)}")
     _check_value(location, value)
-    return value
+    return [_with_function(document) for document in value]
+
+
+def _with_function(document: Any) -> Any:
+    """Return a tool or call with its function under a key, also where it is only that."""
+    if not isinstance(document, dict) or "function" in document or "name" not in document:
+        return document
+    function = {key: value for key, value in document.items() if key not in ("id", "type")}
+    return {**{key: document[key] for key in document.keys() - function.keys()}, "function": function}
 
 
 def _function(location: str, document: object, shape: str) -> dict[str, Any]:
