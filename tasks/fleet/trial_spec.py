@@ -22,6 +22,8 @@ FILE_FIELDS = (
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "matmul"),
 )
+# Measured on a 7B shape and on SmolLM2 with 12 seeds: docs/performance.md
+INT8_OFFER = "train.matmul: int8 takes 0.61 of the time of a step on an H200, at a held-out loss of at most +0.05 %"
 
 
 def training_data(settings: Settings) -> TrainingData:

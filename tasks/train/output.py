@@ -94,7 +94,9 @@ def training_of(trial: Trial) -> Training:
 def summary_lines(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> list[str]:
     """Return lines about the forecast, the settings that were derived from the data, and what is surprising in it."""
     warnings = small_data_warnings(probe.data, training_of(trial), predicted.steps)
-    return [*headline(predicted), *trial_spec.derived_text(probe.forecast.derived), *warnings.values()]
+    can_use_int8 = probe.forecast.gpu is not None and probe.forecast.recipe == "fast" and trial.matmul == "bf16"
+    offer = [trial_spec.INT8_OFFER] if can_use_int8 else []
+    return [*headline(predicted), *trial_spec.derived_text(probe.forecast.derived), *offer, *warnings.values()]
 
 
 def data_lines(report: DataReport, training: Training) -> list[str]:

@@ -8,6 +8,7 @@ from remote.image.references import InvalidReference, parse_image_name
 from tasks.clients import secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
+from tasks.fleet.trial_spec import INT8_OFFER
 from tasks.settings import sources
 from tasks.settings.load import ENVIRONMENT, Settings
 
@@ -48,6 +49,11 @@ THREADS_HERE = Fault(
 SLOW_RECIPE = Fault(
     "train.recipe is {recipe}, the published loop: less than half the speed of recipe fast",
     "set train.recipe to fast",
+    status=CheckStatus.WARN,
+)
+RECOMPUTES = Fault(
+    "train.gradient_checkpointing is true: activations are recomputed also where memory is free",
+    "set train.gradient_checkpointing to auto",
     status=CheckStatus.WARN,
 )
 SHARED_NODE = Fault(
@@ -119,8 +125,14 @@ def contradiction_faults(settings: Settings) -> Iterator[CheckResult]:
 )
 def slow(context: CheckContext) -> CheckResult | list[CheckResult]:
     return [*slow_faults(context.settings, os.cpu_count() or 1)] or passed(
-        "no setting makes steps slower than necessary"
+        "no setting makes steps slower than necessary" + (f"; {INT8_OFFER}" if could_use_int8(context.settings) else "")
     )
+
+
+def could_use_int8(settings: Settings) -> bool:
+    """Return whether a training on a GPU could use products in 8 bits and does not."""
+    train = settings.train
+    return settings.bench.profile == "gpu" and train.recipe == "fast" and train.matmul == "bf16"
 
 
 def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
@@ -136,3 +148,5 @@ def slow_faults(settings: Settings, cores: int) -> Iterator[CheckResult]:
         yield THREADS_HERE.result(size=fleet.size, threads=fleet.size * fleet.local.threads, cores=cores)
     if settings.train.recipe == "reference":
         yield SLOW_RECIPE.result(recipe=settings.train.recipe)
+    elif settings.train.gradient_checkpointing:
+        yield RECOMPUTES.result()

@@ -168,6 +168,11 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     lines = output.summary_lines(make_probe(derived=derived), trial, PREDICTED)
     named = "train.rows_per_step 2, train.warmup_share 0.1, train.gradient_checkpointing false"
     assert f"derived from data and GPU: {named}" in lines
+    assert trial_spec.INT8_OFFER not in lines
+    on_a_gpu = make_probe(gpu="NVIDIA A10")
+    assert trial_spec.INT8_OFFER in output.summary_lines(on_a_gpu, trial, PREDICTED)
+    in_eight = dataclasses.replace(trial, matmul="int8")
+    assert trial_spec.INT8_OFFER not in output.summary_lines(on_a_gpu, in_eight, PREDICTED)
     assert output.training_of(trial_of(settings(), workers=4)).rows_per_step == 4
     assert "validation_share" not in output.training_of(trial_of(settings(validation_file="v"))).derive
     explicit = settings(rows_per_step=8, warmup_share=0.0, validation_fraction=0.0, **fitted)
