@@ -136,11 +136,6 @@ def number_range(numbers: Iterable[int]) -> str:
     return f"{smallest:,} to {others[-1]:,}" if others else f"{smallest:,}"
 
 
-def natural_key(name: str) -> list[str | int]:
-    """Return a sort key that puts `worker-2` before `worker-10`."""
-    return [int(part) if index % 2 else part for index, part in enumerate(re.split("([0-9]{1,18})", name))]
-
-
 def join_with_and(items: list[str]) -> str:
     """Format `a`, `a and b`, `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

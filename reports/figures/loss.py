@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,8 +38,7 @@ _FEW_POINTS = 3  # a line through fewer held-out losses would suggest a course t
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurveMarker:
+class CurveMarker(NamedTuple):
     """A marker of matplotlib, filled or hollow, and the character of the same shape for the label."""
 
     shape: str
@@ -47,16 +46,7 @@ class CurveMarker:
     character: str
 
 
-MARKERS = tuple(
-    CurveMarker(shape=shape, is_hollow=is_hollow, character=character)
-    for is_hollow, characters in (
-        (False, "\N{BLACK CIRCLE}\N{BLACK SQUARE}\N{BLACK UP-POINTING TRIANGLE}\N{BLACK DIAMOND}"
-                "\N{BLACK DOWN-POINTING TRIANGLE}\N{BLACK RIGHT-POINTING TRIANGLE}\N{BLACK LEFT-POINTING TRIANGLE}"),
-        (True, "\N{WHITE CIRCLE}\N{WHITE SQUARE}\N{WHITE UP-POINTING TRIANGLE}\N{WHITE DIAMOND}"
-               "\N{WHITE DOWN-POINTING TRIANGLE}\N{WHITE RIGHT-POINTING TRIANGLE}\N{WHITE LEFT-POINTING TRIANGLE}"),
-    )
-    for shape, character in zip(("o", "s", "^", "D", "v", ">", "<"), characters, strict=True)
-)  # fmt: skip
+MARKERS = tuple(map(CurveMarker, "os^Dv><os^Dv><", [False] * 7 + [True] * 7, "●■▲◆▼▶◀○□△◇▽▷◁"))
 _MARKS_PER_CURVE = 8
 _TONES, _LINE_STYLES = (OTHER_TONE, MUTED), ("-", "--", "-.")  # neither the baseline nor recommended
 

@@ -6,7 +6,6 @@ node's clock.
 Not covered: a job that its host started later than the ledger says, because the host could not be reached.
 """
 
-import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,11 +23,6 @@ Starts = Mapping[tuple[str, int], float]
 
 _MAX_LEDGER_BYTES = 64_000_000  # a run of 10,000 trials writes 6 MB
 _MAX_LINE_BYTES = 100_000
-_ENCODING_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
 _MAX_RESTART_COST = 1e12  # limit of step, lost_sec and usd
 _MAX_WORKERS = 1_000_000
 
@@ -59,7 +53,7 @@ class AttemptSpan:
 def read(run_folder: Path, trial_id: str) -> list[AttemptSpan]:
     """Read one trial's attempts in order; [] without a ledger. Skips unreadable lines. Raises OSError."""
     spans: dict[int, AttemptSpan] = {}
-    for line in _to_utf8(_read_ledger(run_folder))[0].splitlines():
+    for line in _read_ledger(run_folder).splitlines():
         try:
             event = schema.parse_object(line)
             if event["trial_id"] == trial_id:
@@ -81,12 +75,10 @@ def read_starts(run_folder: Path) -> LedgerStarts:
     """Read when each trial's attempts were started; none without a ledger. Raises OSError.
 
     Damaged lines, such as a last one cut by a crash, are skipped and counted: callers then use the worker's clock for
-    that attempt. A repeated line counts once. A ledger in UTF-16, as some editors write, is read.
+    that attempt. A repeated line counts once.
     """
-    content = _read_ledger(run_folder)
-    content, encoding = _to_utf8(content)
     times: dict[tuple[str, int], float] = {}
-    lines = content.splitlines()
+    lines = _read_ledger(run_folder).splitlines()
     damaged = 0
     for line in lines:
         # Most lines of a large ledger record other events; parsing them all would take seconds.
@@ -102,7 +94,6 @@ def read_starts(run_folder: Path) -> LedgerStarts:
             damaged += 1
     repeated = len(lines) - len(set(lines))
     faults = [
-        *([f"is in {encoding} instead of UTF-8"] if encoding else []),
         *([f"{damaged:,} of {formatting.count(len(lines), 'line')} cannot be read"] if damaged else []),
         *([f"{formatting.count(repeated, 'line is', 'lines are')} repeated"] if repeated else []),
         *(["is empty"] if not lines and (run_folder / LEDGER_FILE).exists() else []),
@@ -141,18 +132,6 @@ def _with_waits(attempts: Sequence[AttemptSpan], now: float) -> list[AttemptSpan
 
 def _duration_sec(attempt: AttemptSpan, now: float) -> float:
     return max(0.0, (now if attempt.ended is None else attempt.ended) - attempt.began)
-
-
-def _to_utf8(content: bytes) -> tuple[bytes, str | None]:
-    """Return the content in UTF-8, and the name of its encoding if it is another one."""
-    for mark, name in _ENCODING_MARKS:
-        if content.startswith(mark):
-            text = content.removeprefix(mark).decode(name, errors="replace")
-            return text.encode(errors="replace"), None if name == "utf-8" else "UTF-16"
-    for name, nul in (("utf-16-le", content[1:2]), ("utf-16-be", content[:1])):
-        if nul == b"\0":
-            return content.decode(name, errors="replace").encode(errors="replace"), "UTF-16"
-    return content, None
 
 
 def _read_ledger(run_folder: Path) -> bytes:

@@ -2,8 +2,7 @@
 
 The same rule applies to every kind of trial. Measurements with the same context keys share a table. A context key with
 a single value goes into the table's caption. A table of one quantity over several keys spreads its last key over
-columns (matrix products by dtype, one column per size). Quantities that each of a few configurations measured in a
-single context form one list with a column per configuration. Cells are text that every writer shows unchanged.
+columns (matrix products by dtype, one column per size).
 """
 
 import statistics
@@ -21,7 +20,6 @@ from reports.read import measurements
 
 MAX_ROWS = 200  # limit for the page; measurements.csv has all rows
 _MAX_SPREAD_COLUMNS = 6
-_MAX_LISTED = 5  # with more configurations, they are rows instead of columns
 CONFIGURATION = "configuration"
 
 
@@ -56,27 +54,10 @@ def section_title(section: str) -> str:
 
 
 def _section_tables(entries: list[_Entry]) -> Iterable[Table]:
-    units: dict[tuple[str, frozenset[str]], list[_Entry]] = {}
-    for entry in entries:
-        units.setdefault((entry.measurement.name, frozenset(entry.context)), []).append(entry)
-    once = {unit: unit_entries for unit, unit_entries in units.items() if _has_one_context(unit_entries)}
-    labels = list(dict.fromkeys(entry.label for entry in entries))
-    if len(labels) > _MAX_LISTED or len({keys for _, keys in once}) < 2:
-        once = {}
     groups: dict[frozenset[str], list[_Entry]] = {}
-    for unit, unit_entries in units.items():
-        if unit not in once:
-            groups.setdefault(unit[1], []).extend(unit_entries)
-    if once:
-        yield _list_table(labels, list(once.items()))
-    for unit_entries in groups.values():
-        yield _context_table(unit_entries)
-
-
-def _has_one_context(entries: Sequence[_Entry]) -> bool:
-    """Return whether each configuration has entries in a single context only."""
-    contexts: dict[str, dict[str, str]] = {}
-    return all(contexts.setdefault(entry.label, entry.context) == entry.context for entry in entries)
+    for entry in entries:
+        groups.setdefault(frozenset(entry.context), []).append(entry)
+    return map(_context_table, groups.values())
 
 
 def _follows_from_configuration(key: str, entries: Sequence[_Entry]) -> bool:
@@ -86,66 +67,6 @@ def _follows_from_configuration(key: str, entries: Sequence[_Entry]) -> bool:
         key in entry.trial_keys and values.setdefault(entry.label, entry.context[key]) == entry.context[key]
         for entry in entries
     )
-
-
-def _list_table(labels: list[str], once: list[tuple[tuple[str, frozenset[str]], list[_Entry]]]) -> Table:
-    """Build a table of quantities with a single context: a row per quantity, a column per configuration."""
-    rows: list[tuple[str, list[_Entry]]] = []
-    for (name, _), entries in once:
-        same = next((row for row in rows if row[0] == name and _has_one_context([*row[1], *entries])), None)
-        if same is None:
-            rows.append((name, list(entries)))
-        else:
-            same[1].extend(entries)
-    table_context = _common_context([entry for _, entries in rows for entry in entries])
-    lines = []
-    for name, entries in rows:
-        row_context = _common_context(entries)
-        cells = []
-        for label in labels:
-            own_entries = [entry for entry in entries if entry.label == label]
-            extra = {
-                key: value
-                for entry in own_entries
-                for key, value in entry.context.items()
-                if key not in {*row_context, *entry.trial_keys}
-            }
-            details = tuple(_pair(key, value) for key, value in extra.items())
-            cells.append(_cell(own_entries, details) if own_entries else None)
-        title, unit, _ = measurements.title_unit_scale(name)
-        context = ", ".join(
-            _pair(key, value)
-            for key, value in row_context.items()
-            if key not in {*table_context, *entries[0].trial_keys}
-        )
-        lines.append(((", ".join(filter(None, (title, unit))), context), cells))
-    common = [_pair(key, value) for key, value in table_context.items()]
-    return _table(("quantity", "on"), [Column(title=label) for label in labels], lines, common)
-
-
-def _table(
-    keys: Sequence[str],
-    columns: Sequence[Column],
-    lines: Sequence[tuple[tuple[str, ...], Sequence[Cell | None]]],
-    common: Sequence[str],
-) -> Table:
-    """Make a table of key columns and `columns`; `lines` are the texts of the keys with the cells."""
-    return Table(
-        columns=(*(Column(title=key, is_number=False) for key in keys), *columns),
-        rows=tuple(
-            Row(cells=(*(Cell(value=text) if text else None for text in texts), *cells))
-            for texts, cells in lines[:MAX_ROWS]
-        ),
-        caption=f"All rows: {', '.join(common)}." if common else "",
-        n_omitted=max(0, len(lines) - MAX_ROWS),
-        file="measurements.csv",
-    )
-
-
-def _common_context(entries: Sequence[_Entry]) -> dict[str, str]:
-    """Return the part of the context that all entries share."""
-    first = entries[0].context
-    return {key: value for key, value in first.items() if all(entry.context.get(key) == value for entry in entries)}
 
 
 def _context_table(entries: list[_Entry]) -> Table:
@@ -172,11 +93,19 @@ def _context_table(entries: list[_Entry]) -> Table:
         column = (entry.measurement.name, "" if spread is None else context[spread])
         cells.setdefault(tuple(context[index] for index in free), {}).setdefault(column, []).append(entry)
     columns = [(name, value) for name in names for value in (values[spread] if spread is not None else [""])]
-    return _table(
-        [_key_text(keys[index]) for index in free],
-        [_column(name, "" if spread is None else keys[spread], value) for name, value in columns],
-        [(key, [_cell(row[column]) if column in row else None for column in columns]) for key, row in cells.items()],
-        [_pair(keys[index], values[index][0]) for index in fixed],
+    common = [_pair(keys[index], values[index][0]) for index in fixed]
+    return Table(
+        columns=(
+            *(Column(title=_key_text(keys[index]), is_number=False) for index in free),
+            *(_column(name, "" if spread is None else keys[spread], value) for name, value in columns),
+        ),
+        rows=tuple(
+            Row(cells=(*(Cell(value=text) for text in key), *(_cell(row.get(column, ())) for column in columns)))
+            for key, row in list(cells.items())[:MAX_ROWS]
+        ),
+        caption=f"All rows: {', '.join(common)}." if common else "",
+        n_omitted=max(0, len(cells) - MAX_ROWS),
+        file="measurements.csv",
     )
 
 
@@ -185,11 +114,13 @@ def _column(name: str, key: str, value: str) -> Column:
     return Column(title=f"{title}, {_pair(key, value)}" if key else title, unit=unit)
 
 
-def _cell(entries: Sequence[_Entry], extra_details: tuple[str, ...] = ()) -> Cell:
+def _cell(entries: Sequence[_Entry]) -> Cell | None:
+    if not entries:
+        return None
     known = [entry for entry in entries if entry.measurement.value is not None]
     notes = tuple(dict.fromkeys(entry.measurement.note for entry in entries if entry.measurement.note))
     if not known:
-        return Cell(value="none", details=(*notes, *extra_details))
+        return Cell(value="none", details=notes)
     scale = measurements.title_unit_scale(known[0].measurement.name)[2]
     values = [entry.measurement.value / scale for entry in known if entry.measurement.value is not None]
     median = statistics.median(values)
@@ -205,9 +136,7 @@ def _cell(entries: Sequence[_Entry], extra_details: tuple[str, ...] = ()) -> Cel
         spread = _range(min(values), max(values), decimals, f" over {over}")
     shares = [entry.measurement.share_percent for entry in known if entry.measurement.share_percent is not None]
     share = f"{formatting.number(statistics.median(shares), 0)} % of the chip's peak" if shares else ""
-    return Cell(
-        value=formatting.number(median, decimals), details=tuple(filter(None, (spread, share, *notes, *extra_details)))
-    )
+    return Cell(value=formatting.number(median, decimals), details=tuple(filter(None, (spread, share, *notes))))
 
 
 def _range(low: float | None, high: float | None, decimals: int, suffix: str = "") -> str:

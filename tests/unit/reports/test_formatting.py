@@ -26,13 +26,6 @@ def test_ends_that_no_digit_can_distinguish_are_still_shown(low, high):
     assert formatting.span(99.96, 100.04, 1) == "(99.96 to 100.04)"  # more digits than the value itself
 
 
-@pytest.mark.parametrize(
-    "names", [["gpu-2", "gpu-10"], ["2", "10", "a"], ["a", "a1", "a02", "a3b"], ["a-1-9", "a-1-10", "a-2-1"], ["", "1"]]
-)
-def test_names_are_sorted_by_their_numbers(names):
-    assert sorted([*names[1:], names[0]], key=formatting.natural_key) == names
-
-
 def test_a_word_or_character_too_wide_for_its_line_is_broken_and_nothing_is_lost():
     lines = wrap_text("short " + "w" * 200, 2.0, 9.0)
     assert "".join(lines).replace(" ", "") == "short" + "w" * 200

@@ -141,28 +141,6 @@ def test_a_single_quantity_over_several_keys_spreads_its_last_key_over_columns(f
     assert (labels(disk)[0], disk.caption) == ("configuration", "All rows: cache warm, read 1.074 GB.")
 
 
-def test_quantities_with_a_single_context_become_one_list_with_a_column_per_configuration(folder):
-    trials = tuple(synthetic.trial(f"ddp-{n}", kind="distributed", world_size=n) for n in (1, 2))
-    run = run_of(folder, *trials)
-    one_rank = [
-        synthetic.measurement("global_samples_per_sec", 1.0, world_size=1),
-        synthetic.measurement("efficiency_percent", None, note="one rank does not communicate", world_size=1),
-    ]
-    two_ranks = [
-        synthetic.measurement("global_samples_per_sec", 1.9, world_size=2),
-        synthetic.measurement("efficiency_percent", 95.0, against="no communication", world_size=2),
-    ]
-    for plan, values in zip(run.planned, (one_rank, two_ranks), strict=True):
-        synthetic.rewrite(folder, plan, measurements=values)
-    (table,) = tables_of(folder)
-    assert labels(table) == ["quantity", "on", "ddp-1", "ddp-2"]
-    assert [row[:2] for row in texts(table)] == [["global, samples/s", None], ["efficiency, %", None]]
-    assert texts(table)[1][2:] == [
-        "none; one rank does not communicate",
-        "95.0; 93.1 to 96.9; against no communication",
-    ]
-
-
 def test_quantities_with_the_same_context_are_columns_of_one_table(folder):
     run_of(folder, synthetic.other_kinds()[1])
     (loading,) = tables_of(folder)

@@ -70,8 +70,6 @@ LINES = [
     ("content", "read", "token"),
     [
         ("".join(LINES).encode()[:-30], 3, "1 of 4 lines"),
-        ("".join(LINES).encode("utf-16"), 4, "UTF-16"),
-        ("".join(LINES).encode("utf-16-be"), 4, "UTF-16"),
         ("".join(LINES + LINES[:2]).encode(), 4, "2 lines are repeated"),
         ("".join(LINES[:2]).encode() + b"\xff\x00 not JSON\n" + LINES[2].encode(), 3, "1 of 4 lines"),
         (b"", 0, "is empty"),

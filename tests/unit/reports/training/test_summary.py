@@ -139,7 +139,6 @@ def test_a_training_that_was_not_collected_names_the_command(tmp_path: Path) -> 
     [
         (lambda content: content, None),
         (lambda content: content[:-20], "1 of 5 lines"),
-        (lambda content: content.decode().encode("utf-16"), "UTF-16"),
         (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "1 of 1 result"),
     ],
 )
