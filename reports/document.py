@@ -127,11 +127,15 @@ Part = Table | Text | Pairs | Commands | Answers | MarkedText | Picture
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Parts under a title. A section that `is_folded` supports a decision and leads to none: a click opens it."""
+    """Parts under a title. A section that `is_folded` supports a decision and leads to none: a click opens it.
+
+    The terminal shows the tables of those that are `is_brief`.
+    """
 
     title: str
     parts: tuple[Part, ...]
     is_folded: bool = False
+    is_brief: bool = False
 
     @property
     def anchor(self) -> str:
@@ -164,6 +168,13 @@ class Document:
     results: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     sections: tuple[Section, ...] = ()
+
+    @property
+    def brief_tables(self) -> tuple[Table, ...]:
+        """The tables that the terminal shows."""
+        return tuple(
+            part for section in self.sections if section.is_brief for part in section.parts if isinstance(part, Table)
+        )
 
     @property
     def pictures(self) -> tuple[Picture, ...]:

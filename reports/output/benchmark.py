@@ -124,9 +124,16 @@ def _sections(summary: Summary, pictures: Sequence[Picture], skipped: Sequence[C
     remarks += filter(None, [sentences.second_finding(summary) if remarks else None])
     if summary.rows:
         parts: tuple[Part, ...] = (_configurations(summary), *([paragraph(" ".join(remarks))] if remarks else []))
-        yield Section(title="Configurations", parts=parts)
+        yield Section(title="Configurations", parts=parts, is_brief=True)
     elif remarks:
         yield Section(title="Finding", parts=(paragraph(" ".join(remarks)),))
+    if summary.others:
+        kinds = [
+            (other.label, other.kind, f"{other.succeeded} of {other.planned}", f"{other.n_measurements:,}")
+            for other in summary.others
+        ]
+        heads = ("Other configuration", "Kind", "Trials", "Measurements")
+        yield Section(title="Other workloads", parts=(text_table(heads, kinds, heads[2:]),), is_brief=True)
     row = summary.best_row
     if row is not None and row.costs and row.costs[0].fine_tunings:
         sources = [price.description for price in summary.prices]

@@ -92,9 +92,10 @@ def _sections(training: TrainingReport) -> Iterator[Section]:
     if compared := sentences.predicted_and_actual(training):
         heads, basis = ("quantity", "predicted", "actual"), training.forecast.get("basis")
         quiet = [paragraph(f"Basis of the predicted time: {basis}.", is_quiet=True)] if basis else []
-        yield Section(title="Predicted and actual", parts=(text_table(heads, compared, heads[1:]), *quiet))
+        table = text_table(heads, compared, heads[1:])
+        yield Section(title="Predicted and actual", parts=(table, *quiet), is_brief=True)
     numbers = text_table(("quantity", "value"), [*sentences.lines(training), *sentences.check_lines(training)])
-    yield Section(title="All numbers", parts=(numbers,))
+    yield Section(title="All numbers", parts=(numbers,), is_brief=True)
     yield from _data(training)
     if len(training.attempts) > 1:
         yield Section(title="Attempts", parts=(_attempts(training),))
@@ -114,7 +115,7 @@ def _score(score: TrainingScore) -> Iterator[Section]:
         rows = [(f"{row.row:,}", row.place, sentences.fault_text(row)) for row in score.unscored]
         parts += [paragraph(left_out), text_table(("row", "place", "cause"), rows)]
     if parts:
-        yield Section(title="Score", parts=tuple(parts))
+        yield Section(title="Score", parts=tuple(parts), is_brief=True)
     shown = tuple(map(_scored, score.shown))
     if shown:
         yield Section(title="Held-out answers before and after", parts=shown[:_SHOWN_ANSWERS])

@@ -10,27 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from invoke.context import Context
-from rich import box
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from bench.records.paths import REPORT_FOLDER
 from bench.records.status import TrialStatus
 from reports import formatting
 from reports.comparison.comparability import NAMES
+from reports.document import Cell, Table
 from reports.exports import FORMATS, check_packages, export
 from reports.output import build as building
 from reports.output.build import Report, build, build_training
 from reports.output.page import INDEX_FILE
 from reports.read.run import ReportError, ReportWriteError
-from reports.statistics.types import Ratio
 from reports.summary import sentences
 from reports.summary.summary import Summary
 from reports.training import sentences as training_sentences
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
-from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
+from tasks.cli.terminal import console, print_path, ruled_table
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pending_results import missing_reason
 from tasks.fleet.pricing import pricing
@@ -80,11 +79,7 @@ def write_report(
         report = _follow_run(folder, build_report, opens=opens) if follow else build_report()
         exported = export(folder, selected_formats)
     summary = report.values
-    tables = [
-        *([configuration_table(summary, console().width)] if summary.rows else ()),
-        *([workload_table(summary, console().width)] if summary.others else ()),
-    ]
-    _show(report, tables, exported, opens=opens and not follow)
+    _show(report, exported, opens=opens and not follow)
     data = {
         "run": folder.name,
         "recommendation": sentences.spell_out(sentences.recommendation(summary)),
@@ -97,8 +92,8 @@ def write_report(
     return CommandResult(data=data, failure=failure)
 
 
-def _show(report: Report[Any], tables: Iterable[Table], exported: Iterable[Path], *, opens: bool) -> None:
-    """Print the first screen of a report, tables, and the paths of its files; open the page."""
+def _show(report: Report[Any], exported: Iterable[Path], *, opens: bool) -> None:
+    """Print the first screen of a report, its brief tables, and the paths of its files; open the page."""
     out, document = console(soft_wrap=False), report.document
     out.print(Text(escape_controls(document.headline), style="bold"))
     for note in document.notes:
@@ -109,8 +104,8 @@ def _show(report: Report[Any], tables: Iterable[Table], exported: Iterable[Path]
         out.print(Text(f"! {hidden} more on the page"))
     for result in document.results:
         out.print(Text(escape_controls(result)))
-    for table in tables:
-        out.print("", table)
+    for table in document.brief_tables:
+        out.print("", terminal_table(table))
     out.print()
     for purpose, command in document.commands.items if document.commands else ():
         print(escape_controls(f"{purpose}: `{command}`"))
@@ -131,16 +126,7 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *
         *training_sentences.lines(training),
         *training_sentences.check_lines(training),
     ]
-    numbers = Table(box=None, pad_edge=False, show_header=False)
-    numbers.add_column(no_wrap=True)
-    numbers.add_column(overflow="fold")
-    for name, value in lines:
-        numbers.add_row(name, Text(escape_controls(value)))
-    compared = training_sentences.predicted_and_actual(training)
-    predictions = ruled_table("", "predicted", "actual")
-    for cells in compared:
-        predictions.add_row(*cells)
-    _show(report, [numbers, *([predictions] if compared else [])], exported, opens=opens)
+    _show(report, exported, opens=opens)
     if other is not None:
         compare_trainings([other, folder])
     failure = SomeTrialsFailed(escape_controls(f"run {folder.name}: {headline}"))
@@ -148,7 +134,7 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *
         "run": folder.name,
         "headline": headline,
         "lines": dict(lines),
-        "predicted_and_actual": compared,
+        "predicted_and_actual": training_sentences.predicted_and_actual(training),
         "page": str(report.index),
         "files": list(map(str, exported)),
     }
@@ -175,53 +161,20 @@ def _follow_run(folder: Path, build_report: Callable[..., Report[Summary]], *, o
         ) from error
 
 
-def configuration_table(summary: Summary, width: int = MIN_TABLE_CHARS) -> Table:
-    """Build a table with one row per configuration, within `width` characters; long names are broken."""
-    has_costs = any(row.cost is not None for row in summary.rows)
-    name_chars = (14 if has_costs else 26) + spare_chars(width)
-    headings = ["n", "step s", "samples/s", f"x {formatting.shorten(summary.baseline, 14)}", "useful tok/s"]
-    table = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("configuration", overflow="fold")
-    for heading in [*headings, *(["$/1000"] if has_costs else [])]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in summary.rows:
-        measured = row.measured
-        name = Text(formatting.with_breaks(row.label, name_chars))  # Text: the name may look like markup
-        if measured is None:
-            table.add_row(name, "0", *["-"] * (len(headings) - 1 + has_costs))
-            continue
-        cells = [
-            str(measured.n_steps),
-            formatting.number(measured.step_time_sec.value),
-            formatting.number(measured.elapsed_samples_per_sec.value),
-            "1" if row.is_baseline else "-" if row.samples_ratio is None else _format_ratio(row.samples_ratio),
-            formatting.number(measured.elapsed_useful_tokens_per_sec.value),
-        ]
-        if has_costs:
-            cells.append("-" if row.cost is None else formatting.number(row.cost.usd_per_1000_samples.value))
-        table.add_row(name, *cells)
-    return table
+def terminal_table(table: Table) -> RichTable:
+    """Return a table without its wide columns; each cell has its value, a ratio also its interval."""
+    columns = [(index, column) for index, column in enumerate(table.columns) if not column.is_wide_only]
+    labels = {column.label: column.is_number for _, column in columns}
+    shown = ruled_table(*labels, right={label for label, is_number in labels.items() if is_number})
+    for row in table.rows:
+        shown.add_row(*(_terminal_text(row.cells[index], has_interval="ratio" in each.unit) for index, each in columns))
+    return shown
 
 
-def workload_table(summary: Summary, width: int = MIN_TABLE_CHARS) -> Table:
-    """Build a table of the configurations that are not training: trials and measurements."""
-    table = FoldingTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("configuration", overflow="fold", max_width=26 + spare_chars(width))
-    table.add_column("kind")
-    table.add_column("trials", justify="right")
-    table.add_column("measurements", justify="right")
-    for other in summary.others:
-        table.add_row(
-            Text(other.label), other.kind, f"{other.succeeded} of {other.planned}", f"{other.n_measurements:,}"
-        )
-    return table
-
-
-def _format_ratio(ratio: Ratio) -> str:
-    decimals = formatting.ratio_decimals(ratio.low, ratio.high)
-    interval = formatting.span(ratio.low, ratio.high, decimals, separator="-")
-    text = f"{formatting.number(ratio.value, decimals)} {interval}".rstrip()
-    return f"{text}{formatting.interval_mark(ratio)}"
+def _terminal_text(cell: Cell | None, *, has_interval: bool) -> Text:
+    """Return text that no markup in it changes."""
+    lines = () if cell is None else (cell.value, *(each.replace(" to ", "-") for each in cell.details[:has_interval]))
+    return Text("\n".join(map(escape_controls, lines)))
 
 
 def _failure(summary: Summary, folder: Path) -> SomeTrialsFailed:

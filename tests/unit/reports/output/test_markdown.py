@@ -13,7 +13,7 @@ from reports.output import benchmark, markdown
 from reports.read.load import load
 from reports.summary.rows import group_failures
 from reports.summary.summarize import summarize
-from tasks.reports.report import configuration_table
+from tasks.reports.report import terminal_table
 from tests.benchmarks.statistics_power import QUICK
 from tests.support.reports import synthetic
 
@@ -28,7 +28,7 @@ def test_a_configuration_has_one_rate_everywhere() -> None:
     shown, hidden = formatting.number(elapsed.value), formatting.number(of_median.value)
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(configuration_table(summary))
+        console.print(terminal_table(benchmark.make(summary).brief_tables[0]))
     document = benchmark.make(summary)
     texts = [document.tiles[0].value, markdown.render(document), capture.get()]
     assert [(shown in text, hidden in text) for text in texts] == [(True, False)] * 3
