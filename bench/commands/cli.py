@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +36,6 @@ from bench.records.trial import (
 from bench.records.version import VERSION
 from bench.records.workloads import names_with
 
-BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 # By action: module, class of the request, and what handles it. The modules import torch, so only one is imported.
 ADAPTER_ACTIONS = {
     "check": ("check", "CheckRequest", "Checker"),
@@ -278,49 +277,28 @@ def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:
 def apply_overrides(trial: Trial, settings: Sequence[str]) -> Trial:
     """Return the trial with these `key=value` changes, and list them in its reason.
 
-    Raises TrialError for text that is not key=value, an unknown or repeated key, or a value of the wrong type or range.
+    A value is JSON or text, that of a list names separated by commas. Raises TrialError.
     """
-    types = {field.name: str(field.type) for field in dataclasses.fields(trial) if field.name != "training"}
-    values: dict[str, Any] = {}
+    document, changed = trial.to_json(), set[str]()
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
-            raise TrialError(f"--set {_clip(setting)}: expected key=value, e.g. --set max_seq_len=256")
-        if key not in types:
-            raise TrialError(f"--set {_clip(key)}: unknown field", remedy=schema.suggest_field(key, types))
-        if key in values:
+            raise TrialError(f"--set {setting}: expected key=value, e.g. --set max_seq_len=256")
+        if key in changed:
             raise TrialError(f"--set {key}: given twice")
-        values[key] = _parse_value(key, types[key], text)
-    if not values:
-        return trial
-    values.setdefault("reason", f"{trial.reason}; changed by hand: {', '.join(settings)}")
+        changed.add(key)
+        is_list = isinstance(document.get(key), list)
+        document[key] = [word.strip() for word in text.split(",")] if is_list else _parse_value(text)
+    if changed and "reason" not in changed:
+        document["reason"] += f"; changed by hand: {', '.join(settings)}"
+    return Trial.from_json(document, "--set")
+
+
+def _parse_value(text: str) -> Any:
     try:
-        return dataclasses.replace(trial, **values)
-    except TrialError as error:
-        raise TrialError(f"--set {error}") from error
-
-
-def _parse_value(key: str, type_name: str, text: str) -> Any:
-    parsers: dict[str, tuple[Callable[[str], Any], str]] = {
-        "str": (str, "text"),
-        "int": (int, "a whole number"),
-        "float": (float, "a number"),
-        "bool": (lambda word: BOOLEANS[word.lower()], "true or false"),
-        "tuple[str, ...]": (
-            lambda names: tuple(word.strip() for word in names.split(",")),
-            "names separated by commas",
-        ),
-    }
-    parse, expected = parsers[type_name]
-    try:
-        return parse(text)
-    except (ValueError, KeyError) as error:
-        raise TrialError(f"--set {key}: expected {expected}, found {_clip(text)!r}") from error
-
-
-def _clip(text: str) -> str:
-    """Shorten to 40 characters, for a message."""
-    return text if len(text) <= 40 else f"{text[:39]}\N{HORIZONTAL ELLIPSIS}"
+        return schema.parse(text)
+    except ValueError:
+        return text
 
 
 def _profile(arguments: argparse.Namespace) -> int:

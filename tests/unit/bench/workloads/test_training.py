@@ -230,12 +230,12 @@ def test_an_out_of_memory_reason_includes_the_peak_memory(record):
 
 
 def test_settings_are_parsed_as_the_type_of_their_field(make_trial):
-    settings = ["max_seq_len=256", "learning_rate=1e-3", "gradient_checkpointing=no", "lora_targets=q_proj, v_proj"]
+    settings = ["max_seq_len=256", "learning_rate=1e-3", "gradient_checkpointing=false", "lora_targets=q_proj, v_proj"]
     trial = apply_overrides(make_trial(), [*settings, "optimizer=adamw_torch"])
     assert (trial.max_seq_len, trial.learning_rate, trial.gradient_checkpointing) == (256, 1e-3, False)
     assert (trial.lora_targets, trial.optimizer) == (("q_proj", "v_proj"), "adamw_torch")
     assert trial.reason.startswith("a test; changed by hand: max_seq_len=256, learning_rate=1e-3, ")
-    assert apply_overrides(trial, ()) is trial
+    assert apply_overrides(trial, ()) == trial
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "invalid_settings.yaml"))
