@@ -5,9 +5,7 @@ On several machines, the first one leads: it measures and writes. The others onl
 
 import contextlib
 import os
-import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +16,7 @@ from typing import Any, TypeVar
 from bench.data.inputs import InputError
 from bench.harness.record import Record
 from bench.harness.termination import Stopped, StopSignals
+from bench.machine import nvml
 from bench.records import Trial
 from bench.records.status import ReasonCode, escape_controls
 from bench.workloads.ranks.multi_node import (
@@ -36,7 +35,6 @@ SILENCE_SEC = 45.0  # a dead or hung rank then ends the trial within 60 s
 STEP_MARGIN_SEC = 5.0  # report a silent rank before a hung step, because that report names the rank
 MIN_TOKENS_PER_SEC = 364.0  # half the rate of an A10: a slower step counts as hung
 POLL_SEC = 0.1
-GPU_COUNT_TIMEOUT_SEC = 120.0
 
 OnLine = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
@@ -67,7 +65,7 @@ class RankLauncher:
         """Choose the backend. Raises InputError for too few GPUs or an unusable interface."""
         if self._nodes is not None:
             check_interfaces(os.environ, [name for _, name in socket.if_nameindex()])
-        self.backend = choose_backend(self._trial, visible_gpus(), self._nodes)
+        self.backend = choose_backend(self._trial, len(nvml.visible_gpus()), self._nodes)
 
     def lead(
         self,
@@ -222,21 +220,6 @@ def log_failure(record: Record, ranks: Ranks, error: Exception) -> None:
     for rank in range(record.trial.world_size):
         for line in ranks.last_lines(rank):
             record.log(f"rank {rank}: {line}")
-
-
-def visible_gpus() -> int:
-    """Count the GPUs that torch sees, in another process: this one must not initialize CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == "" or not (Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi")):
-        return 0
-    argv = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=GPU_COUNT_TIMEOUT_SEC, check=True)
-        return int(done.stdout.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise InputError(
-            f"torch cannot count the GPUs ({error})", remedy=f"run: {sys.executable} -m bench selfcheck"
-        ) from error
 
 
 def choose_backend(trial: Trial, gpus: int, nodes: NodeList | None = None) -> str:

@@ -37,7 +37,6 @@ def last_messages(monkeypatch) -> list[Any]:
     )
     monkeypatch.setattr(launcher, "LeaderLink", lambda *_, **__: contextlib.nullcontext(link))
     monkeypatch.setattr(launcher, "choose_backend", lambda *_: "gloo")
-    monkeypatch.setattr(launcher, "visible_gpus", lambda: 0)
     return messages
 
 
