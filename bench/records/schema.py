@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import json
-import marshal
 import math
 import types
 import typing
@@ -94,33 +93,10 @@ def from_json(cls: type[T], document: object, where: str = "") -> T:
     return cls(**values)
 
 
-_INTERNED_TYPES: set[type] = set()
-_INTERNED: dict[tuple[type, bytes], Any] = {}
-MAX_INTERNED = 1000
-
-
 def suggest_field(unknown: str, fields: Collection[str]) -> str:
     """Return the end of a message about an unknown field: the nearest one, or all."""
     near = difflib.get_close_matches(unknown, fields, 1)
     return f"did you mean {near[0]}?" if near else f"the fields are {', '.join(fields)}"
-
-
-def interned(cls: type[T]) -> type[T]:
-    """Mark a frozen record as interned: equal ones, of which thousands occur in other records, are built once."""
-    _INTERNED_TYPES.add(cls)
-    return cls
-
-
-def _interned_from_json(cls: type[T], document: object, where: str) -> T:
-    try:
-        key = marshal.dumps(cast(Any, document), 2)  # in version 2 equal bytes mean equal values of equal types
-    except ValueError:  # nested too deep, or not a JSON value
-        return from_json(cls, document, where)
-    if (record := _INTERNED.get((cls, key))) is None:
-        record = from_json(cls, document, where)
-        if len(_INTERNED) < MAX_INTERNED:
-            _INTERNED[cls, key] = record
-    return cast(T, record)
 
 
 def type_name(value: object) -> str:
@@ -160,7 +136,7 @@ def _reader(hint: Any) -> _Read:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return functools.partial(_read_enum, hint)
     if dataclasses.is_dataclass(hint):
-        return functools.partial(_interned_from_json if hint in _INTERNED_TYPES else from_json, cast(type, hint))
+        return functools.partial(from_json, cast(type, hint))
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         (inner,) = [_reader(argument) for argument in arguments if argument is not type(None)]

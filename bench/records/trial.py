@@ -40,7 +40,6 @@ FAST_ONLY_FIELDS = ("checkpoint_every", "offload_checkpoints", "held_layers", "m
 MAX_BYTES = 16 << 20  # size limit of a file of trials; one trial takes about 1000 bytes
 
 
-@schema.interned
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One configuration. Paths are those of the host that runs it; lengths are in tokens, times in seconds.

@@ -74,33 +74,3 @@ def test_a_mismatched_document_is_refused_with_its_path(case: Case):
     with pytest.raises(schema.SchemaError) as refused:
         schema.from_json({"Outer": Outer, "Lists": Lists}[case["record"]], case["document"], "f")
     assert str(refused.value) == f"f: {case['expected']}"
-
-
-@schema.interned
-@dataclass(frozen=True, kw_only=True)
-class Common:
-    share: float
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    common: Common
-
-
-def test_equal_documents_share_one_interned_record():
-    first, other = (schema.from_json(Holder, {"common": {"share": 0.5, "names": ["x"]}}) for _ in range(2))
-    assert first.common is other.common
-    another = schema.from_json(Holder, {"common": {"share": 0.5, "names": ["y"]}})
-    assert another.common == Common(share=0.5, names=("y",))
-
-
-def test_a_mistyped_copy_of_an_interned_record_is_refused_with_its_path():
-    schema.from_json(Holder, {"common": {"share": 1}})
-    with pytest.raises(schema.SchemaError, match=r"^f: common: share: expected a number, found true/false$"):
-        schema.from_json(Holder, {"common": {"share": True}}, "f")
-    nested: list[Any] = []
-    for _ in range(3000):
-        nested = [nested]
-    with pytest.raises(schema.SchemaError, match=r"^g: common: names\[0\]: expected text, found a list$"):
-        schema.from_json(Holder, {"common": {"share": 1, "names": [nested]}}, "g")
