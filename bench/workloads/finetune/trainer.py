@@ -161,9 +161,9 @@ class Trainer:
             self._zero_gradient_steps = next(
                 (n for n in range(ZERO_STEPS) if n >= len(norms) or norms[-1 - n] != 0.0), ZERO_STEPS
             )
-        self.state = schema.from_json(State, self.group.broadcast_object(schema.to_json(self.state)))
-        self._zero_gradient_steps = self.group.broadcast_object(self._zero_gradient_steps)
-        counters = self.group.broadcast_object(self.weights.counters())
+        self.state, self._zero_gradient_steps, counters = self.group.broadcast_object(
+            (self.state, self._zero_gradient_steps, self.weights.counters())
+        )
         if not self.group.is_single:
             flat = self.weights.to_flat()
             self.group.broadcast_(flat)
