@@ -50,7 +50,7 @@ class InsufficientSpace(EngineError):
 class BuildProfile:
     """An entry of image/profiles.yaml: base image, Python, size of the installed stack in bytes, CUDA as 12-8.
 
-    `torch_from_source`: image/torch.sh can build the lock's torch.
+    `torch_from_source`: image/torch.sh can build the lock's torch. `environment`: a stage of the Dockerfile.
     """
 
     name: str
@@ -60,6 +60,7 @@ class BuildProfile:
     runs_on_cpu: bool
     cuda: str | None = None
     torch_from_source: bool = True
+    environment: str | None = None
 
     def cuda_packages(self) -> tuple[str, ...]:
         """List NVIDIA's packages for compiling CUDA, nvcc's first. Raises ContextError if `cuda` is not set."""
@@ -117,6 +118,8 @@ class ImageSpec:
             arguments["NVCC"] = self.profile.cuda_packages()[0]
         if self.apt_snapshot is not None:
             arguments["APT_SNAPSHOT"] = self.apt_snapshot
+        if self.profile.environment is not None:
+            arguments["ENVIRONMENT"] = self.profile.environment
         return arguments
 
     def model_folders(self) -> list[tuple[str, str]]:

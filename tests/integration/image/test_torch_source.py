@@ -7,8 +7,10 @@ and the savings in size.
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -125,7 +127,10 @@ endforeach()
 """
 
 
-def test_cmake_finds_the_libraries_of_the_wheels_which_have_names_with_versions_only(tree: Path) -> None:
+@pytest.mark.parametrize("real", [False, True], ids=["names", "wheels"])
+def test_cmake_finds_the_libraries_of_the_wheels_which_have_names_with_versions_only(tree: Path, real: bool) -> None:
+    if real and not os.environ.get("QLORA_FLEET_FULL_LOCK"):
+        pytest.skip("downloads 1 GB; set QLORA_FLEET_FULL_LOCK=1")
     cmake = shutil.which("cmake", path="/usr/local/bin:/usr/bin:/bin")
     modules = Path(sysconfig.get_path("purelib"), "torch", "share", "cmake", "Caffe2", "Modules_CUDA_fix")
     if cmake is None or not (modules / "FindCUDNN.cmake").is_file():
@@ -134,10 +139,17 @@ def test_cmake_finds_the_libraries_of_the_wheels_which_have_names_with_versions_
     project, nvidia = tree / "project", tree / "packages" / "nvidia"
     project.mkdir()
     (project / "CMakeLists.txt").write_text(CMAKE_PROJECT.replace("MODULES", str(modules)))
-    for part, library in (("nccl", "libnccl.so.2"), ("cudnn", "libcudnn.so.9")):
+    if real:
+        shutil.rmtree(nvidia)
+        lock = (IMAGE / "locks" / "current.txt").read_text()
+        wheels = re.findall(r"^nvidia-(?:nccl|cudnn)-cu12==\S+", lock, re.MULTILINE)
+        options = ("--no-deps", "--only-binary", ":all:")
+        argv = (sys.executable, "-m", "pip", "install", *options, "--target", str(nvidia.parent), *wheels)
+        subprocess.run(argv, check=True, timeout=900)
+    for part, library in (("nccl", "libnccl.so.2"), ("cudnn", "libcudnn.so.9")) if not real else ():
         (nvidia / part / "lib" / library).touch()
         (nvidia / part / "include").mkdir()
-    (nvidia / "cudnn" / "include" / "cudnn.h").write_text("#define CUDNN_MAJOR 9\n")
+        (nvidia / part / "include" / "cudnn.h").write_text("#define CUDNN_MAJOR 9\n")
     done = build_torch(tree)
     assert done.returncode == 0, done.stdout + done.stderr
     assert os.readlink(nvidia / "nccl" / "lib" / "libnccl.so") == "libnccl.so.2"

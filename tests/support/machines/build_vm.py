@@ -425,6 +425,7 @@ def _make_project(build_vm: BuildVm) -> None:
             f'python: "{base_image.python_version()}"',
             "stack_bytes: 30000000",
             "runs_on_cpu: true",
+            "environment: published",
         )
         file.write("\ntiny:\n" + "".join(f"  {line}\n" for line in lines))
 
