@@ -1,8 +1,8 @@
 """Transfer of folders between the operator's machine and any host, verified and resumable.
 
-Both sides compute a file's sha256 during the transfer. The bytes go to a partial file, which is renamed if both digests
-are equal. A broken stream only costs the bytes in flight: the next try requests the rest, also of a file. An existing
-file, or a part of one, is kept only if its digest is the host's. Names that would leave the folder are rejected.
+The sender lists its files with their sha256. The bytes go to a partial file, which is renamed if it has that digest. A
+broken stream only costs the bytes in flight: the next try requests the rest, also of a file. An existing file is kept
+only if its digest is the sender's. Names that would leave the folder are rejected.
 
 Not covered: links and special files (skipped), permissions. A file that is rewritten during the transfer is requested
 once more; a file that only grows is transferred at the length it had when it was opened.
@@ -17,20 +17,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from remote.agent.shared.files import (
     hash_file,
     is_movable,
     join_inside,
-    list_names,
     partial_path,
     read_chunks,
     sync_folder,
 )
 from remote.agent.shared.wire import RequestRefused
 from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
-from remote.hosts.process import MAX_OUTPUT_BYTES
 from remote.jobs.job import Agent
 
 _FLUSH_BYTES = 8 << 20
@@ -92,27 +90,25 @@ def pull(
 ) -> TransferResult:
     """Copy the files below `root` on the host into `into`; `only` these, if given, and not those in `exclude`.
 
-    Files of `into` that the host lacks stay. An unbroken transfer is one call of the host. Raises ChecksumMismatch,
-    HostError for unsafe names and, after several tries without progress, the last HostUnreachable or CommandTimedOut;
-    files received until then are verified and stay.
+    Files of `into` that the host lacks stay. Raises ChecksumMismatch, HostError for unsafe names and, after several
+    tries without progress, the last HostUnreachable or CommandTimedOut; files received until then stay.
     """
-    retry_policy, download = _RetryPolicy(agent.host.name, timeout_sec), Download(agent, into, only, exclude)
+    retry_policy, download = _RetryPolicy(agent.host.name, timeout_sec), Download(agent, root, into)
+    wanted = None if only is None else sorted({*only} - {*exclude})
     try:
-        while not download.is_complete:
+        while wanted is None or wanted:
             before = download.progress
             try:
-                agent.call_bytes(
-                    "send",
-                    {"root": root},
-                    payload=download.request(),
-                    on_bytes=download.feed,
-                    timeout_sec=retry_policy.left_sec(),
-                    idle_timeout_sec=_IDLE_SEC,
-                )
-                if not download.is_complete:  # a transport that loses a stream may report success
-                    raise HostUnreachable(f"{agent.host.name}: the stream ended {download.position}")
+                entries = _list_files(agent, root, wanted, exclude, retry_policy.left_sec())
+                names = [entry.path for entry in entries]
+                if download.is_listed and (gone := {*(wanted or ())} - {*names}):
+                    raise HostError(f"{agent.host.name}: {min(gone)} was deleted during the transfer")
+                wanted = names
+                download.receive(entries, retry_policy)
             except (HostUnreachable, CommandTimedOut) as error:
                 retry_policy.wait_after(error, made_progress=download.progress > before)
+            finally:
+                wanted = None if wanted is None else [name for name in wanted if name not in download.done]
     finally:
         download.close()
     return TransferResult(
@@ -120,6 +116,27 @@ def pull(
         already_present=tuple(download.already_present),
         byte_count=download.byte_count,
     )
+
+
+def _list_files(
+    agent: Agent, root: str, wanted: list[str] | None, exclude: Collection[str], timeout_sec: float
+) -> list[FileEntry]:
+    """List the host's files, checked: a host may send anything. Raises HostError and like `Agent`."""
+    payload = {"only": wanted, "without": sorted(exclude)}
+    answer = agent.call_line("listing", {"root": root}, payload=payload, timeout_sec=timeout_sec)
+    try:
+        entries = [FileEntry(path=path, size=size, sha256=sha256) for path, size, sha256 in answer["files"]]
+        if not all(type(entry.size) is int and entry.size >= 0 and _SHA256.match(entry.sha256) for entry in entries):
+            raise ValueError("a size or digest is invalid")
+        names = {entry.path: join_inside("/", entry.path) for entry in entries}
+    except (KeyError, ValueError, TypeError, AttributeError, RequestRefused) as error:
+        raise HostError(
+            f"{agent.host.name}: its list of files is not valid: {error}", remedy="nothing was received"
+        ) from error
+    is_wanted = wanted is None or names.keys() <= {*wanted}
+    if len(names) < len(entries) or names.keys() & {*exclude} or not is_wanted:
+        raise HostError(f"{agent.host.name}: lists other files than requested", remedy="nothing was received")
+    return entries
 
 
 def push(
@@ -289,176 +306,94 @@ class PartialFile:
 class Download:
     """State of one pull over all its streams. `byte_count` counts the received bytes of files."""
 
-    def __init__(self, agent: Agent, into: Path, only: Collection[str] | None, exclude: Collection[str]) -> None:
+    def __init__(self, agent: Agent, root: str, into: Path) -> None:
         self.transferred, self.already_present, self.byte_count = list[str](), list[str](), 0
-        self._agent, self._into, self._exclude = agent, into, frozenset(exclude)
-        self._wanted = None if only is None else sorted({*only} - self._exclude)  # names; None: all files
-        self._is_listed = False
-        self._partial_files: dict[str, PartialFile] = {}
-        self._complete_files: dict[str, list[object]] = {}
-        self._mismatched: set[str] = set()  # files that arrived with a wrong digest once
-        # State of the current stream: a partial line, bytes left of the current file, names of the files to come, and
-        # two flags: the names were received, the current file's header was received.
-        self._partial_line, self._body_left = bytearray(), 0
-        self._remaining: list[str] = []
-        self._has_names = self._is_in_body = False
+        self.is_listed = False
+        self._agent, self._root, self._into = agent, root, into
+        self._mismatched = set[str]()  # files that arrived whole with a wrong digest once
+        # The current stream: the files to come, each with the offset from which it was requested, and the first one.
+        self._remaining: list[tuple[FileEntry, int]] = []
+        self._part: PartialFile | None = None
 
     @property
-    def is_complete(self) -> bool:
-        """True once every file that the host listed is complete."""
-        return self._is_listed and not self._wanted
+    def done(self) -> set[str]:
+        return {*self.transferred, *self.already_present}
 
     @property
     def progress(self) -> tuple[int, int]:
         """Counters that grow with every byte and every file."""
-        return self.byte_count, len(self.transferred) + len(self.already_present)
+        return self.byte_count, len(self.done)
 
-    @property
-    def position(self) -> str:
-        """Position in the stream, for a message."""
-        if not self._has_names:
-            return "before its list of files"
-        return f"inside {self._remaining[0]}" if self._remaining else "after its last file"
-
-    def request(self) -> dict[str, object]:
-        """Begin a stream: return the request with the wanted files and the local state of each."""
-        self._partial_line, self._body_left, self._remaining = bytearray(), 0, []
-        self._has_names = self._is_in_body = False
-        return {"only": self._wanted, "without": sorted(self._exclude), "here": self._local_state()}
-
-    def feed(self, piece: bytes) -> None:
-        """Process a chunk of the stream: lines, and the bytes that a line announces."""
-        offset = 0
-        while offset < len(piece):
-            if self._body_left:
-                stop = min(len(piece), offset + self._body_left)
-                self._partial_files[self._remaining[0]].write(memoryview(piece)[offset:stop])
-                self.byte_count += stop - offset
-                self._body_left -= stop - offset
-                offset = stop
+    def receive(self, entries: Sequence[FileEntry], retry_policy: _RetryPolicy) -> None:
+        """Receive the files that are not here in one stream. Raises HostUnreachable if it ends early."""
+        self.close()
+        self.is_listed, self._remaining = True, []
+        for entry in entries:
+            path = self._path(entry)
+            if is_movable(path) and hash_file(path) == (entry.size, entry.sha256):
+                Path(partial_path(path)).unlink(missing_ok=True)  # left by an earlier broken pull
+                self.already_present.append(entry.path)
                 continue
-            end = piece.find(b"\n", offset)
-            if self._has_names and not self._remaining:
-                raise HostError(f"{self._agent.host.name}: sent more bytes than it announced")
-            self._partial_line += piece[offset:] if end < 0 else piece[offset:end]
-            if len(self._partial_line) > MAX_OUTPUT_BYTES:
-                raise HostError(f"{self._agent.host.name}: sent too long a line")
-            if end < 0:
-                return
-            line, self._partial_line, offset = bytes(self._partial_line), bytearray(), end + 1
-            self._on_line(self._agent.parse(line))
+            part = Path(partial_path(path))
+            size = part.stat().st_size if part.is_file() else 0
+            self._remaining.append((entry, size if size <= entry.size else 0))
+        if not self._remaining:
+            return
+        self._agent.call_bytes(
+            "send",
+            {"root": self._root},
+            payload=[{"path": entry.path, "size": entry.size, "offset": offset} for entry, offset in self._remaining],
+            on_bytes=self._feed,
+            timeout_sec=retry_policy.left_sec(),
+            idle_timeout_sec=_IDLE_SEC,
+        )
+        self._feed(b"")  # files of which no byte was missing
+        if self._remaining:  # a transport that loses a stream may report success
+            raise HostUnreachable(f"{self._agent.host.name}: the stream ended inside {self._remaining[0][0].path}")
 
     def close(self) -> None:
-        """Close the partial files, which stay for the next pull."""
-        for part in self._partial_files.values():
-            part.file.close()
-        self._partial_files.clear()
+        """Close the partial file, which stays for the next pull."""
+        if self._part is not None:
+            self._part.file.close()
+        self._part = None
 
-    def _path(self, name: str) -> Path:
-        return Path(join_inside(str(self._into), name))
+    def _path(self, entry: FileEntry) -> Path:
+        return Path(join_inside(str(self._into), entry.path))
 
-    # --- one stream ---
+    def _feed(self, piece: bytes) -> None:
+        """Write a chunk of the stream, which has no bytes between the files."""
+        left = memoryview(piece)
+        while self._remaining:
+            entry, offset = self._remaining[0]
+            if self._part is None:
+                self._part = PartialFile.open(self._path(entry))
+                if offset == 0:
+                    self._part.clear()
+                elif self._part.size != offset:
+                    raise HostUnreachable(f"{entry.path}: its partial file changed")
+            size = min(len(left), entry.size - self._part.size)
+            self._part.write(left[:size])
+            self.byte_count += size
+            left = left[size:]
+            if self._part.size < entry.size:
+                return
+            self._end_file(entry, self._part, is_resumed=offset > 0)
+        if left:
+            raise HostError(f"{self._agent.host.name}: sent more bytes than it announced")
 
-    def _local_state(self) -> dict[str, dict[str, list[object]]]:
-        """Return size and digest of the complete and the partial local file, for every file that may be wanted."""
-        names = [*_local_names(self._into)] if self._wanted is None else self._wanted
-        local: dict[str, dict[str, list[object]]] = {}
-        for name in names:
-            path, state = self._path(name), dict[str, list[object]]()
-            if name not in self._complete_files and is_movable(path):
-                self._complete_files[name] = [*hash_file(path)]
-            if name in self._complete_files:
-                state["whole"] = self._complete_files[name]
-            if name not in self._partial_files and Path(partial_path(path)).is_file():
-                self._partial_files[name] = PartialFile.open(path)
-            if name in self._partial_files:
-                state["part"] = [self._partial_files[name].size, self._partial_files[name].digest.hexdigest()]
-            if state:
-                local[name] = state
-        return local
-
-    def _on_line(self, line: dict[str, Any]) -> None:
-        if line == {"busy": True}:
-            return
-        if not self._has_names:
-            self._on_names(line.get("files"), line)
-        elif self._is_in_body:
-            self._on_file_end(line)
-        else:
-            self._on_file(line)
-
-    def _on_names(self, names: object, line: dict[str, Any]) -> None:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise self._unexpected_answer(line)
-        try:
-            for name in names:
-                join_inside("/", name)
-        except RequestRefused as error:
-            raise HostError(f"{self._agent.host.name}: {error}", remedy="nothing was received") from error
-        is_wanted = self._wanted is None or {*names} <= {*self._wanted}
-        if len({*names}) < len(names) or self._exclude & {*names} or not is_wanted:
-            raise HostError(f"{self._agent.host.name}: lists other files than requested", remedy="nothing was received")
-        if self._is_listed and (gone := {*(self._wanted or ())} - {*names}):
-            raise HostError(f"{self._agent.host.name}: {min(gone)} was deleted during the transfer")
-        # Every later stream has to deliver these files.
-        self._wanted, self._remaining, self._is_listed, self._has_names = list(names), list(names), True, True
-
-    def _on_file(self, line: dict[str, Any]) -> None:
-        name = self._remaining[0]
-        if line == {"same": True} and name in self._complete_files:
-            Path(partial_path(self._path(name))).unlink(missing_ok=True)  # left by an earlier broken pull
-            self._finish_file(name, self.already_present)
-            return
-        size, start = line.get("size"), line.get("from")
-        part = self._partial_files.get(name)
-        local_size = 0 if part is None else part.size
-        if type(size) is not int or type(start) is not int or start not in (0, local_size) or size < start:
-            raise self._unexpected_answer(line)
-        if part is None:
-            part = self._partial_files[name] = PartialFile.open(self._path(name))
-        if start == 0:
-            part.clear()
-        self._body_left, self._is_in_body = size - start, True
-
-    def _on_file_end(self, line: dict[str, Any]) -> None:
-        """Rename the file into place if both digests are equal, else delete it and request it once more."""
-        name, part, sha256 = self._remaining[0], self._partial_files[self._remaining[0]], line.get("sha256")
-        self._is_in_body = False
-        path = self._path(name)
-        if sha256 == part.digest.hexdigest():
+    def _end_file(self, entry: FileEntry, part: PartialFile, *, is_resumed: bool) -> None:
+        """Rename the file into place if it has the listed digest, else delete it, to be requested once more."""
+        path, name = self._path(entry), entry.path
+        if part.digest.hexdigest() == entry.sha256:
             os.fsync(part.file.fileno())
             os.replace(partial_path(path), path)
             sync_folder(path.parent)
-            self._finish_file(name, self.transferred)
-            return
-        if line != {"changed": True} and not (isinstance(sha256, str) and _SHA256.match(sha256)):
-            raise self._unexpected_answer(line)
-        os.unlink(partial_path(path))
-        self._partial_files.pop(name).file.close()
-        problem = "it changed during the transfer" if sha256 is None else "its bytes do not match its sha256"
-        if name in self._mismatched:
-            raise ChecksumMismatch(f"{name}: {problem}, twice", remedy="nothing was kept")
-        self._mismatched.add(name)
-        raise HostUnreachable(f"{name}: {problem}", remedy="requesting it again")
-
-    def _finish_file(self, name: str, names: list[str]) -> None:
-        names.append(name)
+            self.transferred.append(name)
+        else:
+            os.unlink(partial_path(path))
+            if name in self._mismatched:
+                raise ChecksumMismatch(f"{name}: its bytes do not match its sha256, twice", remedy="nothing was kept")
+            if not is_resumed:  # a part may be one of an older version
+                self._mismatched.add(name)
         self._remaining.pop(0)
-        assert self._wanted is not None  # noqa: S101 - for the type checker: the names were received
-        self._wanted.remove(name)
-        if part := self._partial_files.pop(name, None):
-            part.file.close()
-
-    def _unexpected_answer(self, line: dict[str, Any]) -> HostError:
-        return HostError(
-            f"{self._agent.host.name}: unexpected answer {self.position}: {line!r}", remedy="the transfer stopped"
-        )
-
-
-def _local_names(into: Path) -> Iterator[str]:
-    """List the files below `into`, and those of which an earlier pull left a part."""
-    yield from list_names(into)
-    for part in into.rglob(".*.part"):
-        whole = part.with_name(part.name[1:].removesuffix(".part"))
-        if whole.name and partial_path(whole) == str(part) and not is_movable(whole):
-            yield str(whole.relative_to(into))
+        self.close()

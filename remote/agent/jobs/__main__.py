@@ -11,7 +11,7 @@ def main() -> int:
     from remote.agent.shared.wire import EXIT_REFUSED, EXIT_TRUNCATED, InputTruncated, RequestRefused
 
     verb = sys.argv[1]
-    if verb in ("send", "missing", "receive"):
+    if verb in ("listing", "send", "missing", "receive"):
         from remote.agent.jobs.files import VERBS
     else:
         from remote.agent.jobs.jobs import VERBS

@@ -5,11 +5,9 @@ A partial file is next to its final path, with the suffix .part; such files, lin
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
-import time
 
 from remote.agent.shared.files import (
     CHUNK_BYTES,
@@ -21,77 +19,38 @@ from remote.agent.shared.files import (
     read_chunks,
     sync_folder,
 )
-from remote.agent.shared.wire import InputTruncated, RequestRefused, encode_line, print_line, read_exactly
+from remote.agent.shared.wire import InputTruncated, RequestRefused, print_line, read_exactly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from io import BufferedReader
     from typing import Any, BinaryIO
 
-KEEPALIVE_SEC = 5.0
+
+def listing(arguments: dict[str, Any]) -> None:
+    """Print {"files": [[name, size, sha256], ...]} of the files below `root`.
+
+    Standard input has {"only": names or null, "without": names}.
+    """
+    request = json.loads(read_exactly(arguments["stdin_bytes"]))
+    root, only = arguments["root"], request["only"]
+    names = list_names(root) if only is None else (name for name in only if is_movable(join_inside(root, name)))
+    wanted = (name for name in names if name not in request["without"])
+    print_line({"files": [[name, *hash_file(join_inside(root, name))] for name in wanted]})
 
 
 def send(arguments: dict[str, Any]) -> None:
-    """Send files below `root` in one stream, each followed by its digest, so that no file is read twice.
-
-    Standard input has the wanted names and the caller's state: {"only": names or null, "without": names, "here":
-    {name: {"whole": [size, sha256], "part": [size, sha256]}}}. The answer is the line {"files": names}; then for each
-    of them either {"same": true} or {"size", "from"}, the bytes from there on and {"sha256"} of the whole file, or
-    {"changed": true}. The caller's bytes count only if this host's bytes have the same digest.
-    A line {"busy": true} is sent during long silences.
-    """
-    request = json.loads(read_exactly(arguments["stdin_bytes"]))
-    root, exclude = arguments["root"], set(request["without"])
-    if request["only"] is None:
-        names = [name for name in list_names(root) if name not in exclude]
-    else:
-        names = [name for name in request["only"] if name not in exclude and is_movable(join_inside(root, name))]
-    sys.stdout.buffer.write(encode_line({"files": names}))
-    for name in names:
-        send_file(name, join_inside(root, name), request["here"].get(name, {}))
-    sys.stdout.buffer.flush()
-
-
-def send_file(name: str, path: str, caller_copy: dict[str, list[Any]]) -> None:
-    write = sys.stdout.buffer.write
-    with open(path, "rb", buffering=0) as file:
-        before = os.fstat(file.fileno())
-        size, (part_size, part_sha256) = before.st_size, caller_copy.get("part", (0, ""))
-        whole_size, whole_sha256 = caller_copy.get("whole", (-1, ""))
-        if whole_size == size and hash_prefix(file, size).hexdigest() == whole_sha256:
-            write(encode_line({"same": True}))
-            return
-        start, digest = part_size, hash_prefix(file, part_size if part_size <= size else 0)
-        if digest.hexdigest() != part_sha256:
-            start, digest = 0, hashlib.sha256()
-            file.seek(0)
-        write(encode_line({"size": size, "from": start}))
-        left = size - start
-        for piece in read_chunks(file, left):
-            write(piece)
-            digest.update(piece)
-            left -= len(piece)
+    """Send the bytes of the files in the JSON list on standard input, from each `offset` to `size`, and no others."""
+    for wanted in json.loads(read_exactly(arguments["stdin_bytes"])):
+        left = wanted["size"] - wanted["offset"]
+        with open(join_inside(arguments["root"], wanted["path"]), "rb", buffering=0) as file:
+            file.seek(wanted["offset"])
+            for piece in read_chunks(file, left):
+                sys.stdout.buffer.write(piece)
+                left -= len(piece)
         if left:
-            raise RequestRefused(f"{name} became shorter during the transfer")
-        after = os.fstat(file.fileno())
-        before_state = (before.st_mtime_ns, size)
-        # A file that only grew still has the bytes that were sent.
-        changed = (after.st_mtime_ns, after.st_size) != before_state and hash_prefix(
-            file, size
-        ).digest() != digest.digest()
-        write(encode_line({"changed": True} if changed else {"sha256": digest.hexdigest()}))
-
-
-def hash_prefix(file: BinaryIO, size: int) -> hashlib._Hash:
-    """Hash the first `size` bytes and leave the file's position after them."""
-    digest, last_line_at = hashlib.sha256(), time.monotonic()
-    file.seek(0)
-    for piece in read_chunks(file, size):
-        digest.update(piece)
-        if time.monotonic() >= last_line_at + KEEPALIVE_SEC:
-            last_line_at = time.monotonic()
-            print_line({"busy": True})
-    return digest
+            raise RequestRefused(f"{wanted['path']} became shorter during the transfer")
+    sys.stdout.buffer.flush()
 
 
 def missing(arguments: dict[str, Any]) -> None:
@@ -149,4 +108,4 @@ def copy_stdin(file: BinaryIO, size: int) -> bool:
     return True
 
 
-VERBS = {verb.__name__: verb for verb in (send, missing, receive)}
+VERBS = {verb.__name__: verb for verb in (listing, send, missing, receive)}

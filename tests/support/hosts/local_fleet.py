@@ -333,7 +333,7 @@ class LookupLoggingAgent(Agent):
 
     def call_bytes(self, verb: str, arguments: dict[str, Any], **more: Any) -> None:
         output_folder = Path(arguments.get("root", ""))
-        if verb == "send" and output_folder.name != OUT_FOLDER:
+        if verb == "listing" and output_folder.name != OUT_FOLDER:
             trial_id, _, attempt = output_folder.name.rpartition(".")
             with self._log.open("a") as log:
                 log.write(f"looks {trial_id} {attempt} {self.host.name}\n")

@@ -20,7 +20,7 @@ def test_the_image_runs_as_user_1000_with_a_read_only_root_and_no_network(built_
         *command, "sh", "-c", "id -u; python -m bench list --suite quick | head -1; env"
     ).stdout.split("\n")
     assert {"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "HOME=/workspace"} <= set(output)
-    assert {"BNB_CUDA_VERSION=121", "TRANSFORMERS_CACHE=/models"} <= set(output)  # of the profile
+    assert {"BNB_CUDA_VERSION=121", "TRANSFORMERS_CACHE=/models"} <= set(output)
     assert output[0] == "1000"
     assert output[1].startswith("suite quick")
     config = json.loads(built_vm.docker("image", "inspect", IMAGE).stdout)[0]["Config"]

@@ -3,6 +3,7 @@
 The sending program runs in this process, so that hundreds of streams are fast; tests/faults uses real hosts.
 """
 
+import hashlib
 import io
 import json
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,7 @@ class InProcessHost:
     cuts: Iterator[int | None] = field(default_factory=lambda: iter(()))
     piece_bytes: int = 1 << 20
     reports_break: bool = True
-    requests: list[dict[str, object]] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
     answers: list[bytes] = field(default_factory=list)
 
     def run(self, command: Command, *, stdin: bytes, on_stdout: Callable[[bytes], None], **_: object) -> Completed:
@@ -68,28 +70,29 @@ SIZES = {"a": 30, "deep/b": 41, "empty": 0}
 
 
 @pytest.mark.parametrize("reports_break", [True, False], ids=["broken", "with-success-reported"])
-def test_a_stream_that_ends_at_any_byte_is_taken_up_there(tmp_path: Path, reports_break: bool) -> None:
+@pytest.mark.parametrize("answer", [0, 1], ids=["list", "stream"])
+def test_an_answer_that_ends_at_any_byte_is_taken_up_there(tmp_path: Path, answer: int, reports_break: bool) -> None:
     content, target = write_random_files(tmp_path / "source", SIZES), tmp_path / "none"
     host = InProcessHost()
     pull(Agent(host), str(tmp_path / "source"), target)
-    for after in range(len(host.answers[0])):
+    for after in range(len(host.answers[answer])):
         target = tmp_path / f"target-{after}"
-        host = InProcessHost(cuts=iter([after]), reports_break=reports_break)
+        host = InProcessHost(cuts=iter([*[None] * answer, after]), reports_break=reports_break)
         moved = pull(Agent(host), str(tmp_path / "source"), target)
         assert read_tree(target) == content
         assert sorted(moved.transferred) == sorted(content)
         assert moved.byte_count == sum(SIZES.values()), "received bytes were requested again"
-        assert len(host.requests) == 2
+        assert len(host.requests) == 3 + answer
 
 
 def test_a_pull_that_broke_for_good_at_any_byte_is_taken_up_by_the_next(tmp_path: Path) -> None:
     content = write_random_files(tmp_path / "source", SIZES)
     host = InProcessHost()
     pull(Agent(host), str(tmp_path / "source"), tmp_path / "none")
-    for after in range(len(host.answers[0])):
+    for after in range(len(host.answers[1])):
         target = tmp_path / f"target-{after}"
         with pytest.raises(HostUnreachable):
-            pull(Agent(InProcessHost(cuts=iter([after, *[0] * 9]))), str(tmp_path / "source"), target)
+            pull(Agent(InProcessHost(cuts=iter([None, after, *[0] * 9]))), str(tmp_path / "source"), target)
         before = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
         moved = pull(Agent(InProcessHost()), str(tmp_path / "source"), target)
         assert read_tree(target) == content
@@ -105,12 +108,10 @@ def test_however_small_the_pieces_are_the_files_are_whole(tmp_path: Path, piece:
 
 def test_files_that_came_in_one_stream_are_not_asked_for_in_the_next(tmp_path: Path) -> None:
     write_random_files(tmp_path / "source", {"a": 10, "b": 10, "c": 10})
-    host = InProcessHost()
-    pull(Agent(host), str(tmp_path / "source"), tmp_path / "none")
-    second = host.answers[0].index(b'{"size"', host.answers[0].index(b'{"size"') + 1)
-    host = InProcessHost(cuts=iter([second]))
+    host = InProcessHost(cuts=iter([None, 15]))
     pull(Agent(host), str(tmp_path / "source"), tmp_path / "target")
-    assert [request["only"] for request in host.requests] == [None, ["b", "c"]]
+    assert [request["only"] for request in host.requests if isinstance(request, dict)] == [None, ["b", "c"]]
+    assert [entry["offset"] for entry in host.requests[-1]] == [5, 0]
 
 
 def test_a_partial_file_of_a_complete_file_is_removed(tmp_path: Path) -> None:
@@ -123,12 +124,12 @@ def test_a_partial_file_of_a_complete_file_is_removed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_deleted_between_two_streams_is_named(tmp_path: Path) -> None:
     write_random_files(tmp_path / "source", {"a": 10, "b": 10})
-    host = InProcessHost(cuts=iter([130]))
+    host = InProcessHost(cuts=iter([None, 15]))
     agent = Agent(host)
     real = agent.call_bytes
 
     def call_bytes(*arguments: object, **more: object) -> None:
-        if host.requests:
+        if len(host.requests) == 2:
             (tmp_path / "source" / "b").unlink()
         real(*arguments, **more)  # type: ignore[arg-type]
 
@@ -137,22 +138,22 @@ def test_a_file_that_is_deleted_between_two_streams_is_named(tmp_path: Path) -> 
         pull(agent, str(tmp_path / "source"), tmp_path / "target")
 
 
-SURROGATE = {"input": [{"files": ["good", "\ud800"]}], "expected": "not a path"}  # which YAML cannot have
+SURROGATE = {"input": [["good", 1, "DIGEST"], ["\ud800", 1, "DIGEST"]], "expected": "not a path"}  # not YAML
 
 
 @pytest.mark.parametrize("case", [*load_cases(__file__, "wrong_answers.yaml"), SURROGATE])
 def test_a_wrong_answer_is_refused_and_nothing_is_stored(tmp_path: Path, case: Case) -> None:
-    answer = b"".join(part.encode() if isinstance(part, str) else encode_line(part) for part in case["input"])
+    files = json.loads(json.dumps(case["input"]).replace("DIGEST", hashlib.sha256().hexdigest()))
     only = None if "good" in str(case["input"]) else ("a", "unwanted")
 
-    def send(*_: object, on_bytes: Callable[[bytes], None], **__: object) -> None:
-        on_bytes(answer)
+    def respond(verb: str, *_: object, on_bytes: Callable[[bytes], None], **__: object) -> None:
+        on_bytes(encode_line({"files": files}) if verb == "listing" else b"more")
 
     agent = Agent(InProcessHost())
-    agent.call_bytes = send  # type: ignore[method-assign]
+    agent.call_bytes = respond  # type: ignore[method-assign]
     with pytest.raises(HostError, match="near: ") as caught:
         pull(agent, "/any", tmp_path / "in" / "target", only=only, exclude=("unwanted",))
     assert case["expected"] in str(caught.value)
     assert not isinstance(caught.value, HostUnreachable), "a retry does not help"
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".part" and path.name != "a"]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"a"}
     assert case["expected"] == "more bytes" or not (tmp_path / "in" / "target" / "a").exists()
