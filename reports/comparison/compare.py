@@ -31,7 +31,7 @@ from reports.statistics.per_process import ProcessSteps, describe
 from reports.statistics.pooling import Spread
 
 RESOLUTION = 0.03  # a comparison that could not have shown 3 % does not call two runs the same
-DAY_EFFECT_PERCENT = 1.0  # the default; runs of equal code on one machine were 0.5 % apart
+DAY_EFFECT_PERCENT = 1.0  # unless earlier runs show it; runs of equal code on one machine were 0.5 % apart
 MIN_EARLIER_RUNS = 4  # from which on they show the effect of the day
 ALLOW_UNKNOWN = "unknown"
 ALLOWABLE = (*comparability.NAMES, ALLOW_UNKNOWN)
@@ -145,7 +145,6 @@ def compare(
     *,
     allow: Iterable[str] = (),
     tolerance: float = 0.01,
-    day_effect_percent: float = DAY_EFFECT_PERCENT,
     earlier: Sequence[Run] = (),
 ) -> Comparison:
     """Compare later runs with earlier ones; `earlier` are further runs that may show the effect of the day.
@@ -176,7 +175,7 @@ def compare(
     if len(runs) == 2:
         known = _day_effects(earlier, conditions[0])
         days = {
-            row.configuration: known.get(row.configuration, day_effect_percent) + 100.0 * math.expm1(drift)
+            row.configuration: known.get(row.configuration, DAY_EFFECT_PERCENT) + 100.0 * math.expm1(drift)
             for row, _ in rows
         }
     tested = [
