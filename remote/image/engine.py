@@ -1,47 +1,55 @@
-"""The container engine on the build VM, through its client: state, disks, images, check containers, registry logins.
+"""The container engine on the build VM, read through Docker's SDK: state, disks, images, check containers, space.
+
+Each connection of the SDK is one `docker system dial-stdio` on the host, over the SSH connection that exists. It finds
+the engine as the engine's client does. Builds, pushes, saves and loads are jobs on the VM (`remote.agent.build_vm`).
 
 The client's TMPDIR has no effect on a build. BuildKit keeps context, layers and cache below the engine's data-root, and
 save, load and pull unpack in DOCKER_TMPDIR of the engine's own environment. Both folders are looked up with their file
 systems.
 """
 
+import contextlib
 import json
+import os
 import re
-import secrets
-from collections.abc import Mapping, Sequence
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
-from remote.agent.shared.errors import engine_access_error
-from remote.hosts.base import (
-    CommandTimedOut,
-    Completed,
-    Host,
-    HostError,
-    HostUnreachable,
-    LoginRefused,
-    check,
-    parse_json,
-    read_json,
-)
-from remote.hosts.bundle import inline_command
-from remote.hosts.command import Command, Secret
-from remote.providers import registry_provider
+import docker  # type: ignore[import-untyped]
+import requests
+from docker.constants import DEFAULT_DOCKER_API_VERSION  # type: ignore[import-untyped]
+from docker.errors import APIError, DockerException, NotFound  # type: ignore[import-untyped]
+from docker.types import LogConfig  # type: ignore[import-untyped]
 
-LOGIN_FOLDER_PREFIX = "qlora-fleet-login-"
-_TIMEOUT_SEC, _LOGIN_TIMEOUT_SEC = 60.0, 120.0
-_START_TIMEOUT_SEC = 600.0  # from a login to the end of its job's start, and the job's grace at its deadline
-_MIN_BUILDKIT_VERSION = (18, 9)
-_EXIT_NOT_STARTED = 125  # `docker run` could not start the container
-_CHECK_FLAGS = (
-    *("--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
-    *("--tmpfs=/tmp:rw,mode=1777", "--tmpfs=/workspace:rw,mode=1777"),
-)
+from remote.agent.shared.errors import engine_access_error
+from remote.hosts.base import Completed, Host, HostError, TooMuchOutput, read_json
+from remote.hosts.bundle import inline_command
+from remote.hosts.command import Command
+from remote.hosts.local import LocalHost
+
+MAX_ANSWER_BYTES = 64 << 20
+_TIMEOUT_SEC = 60.0
+_PRUNE_TIMEOUT_SEC = 1800.0
+_CONNECTION_TIMEOUT_SEC = 7200.0  # longer than a check container
+_CHUNK_BYTES = 1 << 16
+# The mark shows that the client has ended: a host's `run` would otherwise wait for the rest of its input.
+_END_MARK = b"end of dial-stdio\n"
+_MARK_SCRIPT = f'"$0" "$@"; code=$?; echo {shlex.quote(_END_MARK.decode().strip())}; exit $code'
+_BUILDX_SCRIPT = '"$0" buildx version >/dev/null 2>&1 && echo buildx; "$0" --version'
 
 
 class EngineError(HostError):
     """Error raised if the engine cannot build; the message ends with the remedy."""
+
+
+class EngineDown(EngineError):
+    """Error raised if the engine does not respond; it may be starting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +84,28 @@ class FolderInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The engine's own report: data-root, storage driver."""
+    """The engine's own report: versions, data-root, storage driver; and whether the client has the plugin buildx."""
 
+    version: str
+    api_version: str
     data_root: str
     storage_driver: str
+    has_buildx: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineUsage:
+    """Space that the engine uses, and what a prune frees of it, in bytes. `old_images`: id to its own bytes."""
+
+    image_count: int
+    image_bytes: int
+    cache_bytes: int
+    unused_cache_bytes: int
+    old_images: Mapping[str, int]
+
+    @property
+    def prunable_bytes(self) -> int:
+        return self.unused_cache_bytes + sum(self.old_images.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,51 +120,6 @@ class DiskInfo:
         return next(folder for folder in self.folders if folder.path == path)
 
 
-def observe(host: Host, client: Client) -> EngineFacts:
-    """Query the engine.
-
-    Raises EngineError if it is missing, down, not accessible to this user, or has no BuildKit.
-    """
-    not_docker = EngineError(
-        f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?)",
-        remedy="install Docker on the VM, or set image.client to its client",
-    )
-    version = _query(host, client, "version", "--format", "{{json .}}")
-    try:
-        client_version, server_version = (str(version[side]["Version"]) for side in ("Client", "Server"))
-    except (KeyError, TypeError) as error:  # podman reports `Client` only
-        raise not_docker from error
-    if _version_numbers(server_version) < _MIN_BUILDKIT_VERSION:
-        raise EngineError(
-            f"{host.name}: engine {server_version} has no BuildKit", remedy="install Docker 20.10 or newer"
-        )
-    if _version_numbers(client_version) >= (23,):
-        # From 23.0 the client builds through a plugin, which distributions package separately.
-        plugin = client.command("buildx", "version")
-        if host.run(plugin, timeout_sec=_TIMEOUT_SEC).exit_code != 0:
-            raise EngineError(
-                f"{host.name}: {client.program} {client_version} has no BuildKit: plugin buildx is missing",
-                remedy="apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client",
-            )
-    info = _query(host, client, "info", "--format", "{{json .}}")
-    try:
-        return EngineFacts(data_root=info["DockerRootDir"], storage_driver=info["Driver"])
-    except KeyError as error:
-        raise not_docker from error
-
-
-def inspect(host: Host, client: Client, reference: str) -> Mapping[str, Any] | None:
-    """Return the engine's record of an image, or None if it has no such image."""
-    command = client.command("image", "inspect", reference)
-    completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
-    if completed.exit_code != 0 and b"No such image" in completed.stderr:
-        return None
-    if completed.exit_code != 0:
-        raise to_engine_error(host, client, command, completed)
-    image: Mapping[str, Any] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}", itemgetter(0))
-    return image
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImageLayer:
     """One step of an image's history: its command, its kind, and its size unpacked, in bytes."""
@@ -148,18 +129,7 @@ class ImageLayer:
     size: int
 
 
-def layers(host: Host, client: Client, reference: str) -> list[ImageLayer]:
-    """List the history steps of an image that are not empty, oldest first. Raises EngineError and HostError."""
-    command = client.command("history", "--no-trunc", "--human=false", "--format={{json .}}", reference)
-    completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
-    if completed.exit_code != 0:
-        raise to_engine_error(host, client, command, completed)
-    lines = reversed(completed.stdout.splitlines())
-    history = [parse_json(host, line, f"the output of {command.argv[0]}", _to_layer) for line in lines]
-    return [layer for layer in history if layer.size > 0]
-
-
-def _to_layer(entry: Any) -> ImageLayer:
+def _to_layer(entry: Mapping[str, Any]) -> ImageLayer:
     step = entry["CreatedBy"].removesuffix(" # buildkit").strip()
     return ImageLayer(step=step or "(imported)", kind=_layer_kind(step), size=int(entry["Size"]))
 
@@ -171,25 +141,6 @@ def _layer_kind(step: str) -> str:
     if step.startswith("COPY /layers/"):
         return "stack"
     return "code" if step.startswith("COPY") else "system"
-
-
-def run_check(host: Host, client: Client, image_id: str, argv: tuple[str, ...], *, timeout_sec: float) -> Completed:
-    """Run `argv` in a container under a pod's restrictions.
-
-    The container has no network and no capability, and only /tmp and /workspace are writable. Raises EngineError if it
-    cannot start or does not end in time, and HostError.
-    """
-    name = f"qlora-fleet-check-{secrets.token_hex(6)}"
-    run = client.command("run", f"--name={name}", *_CHECK_FLAGS, image_id, *argv)
-    try:
-        completed = host.run(run, timeout_sec=timeout_sec)
-    except CommandTimedOut as error:
-        raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image_id}") from error
-    finally:
-        host.run(client.command("rm", "--force", name), timeout_sec=_TIMEOUT_SEC)
-    if completed.exit_code == _EXIT_NOT_STARTED:
-        raise to_engine_error(host, client, run, completed)
-    return completed
 
 
 def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> DiskInfo:
@@ -204,6 +155,221 @@ def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]
     return read_json(host, command, "the output of disk_info", to_info, timeout_sec=_TIMEOUT_SEC)
 
 
+@contextlib.contextmanager
+def connect(host: Host, client: Client) -> Iterator["Engine"]:
+    """Connect to the engine of `host`.
+
+    Raises EngineError if it is missing, not Docker's or not accessible to this user, EngineDown, and HostError.
+    """
+    failures: list[HostError] = []
+    with _dialled_socket(host, client, failures) as path, contextlib.ExitStack() as stack:
+        try:
+            with _valid_answer(host):
+                version = stack.enter_context(_open_api(path, DEFAULT_DOCKER_API_VERSION)).version(api_version=False)
+                parts = [part["Name"] for part in version.get("Components") or ()]
+                api_version = min(version["ApiVersion"], DEFAULT_DOCKER_API_VERSION, key=_version_numbers)
+            if parts and "Engine" not in parts:
+                raise _not_docker(host, client)
+            api = stack.enter_context(_open_api(path, api_version))
+            yield Engine(host, client, api, version)
+        except APIError as error:
+            raise EngineError(f"{host.name}: the engine refused a request: {error.explanation or error}") from error
+        except (DockerException, requests.RequestException) as error:
+            if failures:
+                raise failures[0] from error
+            raise EngineDown(
+                f"{host.name}: no valid answer from the engine: {error or type(error).__name__}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _valid_answer(host: Host) -> Iterator[None]:
+    """Turn the errors of reading a document that no engine of Docker's would send into EngineError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise EngineError(f"{host.name}: the engine's answer is not that of a Docker engine: {error!r}") from error
+
+
+@contextlib.contextmanager
+def _open_api(path: str, version: str) -> Iterator[docker.APIClient]:
+    with contextlib.closing(docker.APIClient(f"unix://{path}", version=version, timeout=_TIMEOUT_SEC)) as api:
+        api.headers["Connection"] = "close"  # the SDK would keep sessions open, of which sshd allows ten
+        yield api
+
+
+@contextlib.contextmanager
+def _dialled_socket(host: Host, client: Client, failures: list[HostError]) -> Iterator[str]:
+    """Listen on a Unix socket in a private folder; each connection to it is one `docker system dial-stdio`."""
+    with tempfile.TemporaryDirectory(prefix="qlora-fleet-") as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/socket")
+        server.listen()
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):  # closed
+                while True:
+                    peer = server.accept()[0]
+                    threading.Thread(target=_serve, args=(host, client, peer, failures), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield f"{folder}/socket"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # ends `accept`
+
+
+def _serve(host: Host, client: Client, peer: socket.socket, failures: list[HostError]) -> None:
+    """Run the client with a connection as its standard streams; a failure is recorded before the connection ends."""
+    dial = client.command("system", "dial-stdio")
+    marked = Command(argv=("sh", "-c", _MARK_SCRIPT, *dial.argv), environment=dial.environment)
+    received_bytes = 0
+
+    def forward(chunk: bytes) -> None:
+        nonlocal received_bytes
+        received_bytes += len(chunk)
+        if received_bytes > MAX_ANSWER_BYTES:
+            raise TooMuchOutput(f"{host.name}: the engine's answer exceeds {MAX_ANSWER_BYTES >> 20} MiB")
+        if chunk.endswith(_END_MARK):
+            peer.shutdown(socket.SHUT_RD)  # ends the wait for more input
+            chunk = chunk[: -len(_END_MARK)]
+        peer.sendall(chunk)
+
+    with peer, peer.makefile("rb", buffering=0) as stdin:
+        try:
+            if isinstance(host, LocalHost):
+                environment, stream = {**os.environ, **dial.environment}, peer.fileno()
+                done = subprocess.run(
+                    dial.argv, stdin=stream, stdout=stream, stderr=subprocess.PIPE, check=False, env=environment
+                )
+                completed = Completed(exit_code=done.returncode, stderr=done.stderr)
+            else:
+                completed = host.run(marked, stdin=stdin, on_stdout=forward, timeout_sec=_CONNECTION_TIMEOUT_SEC)
+        except FileNotFoundError:
+            completed = Completed(exit_code=127)
+        except HostError as error:
+            failures.append(error)
+            return
+        except OSError:  # the SDK has closed the connection
+            return
+        if completed.exit_code != 0:
+            failures.append(to_engine_error(host, client, dial, completed))
+
+
+class Engine:
+    """A connected engine. All methods raise EngineError and HostError, through `connect`."""
+
+    def __init__(self, host: Host, client: Client, api: docker.APIClient, version: Mapping[str, Any]) -> None:
+        self._host, self._client, self._api, self._version = host, client, api, version
+
+    def observe(self) -> EngineFacts:
+        """Return what a build depends on. Raises EngineError if there is no BuildKit."""
+        name, program = self._host.name, self._client.program
+        command = Command(argv=("sh", "-c", _BUILDX_SCRIPT, program), environment=self._client.environment)
+        lines = self._host.run(command, timeout_sec=_TIMEOUT_SEC).stdout.decode(errors="replace").splitlines()
+        has_buildx, client_version = lines[:1] == ["buildx"], re.match(r"Docker version ([^,]*)", "".join(lines[-1:]))
+        # From 23.0 the client builds through a plugin, which distributions package separately.
+        if not has_buildx and client_version and _version_numbers(client_version[1]) >= (23,):
+            raise EngineError(
+                f"{name}: {program} {client_version[1]} has no BuildKit: plugin buildx is missing",
+                remedy="apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client",
+            )
+        with _valid_answer(self._host):
+            info = self._api.info()
+            return EngineFacts(
+                version=str(self._version["Version"]),
+                api_version=str(self._version["ApiVersion"]),
+                data_root=str(info["DockerRootDir"]),
+                storage_driver=str(info["Driver"]),
+                has_buildx=has_buildx,
+            )
+
+    def inspect(self, reference: str) -> Mapping[str, Any] | None:
+        """Return the engine's record of an image, or None if it has no such image."""
+        try:
+            record: Mapping[str, Any] = self._api.inspect_image(reference)
+        except NotFound:
+            return None
+        return record
+
+    def layers(self, reference: str) -> list[ImageLayer]:
+        """List the history steps of an image that are not empty, oldest first."""
+        with _valid_answer(self._host):
+            history = [_to_layer(entry) for entry in reversed(self._api.history(reference))]
+        return [layer for layer in history if layer.size > 0]
+
+    def run_check(self, image_id: str, argv: tuple[str, ...], *, timeout_sec: float) -> Completed:
+        """Run `argv` in a container under a pod's restrictions. Raises EngineError if it does not end in time.
+
+        The container has no network and no capability, and only /tmp and /workspace are writable.
+        """
+        writable = dict.fromkeys(("/tmp", "/workspace"), "rw,mode=1777")  # noqa: S108 - inside the container
+        limits = self._api.create_host_config(
+            network_mode="none",
+            read_only=True,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            tmpfs=writable,
+            log_config=LogConfig(type="json-file"),
+        )
+        container = self._api.create_container(image_id, list(argv), host_config=limits)["Id"]
+        try:
+            self._api.start(container)
+            try:
+                code = int(self._api.wait(container, timeout=timeout_sec)["StatusCode"])
+            except requests.RequestException as error:
+                if "timed out" not in str(error):
+                    raise
+                raise EngineError(f"{' '.join(argv)}: timed out after {timeout_sec:.0f} s in {image_id}") from error
+            stdout, stderr = (self._api.logs(container, stdout=out, stderr=not out) for out in (True, False))
+        finally:
+            self._api.remove_container(container, force=True)
+        return Completed(exit_code=code, stdout=stdout, stderr=stderr)
+
+    def usage(self, label: str, repository: str | None) -> EngineUsage:
+        """Return the use of space.
+
+        Old images are those with `label`, without a container, and with no name but some of `repository`.
+        """
+        names = ("<none>", *(() if repository is None else (f"{repository}:",)))
+        with _valid_answer(self._host):
+            df = self._api.df()
+            images, cache = df["Images"] or [], [part for part in df["BuildCache"] or [] if not part.get("Shared")]
+            old_images = {
+                str(image["Id"]): int(image["Size"]) - max(0, int(image["SharedSize"]))
+                for image in images
+                if label in (image.get("Labels") or {})
+                and image["Containers"] <= 0
+                and all(name.startswith(names) for name in image.get("RepoTags") or ())
+            }
+            return EngineUsage(
+                image_count=len(images),
+                image_bytes=int(df["LayersSize"] or 0),
+                cache_bytes=sum(int(part["Size"]) for part in cache),
+                unused_cache_bytes=sum(int(part["Size"]) for part in cache if not part["InUse"]),
+                old_images=old_images,
+            )
+
+    def prune(self, usage: EngineUsage) -> int:
+        """Remove the old images and the unused build cache. Returns the freed bytes.
+
+        An image that a container uses by now is kept.
+        """
+        self._api.timeout, freed_bytes = _PRUNE_TIMEOUT_SEC, 0
+        for image_id, size in usage.old_images.items():
+            with contextlib.suppress(APIError):
+                for name in (self.inspect(image_id) or {}).get("RepoTags") or [image_id]:
+                    self._api.remove_image(name)
+                freed_bytes += size
+        return freed_bytes + int(self._api.prune_builds(all=True).get("SpaceReclaimed") or 0)
+
+
+def _not_docker(host: Host, client: Client) -> EngineError:
+    return EngineError(
+        f"{host.name}: {client.program} is not connected to a Docker engine (podman installed as docker?)",
+        remedy="install Docker on the VM, or set image.client to its client",
+    )
+
+
 def to_engine_error(host: Host, client: Client, command: Command, completed: Completed) -> EngineError:
     """Build the error for a failed client command, with the remedy if the cause is known."""
     stderr = completed.stderr.decode(errors="replace").strip()
@@ -213,65 +379,14 @@ def to_engine_error(host: Host, client: Client, command: Command, completed: Com
             remedy="install Docker there (`apt-get install docker.io`), set "
             "image.client to its client, or set build.host to a VM that has it",
         )
+    if "podman" in stderr.lower():
+        return _not_docker(host, client)
     if (access_error := engine_access_error(stderr, client.address)) is not None:
-        return EngineError(f"{host.name}: {access_error.problem}", remedy=access_error.remedy)
+        error_class = EngineDown if access_error.kind == "transient" else EngineError
+        return error_class(f"{host.name}: {access_error.problem}", remedy=access_error.remedy)
     return EngineError(f"{host.name}: exit {completed.exit_code}: {command.brief()}: {command.tail(stderr, lines=2)}")
-
-
-def _query(host: Host, client: Client, *arguments: str) -> Any:
-    command = client.command(*arguments)
-    completed = host.run(command, timeout_sec=_TIMEOUT_SEC)
-    # `docker version` prints the client's part and fails if the engine does not respond.
-    if completed.exit_code != 0:
-        raise to_engine_error(host, client, command, completed)
-    document: dict[str, Any] = parse_json(host, completed.stdout, f"the output of {command.argv[0]}", dict)
-    if document.get("ServerErrors"):  # `docker info` exits 0 despite them
-        failed = Completed(exit_code=1, stderr=" ".join(document["ServerErrors"]).encode())
-        raise to_engine_error(host, client, command, failed)
-    return document
 
 
 def _version_numbers(version: str) -> tuple[int, ...]:
     parts = version.split("+")[0].split("-")[0].split(".")
     return tuple(int(part) for part in parts if part.isdecimal())
-
-
-def log_in(host: Host, client: Client, registry: str, user: str, password: Secret, *, deadline_sec: float) -> str:
-    """Log the engine's client in, with a separate configuration folder. Returns that folder on the host.
-
-    A job that ends within `deadline_sec` of its start uses the folder, and the caller removes it. Older folders,
-    which killed logins left, are removed first. The password goes over standard input. Raises LoginRefused,
-    HostUnreachable if the registry did not respond, EngineError, and like `Host.run`.
-    """
-    max_age_sec = deadline_sec + _START_TIMEOUT_SEC
-    make = inline_command(host, "remote.agent.scripts.login", LOGIN_FOLDER_PREFIX, str(max_age_sec))
-    output = check(host, make, host.run(make, timeout_sec=_LOGIN_TIMEOUT_SEC)).stdout
-    folder = output.decode(errors="replace").strip()
-    if LOGIN_FOLDER_PREFIX not in folder:  # without one, the client would store the password in its own configuration
-        raise HostUnreachable(f"{host.name}: no folder for a login: {folder[:80]!r}")
-    login = Command(
-        argv=(client.program, "--config", folder, "login", "--username", user, "--password-stdin", registry),
-        environment=client.environment,
-        secrets=(password,),
-    )
-    try:
-        completed = host.run(login, stdin=password.reveal().encode(), timeout_sec=_LOGIN_TIMEOUT_SEC)
-        if completed.exit_code == 0:
-            return folder
-        stderr = completed.stderr.decode(errors="replace")
-        if completed.exit_code == 127 or engine_access_error(stderr) is not None:
-            raise to_engine_error(host, client, login, completed)
-        complaint = login.tail(stderr, lines=1)
-        if re.search(r"unauthorized|incorrect username|denied|\b401\b", complaint, re.IGNORECASE):
-            remedy = registry_provider(registry).texts["registry-login"]
-            raise LoginRefused(f"{registry} refused user {user}: {complaint}", remedy=remedy)
-        raise HostUnreachable(f"{host.name}: login to {registry} failed: {complaint}")
-    except BaseException:
-        remove_login(host, folder)
-        raise
-
-
-def remove_login(host: Host, folder: str) -> None:
-    """Remove the folder of a login. Raises like `Host.run`."""
-    command = Command(argv=("rm", "-rf", "--", folder))
-    check(host, command, host.run(command, timeout_sec=_LOGIN_TIMEOUT_SEC))

@@ -11,15 +11,13 @@ from typing import Any
 
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.model_files import (
-    TOKEN_PIPE,
     UPLOAD_FOLDER,
     find_snapshot,
     resolve_inside,
     select_files,
     snapshot_files,
 )
-from remote.hosts.base import HostError, check
-from remote.hosts.bundle import inline_command
+from remote.hosts.base import HostError
 from remote.hosts.command import Secret
 from remote.hosts.local import expand_user
 from remote.hosts.ssh.host import SshHost
@@ -30,7 +28,6 @@ from remote.jobs.job import Agent, Job
 VERB = "fetch"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*\Z")
-_SEND_TOKEN_TIMEOUT_SEC = 90.0
 
 
 class FetchError(HostError):
@@ -95,12 +92,7 @@ def start(
         source = _upload_cache(agent, fetch, on_progress, deadline_sec)
     job = vm_jobs.new_job(agent, VERB, fetch.model, fetch.request)
     document = {**fetch.request, "source": source, "token": token is not None, "client_lock": client_lock}
-    vm_jobs.start(job, document, deadline_sec=deadline_sec)
-    if token is not None:
-        host, stdin = agent.host, token.reveal().encode()
-        pipe = f"{job.folder}/{TOKEN_PIPE}"
-        command = inline_command(host, "remote.agent.scripts.send_token", pipe, secrets=(token,))
-        check(host, command, host.run(command, stdin=stdin, timeout_sec=_SEND_TOKEN_TIMEOUT_SEC))
+    vm_jobs.start(job, document, secret=token, deadline_sec=deadline_sec)
     return job
 
 

@@ -21,6 +21,7 @@ from remote.image.vm_jobs import workdir_path
 from remote.jobs.transfer import FileEntry
 
 LABEL = "qlora-fleet"
+BUILD_LABEL = f"{LABEL}.build"
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
 # Files on these are lost with the machine, use its memory, or have no hard links or modes.
 UNSUITABLE_FILESYSTEMS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
@@ -43,7 +44,14 @@ class ModelDamaged(EngineError):
 
 
 class InsufficientSpace(EngineError):
-    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy."""
+    """Error raised if a folder has too little space or an unsuitable file system; the message has the remedy.
+
+    `is_engine_disk`: on that disk the engine could free some.
+    """
+
+    def __init__(self, problem: str, *, remedy: str, is_engine_disk: bool = False) -> None:
+        super().__init__(problem, remedy=remedy)
+        self.is_engine_disk = is_engine_disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +165,7 @@ class BuildPlan:
         """Build the job document for `remote.agent.build_vm.build`; `force`: also if the image has this digest."""
         fields = {key: value for key, value in asdict(self).items() if key not in ("needs", "notes")}
         forced = {"anew": force}  # vocabulary: key of the job document
-        return {**fields, "label": f"{LABEL}.build", "docker": [self.argv[0]], **forced}
+        return {**fields, "label": BUILD_LABEL, "docker": [self.argv[0]], **forced}
 
 
 def model_folders(disks: DiskInfo) -> tuple[ModelFolder, ...]:
@@ -192,11 +200,17 @@ def plan(spec: ImageSpec, facts: EngineFacts, disks: DiskInfo, existing: Mapping
     models = model_folders(disks)
     packed = assign_slots(models)
     tmp, root = disks.folder(spec.tmpdir), disks.folder(facts.data_root)
-    check_filesystems(tmp, root, facts)
+    check_tmpdir(tmp)
+    check_data_root(root, facts, tmp.path)
     labels = _labels(spec, _model_digests(models))
-    digest = labels[f"{LABEL}.build"]
+    digest = labels[BUILD_LABEL]
     needs = _space_needs(spec, models, packed, tmp, root, existing)
-    check_free_space(needs)
+    check_free_space(needs, root)
+    if spec.cache_to not in (None, INLINE_CACHE) and not facts.has_buildx:
+        raise EngineError(
+            f"image.cache_to: {spec.cache_to}: {spec.client.program} cannot write a cache: plugin buildx is missing",
+            remedy=f"apt-get install docker-buildx on the VM, or set image.cache_to to {INLINE_CACHE}",
+        )
     return BuildPlan(
         image=spec.image,
         digest=digest,
@@ -215,7 +229,7 @@ def plan(spec: ImageSpec, facts: EngineFacts, disks: DiskInfo, existing: Mapping
 
 def is_built(spec: ImageSpec, disks: DiskInfo, existing: Mapping[str, str]) -> bool:
     """Return True if the image that currently has the name was built from exactly this spec."""
-    return existing.get(f"{LABEL}.build") == _labels(spec, _model_digests(model_folders(disks)))[f"{LABEL}.build"]
+    return existing.get(BUILD_LABEL) == _labels(spec, _model_digests(model_folders(disks)))[BUILD_LABEL]
 
 
 def outdated_parts(spec: ImageSpec, existing: Mapping[str, str]) -> tuple[str, ...]:
@@ -233,7 +247,7 @@ def outdated_parts(spec: ImageSpec, existing: Mapping[str, str]) -> tuple[str, .
         "its packages": existing.get(f"{LABEL}.lock") == spec.lock_digest,
         "its models": models.keys() == {name for name, _ in spec.model_folders()},
     }
-    if all(parts.values()) and existing.get(f"{LABEL}.build") != labels[f"{LABEL}.build"]:
+    if all(parts.values()) and existing.get(BUILD_LABEL) != labels[BUILD_LABEL]:
         return ("its code, or a setting of it",)
     return tuple(name for name, is_current in parts.items() if not is_current)
 
@@ -268,7 +282,7 @@ def _labels(spec: ImageSpec, model_digests: Mapping[str, str]) -> dict[str, str]
         "extra_packages": spec.extra_packages,
         **({"options": options} if (options := spec.options()) else {}),
     }
-    return {**labels, f"{LABEL}.build": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+    return {**labels, BUILD_LABEL: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
 def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
@@ -282,6 +296,7 @@ def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
         "LOCK_DIGEST": spec.lock_digest,
         **({"PIP_INDEX_URL": spec.index_url} if spec.index_url is not None else {}),
         **spec.options(),
+        **({"WEIGHTS": "models"} if spec.models else {}),
         **({"BUILDKIT_INLINE_CACHE": "1"} if spec.cache_to == INLINE_CACHE else {}),
     }
     cache_to = () if spec.cache_to in (None, INLINE_CACHE) else (f"type=registry,ref={spec.cache_to},mode=max",)
@@ -316,15 +331,14 @@ def check_tmpdir(tmp: FolderInfo) -> None:
         )
 
 
-def check_filesystems(tmp: FolderInfo, root: FolderInfo, facts: EngineFacts) -> None:
-    """Check that a build can use these file systems. Raises InsufficientSpace."""
-    check_tmpdir(tmp)
+def check_data_root(root: FolderInfo, facts: EngineFacts, tmpdir: str) -> None:
+    """Check that BuildKit can use the engine's data-root. Raises InsufficientSpace."""
     if root.kind in NETWORK_FILESYSTEMS or facts.storage_driver == "vfs":
         cause = f"is on {root.kind}" if root.kind in NETWORK_FILESYSTEMS else "uses the storage driver vfs"
         raise InsufficientSpace(
             f"the engine's data-root {root.path} {cause}, where BuildKit cannot run a step",
             remedy="move it to a local disk "
-            f'("data-root" in /etc/docker/daemon.json), or run `inv vm.engine --tmpdir {shlex.quote(tmp.path)}`, '
+            f'("data-root" in /etc/docker/daemon.json), or run `inv vm.engine --tmpdir {shlex.quote(tmpdir)}`, '
             "which starts an engine with its data in an ext4 file on the share",
         )
 
@@ -355,20 +369,21 @@ def _space_needs(
     )
 
 
-def check_free_space(needs: Sequence[SpaceNeed]) -> None:
+def check_free_space(needs: Sequence[SpaceNeed], root: FolderInfo) -> None:
     """Check that each disk has enough free space for all its needs. Raises InsufficientSpace."""
     by_device: dict[int, list[SpaceNeed]] = {}
     for need in needs:
         by_device.setdefault(need.folder.device, []).append(need)
-    for device_needs in by_device.values():
+    for device, device_needs in by_device.items():
         total, folder = sum(need.need_bytes for need in device_needs), device_needs[0].folder
         if total > folder.free_bytes:
             paths = " and ".join(dict.fromkeys(need.folder.path for need in device_needs))
+            is_engine_disk = device == root.device
+            prune = "`inv vm.prune` removes old cache, `inv vm.engine` starts an engine on the share"
             raise InsufficientSpace(
                 f"{paths}: {format_gb(folder.free_bytes)} free, this build needs {format_gb(total)}",
-                remedy="free some "
-                "(`docker builder prune` on the VM removes old cache), or start an engine on the share with "
-                "`inv vm.engine`",
+                remedy=f"free some: {prune}" if is_engine_disk else "free some, or set --tmpdir to another disk",
+                is_engine_disk=is_engine_disk,
             )
 
 

@@ -20,16 +20,18 @@ from functools import partial
 from typing import Any
 
 from bench.records.status import Failure, join_remedy
+from remote.agent.shared.model_files import TOKEN_PIPE
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
 from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, check, parse_json, read_json
 from remote.hosts.bundle import PYTHON_FLAGS, inline_command, load_program
-from remote.hosts.command import Command
+from remote.hosts.command import Command, Secret
 from remote.hosts.local import current_user
 from remote.jobs.job import HOST_AGENT, Agent, Job, JobSpec, JobState, JobStatus
 
 FOLDER_NAME = "qlora-fleet"
 _CLAIM_TIMEOUT_SEC = 60.0
 _QUERY_TIMEOUT_SEC = 15.0
+_SEND_SECRET_TIMEOUT_SEC = 90.0
 
 
 class WorkdirUnsafe(HostError):
@@ -192,14 +194,22 @@ def started_by(job: Job) -> str:
     return " ".join(job.agent.tail(job.folder, STARTED_BY_FILE, 200).split())
 
 
-def start(job: Job, document: Mapping[str, Any], *, deadline_sec: float) -> JobStatus:
-    """Start `job`. Raises HostBusy if another one runs, and like `Agent`."""
+def start(job: Job, document: Mapping[str, Any], *, secret: Secret | None = None, deadline_sec: float) -> JobStatus:
+    """Start `job`, then send it its secret, which is not in its document.
+
+    Raises HostBusy if another one runs, and like `Agent`.
+    """
     verb, agent = verb_of(job), job.agent
     agent.path(f"{_VM_AGENT}.{verb}")  # KeyError for a verb without a module
     command = Command(argv=(*agent.host.python, "-X", "utf8", agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
     files = {"job.json": json.dumps({"verb": verb, **document}), STARTED_BY_FILE: current_user()}
     _logger.info("%s: %s starts as job %s", agent.host.name, verb, job.folder)
-    return job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
+    status = job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
+    if secret is not None:
+        host, pipe = agent.host, f"{job.folder}/{TOKEN_PIPE}"
+        send = inline_command(host, "remote.agent.scripts.send_token", pipe, secrets=(secret,))
+        check(host, send, host.run(send, stdin=secret.reveal().encode(), timeout_sec=_SEND_SECRET_TIMEOUT_SEC))
+    return status
 
 
 def query_registry(agent: Agent, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -235,8 +245,11 @@ def follow(job: Job, on_line: Callable[[JobLine], None], on_disconnect: Callable
         last_status_at = time.monotonic()
         progress = status.progress or {}
         try:
-            stage, count = str(progress.get("stage")), int(progress.get("count", 0))
-            lines = [JobLine(text=str(text), stage=stage, elapsed_sec=float(at)) for at, text in progress["lines"]]
+            count = int(progress.get("count", 0))
+            lines = [
+                JobLine(text=str(text), stage=str(stage), elapsed_sec=float(at))
+                for at, stage, text in progress["lines"]
+            ]
         except (LookupError, TypeError, ValueError, OverflowError) as error:  # none yet, or not written by our job
             _logger.debug("%s: no progress: %s", job.folder, error)
             return

@@ -15,7 +15,7 @@ from remote.hosts.base import (
 from remote.hosts.local import LocalHost
 from remote.hosts.ssh.config import Destination
 from remote.hosts.ssh.host import SshHost
-from remote.image.engine import EngineError
+from remote.image.engine import EngineDown, EngineError
 from remote.image.model_fetch import CacheUnsafe, FetchError
 from remote.image.plan import ModelDamaged
 from remote.image.vm_jobs import JobFailed, JobLine, WorkdirError, WorkdirUnsafe
@@ -72,6 +72,8 @@ def to_task_error(error: HostError, retry_command: str) -> TaskFailed:
     """Translate an error of the VM to a task error, with the retry command if the message has no remedy."""
     if isinstance(error, (HostKeyRefused, WorkdirUnsafe, ModelDamaged, CacheUnsafe)):
         return ConfirmationRequired.from_error(error)
+    if isinstance(error, EngineDown):
+        return RetryableError.from_error(error, remedy=f"then `{retry_command}`")
     if isinstance(error, (InvalidAddress, LoginRefused, EngineError, FetchError, WorkdirError)):
         return UsageError.from_error(error)
     if isinstance(error, TooMuchOutput):  # a retry would print the same output

@@ -1,5 +1,6 @@
 """Passwords and tokens, read from a private file, a pipe or the terminal."""
 
+import base64
 import errno
 import sys
 from pathlib import Path
@@ -96,6 +97,11 @@ def registry_password(settings: Settings, user: str, registry: str, command: str
             remedy=f"for example: {command} < FILE-WITH-IT",
         )
     return Secret(text)
+
+
+def encoded_login(user: str, password: Secret) -> Secret:
+    """Return `user:password` in base64, as a registry takes it."""
+    return Secret(base64.b64encode(f"{user}:{password.reveal()}".encode()).decode())
 
 
 def _read_stdin_line(label: str) -> str:

@@ -129,7 +129,12 @@ class CheckContext:
 
     def _engine(self) -> EngineFacts:
         self.machine.get_or_skip()
-        return self.on_vm(lambda host: engine.observe(host, engine_client(self.settings)))
+
+        def observe(host: Host) -> EngineFacts:
+            with engine.connect(host, engine_client(self.settings)) as vm_engine:
+                return vm_engine.observe()
+
+        return self.on_vm(observe)
 
     def on_vm(self, function: Callable[[Host], R]) -> R:
         """Call `function` with the build VM; its errors become task errors. Raises Skipped if no VM is used."""

@@ -44,7 +44,8 @@ def _plan(context: Context, action: str, path: str) -> CommandResult:
     _check_path(action, path)
     with build_vm(settings, _command(action, path)) as host:
         if action == "archive":
-            image = image_record(settings, host)
+            with engine.connect(host, engine_client(settings)) as vm_engine:
+                image = image_record(settings, host, vm_engine)
             size = format_gb(image["Size"], 2)
             line = f"archive  {build_profiles.image_name(settings)} ({size} unpacked) into {path} on {host.name}"
             return plan_result([line], image_id=image["Id"], unpacked_bytes=image["Size"], folder=path)
@@ -79,7 +80,8 @@ def _archive_job(context: Context, action: str, path: str) -> Outcome:
     with build_vm(settings, retry_command) as host:
         agent = vm_jobs.create_agent(host)
         if action == "archive":
-            request["image_id"] = image_record(settings, host)["Id"]
+            with engine.connect(host, client) as vm_engine:
+                request["image_id"] = image_record(settings, host, vm_engine)["Id"]
         job = jobs.matching_job(agent, "archive", request, retry_command)
         if job is None:
             if action == "archive":
@@ -92,8 +94,8 @@ def _archive_job(context: Context, action: str, path: str) -> Outcome:
 
 def _check_free_space(settings: Settings, agent: Agent, path: str) -> None:
     """Check for enough disk space: `docker save` unpacks the whole image before it writes. Raises UsageError."""
-    facts = engine.observe(agent.host, engine_client(settings))
-    image = image_record(settings, agent.host)
+    with engine.connect(agent.host, engine_client(settings)) as vm_engine:
+        facts, image = vm_engine.observe(), image_record(settings, agent.host, vm_engine)
     disks = engine.disk_info(agent.host, (path, facts.data_root))
     unpack_folder = disks.docker_tmpdir or facts.data_root
     disks = engine.disk_info(agent.host, (path, unpack_folder))

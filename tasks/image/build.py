@@ -15,12 +15,13 @@ from invoke.context import Context
 
 from bench.records.units import format_gb, format_mb
 from remote.hosts.base import Host
+from remote.hosts.command import Secret
 from remote.hosts.local import run_git
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
-from remote.image.engine import Client, inspect
-from remote.image.plan import BuildPlan, ImageSpec
+from remote.image.engine import Client, Engine, EngineUsage
+from remote.image.plan import BuildPlan, ImageSpec, InsufficientSpace
 from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.job import Agent, HostBusy, Job
@@ -28,11 +29,13 @@ from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
-from tasks.clients.registry import configured_image
-from tasks.clients.secrets import checked_index_url, registry_password
-from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
+from tasks.clients.registry import configured_image, parse_reference
+from tasks.clients.secrets import checked_index_url, encoded_login, registry_password
+from tasks.errors import RetryableError, UsageError, escape_controls, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.settings.load import Settings, load
+
+_SHOWN_WORDS = 7  # up to the target of the build
 
 
 def build_image(
@@ -51,7 +54,7 @@ def build_image(
             return None
         tmp_folder = resolve_tmpdir(settings, host, tmpdir)
         if dry_run:
-            plan = plan_build(settings, host, tmp_folder, force=force)
+            plan, _ = plan_build(settings, host, tmp_folder, force=force)
             lines = [f"{host.name}: the image is up to date"] if plan is None else render(plan).splitlines()
             return plan_result(lines, host=host.name, build=None if plan is None else _document(plan))
         _build_until_current(settings, agent, tmp_folder, resume_command, started_at, force=force)
@@ -70,17 +73,17 @@ def _build_until_current(
         retry_command = f"{resume_command} --force" if force else resume_command
         job = vm_jobs.running_job(agent)
         if job is None:
-            plan = plan_build(settings, agent.host, tmp_folder, force=force)
+            plan, image = plan_build(settings, agent.host, tmp_folder, force=force)
             if plan is None:
-                _print_image(settings, agent.host, result, started_at)
-                return
+                break
             request = plan.to_job(force=force)
             job = vm_jobs.new_job(agent, "build", build_profiles.image_name(settings), request)
             print(render(plan), flush=True)
             _upload_code(settings, agent, plan, tmp_folder)
-            login = _login(settings, agent, retry_command)
+            registry, login = _cache_login(settings, retry_command)
+            document = {**request, "registry": registry}
             try:
-                jobs.start(settings, job, request, login)
+                vm_jobs.start(job, document, secret=login, deadline_sec=settings.image.deadline_sec)
             except HostBusy:
                 continue
             force = False
@@ -99,28 +102,41 @@ def _build_until_current(
             force = force and not _is_same_build(settings, job, tmp_folder, force=force)
         result = f"is built; log: {jobs.log_path(settings, job)}"
         _suggest_pin(settings, outcome)
-    if plan_build(settings, agent.host, tmp_folder, force=force) is not None:
-        raise RetryableError(f"{agent.host.name}: three other builds ran first", remedy=f"`{resume_command}`")
-    _print_image(settings, agent.host, result, started_at)
+    else:
+        plan, image = plan_build(settings, agent.host, tmp_folder, force=force)
+        if plan is not None:
+            raise RetryableError(f"{agent.host.name}: three other builds ran first", remedy=f"`{resume_command}`")
+    size, elapsed_sec = format_gb(image["Size"], 2), time.monotonic() - started_at
+    print(f"{build_profiles.image_name(settings)} {image['Id'][7:19]} {result}; {size}, {elapsed_sec:.1f} s")
 
 
 def _is_same_build(settings: Settings, job: Job, tmp_folder: str, *, force: bool) -> bool:
-    plan = plan_build(settings, job.agent.host, tmp_folder, force=force)
+    plan, _ = plan_build(settings, job.agent.host, tmp_folder, force=force)
     return plan is not None and vm_jobs.matches_request(job, "build", plan.to_job(force=force))
 
 
-def plan_build(settings: Settings, host: Host, tmp_folder: str, *, force: bool = False) -> BuildPlan | None:
-    """Plan the build; None if the image is up to date and `force` is not set."""
+def plan_build(
+    settings: Settings, host: Host, tmp_folder: str, *, force: bool = False
+) -> tuple[BuildPlan | None, Mapping[str, Any]]:
+    """Plan the build; None if the image is up to date and `force` is not set. Returns the image's record, too."""
     with translate_errors(UsageError, ContextError):
         vm_jobs.claim(host, tmp_folder, create=False)  # refuse another user's folder before reading it
         spec = image_spec(settings, tmp_folder)
-        facts = engine.observe(host, spec.client)
-        disks = engine.disk_info(host, (tmp_folder, facts.data_root), spec.model_folders())
-        labels = image_labels(inspect(host, spec.client, spec.image) or {})
-        buildplan.check_tmpdir(disks.folder(tmp_folder))
-        if not force and buildplan.is_built(spec, disks, labels):
-            return None
-        return buildplan.plan(spec, facts, disks, labels)
+        with engine.connect(host, spec.client) as vm_engine:
+            facts = vm_engine.observe()
+            disks = engine.disk_info(host, (tmp_folder, facts.data_root), spec.model_folders())
+            image = vm_engine.inspect(spec.image) or {}
+            labels = image_labels(image)
+            buildplan.check_tmpdir(disks.folder(tmp_folder))
+            if not force and buildplan.is_built(spec, disks, labels):
+                return None, image
+            try:
+                return buildplan.plan(spec, facts, disks, labels), image
+            except InsufficientSpace as error:
+                if not error.is_engine_disk:
+                    raise
+                frees = format_gb(engine_usage(settings, vm_engine).prunable_bytes)
+                raise InsufficientSpace(f"{error.problem}; a prune frees {frees}", remedy=error.remedy) from error
 
 
 def image_spec(settings: Settings, tmp_folder: str) -> ImageSpec:
@@ -160,10 +176,17 @@ def engine_client(settings: Settings) -> Client:
     return Client(program=settings.image.client, address=settings.image.engine)
 
 
-def image_record(settings: Settings, host: Host) -> Mapping[str, Any]:
+def engine_usage(settings: Settings, vm_engine: Engine) -> EngineUsage:
+    """Return what the engine uses; the images of earlier builds have no name, or only that of an earlier push."""
+    image = settings.registry.image
+    repository = None if image is None else parse_reference("registry.image", image, settings.image.profile).repository
+    return vm_engine.usage(buildplan.BUILD_LABEL, repository)
+
+
+def image_record(settings: Settings, host: Host, vm_engine: Engine) -> Mapping[str, Any]:
     """Return the engine's record of the image. Raises UsageError if it is not on the VM, and HostError."""
     name = build_profiles.image_name(settings)
-    image = inspect(host, engine_client(settings), name)
+    image = vm_engine.inspect(name)
     if image is None:
         raise UsageError(f"{host.name}: no image {name}", remedy="`inv build` builds it")
     return image
@@ -200,7 +223,7 @@ def render(plan: BuildPlan) -> str:
             for file in plan.packed
         ),
         f"  {len(plan.code)} files of ours -> {plan.code_folder}",
-        f"  {shlex.join(plan.argv)}",
+        f"  {shlex.join(plan.argv[:_SHOWN_WORDS])} ... ({len(plan.argv) - _SHOWN_WORDS} more words: --json)",
     ]
     return "\n".join(lines)
 
@@ -214,22 +237,20 @@ def _upload_code(settings: Settings, agent: Agent, plan: BuildPlan, tmp_folder: 
     print(f"sent {count}, {format_mb(sent.byte_count, 2)}; {present:,} already there", flush=True)
 
 
-def _login(settings: Settings, agent: Agent, retry_command: str) -> str | None:
-    """Log in on the VM if image.cache_from or cache_to is in the configured registry; return the login's folder.
+def _cache_login(settings: Settings, retry_command: str) -> tuple[dict[str, Any] | None, Secret | None]:
+    """Return the registry of image.cache_from or cache_to and its login, if it is the configured one.
 
-    Other registries use the client's own login there. The job removes the folder. Raises a task's errors.
+    Other registries use the client's own login on the VM. Raises a task's errors.
     """
     image = settings.image
     names = [*image.cache_from, *([image.cache_to] if image.cache_to not in (None, buildplan.INLINE_CACHE) else [])]
     if settings.registry.image is None or settings.registry.user is None or not names:
-        return None
+        return None, None
     reference, user = configured_image(settings)
     if not any(name.startswith(f"{reference.host}/") for name in names):
-        return None
-    secret = registry_password(settings, user, reference.host, retry_command)
-    return engine.log_in(
-        agent.host, engine_client(settings), reference.host, user, secret, deadline_sec=image.deadline_sec
-    )
+        return None, None
+    registry = {"host": reference.host, "path": reference.path, "token_hosts": list(settings.registry.token_hosts)}
+    return registry, encoded_login(user, registry_password(settings, user, reference.host, retry_command))
 
 
 def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
@@ -238,14 +259,6 @@ def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
     base = settings.image.base or ""
     if digests and "@" not in base:
         print(f"base image: {digests[0]}; to pin it, set image.base to it")
-
-
-def _print_image(settings: Settings, host: Host, result: str, started_at: float) -> None:
-    name = build_profiles.image_name(settings)
-    facts = inspect(host, engine_client(settings), name)
-    if facts is None:
-        raise TaskFailed(f"{host.name}: {name} was removed meanwhile", remedy="rerun `inv build`")
-    print(f"{name} {facts['Id'][7:19]} {result}; {format_gb(facts['Size'], 2)}, {time.monotonic() - started_at:.1f} s")
 
 
 def _git_sha(root: Path) -> str:

@@ -1,4 +1,4 @@
-"""Jobs on the build VM: start one with a login, follow one, save its log locally, cancel it."""
+"""Jobs on the build VM: follow one, save its log locally, cancel it."""
 
 import contextlib
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from bench.records.scratch_folders import scratch_folder
 from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
 from remote.hosts.local import current_user
-from remote.image import engine, vm_jobs
+from remote.image import vm_jobs
 from remote.image.vm_jobs import JobFailed, Outcome
 from remote.jobs import transfer
 from remote.jobs.job import LOG_FILE, Agent, Job, JobState
@@ -18,20 +18,6 @@ from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, Usag
 from tasks.settings.load import Settings
 
 CANCELLABLE_VERBS = ("build", "push")
-
-
-def start(settings: Settings, job: Job, request: Mapping[str, Any], login: str | None) -> None:
-    """Start a job with a login, which it removes at its end; remove it here if the job has not started.
-
-    Raises like `vm_jobs.start`.
-    """
-    try:
-        vm_jobs.start(job, {**request, "login": login}, deadline_sec=settings.image.deadline_sec)
-    except HostError as error:
-        may_run = isinstance(error, (HostUnreachable, CommandTimedOut))  # only the answer may be lost
-        if login is not None and not may_run:
-            engine.remove_login(job.agent.host, login)
-        raise
 
 
 def follow(settings: Settings, job: Job, resume_command: str) -> Outcome:

@@ -1,10 +1,8 @@
 """`inv push`: push the image to the registry and record its digest in results/image.json.
 
-The push is a job on the build VM, like the build. This machine keeps the password in memory, and logs in a second time
-if the registry rejects the login during the push.
+The push is a job on the build VM, like the build. It gets the password through a pipe, and no file has it.
 """
 
-import contextlib
 import datetime
 import functools
 import json
@@ -19,7 +17,7 @@ from invoke.context import Context
 from bench.records.atomic_files import write_atomic
 from bench.records.units import format_mb
 from bench.records.version import SCHEMA_VERSION, VERSION
-from remote.hosts.base import Host, HostError
+from remote.hosts.base import Host
 from remote.hosts.command import Secret
 from remote.image import engine, vm_jobs
 from remote.image.context import ContextError
@@ -33,14 +31,13 @@ from tasks.cli.flags import format_command, refuse_several
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import configured_image
-from tasks.clients.secrets import registry_password
+from tasks.clients.secrets import encoded_login, registry_password
 from tasks.errors import RetryableError, UsageError, results_write_errors, translate_errors
 from tasks.image import build_profiles, jobs
 from tasks.image.build import engine_client, image_labels, image_record, image_spec
 from tasks.settings.load import Settings, load
 
 FACTS = ("digest", "size_bytes", "compressed_bytes", "labels", "image_id", "requires")  # in the record of a push
-MAX_LOGINS = 2  # a token may expire between the first layer and the last
 
 
 def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) -> CommandResult | None:
@@ -63,6 +60,9 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
         try:
             outcome = _push(settings, vm_jobs.create_agent(host), request, password, retry_command)
         except vm_jobs.JobFailed as failure:
+            if failure.kind == "unauthorized":
+                remedy = registry_provider(reference.host).texts["registry-login"]
+                raise UsageError.from_error(failure, remedy=remedy) from failure
             if failure.kind not in ("absent", "forbidden") or not offer_to_create_repository(settings, reference):
                 raise
             outcome = _push(settings, vm_jobs.create_agent(host), request, password, retry_command)
@@ -94,7 +94,8 @@ def offer_to_create_repository(settings: Settings, reference: Reference) -> bool
 
 def _image_id(settings: Settings, host: Host, image: str, *, force: bool) -> str:
     """Return the image's id. Raises UsageError if it is missing, or outdated without `force`."""
-    record = image_record(settings, host)
+    with engine.connect(host, engine_client(settings)) as vm_engine:
+        record = image_record(settings, host, vm_engine)
     with translate_errors(UsageError, ContextError):
         changed = outdated_parts(image_spec(settings, host.workdir), image_labels(record))
     if changed:
@@ -129,25 +130,11 @@ def _push(
     if job is not None:
         print(f"{agent.host.name}: a push is already running ({job.folder}); following it", flush=True)
         return jobs.follow(settings, job, retry_command)
-    host, user = request["host"], request["user"]
-    secret = password()
-    for login in range(1, MAX_LOGINS + 1):
-        deadline_sec = settings.image.deadline_sec
-        folder = engine.log_in(agent.host, engine_client(settings), host, user, secret, deadline_sec=deadline_sec)
-        job = vm_jobs.new_job(agent, "push", f"{request['path']}-{request['tag']}", request)
-        try:
-            jobs.start(settings, job, request, folder)
-        except HostBusy as busy:
-            raise RetryableError.from_error(busy, remedy=f"when that has ended, `{retry_command}`") from busy
-        try:
-            return jobs.follow(settings, job, retry_command)
-        except vm_jobs.JobFailed as failure:
-            with contextlib.suppress(HostError):  # a job that was killed has not logged out
-                engine.remove_login(agent.host, folder)
-            if failure.kind != "unauthorized" or login == MAX_LOGINS:
-                raise
-            print(f"{host}: no longer logged in ({failure}); logging in again", flush=True)
-    raise AssertionError("unreachable")
+    job = vm_jobs.new_job(agent, "push", f"{request['path']}-{request['tag']}", request)
+    login = encoded_login(request["user"], password())
+    with translate_errors(RetryableError, HostBusy, remedy=f"when that has ended, `{retry_command}`"):
+        vm_jobs.start(job, request, secret=login, deadline_sec=settings.image.deadline_sec)
+    return jobs.follow(settings, job, retry_command)
 
 
 def _save_outcome(settings: Settings, reference: Reference, facts: Mapping[str, Any]) -> None:

@@ -1,14 +1,9 @@
 """`inv image.size`: size of the image's layers, of a push, of a pull and on a node."""
 
-import gzip
-import io
-import tarfile
-
 from invoke.context import Context
 
 from bench.records.units import format_gb, format_mb
 from remote.image import engine
-from remote.image.context import bench_files
 from remote.image.engine import ImageLayer
 from tasks.cli.command_result import CommandResult
 from tasks.clients.build_vm import build_vm
@@ -24,8 +19,8 @@ AS_PUSHED = "as pushed"  # the source of a measured size
 
 def show_size(context: Context, mbps: float, allocatable_gb: float) -> CommandResult:
     settings = load(context)
-    with build_vm(settings, "inv image.size") as host:
-        layers = engine.layers(host, engine_client(settings), image_record(settings, host)["Id"])
+    with build_vm(settings, "inv image.size") as host, engine.connect(host, engine_client(settings)) as vm_engine:
+        layers = vm_engine.layers(image_record(settings, host, vm_engine)["Id"])
     for layer in layers:
         print(escape_controls(f"{format_mb(layer.size, 2):>15}  {layer.kind:<8} {layer.step[:80]}"))
     total = sum(layer.size for layer in layers)
@@ -36,7 +31,7 @@ def show_size(context: Context, mbps: float, allocatable_gb: float) -> CommandRe
     kinds = ", ".join(f"{kind} {format_mb(size, 2)}" for kind, size in sizes.items())
     print(f"{format_mb(total, 2):>15}  total: {kinds}")
     compressed, source = _compressed_bytes(settings, layers)
-    code = format_mb(_code_layer_bytes(settings), 3)
+    code = format_mb(PACKAGES_RATIO * sum(layer.size for layer in layers if layer.step.startswith("COPY bench")), 3)
     print(f"an edit of bench pushes {code}; a first push, {format_gb(compressed, 2)} ({source})")
     pull_sec = compressed * 8 / (mbps * 1e6)
     duration = f"{pull_sec:.0f} s" if pull_sec < 120 else f"{pull_sec / 60:.1f} min"
@@ -69,12 +64,3 @@ def _compressed_bytes(settings: Settings, layers: list[ImageLayer]) -> tuple[flo
         pass  # never pushed from here
     parts = ((layer.size * (WEIGHTS_RATIO if layer.kind == "weights" else PACKAGES_RATIO)) for layer in layers)
     return sum(parts), f"estimated: packages x {PACKAGES_RATIO:g}, weights x {WEIGHTS_RATIO:g}"
-
-
-def _code_layer_bytes(settings: Settings) -> int:
-    """Compute the compressed size of bench's layer, which any edit of bench pushes again."""
-    content = io.BytesIO()
-    with gzip.GzipFile(fileobj=content, mode="wb") as packed, tarfile.open(fileobj=packed, mode="w") as tar:
-        for path in bench_files(settings.root):
-            tar.add(path, arcname=f"opt/qlora-fleet/{path.relative_to(settings.root)}")
-    return len(content.getvalue())

@@ -4,16 +4,15 @@ On a node a pod runs the digest that `inv push` recorded, with a worker's resour
 workers use all of them it stays pending, and the reason is printed.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from invoke.context import Context
 
 from bench.records import schema
 from bench.records.units import format_gb
-from remote.hosts.base import Completed
-from remote.image.engine import run_check
+from remote.image import engine
 from remote.image.plan import model_digests
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
@@ -26,15 +25,13 @@ from tasks.image.build import engine_client, image_labels, image_record
 from tasks.settings.load import Settings, load
 
 VERIFY_TIMEOUT_SEC = 3600.0  # the check reads 14 GB in full
-TRIAL_TIMEOUT_SEC = 900.0
 POD_NAME = "image-check"
-_SELFCHECK = ("python", "/opt/qlora-fleet/selfcheck.py", "--verify", "--json")
-_TRIAL = ("python", "-m", "bench", "selfcheck")
-_EXIT_MARKER = "image-check: python -m bench selfcheck ended with"
-# Without a report the script stops and prints the end of standard error, which has the cause.
-_POD_SCRIPT = (
-    '"$0" /opt/qlora-fleet/selfcheck.py --verify --json >/tmp/report 2>/tmp/why; cat /tmp/report; echo; '
-    f'[ -s /tmp/report ] || {{ tail -c 2000 /tmp/why; exit 1; }}; "$0" -m bench selfcheck; echo "{_EXIT_MARKER} $?"'
+_TRIAL = "python -m bench selfcheck"
+_END = re.compile(r"^image-check: exit (\d+)\n", re.MULTILINE)
+# Of standard error only the end is printed, if there is no report: it has the cause.
+_SCRIPT = (
+    '"$0" /opt/qlora-fleet/selfcheck.py --verify --json 2>/tmp/why; code=$?; echo; [ $code -le 1 ] || '
+    'tail -c 2000 /tmp/why; echo "image-check: exit $code"; "$0" -m bench selfcheck 2>&1; echo "image-check: exit $?"'
 )
 
 
@@ -48,30 +45,19 @@ def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> C
     if on_node:
         return _verify_on_node(settings)
     name = build_profiles.image_name(settings)
-    with build_vm(settings, "inv image.verify") as host:
-        image = image_record(settings, host)
+    with build_vm(settings, "inv image.verify") as host, engine.connect(host, engine_client(settings)) as vm_engine:
+        image = image_record(settings, host, vm_engine)
         print(f"{name} {image['Id'][7:19]}, {format_gb(image['Size'], 2)} unpacked")
         for key, value in sorted(image_labels(image).items()):
             print(escape_controls(f"  {key} = {value}"))
-        run = partial(run_check, host, engine_client(settings), image["Id"])
-        report = parse_report(name, run(_SELFCHECK, timeout_sec=VERIFY_TIMEOUT_SEC))
-        problems = [*report["wrong"], *differing_models(report, model_digests(image_labels(image)))]
-        print_report(report)
-        if not problems:
-            problems = _run_trial(settings, run, has_gpu=report["device"]["visible"])
+        command = ("sh", "-c", _SCRIPT, "python")
+        completed = vm_engine.run_check(image["Id"], command, timeout_sec=VERIFY_TIMEOUT_SEC)
+    output = (completed.stdout + completed.stderr).decode(errors="replace")
+    report, problems = evaluate(name, output, model_digests(image_labels(image)))
+    if not report["device"]["visible"] and not build_profiles.selected_profile(settings).runs_on_cpu:
+        print("  no GPU here, and this profile trains only on a GPU: its trial does not count")
+        problems = [problem for problem in problems if not problem.startswith(_TRIAL)]
     return finish(name, report, problems)
-
-
-def _run_trial(settings: Settings, run: Callable[..., Completed], *, has_gpu: bool) -> list[str]:
-    """Train a tiny model for two steps in the image; skip that if the profile needs a missing GPU. Return problems."""
-    if not has_gpu and not build_profiles.selected_profile(settings).runs_on_cpu:
-        print("  no GPU here, and this profile trains only on a GPU: no trial was run")
-        return []
-    completed = run(_TRIAL, timeout_sec=TRIAL_TIMEOUT_SEC)
-    lines = (completed.stdout.strip() or completed.stderr.strip()).decode(errors="replace").splitlines()
-    for line in lines[-3:]:
-        print(escape_controls(f"  {line}"))
-    return [] if completed.exit_code == 0 else [f"python -m bench selfcheck: {lines[-1] if lines else 'no output'}"]
 
 
 # --- on a node --------------------------------------------------------------------------------------------------------
@@ -87,7 +73,7 @@ def _verify_on_node(settings: Settings) -> CommandResult:
         check = PodCheck(
             name=POD_NAME,
             image=image.reference,
-            args=["sh", "-c", _POD_SCRIPT, settings.fleet.pods.python],
+            args=["sh", "-c", _SCRIPT, settings.fleet.pods.python],
             gpus=section.gpus_per_pod,
             cpu=section.cpu,
             memory=section.memory,
@@ -95,48 +81,54 @@ def _verify_on_node(settings: Settings) -> CommandResult:
             retry_command="inv image.verify --on-node",
         )
         node, text = run_pod_check(settings, cluster, check)
-    name, lines = f"{image.reference} on node {node}", text.splitlines()
-    report_lines = [line for line in lines if line.startswith("{") and '"wrong"' in line]
-    output = Completed(exit_code=1, stdout="\n".join(report_lines[:1]).encode(), stderr=text.encode())
-    report = parse_report(name, output)
-    problems = [*report["wrong"], *differing_models(report, _pushed_models(settings, report))]
-    print_report(report)
-    marker_index = next((index for index, line in enumerate(lines) if line.startswith(_EXIT_MARKER)), None)
-    trial_lines = [line for line in lines[:marker_index] if line.strip()]
-    if marker_index is None or lines[marker_index].split()[-1] != "0":
-        problems.append(f"python -m bench selfcheck: {trial_lines[-1] if trial_lines else 'no output'}")
-    elif trial_lines:
-        print(escape_controls(f"  {trial_lines[-1]}"))
+    name = f"{image.reference} on node {node}"
+    report, problems = evaluate(name, text, _pushed_models(settings))
     if not report["device"]["visible"]:
         problems.append("no GPU is visible in the pod, although one was allocated to it")
     return finish(name, report, problems)
 
 
-def _pushed_models(settings: Settings, report: dict[str, Any]) -> dict[str, str]:
-    """Return the manifest digests of the pushed image's models; the report's own if the push is not recorded here."""
+def _pushed_models(settings: Settings) -> dict[str, str] | None:
+    """Return the manifest digests of the pushed image's models; None if the push is not recorded here."""
     try:
         pushed = read_push_record(settings)
         if settings.cluster.image is None or pushed["digest"] in settings.cluster.image:
             return model_digests(pushed["labels"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never pushed from here
-    return {model["name"]: model["manifest_sha256"] for model in report["models"]}
+    return None
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def parse_report(name: str, completed: Completed) -> dict[str, Any]:
-    """Parse the report from the last line of stdout and check every field read here. Raises TaskFailed."""
+def evaluate(name: str, output: str, expected_models: dict[str, str] | None) -> tuple[dict[str, Any], list[str]]:
+    """Print the report and the end of the trial; return the report and all problems. Raises TaskFailed."""
+    checked, code, trial, trial_code, *_ = [*_END.split(output), "", "", "", ""]
+    report = parse_report(name, checked, int(code) if code else 1)
+    problems = [*report["wrong"]]
+    if expected_models is not None:
+        problems += differing_models(report, expected_models)
+    print(*_lines(report), sep="\n")
+    lines = trial.split("\n")[-4:-1] or ["no output"]
+    print(*(escape_controls(f"  {line}") for line in lines), sep="\n")
+    return report, problems if trial_code == "0" else [*problems, f"{_TRIAL}: {lines[-1]}"]
+
+
+def parse_report(name: str, output: str, code: int) -> dict[str, Any]:
+    """Parse the report, the last line of the self-check that ended with `code`, and check every field read here.
+
+    Raises TaskFailed.
+    """
     try:
-        report = schema.parse_object(completed.stdout.splitlines()[-1])
+        report = schema.parse_object(output.rstrip().splitlines()[-1])
         report["wrong"] = [str(line) for line in report["wrong"]]
-        if completed.exit_code > 1:  # it was killed after its report, which may say that all is well
-            report["wrong"].append(f"the self-check exited with {completed.exit_code}")
+        if code > 1:  # it was killed after its report, which may say that all is well
+            report["wrong"].append(f"the self-check exited with {code}")
         list(_lines(report)), list(differing_models(report, {}))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        last = " ".join((completed.stderr or completed.stdout)[-500:].decode(errors="replace").split()[-30:])
-        raise TaskFailed(f"{name}: self-check exited with {completed.exit_code} and no report: {last}") from error
+        last = " ".join(output.split()[-30:])[-500:]
+        raise TaskFailed(f"{name}: self-check exited with {code} and no report: {last}") from error
     return report
 
 
@@ -147,11 +139,6 @@ def differing_models(report: dict[str, Any], expected: dict[str, str]) -> Iterat
             yield f"model {name}: listed in the labels, but missing in the image"
         elif expected.get(name) != inside[name]:
             yield f"model {name}: its manifest differs from the one the image was built from"
-
-
-def print_report(report: dict[str, Any]) -> None:
-    for line in _lines(report):
-        print(line)
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from bench.records.paths import MANIFEST_FILE
 from remote.cluster.client import Cluster
 from remote.fleet.checkpoint_sync import is_complete
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.hosts.base import Completed, HostUnreachable, parse_json
+from remote.hosts.base import HostUnreachable, parse_json
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.kubectl import Unreachable
 from remote.image.plan import model_digests
@@ -87,7 +87,7 @@ READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for eac
     lambda text, _: ServerSoftware.parse(text): ValueError,
     lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
     lambda text, _: parse_price(text.encode(), "B1", "USD"): UsageError,
-    lambda text, _: parse_report("i", Completed(exit_code=0, stdout=text.encode())): TaskFailed,
+    lambda text, _: parse_report("i", text, 0): TaskFailed,
     lambda text, folder: _content(write(folder / "settings.json", text)): UsageError,
 }
 

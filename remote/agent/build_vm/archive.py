@@ -21,8 +21,9 @@ from remote.agent.build_vm.client import (
     MAX_LINE_BYTES,
     MAX_OUTPUT_BYTES,
     classify_failure,
-    query,
-    run_bounded,
+    inspect_image,
+    query_engine,
+    run_logged,
     start_process,
 )
 from remote.agent.build_vm.job import JobLog, wrap_os_errors
@@ -51,10 +52,10 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
 def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     """Save the image into the folder `path`, unless it has an intact archive of this image with its checksum."""
     docker, environment = job["docker"], job["environment"]
-    images = query(docker, environment, "image", "inspect", job["image"])
-    if images is None:
+    image = inspect_image(docker, environment, job["image"])
+    if image is None:
         raise VmAgentError("usage", f"the engine has no image {job['image']}", remedy="build it with `inv build`")
-    image_id = images[0]["Id"]
+    image_id = image["Id"]
     if image_id != job["image_id"]:
         raise VmAgentError("changed", f"{job['image']} was rebuilt after this command started")
     name, options, suffix = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
@@ -114,15 +115,12 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     ):
         output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
         try:
-            loaded = run_bounded([*docker, "load"], environment, stdin=output)
+            code, lines = run_logged(job_log, [*docker, "load"], environment, stdin=output)
         finally:
             output.close()
         complaint = errors.read(MAX_OUTPUT_BYTES).decode(errors="replace")
-    lines = (loaded.stdout + loaded.stderr).decode(errors="replace").splitlines()
-    for line in lines:
-        job_log.add(line)
-    if loaded.returncode != 0:  # checked first: an unpacker fails, too, if its reader has exited
-        raise classify_failure(lines, loaded.returncode)
+    if code != 0:  # checked first: an unpacker fails, too, if its reader has exited
+        raise classify_failure(lines, code)
     if unpack.returncode != 0:
         raise VmAgentError("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
     names = [match[1] for line in lines if (match := LOADED.match(line))]
@@ -137,21 +135,16 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
 
 def loaded_id(docker: list[str], environment: dict[str, str], name: str) -> str:
     """Return the id of an image that was just loaded."""
-    images = query(docker, environment, "image", "inspect", name)
-    if images is None:
+    image = inspect_image(docker, environment, name)
+    if image is None:
         raise VmAgentError("failed", f"{name} was loaded, but the engine has no such image")
-    return str(images[0]["Id"])
+    return str(image["Id"])
 
 
 def image_tags(docker: list[str], environment: dict[str, str]) -> dict[str, str]:
     """Map each image name of the engine to its id."""
-    listed = run_bounded(
-        [*docker, "image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"], environment
-    )
-    lines = listed.stdout.decode(errors="replace").splitlines()
-    if listed.returncode != 0:
-        raise classify_failure(listed.stderr.decode(errors="replace").splitlines(), listed.returncode)
-    return dict(line.rsplit(" ", 1) for line in lines if " " in line)
+    images = query_engine(docker, environment, "/images/json") or []
+    return {name: str(image["Id"]) for image in images for name in image.get("RepoTags") or ()}
 
 
 def restore_tags(
@@ -159,10 +152,7 @@ def restore_tags(
 ) -> None:
     """Undo a load: give each of these names the image that it had before, or remove it."""
     for name in names:
-        undo = ("tag", tags[name], name) if name in tags else ("rmi", name)
-        done = run_bounded([*docker, *undo], environment)
-        if done.returncode != 0:
-            job_log.add(f"docker {' '.join(undo)}: {done.stderr.decode(errors='replace').strip()}")
+        run_logged(job_log, [*docker, *(("tag", tags[name], name) if name in tags else ("rmi", name))], environment)
 
 
 def read_checksum(path: Path) -> tuple[str | None, str | None]:

@@ -5,20 +5,26 @@ The build's own stage `received` therefore compares what the engine received wit
 context, whose digests are arguments of the build. The Dockerfile itself goes over standard input.
 """
 
+from __future__ import annotations
+
+import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from remote.agent.build_vm.client import classify_failure, query, run_logged
-from remote.agent.build_vm.job import JobLog, wrap_os_errors, write_json
+from remote.agent.build_vm.client import classify_failure, inspect_image, run_logged
+from remote.agent.build_vm.job import JobLog, read_secret, wrap_os_errors, write_json
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import hash_file, read_json, write_atomic
+from remote.agent.shared.registry_api import Registry
 from remote.agent.shared.secure_dir import ForeignOwner, ensure_own_folder
 
 DISK_FULL_BYTES = 64 << 20  # with less free space, a build failure is attributed to the engine's disk
@@ -31,28 +37,43 @@ CONTEXT_DIFFERS = re.compile(r"#\d+ [\d.]+ context differs from what was sent: (
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
+    if job.get("registry") is None:
+        return build(job_log, job, job["docker"])
+    host, login = job["registry"]["host"], read_secret()
+    Registry(host, job["registry"]["path"], login, job["registry"]["token_hosts"]).check_challenge()
+    with _client_configuration({"auths": {host: {"auth": login}}}) as folder:
+        return build(job_log, job, [*job["docker"], "--config", folder])
+
+
+@contextlib.contextmanager
+def _client_configuration(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a configuration folder for the engine's client. Its content is in this process's memory, in no file."""
+    handle = os.memfd_create("config")
     try:
-        return build(job_log, job)
+        os.write(handle, json.dumps(document).encode())
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+            Path(folder, "config.json").symlink_to(f"/proc/{os.getpid()}/fd/{handle}")
+            yield folder
     finally:
-        if job.get("login"):
-            shutil.rmtree(job["login"], ignore_errors=True)
+        os.close(handle)
 
 
-def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    docker = [*job["docker"], *(("--config", job["login"]) if job.get("login") else ())]
+def build(job_log: JobLog, job: dict[str, Any], docker: list[str]) -> dict[str, Any]:
     environment = job["environment"]
-    existing = query(docker, environment, "image", "inspect", job["image"])
-    labels = {} if existing is None else existing[0]["Config"].get("Labels") or {}
+    existing = inspect_image(docker, environment, job["image"])
+    labels = {} if existing is None else existing["Config"].get("Labels") or {}
     is_forced = job["anew"]  # vocabulary: key of the job document
     if existing is not None and labels.get(job["label"]) == job["digest"] and not is_forced:
         job_log.add(f"{job['image']}: another job has already built this image", "built")
-        return {"image_id": existing[0]["Id"], "size_bytes": existing[0]["Size"], "base_digests": []}
+        return {"image_id": existing["Id"], "size_bytes": existing["Size"], "base_digests": []}
     job_log.watched_path = job["data_root"]
     with wrap_os_errors(job["context"]):
         sums = assemble(job_log, job)
-        dockerfile = _read_dockerfile(job)
+        dockerfile = Path(job["code_folder"], DOCKERFILE).read_bytes()  # the client gets it over standard input
+    if hashlib.sha256(dockerfile).hexdigest() != dict(job["code"])[DOCKERFILE]:
+        raise _changed_file(Path(job["code_folder"], DOCKERFILE))
     # A local base image is used without a query, so that a build does not need the base's registry.
-    if query(docker, environment, "image", "inspect", job["base"]) is None:
+    if inspect_image(docker, environment, job["base"]) is None:
         job_log.add(f"pulling {job['base']}", "base image")
         code, lines = run_logged(job_log, [*docker, "pull", job["base"]], environment)
         if code != 0:
@@ -81,14 +102,14 @@ def build(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
                 "full", f"no space left on device: {job['data_root']} was down to {left:.0f} MB: {failure}"
             )
         raise failure
-    built = query(docker, environment, "image", "inspect", job["image"])
-    base = query(docker, environment, "image", "inspect", job["base"])
+    built = inspect_image(docker, environment, job["image"])
+    base = inspect_image(docker, environment, job["base"])
     if built is None:
         raise VmAgentError("failed", f"the build succeeded, but the engine has no image {job['image']}")
     return {
-        "image_id": built[0]["Id"],
-        "size_bytes": built[0]["Size"],
-        "base_digests": (base[0].get("RepoDigests") or []) if base else [],
+        "image_id": built["Id"],
+        "size_bytes": built["Size"],
+        "base_digests": (base.get("RepoDigests") or []) if base else [],
     }
 
 
@@ -107,9 +128,9 @@ def assemble(job_log: JobLog, job: dict[str, Any]) -> dict[str, str]:
     for entry in job["packed"]:
         slots.setdefault(f"{entry['slot']:02d}.tar", []).append(entry)
     archives = {context / MODELS_FOLDER / name: entries for name, entries in slots.items()}
+    _empty_context(context, archives)
     folders = {context, context / "wheels", context / MODELS_FOLDER}
     folders |= {parent for path in code_files for parent in path.parents if context in parent.parents}
-    _remove_stale_files(context, code_files, archives, folders)
     for folder in sorted(folders):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
@@ -117,8 +138,7 @@ def assemble(job_log: JobLog, job: dict[str, Any]) -> dict[str, str]:
     for path, source in code_files.items():
         source.chmod(0o644)  # the image's user must be able to read them, regardless of the umask
         _set_time(source, sha256_of_code[path.relative_to(context).as_posix()])
-        if not path.exists():
-            _link_or_copy(source, path)
+        _link_or_copy(source, path)
     record_file = Path.cwd().parent.parent / RECORD_FILE
     known = read_json(record_file)
     # One context has a record: a build with another --tmpdir packs its own archives.
@@ -167,41 +187,28 @@ def _set_time(path: Path, sha256: str) -> None:
     os.utime(path, (seconds, seconds))
 
 
-def _read_dockerfile(job: dict[str, Any]) -> bytes:
-    """Read the verified Dockerfile, which the client gets over standard input."""
-    path = Path(job["code_folder"], DOCKERFILE)
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != dict(job["code"])[DOCKERFILE]:
-        raise VmAgentError(
-            "changed", f"{path}: differs from the uploaded file", remedy="upload it again with `inv build`"
-        )
-    return content
-
-
 def _verified_code_files(job: dict[str, Any]) -> dict[str, Path]:
     """Map each path in the context to its verified file on this machine."""
-    sources = {}
+    sources = {path: Path(job["code_folder"], path) for path, _ in job["code"]}
     for path, sha256 in job["code"]:
-        sources[path] = source = Path(job["code_folder"], path)
-        if not source.is_file() or hash_file(source)[1] != sha256:
-            raise VmAgentError(
-                "changed", f"{source}: differs from the uploaded file", remedy="upload it again with `inv build`"
-            )
+        if not sources[path].is_file() or hash_file(sources[path])[1] != sha256:
+            raise _changed_file(sources[path])
     return sources
 
 
-def _remove_stale_files(
-    context: Path, code_files: dict[Path, Path], archives: dict[Path, Any], folders: set[Path]
-) -> None:
-    """Remove files of an earlier build that this one does not use."""
+def _changed_file(path: Path) -> VmAgentError:
+    message = f"{path}: differs from the uploaded file"
+    return VmAgentError("changed", message, remedy="upload it again with `inv build`")
+
+
+def _empty_context(context: Path, archives: Collection[Path]) -> None:
+    """Remove what an earlier build left in the context, except these archives."""
     for path in sorted(context.rglob("*"), reverse=True):
-        if path.is_dir() and not path.is_symlink():
-            if path not in folders:
-                path.rmdir()
-        elif path not in archives and not (
-            path in code_files and os.path.samestat(path.lstat(), code_files[path].stat())
-        ):
-            path.unlink()
+        if path.is_symlink() or not path.is_dir():
+            if path not in archives:
+                path.unlink()
+        elif path != context / MODELS_FOLDER:
+            path.rmdir()
 
 
 def _is_packed(job_log: JobLog, path: Path, known: Any, stamps: list[Any]) -> bool:

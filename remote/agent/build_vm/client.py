@@ -1,4 +1,4 @@
-"""Runner of the engine's client on the build VM, and classification of its errors.
+"""Runner of the engine's client on the build VM, requests to the engine's API, and classification of their errors.
 
 A client may print endlessly or hang: output has a size limit, a query has a deadline, and a push without progress is
 reported and ended.
@@ -6,25 +6,26 @@ reported and ended.
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import fcntl
+import http.client
 import json
 import os
-import pty
+import queue
 import re
-import select
-import selectors
 import signal
-import struct
+import socket
 import subprocess
-import termios
+import threading
 import time
+import urllib.parse
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import IO, Any, cast
 
 from remote.agent.build_vm.job import MAX_LINE_CHARS, JobLog
 from remote.agent.shared.errors import VmAgentError, engine_access_error
+from remote.agent.shared.responses import read_response
 
 QUERY_TIMEOUT_SEC = 120.0
 MAX_OUTPUT_BYTES = 16 << 20
@@ -36,43 +37,183 @@ _STATUS = r"(?:status|code|http(?!s?:))[^\n]{0,40}\b"  # before a number that is
 DISK_FULL = re.compile(
     rf"no space left on device|disk quota exceeded|{_STATUS}507\b|insufficient storage", re.IGNORECASE
 )
-# Failures that were observed to be transient: a connection cut or refused, a registry restarting or overloaded, and an
-# upload session that the registry lost (often after a commit that succeeded).
+# Failures that were observed to be transient: a connection cut or refused, an engine killed, a registry restarting or
+# overloaded, and an upload session that the registry lost (often after a commit that succeeded; 416: in the middle).
 TRANSIENT = re.compile(
     r"connection reset|broken pipe|unexpected eof|\beof\b|i/o timeout|tls handshake timeout|connection refused"
     r"|no route to host|network is unreachable|context deadline exceeded|blob upload unknown|blob_upload_unknown"
-    rf"|use of closed network connection|{_STATUS}(?:429|500|502|503|504)\b"
-    r"|bad gateway|service unavailable|too many requests|gateway time-?out|internal server error",
+    rf"|use of closed network connection|{_STATUS}(?:416|429|500|502|503|504)\b"
+    r"|bad gateway|service unavailable|too many requests|gateway time-?out|internal server error"
+    r"|cannot connect to the docker daemon|error during connect|transport is closing|closing transport",
     re.IGNORECASE,
 )
 FORBIDDEN = re.compile(rf"{_STATUS}403\b|forbidden", re.IGNORECASE)
 UNAUTHORIZED = re.compile(
     r"unauthorized|authentication required|no basic auth credentials|(?<!permission )denied:", re.IGNORECASE
 )
+TOO_LARGE = re.compile(rf"{_STATUS}413\b|request entity too large", re.IGNORECASE)
 STAGE = re.compile(r"#\d+ \[([^\]]+)\]")
-LAYER = re.compile(r"([0-9a-f]{12}): (\S.*)")
-BYTES = re.compile(r"([\d.]+)([kMGT]?)B(?:/([\d.]+)([kMGT]?)B)?$")
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def query(docker: list[str], environment: dict[str, str], *arguments: str) -> Any:
-    """Run a client command and parse its JSON output; None if the engine has no such image. Raises VmAgentError."""
-    command = " ".join(arguments)
-    try:
-        completed = run_bounded([*docker, *arguments], environment, timeout_sec=QUERY_TIMEOUT_SEC)
-    except subprocess.TimeoutExpired as error:
-        message = f"the engine did not respond to `{command}` within {QUERY_TIMEOUT_SEC:.0f} s"
-        raise VmAgentError("transient", message) from error
-    if completed.returncode == 0:
-        try:
-            return json.loads(completed.stdout)
-        except ValueError as error:
-            raise VmAgentError("transient", f"the engine's output of `{command}` was truncated") from error
-    complaint = completed.stderr.decode(errors="replace").strip()
-    if re.search(r"no such (image|object)", complaint, re.IGNORECASE):
+# --- the engine's API -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def request_engine(
+    docker: list[str],
+    environment: dict[str, str],
+    method: str,
+    path: str,
+    headers: dict[str, str] | None = None,
+    *,
+    timeout_sec: float = QUERY_TIMEOUT_SEC,
+) -> Iterator[http.client.HTTPResponse]:
+    """Send a request to the engine and yield its response, whose reading may wait `timeout_sec` for each part.
+
+    The request goes through `docker system dial-stdio`, which finds the engine as the client does. Raises VmAgentError.
+    """
+    ours, theirs = socket.socketpair()
+    ours.settimeout(timeout_sec)
+    connection = http.client.HTTPConnection("engine")
+    connection.sock = ours
+    with contextlib.closing(connection), theirs:
+        streams = {"stdin": theirs.fileno(), "stdout": theirs.fileno()}
+        process = start_process([*docker, "system", "dial-stdio"], environment, **streams)
+        theirs.close()  # with our copy open, the end of the client would not end the connection
+        with process, contextlib.ExitStack() as stack:
+            try:
+                connection.request(method, path, headers={"Connection": "close", **(headers or {})})
+                yield stack.enter_context(connection.getresponse())
+            except (OSError, http.client.HTTPException) as error:
+                process.kill()
+                complaint = cast("IO[bytes]", process.stderr).read(MAX_LINE_BYTES).decode(errors="replace").strip()
+                message = complaint or f"the engine did not respond to {method} {path}: {error or type(error).__name__}"
+                raise engine_access_error(complaint) or VmAgentError("transient", message) from error
+            finally:
+                with contextlib.suppress(OSError):
+                    ours.shutdown(socket.SHUT_RDWR)  # ends a thread that reads the response
+                process.kill()
+
+
+def query_engine(docker: list[str], environment: dict[str, str], path: str) -> Any:
+    """Return the engine's JSON at `path`; None if it has no such object. Raises VmAgentError."""
+    with request_engine(docker, environment, "GET", path) as response:
+        content = read_response(response, max_bytes=MAX_OUTPUT_BYTES, timeout_sec=QUERY_TIMEOUT_SEC)
+    if response.status == 404:
         return None
-    raise engine_access_error(complaint) or classify_failure(complaint.splitlines(), completed.returncode)
+    if response.status != 200:
+        raise _refusal(response, content)
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise VmAgentError("transient", f"the engine's answer to {path} is not JSON") from error
+
+
+def inspect_image(docker: list[str], environment: dict[str, str], name: str) -> dict[str, Any] | None:
+    """Return the engine's record of an image; None if it has no such image. Raises VmAgentError."""
+    record: dict[str, Any] | None = query_engine(docker, environment, f"/images/{urllib.parse.quote(name)}/json")
+    return record
+
+
+def _refusal(response: http.client.HTTPResponse, content: bytes) -> VmAgentError:
+    """Build the error for a response of the engine that is not a success."""
+    try:
+        message = str(json.loads(content)["message"])
+    except (ValueError, LookupError, TypeError):
+        message = content[:MAX_LINE_CHARS].decode(errors="replace")
+    return classify_failure([message or f"the engine returned {response.status} {response.reason}"], 1)
+
+
+def push_image(
+    job_log: JobLog, docker: list[str], environment: dict[str, str], reference: str, tag: str, login: str
+) -> None:
+    """Push an image with a login (`user:password` in base64). Raises VmAgentError.
+
+    A push without progress is reported every minute. After 15 minutes it is ended like a broken connection.
+    """
+    host = reference.partition("/")[0]
+    user, _, password = base64.b64decode(login).decode().partition(":")
+    account = json.dumps({"username": user, "password": password, "serveraddress": host}).encode()
+    headers = {"X-Registry-Auth": base64.urlsafe_b64encode(account).decode()}
+    path = f"/images/{urllib.parse.quote(reference)}/push?tag={urllib.parse.quote(tag)}"
+    progress, logged_at, silent_sec = _PushProgress(), time.monotonic(), 0.0
+    with request_engine(docker, environment, "POST", path, headers, timeout_sec=STALL_TIMEOUT_SEC) as response:
+        if response.status != 200:
+            raise _refusal(response, response.read(MAX_LINE_BYTES))
+        messages = _read_messages(response)
+        while silent_sec < STALL_TIMEOUT_SEC:
+            try:
+                message = messages.get(timeout=STALL_LOG_SEC)
+            except queue.Empty:
+                silent_sec += STALL_LOG_SEC
+                stall = f"no byte was sent for {silent_sec:.0f} s: {host} accepts none"
+                job_log.add(f"{stall}; stop the push with `inv push --cancel`", "stalled")
+                continue
+            silent_sec = 0.0
+            if isinstance(message, Exception):
+                raise VmAgentError("transient", f"the engine's report of the push ended: {message}")
+            if message is None:
+                return
+            if "error" in message:
+                raise classify_failure([str(message["error"])], 1)
+            if line := progress.update(message):
+                job_log.add(line, "push")
+            if progress.total_bytes and time.monotonic() - logged_at >= PROGRESS_INTERVAL_SEC:
+                logged_at = time.monotonic()
+                job_log.add(progress.summary(), "push")
+    raise VmAgentError("transient", f"no byte was sent for {silent_sec:.0f} s: i/o timeout")
+
+
+def _read_messages(response: http.client.HTTPResponse) -> queue.SimpleQueue[dict[str, Any] | Exception | None]:
+    """Read the JSON messages of a response in a thread; the last one is None, or the error that ended it."""
+    messages: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            while line := response.readline(MAX_LINE_BYTES):
+                messages.put({**json.loads(line)})
+            messages.put(None)
+        except Exception as error:  # noqa: BLE001 - raised in the caller's thread, which may have closed the response
+            messages.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    return messages
+
+
+class _PushProgress:
+    """Progress of a push, from the engine's messages: bytes sent of each layer, uncompressed."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, tuple[int, int]] = {}
+        self._started_at = time.monotonic()
+
+    def update(self, message: dict[str, Any]) -> str | None:
+        """Record a message. Returns the line to log: what is not a step of a layer's progress."""
+        name, state, detail = message.get("id"), str(message.get("status") or ""), message.get("progressDetail") or {}
+        if name is None:
+            return state
+        if isinstance(sent := detail.get("current"), int):
+            total = detail.get("total")
+            self._layers[name] = (sent, total if isinstance(total, int) else sent)
+        elif state == "Pushed" and name in self._layers:
+            self._layers[name] = (self._layers[name][1],) * 2
+        return None if state in ("Preparing", "Waiting", "Pushing") else f"{name}: {state}"
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(total for _, total in self._layers.values())
+
+    def summary(self) -> str:
+        sent_bytes = sum(sent for sent, _ in self._layers.values())
+        rate = sent_bytes / max(0.001, time.monotonic() - self._started_at)
+        done = sum(sent >= total for sent, total in self._layers.values())
+        return (
+            f"{sent_bytes / 1e6:.1f} of {self.total_bytes / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s; "
+            f"{done} of {len(self._layers)} layers sent"
+        )
+
+
+# --- the engine's client ----------------------------------------------------------------------------------------------
 
 
 def start_process(
@@ -85,49 +226,6 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Start `argv` with `environment` added to this process's environment."""
     return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env={**os.environ, **environment})
-
-
-def run_bounded(
-    argv: list[str],
-    environment: dict[str, str],
-    *,
-    stdin: bytes | IO[bytes] = b"",
-    timeout_sec: float | None = None,
-) -> subprocess.CompletedProcess[bytes]:
-    """Run `argv` to its end. Raises VmAgentError if an output stream exceeds its limit, and TimeoutExpired.
-
-    `stdin` is a stream, or bytes that fit into a pipe.
-    """
-    until = None if timeout_sec is None else time.monotonic() + timeout_sec
-    output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-    process = start_process(argv, environment, stdin=subprocess.PIPE if isinstance(stdin, bytes) else stdin)
-    with process, selectors.DefaultSelector() as selector:
-        try:
-            if isinstance(stdin, bytes):
-                with contextlib.suppress(BrokenPipeError):
-                    cast("IO[bytes]", process.stdin).write(stdin)
-                with contextlib.suppress(BrokenPipeError):
-                    cast("IO[bytes]", process.stdin).close()
-            for name in output:
-                selector.register(getattr(process, name), selectors.EVENT_READ, name)
-            while selector.get_map():
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise subprocess.TimeoutExpired(argv, timeout_sec or 0.0)
-                for key, _ in selector.select(left):
-                    chunk = os.read(key.fd, MAX_LINE_BYTES)
-                    output[key.data] += chunk
-                    if not chunk:
-                        selector.unregister(key.fileobj)
-                    if len(output[key.data]) > MAX_OUTPUT_BYTES:
-                        raise VmAgentError(
-                            "failed",
-                            f"`{' '.join(argv[:4])}` printed more than {MAX_OUTPUT_BYTES >> 20} MiB and was killed",
-                        )
-        except BaseException:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(argv, process.returncode, bytes(output["stdout"]), bytes(output["stderr"]))
 
 
 def run_logged(
@@ -152,19 +250,21 @@ def classify_failure(lines: list[str], code: int) -> VmAgentError:
     """Classify a failed client run by the line of its output that shows the cause."""
     errors = [line for line in lines if re.search(r"error|denied|unauthorized|fail", line, re.IGNORECASE)] or lines
     kind, message = "failed", failed_build_step(lines) or (errors[-1] if errors else f"exit {code}, no message")
-    if code < 0:
-        message = f"the engine's client was ended by signal {-code} ({signal.strsignal(-code)})"
+    if code < 0:  # killed, by a user, a shutdown or for memory: the job goes on from the engine's cache
+        kind, message = "transient", f"the engine's client was ended by signal {-code} ({signal.strsignal(-code)})"
     # A step that ran out of space reports it well above the client's own last lines.
     for name, pattern, count in (
         ("full", DISK_FULL, 0),
         ("unauthorized", UNAUTHORIZED, 30),
         ("transient", TRANSIENT, 30),
         ("forbidden", FORBIDDEN, 10),
+        ("usage", TOO_LARGE, 10),
     ):
         if matching := [line for line in lines[-count:] if pattern.search(line)]:
             kind, message = name, matching[-1]
             break
-    return VmAgentError(kind, re.sub(r"^#\d+ +(?:[\d.]+ +)?", "", message)[:MAX_LINE_CHARS])
+    remedy = "raise the limit of the registry, or of the proxy before it, for one layer" if kind == "usage" else ""
+    return VmAgentError(kind, re.sub(r"^#\d+ +(?:[\d.]+ +)?", "", message)[:MAX_LINE_CHARS], remedy=remedy)
 
 
 def failed_build_step(lines: list[str]) -> str | None:
@@ -182,133 +282,3 @@ def failed_build_step(lines: list[str]) -> str | None:
     if not step_output:
         return None
     return f"{step_output[-1]} (step [{names[0] if names else number}], {exit_code[0] if exit_code else message[:80]})"
-
-
-# --- a push -----------------------------------------------------------------------------------------------------------
-
-
-def run_push(job_log: JobLog, argv: list[str], environment: dict[str, str], registry: str) -> tuple[int, list[str]]:
-    """Run a push to `registry` in a pseudo-terminal, because the client prints the bytes sent only to a terminal.
-
-    A push without progress is reported every minute. After 15 minutes it is ended like a broken connection.
-    """
-    stall, progress, last = _StallDetector(registry), _PushProgress(), deque[str](maxlen=200)
-    logged_at = time.monotonic()
-    with contextlib.closing(_run_in_pty(argv, environment)) as chunks:
-        for chunk in chunks:
-            if isinstance(chunk, int):
-                job_log.write_progress()
-                return chunk, list(last)
-            for line in (text.decode(errors="replace").strip() for text in re.split(rb"[\r\n]+", chunk)):
-                if line and progress.parse_line(line):
-                    job_log.add(line)
-                    last.append(line)
-            if (message := stall.update(progress.state)) is not None:
-                job_log.add(message, "stalled")
-            if stall.stalled_sec >= STALL_TIMEOUT_SEC:
-                return 1, [*last, f"no byte was sent for {stall.stalled_sec:.0f} s: i/o timeout"]
-            if progress.total_bytes and not stall.log_count and time.monotonic() - logged_at >= PROGRESS_INTERVAL_SEC:
-                logged_at = time.monotonic()
-                job_log.add(progress.summary(), "push")
-    raise AssertionError("unreachable")
-
-
-class _StallDetector:
-    """Timer since the last change of a push's state."""
-
-    def __init__(self, registry: str) -> None:
-        self._registry, self._state, self._since = registry, (0, 0.0), time.monotonic()
-        self.log_count = 0
-
-    @property
-    def stalled_sec(self) -> float:
-        return time.monotonic() - self._since
-
-    def update(self, state: tuple[int, float]) -> str | None:
-        """Record the state. Returns a message once per STALL_LOG_SEC without a change."""
-        if state != self._state:
-            self._state, self._since, self.log_count = state, time.monotonic(), 0
-        if self.stalled_sec < STALL_LOG_SEC * (self.log_count + 1):
-            return None
-        self.log_count += 1
-        message = f"no byte was sent for {self.stalled_sec:.0f} s: {self._registry} accepts none"
-        return f"{message}; stop the push with `inv push --cancel`"
-
-
-class _PushProgress:
-    """Progress of a push, parsed from the client's output: bytes sent of each layer, uncompressed."""
-
-    def __init__(self) -> None:
-        self._layers: dict[str, tuple[float, float]] = {}
-        self._states: dict[str, str] = {}
-        self._message_count = 0
-        self._started_at, self.total_bytes = time.monotonic(), 0.0
-
-    def parse_line(self, line: str) -> bool:
-        """Parse a line of the client's output. Returns True if it should be logged."""
-        layer = LAYER.match(line)
-        if layer is None:
-            self._message_count += 1
-            return True
-        name, status = layer[1], layer[2]
-        state = re.split(r"[\[\d]", status)[0].strip()
-        if size := BYTES.search(status):
-            sent = float(size[1]) * _UNITS[size[2]]
-            self._layers[name] = (sent, float(size[3]) * _UNITS[size[4]] if size[3] else sent)
-        elif state == "Pushed" and name in self._layers:
-            self._layers[name] = (self._layers[name][1],) * 2
-        self.total_bytes = sum(total for _, total in self._layers.values())
-        is_new, self._states[name] = self._states.get(name) != state, state
-        self._message_count += is_new
-        return is_new and state not in ("Preparing", "Waiting", "Pushing")
-
-    @property
-    def sent_bytes(self) -> float:
-        return sum(sent for sent, _ in self._layers.values())
-
-    @property
-    def state(self) -> tuple[int, float]:
-        """A value that changes with every progress."""
-        return self._message_count, self.sent_bytes
-
-    def summary(self) -> str:
-        rate = self.sent_bytes / max(0.001, time.monotonic() - self._started_at)
-        done = sum(sent >= total for sent, total in self._layers.values())
-        return (
-            f"{self.sent_bytes / 1e6:.1f} of {self.total_bytes / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s; "
-            f"{done} of {len(self._layers)} layers sent"
-        )
-
-
-def _run_in_pty(argv: list[str], environment: dict[str, str]) -> Generator[bytes | int, None, None]:
-    """Run `argv` in a pseudo-terminal. Yields its output, b"" after each silent second, and finally its exit code."""
-    controller, terminal = pty.openpty()
-    try:
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-        with start_process(argv, environment, stdout=terminal, stderr=terminal) as process:
-            try:
-                os.close(terminal)
-                terminal = -1
-                rest = b""
-                while True:
-                    if not select.select([controller], [], [], 1.0)[0]:
-                        yield b""
-                        continue
-                    try:
-                        chunk = os.read(controller, MAX_LINE_BYTES)
-                    except OSError:  # the process has closed the other side
-                        break
-                    rest += chunk
-                    end = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1
-                    end = end or (len(rest) if len(rest) > MAX_LINE_BYTES else 0)
-                    whole, rest = rest[:end], rest[end:]
-                    yield _ESCAPES.sub(b"", whole)
-                yield _ESCAPES.sub(b"", rest)
-            except BaseException:  # also GeneratorExit, when the reader stops
-                process.kill()
-                raise
-        yield process.returncode
-    finally:
-        os.close(controller)
-        if terminal >= 0:
-            os.close(terminal)

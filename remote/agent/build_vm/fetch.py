@@ -21,11 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from remote.agent.build_vm.job import JobLog, wrap_os_errors
-from remote.agent.build_vm.model_sources import Source, create_source, read_token, report_progress
+from remote.agent.build_vm.job import JobLog, read_secret, wrap_os_errors
+from remote.agent.build_vm.model_sources import Source, create_source, report_progress
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import CHUNK_BYTES, write_atomic
-from remote.agent.shared.model_files import TOKEN_PIPE, UPLOAD_FOLDER, Entry, is_plain_name, select_files
+from remote.agent.shared.model_files import UPLOAD_FOLDER, Entry, is_plain_name, select_files
 
 MANIFEST_FILE, SUMS_FILE = "manifest.json", "SHA256SUMS"
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -36,7 +36,7 @@ MAX_JSON_BYTES = 64 << 20  # the index of a model of 671 billion parameters has 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     """Fetch or verify one model. Returns facts about it. Raises VmAgentError."""
     folder, started_at = Path(job["folder"]), time.monotonic()
-    token = read_token(Path(TOKEN_PIPE)) if job["token"] else None
+    token = read_secret() if job["token"] else None
     with wrap_os_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         previous = read_manifest(folder)

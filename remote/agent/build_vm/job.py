@@ -22,13 +22,15 @@ from pathlib import Path
 
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import write_atomic
+from remote.agent.shared.model_files import TOKEN_PIPE
 from remote.agent.shared.secure_dir import ForeignOwner
 
 PROGRESS_LINES = 60  # the last lines, which are sent with the progress once a second
 MAX_LINE_CHARS = 300
 MAX_LOG_CHARS = 256 << 20
 RESERVE_FILE, RESERVE_BYTES = "outcome.reserve", 32 << 10  # given back for outcome.json if the disk is full by then
-LOG_ONLY_LINES = re.compile(r"#\d+ sha256:|[0-9a-f]{12}: (Preparing|Waiting)$")
+LOG_ONLY_LINES = re.compile(r"#\d+ sha256:")
+_SECRET_TIMEOUT_SEC, _MAX_SECRET_BYTES = 120.0, 1 << 16
 
 
 @contextlib.contextmanager
@@ -53,7 +55,7 @@ class JobLog:
     def __init__(self) -> None:
         self.started_at = time.monotonic()
         self.stage, self.line_count, self.written_at = "starting", 0, 0.0
-        self.recent_lines: deque[tuple[float, str]] = deque(maxlen=PROGRESS_LINES)
+        self.recent_lines: deque[tuple[float, str, str]] = deque(maxlen=PROGRESS_LINES)
         self.watched_path: str | None = None
         self.min_free_bytes: float = float("inf")
         self.logged_chars = 0
@@ -68,7 +70,8 @@ class JobLog:
         if LOG_ONLY_LINES.match(line):
             return
         self.line_count += 1
-        self.recent_lines.append((round(time.monotonic() - self.started_at, 1), line[:MAX_LINE_CHARS]))
+        elapsed_sec = round(time.monotonic() - self.started_at, 1)
+        self.recent_lines.append((elapsed_sec, self.stage, line[:MAX_LINE_CHARS]))
         if time.monotonic() - self.written_at > 0.3:
             self.write_progress()
 
@@ -81,7 +84,7 @@ class JobLog:
 
     def write_progress(self) -> None:
         self.written_at = time.monotonic()
-        document = {"stage": self.stage, "count": self.line_count, "lines": list(self.recent_lines)}
+        document = {"count": self.line_count, "lines": list(self.recent_lines)}
         with contextlib.suppress(OSError):  # a full disk is reported by the step that fails
             write_json(Path("progress.json"), document)
 
@@ -90,8 +93,31 @@ def write_json(path: Path, document: object) -> None:
     write_atomic(path, json.dumps(document).encode())
 
 
+def read_secret() -> str:
+    """Read what `scripts/send_token.py` sends from the laptop to a new named pipe of this user, and delete the pipe."""
+    pipe = Path(TOKEN_PIPE)
+    os.mkfifo(pipe, 0o600)
+    handle, content, until = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), b"", time.monotonic() + _SECRET_TIMEOUT_SEC
+    try:
+        while time.monotonic() < until and len(content) < _MAX_SECRET_BYTES:
+            try:
+                chunk = os.read(handle, 4096)
+            except BlockingIOError:
+                chunk = None
+            if chunk:
+                content += chunk
+            elif chunk == b"" and content:
+                return content.decode().strip()
+            else:
+                time.sleep(0.05)
+    finally:
+        os.close(handle)
+        pipe.unlink()
+    raise VmAgentError("stopped", "no secret arrived from the laptop")
+
+
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # at the deadline: a verb removes its login at its end
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # at the deadline: a verb cleans up at its end
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     job_log = JobLog()
     with contextlib.suppress(OSError):

@@ -24,7 +24,6 @@ from remote.agent.shared.files import CHUNK_BYTES
 from remote.agent.shared.model_files import UPLOAD_FOLDER, Entry, find_snapshot, resolve_inside, snapshot_files
 from remote.agent.shared.registry_api import is_loopback_http
 
-_TOKEN_TIMEOUT_SEC, _MAX_TOKEN_BYTES = 120.0, 1 << 16
 _FIRST_WAIT_SEC = 1.0
 _PROGRESS_INTERVAL_SEC = 2.0
 
@@ -248,25 +247,3 @@ def python_with_hub_client(job_log: JobLog, index_url: str | None, lock: str) ->
             )
     ready.write_text(lock_digest)
     return str(python)
-
-
-def read_token(pipe: Path) -> str:
-    """Read the token from a new named pipe of this user, and delete the pipe."""
-    os.mkfifo(pipe, 0o600)
-    handle, content, until = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), b"", time.monotonic() + _TOKEN_TIMEOUT_SEC
-    try:
-        while time.monotonic() < until and len(content) < _MAX_TOKEN_BYTES:
-            try:
-                chunk = os.read(handle, 4096)
-            except BlockingIOError:
-                chunk = None
-            if chunk:
-                content += chunk
-            elif chunk == b"" and content:
-                return content.decode().strip()
-            else:
-                time.sleep(0.05)
-    finally:
-        os.close(handle)
-        pipe.unlink()
-    raise VmAgentError("stopped", "no token arrived from the laptop")

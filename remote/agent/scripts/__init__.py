@@ -8,7 +8,6 @@ exec_relay: runs a command in a pod and frames its output
 install: installs a program of several modules
 link_output: links a job's output folder to a shared volume and becomes its command
 list_attempts: a training's attempts on the shared volume
-login: a configuration folder for the engine client's login, in memory if possible
 request_server: one HTTP request to the server in the same pod
 server_software: versions of vLLM and of what it needs for an NF4 base
 send_token: writes a secret from standard input to a job's named pipe

@@ -15,7 +15,6 @@ exchanged by renaming.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -31,7 +30,6 @@ from typing import Any
 START_TIMEOUT_SEC = 60.0
 # A network of documentation addresses (RFC 5737), which no route uses: builds run in the host's network or in none.
 BRIDGE_ADDRESS = "198.51.100.1/30"
-LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_GET_FREE = 0x4C00, 0x4C01, 0x4C82  # linux/loop.h
 
 
 class ForeignOwner(Exception):
@@ -153,20 +151,12 @@ def mount(file: Path, folder: int, mount_point: Path) -> None:
     try:
         check_disk(file, os.fstat(handle))
         os.fchmod(handle, 0o600)
-        control = os.open("/dev/loop-control", os.O_RDWR)
+        attach = ("losetup", "--find", "--show", f"/proc/self/fd/{handle}")
+        device = run(*attach, pass_fds=(handle,)).stdout.decode().strip()
         try:
-            device = f"/dev/loop{fcntl.ioctl(control, LOOP_CTL_GET_FREE)}"
+            run("mount", "-o", "nosuid,nodev", device, str(mount_point))
         finally:
-            os.close(control)
-        loop = os.open(device, os.O_RDWR)
-        try:
-            fcntl.ioctl(loop, LOOP_SET_FD, handle)
-            try:
-                run("mount", "-o", "nosuid,nodev", device, str(mount_point))
-            finally:
-                fcntl.ioctl(loop, LOOP_CLR_FD)  # takes effect when the device is unmounted
-        finally:
-            os.close(loop)
+            run("losetup", "--detach", device)  # takes effect when the device is unmounted
     finally:
         os.close(handle)
 
@@ -239,8 +229,8 @@ def is_engine_up(path: str) -> bool:
             return False
 
 
-def run(*argv: str, pass_fds: tuple[int, ...] = ()) -> None:
-    subprocess.run(argv, check=True, capture_output=True, timeout=600, pass_fds=pass_fds)
+def run(*argv: str, pass_fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(argv, check=True, capture_output=True, timeout=600, pass_fds=pass_fds)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -53,13 +54,14 @@ def with_retries(
 def engine_access_error(complaint: str, address: str | None = None) -> VmAgentError | None:
     """Return the error, with its remedy, if the engine cannot be accessed at all; None for any other complaint."""
     text = complaint.lower()
-    if "permission denied while trying to connect" in text or ("permission denied" in text and "docker.sock" in text):
+    is_connection = any(phrase in text for phrase in ("trying to connect", "docker.sock", "raw stream connection"))
+    if "permission denied" in text and is_connection:
         return VmAgentError(
             "usage",
             "this user may not use the engine",
             remedy="run there: sudo usermod -aG docker $USER, and log in again",
         )
-    if "cannot connect to the docker daemon" in text or "is the docker daemon running" in text:
+    if re.search("cannot connect to the docker daemon|is the docker daemon running|raw stream connection", text):
         message = f"the engine does not respond at {address or 'its socket'}"
         remedy = "start it (sudo systemctl start docker), or set build.host to another VM"
         return VmAgentError("transient", message, remedy=remedy)

@@ -46,14 +46,8 @@ CERTIFICATE_REMEDIES = {  # by OpenSSL's code
     62: "correct the host's name, or have it added to the certificate",
 }
 _RESPONSE_ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)  # from a request, or its parsing
+_REALM = re.compile(r'\brealm="?([^",]*)', re.IGNORECASE)  # more than the engine accepts
 _LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|::1)\Z")
-
-
-def read_login(folder: str, host: str) -> str | None:
-    """Read `user:password` in base64 from the client's configuration."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(Path(folder, "config.json").read_text())["auths"][host]["auth"])
-    return None
 
 
 class _Response(NamedTuple):
@@ -73,7 +67,7 @@ class Registry:
             TOKEN_HOSTS.get(host, _hostname_without_port(host)),
             *token_hosts,
         }
-        self.bearer: str | None = None
+        self.authorization: str | None = None  # what the registry's challenge asks for; unknown before it
         tls = ssl.create_default_context()
         tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # Python 3.13 refuses authorities that the engine accepts
         for certificate in CERTIFICATES_FOLDER.joinpath(host).glob("*.crt"):
@@ -139,7 +133,7 @@ class Registry:
         try:
             upload = self._request(url, method="POST")
         except VmAgentError as failed:
-            if failed.kind in ("unauthorized", "forbidden"):
+            if failed.kind in ("unauthorized", "forbidden", "refused"):
                 raise
             return
         if upload is None:
@@ -159,22 +153,37 @@ class Registry:
         return url
 
     def _request(self, url: str, headers: dict[str, str] | None = None, *, method: str = "GET") -> _Response | None:
-        """Send a request, with the login if it goes to this registry; None for 404."""
+        """Send a request, and the login once the registry asks for it; None for 404."""
         for is_last in (False, True):
-            login = f"Bearer {self.bearer}" if self.bearer else f"Basic {self.login}" if self.login else None
+            is_own = self.authorization is not None and _origin(url) == _origin(self.base)
+            authorization = {"Authorization": str(self.authorization)} if is_own else {}
             try:
-                authorization = {"Authorization": login} if login and _origin(url) == _origin(self.base) else {}
                 return self._send_request(url, {**(headers or {}), **authorization}, method, MAX_MANIFEST_BYTES)
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     return None
                 challenge = error.headers.get("WWW-Authenticate", "")
-                if error.code != 401 or is_last or not challenge.lower().startswith("bearer "):
+                if error.code != 401 or is_last or not (self.login or _is_bearer(challenge)):
                     raise self._to_error(error, method) from error
-                self.bearer = self._fetch_token(challenge)
+                self.authorization = (
+                    f"Bearer {self._fetch_token(challenge)}" if _is_bearer(challenge) else f"Basic {self.login}"
+                )
             except _RESPONSE_ERRORS as error:
                 raise self._connection_error(error, self.host) from error
         raise AssertionError("unreachable")
+
+    def check_challenge(self) -> None:
+        """Check, without a login, where the registry directs a login: the engine sends it there, wherever that is."""
+        try:
+            self._send_request(f"{self.base}/", {}, "GET", MAX_MANIFEST_BYTES)
+        except urllib.error.HTTPError as error:
+            if error.code != 401:
+                raise self._to_error(error, "GET") from error
+            for challenge in error.headers.get_all("WWW-Authenticate", []):
+                for realm in _REALM.findall(challenge) or [""] if _is_bearer(challenge) else ():
+                    self._check_realm(realm)
+        except _RESPONSE_ERRORS as error:
+            raise self._connection_error(error, self.host) from error
 
     def _send_request(self, url: str, headers: dict[str, str], method: str, max_bytes: int) -> _Response:
         """Send a request without content and read the response."""
@@ -299,6 +308,10 @@ def push_forbidden_message(host: str, user: str, path: str, status: str) -> str:
         f"{host}: user {user} may not push to {path}: {status}; grant the user push permission, or correct "
         f"registry.image or registry.user; {CREATE_REPOSITORY_HINT}"
     )
+
+
+def _is_bearer(challenge: str) -> bool:
+    return challenge.lower().startswith("bearer ")
 
 
 def _status_line(error: urllib.error.HTTPError) -> str:

@@ -1,6 +1,5 @@
 """Checks of the build VM: connection, engine, share, models, room for the image; and from there, of the registry."""
 
-import base64
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +33,7 @@ NO_MODELS = Fault(
 )
 FULL = Fault(
     "{folder}: {free} free on {kind}: builds, pushes and their logs need {need}",
-    "free space there on the VM (`docker builder prune` removes old cache), or set build.tmpdir to another disk",
+    "free space there on the VM (`inv vm.prune` removes the engine's old cache), or set build.tmpdir to another disk",
 )
 
 
@@ -112,7 +111,7 @@ def models(context: CheckContext) -> CheckResult:
 @CHECKS.register("room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?")
 def room(context: CheckContext) -> CheckResult:
     context.engine.get_or_skip()
-    plan = context.on_vm(lambda host: plan_build(context.settings, host, context.tmpdir(host)))
+    plan, _ = context.on_vm(lambda host: plan_build(context.settings, host, context.tmpdir(host)))
     if plan is None:
         return passed(f"{build_profiles.image_name(context.settings)} exists and is up to date")
     needs = sum(need.need_bytes for need in plan.needs)
@@ -171,7 +170,7 @@ def _query(
         "host": image.host,
         "path": image.path,
         "tag": image.tag,
-        "login": base64.b64encode(f"{user}:{password.reveal()}".encode()).decode(),
+        "login": secrets.encoded_login(user, password).reveal(),
         "token_hosts": list(context.settings.registry.token_hosts),
     }
     try:

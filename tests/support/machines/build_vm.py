@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -115,12 +116,15 @@ class BuildVm:
 
         `settings` are INVOKE_... variables without their prefix.
         """
-        done = self._server.inv(
-            *arguments, cwd=self.project, env=self._environment(settings), timeout_sec=INV_TIMEOUT_SEC
-        )
+        done = self.inv_unchecked(*arguments, **settings)
         assert done.returncode == code, f"inv {arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done
+
+    def inv_unchecked(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        """Run `inv ...` on the laptop, whatever its exit code."""
+        environment = self._environment(settings)
+        return self._server.inv(*arguments, cwd=self.project, env=environment, timeout_sec=INV_TIMEOUT_SEC)
 
     def inv_refused(self, *arguments: str, code: int = 2, **settings: str) -> str:
         """Run a command that prints one line to standard error and nothing else. Returns that line."""
@@ -265,29 +269,34 @@ class BuildVm:
         self.password_file.touch(mode=0o600)
         self.password_file.write_text(password + "\n")
 
-    def leftover_logins(self) -> str:
-        """List the login folders that are left on the VM."""
-        return str(self.vm.run("sh", "-c", "ls -d /dev/shm/qlora-fleet-login-* 2>/dev/null || true").stdout)
-
     def job_folders(self) -> list[Path]:
         """List the folders of all jobs on the VM, the newest last."""
         folders = (self.network.home / ".qlora-fleet" / "jobs").glob("[!.]*")
         return sorted(folders, key=lambda folder: folder.name.split("-")[-2:])
 
     def gated_client(self, verb: str, before: str = "", after: str = "", *, is_open: bool = False) -> str:
-        """Create a client that makes `verb` wait until `open_gate` and then runs `before`, Docker's client and `after`.
+        """Create a client that makes `verb` wait until `open_gate`, then runs `before`, Docker's client and `after`.
 
-        `before` and `after` are shell scripts; `after` may read and change the exit code in $code. After `close_gate`
-        the next call waits again. Returns the client's path.
+        `verb` is a command of the client, or part of the line of a request to the engine's API. `before` and `after`
+        are shell scripts; `after` may change the exit code in $code, and the engine's response in the file $out. After
+        `close_gate` the next call waits again. Returns the client's path.
         """
-        path = self.folder / f"docker-{verb}"
+        path = self.folder / f"docker-{re.sub(r'[^a-z]', '', verb)}"
         path.write_text(
             "#!/bin/sh\n"
+            "pipe=/tmp/gated.$$ out=/tmp/gated.$$.out\n"
             f'for word in "$@"; do [ "$word" = {verb} ] && gated=1 && break; done\n'
-            f'[ -n "$gated" ] || exec {DOCKER} "$@"\n'
+            f'send() {{ {DOCKER} "$@"; }}\n'
+            'if [ "$1 $2" = "system dial-stdio" ]; then\n'
+            "  IFS= read -r head; exec 3<&0\n"
+            f'  case $head in *{verb}*) gated=1; exec 4>&1 > "$out";; esac\n'
+            '  send() { mkfifo "$pipe"; { printf "%s\\n" "$head"; exec cat; } <&3 > "$pipe" &\n'
+            f'    {DOCKER} "$@" < "$pipe"; code=$?; kill $!; rm "$pipe"; return $code; }}\n'
+            "fi\n"
+            '[ -n "$gated" ] || { send "$@"; exit; }\n'
             f"touch '{self.gate_file}.waiting'\n"
             f"while [ ! -e '{self.gate_file}' ]; do sleep 0.1; done\n"
-            f'{before}\n{DOCKER} "$@"\ncode=$?\n{after}\nexit $code\n'
+            f'{before}\nsend "$@"\ncode=$?\n{after}\n[ ! -e "$out" ] || cat "$out" >&4; exit $code\n'
         )
         path.chmod(0o755)
         self.close_gate()
@@ -297,7 +306,7 @@ class BuildVm:
 
     def start_inv_to_gate(self, verb: str, **settings: str) -> tuple[subprocess.Popen[str], str]:
         """Start `inv VERB` and wait until it is at the gate. Returns the process and the gated client."""
-        client = self.gated_client(verb)
+        client = self.gated_client("/push?" if verb == "push" else verb)
         process = self.start_inv(verb, IMAGE_CLIENT=client, **settings)
         self.wait_at_gate()
         return process, client

@@ -117,8 +117,7 @@ def test_a_build_whose_engine_is_killed_can_be_tried_again(build_vm: BuildVm) ->
     process, _ = build_vm.start_inv_to_gate("build")
     build_vm.kill_engine()
     build_vm.open_gate()
-    process.communicate(timeout=200.0)
-    assert process.returncode in (1, 3)  # 1 if its client finds no engine: not yet told from a build that fails
+    assert "`inv build`" in build_vm.wait_for_exit(process, code=3)[1]
     build_vm.repair()
     assert "is built" in build_vm.inv("build").stdout
 
@@ -202,20 +201,21 @@ def test_a_vm_that_cannot_build_is_refused_with_a_remedy(build_vm: BuildVm, faul
         build_vm.inv("build")
     else:
         build_vm.edit_bench(fault)
-    assert line in build_vm.inv_refused("build", *arguments, **settings)
+    code = 3 if fault == "no engine" else 2
+    assert line in build_vm.inv_refused("build", *arguments, code=code, **settings)
 
 
 def test_a_tmpdir_that_fills_up_during_a_build_leaves_no_partial_files_that_are_used(build_vm: BuildVm) -> None:
     build_vm.vm.mount_small_disk("/mnt/share", megabytes=700, owner=USER)
     filler_bytes = "$(($(stat -f -c '%a*%S' /mnt/share) - 100000))"
-    client = build_vm.gated_client("info", after=f"fallocate -l {filler_bytes} /mnt/share/filler", is_open=True)
+    client = build_vm.gated_client("/info", after=f"fallocate -l {filler_bytes} /mnt/share/filler", is_open=True)
     build_vm.edit_bench("a full share")
     # The engine is queried before the disks, so the disk is full by then: refused before anything is sent.
     refused = build_vm.inv_refused("build", "--tmpdir", "/mnt/share", IMAGE_CLIENT=client)
     assert "/mnt/share: 0.0 GB free" in refused
     build_vm.vm.run("rm", "/mnt/share/filler")
     client = build_vm.gated_client(
-        "inspect", after=f"[ -e /mnt/share/x ] || fallocate -l {filler_bytes} /mnt/share/x", is_open=True
+        "/json", after=f"[ -e /mnt/share/x ] || fallocate -l {filler_bytes} /mnt/share/x", is_open=True
     )
     done = build_vm.inv("build", "--tmpdir", "/mnt/share", code=3, IMAGE_CLIENT=client)
     assert "No space left on device" in done.stderr
@@ -305,11 +305,8 @@ def test_a_second_engine_is_refused_without_root_or_space(build_vm: BuildVm) -> 
 
 def test_a_client_without_buildx_is_reported(build_vm: BuildVm) -> None:
     script = build_vm.folder / "docker-without-buildx"
-    version = build_vm.docker("version", "--format", "{{json .}}").stdout.strip()
-    document = json.loads(version)
-    document["Client"]["Version"] = "28.2.2"
     script.write_text(
-        f"#!/bin/sh\ncase $1 in version) cat <<'END'\n{json.dumps(document)}\nEND\n;;\n"
+        "#!/bin/sh\ncase $1 in --version) echo 'Docker version 28.2.2, build x';;\n"
         f'buildx) echo "docker: \'buildx\' is not a docker command." >&2; exit 1;;\n*) exec {DOCKER} "$@";; esac\n'
     )
     script.chmod(0o755)

@@ -53,7 +53,7 @@ def test_verify_reports_the_content_and_the_faults(built_vm: BuildVm) -> None:
         text.replace("stack_bytes: 30000000\n  runs_on_cpu: true", "stack_bytes: 30000000\n  runs_on_cpu: false")
     )
     done = built_vm.inv("image.verify")
-    assert "no trial was run" in done.stdout
+    assert "its trial does not count" in done.stdout
     assert f"{IMAGE}: intact" in done.stdout
     profiles.write_text(text)
 
@@ -61,7 +61,7 @@ def test_verify_reports_the_content_and_the_faults(built_vm: BuildVm) -> None:
 def test_sizes_are_printed_by_layer_and_for_push_pull_and_node(built_vm: BuildVm) -> None:
     done = built_vm.inv("image.size", "--mbps", "100", "--allocatable-gb", "0.1")
     assert "COPY bench /opt/qlora-fleet/bench" in done.stdout
-    assert "an edit of bench pushes 0." in done.stdout
+    assert "an edit of bench pushes " in done.stdout
     assert "a node with 100 Mb/s pulls it in" in done.stdout
     assert "0.1 GB allocatable: does not fit" in done.stdout
     sizes = json.loads(built_vm.inv("image.size", "--json").stdout)

@@ -32,6 +32,7 @@ from tests.support.machines.registry_proxy import Change, Cut, FixedResponse, Re
 
 REPOSITORY = f"{REGISTRY}/{NAMESPACE}/qlora-fleet"
 IMAGE = "qlora-fleet:tiny"
+PUSH = "/push?"  # in the request to the engine
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -88,13 +89,12 @@ def test_an_invalid_setting_is_refused_before_any_request(build_vm: BuildVm) -> 
 
 def test_a_wrong_password_is_reported_with_the_forms_of_a_user_name(build_vm: BuildVm) -> None:
     build_vm.write_password_file("not it")
-    refused = build_vm.inv_refused("push")
+    refused = build_vm.inv("push", code=2).stderr
     assert refused.startswith(REGISTRY)
-    assert f"user {REGISTRY_USER}: " in refused
+    assert f"user {REGISTRY_USER} " in refused
     assert f"{NAMESPACE.upper()}" not in refused
     assert "NAMESPACE/oracleidentitycloudservice/USER" in refused
     assert "not it" not in refused
-    assert build_vm.leftover_logins() == ""
 
 
 def test_a_push_is_confirmed_by_the_registry_and_its_digest_recorded(build_vm: BuildVm) -> None:
@@ -112,7 +112,6 @@ def test_a_push_is_confirmed_by_the_registry_and_its_digest_recorded(build_vm: B
     assert {digest: blobs[digest] for digest in sizes} == sizes
     assert document["compressed_bytes"] == manifest["config"]["size"] + sum(part["size"] for part in manifest["layers"])
     assert document["labels"]["qlora-fleet.profile"] == "tiny"
-    assert build_vm.leftover_logins() == ""
 
 
 def test_an_unchanged_push_sends_nothing_and_an_edit_sends_less_than_a_megabyte(build_vm: BuildVm) -> None:
@@ -152,7 +151,6 @@ def test_an_engine_without_cache_reads_the_layers_from_the_registry(build_vm: Bu
     log = (build_vm.job_folders()[-1] / "log.txt").read_text()
     assert "Successfully installed tinystack" not in log
     assert build_vm.layers(IMAGE) == layers
-    assert build_vm.leftover_logins() == ""
 
 
 def test_a_tag_that_another_user_moved_is_pushed_again_with_the_same_digest(build_vm: BuildVm) -> None:
@@ -173,16 +171,15 @@ def test_a_tag_that_is_moved_during_the_push_is_refused(build_vm: BuildVm) -> No
     build_vm.vm.run("chmod", "-R", "a+rX", str(login))
     push = f"{DOCKER} --config {shlex.quote(str(login))} push {REPOSITORY}:test"
     move_tag = f"{DOCKER} tag standin:base {REPOSITORY}:test; {push}"
-    done = build_vm.inv("push", code=4, IMAGE_CLIENT=build_vm.gated_client("push", after=move_tag, is_open=True))
+    done = build_vm.inv("push", code=4, IMAGE_CLIENT=build_vm.gated_client(PUSH, after=move_tag, is_open=True))
     assert f"{REPOSITORY}:test " in done.stderr
 
 
 def test_a_lost_reply_after_a_complete_push_causes_no_second_push(build_vm: BuildVm) -> None:
     relabel(build_vm, "a lost reply")
-    fail = "echo 'received unexpected HTTP status: unexpected EOF' >&2; code=1"
-    done = build_vm.inv("push", IMAGE_CLIENT=build_vm.gated_client("push", after=fail, is_open=True))
+    done = build_vm.inv("push", IMAGE_CLIENT=build_vm.gated_client(PUSH, after=": > $out", is_open=True))
     assert "but the registry has all of it" in done.stdout
-    assert done.stdout.count("The push refers to repository") == 1
+    assert "retrying" not in done.stdout
 
 
 def test_a_push_completes_although_the_registry_is_killed_during_an_upload(build_vm: BuildVm) -> None:
@@ -209,24 +206,13 @@ def test_a_push_completes_although_the_registry_is_killed_during_an_upload(build
     assert read_record(build_vm)["digest"][7:] in build_vm.blobs()
 
 
-def test_a_login_that_expires_during_the_push_is_renewed_once(build_vm: BuildVm) -> None:
-    relabel(build_vm, "a login that expires")
-    # The login of the first push is deleted, like an expired token; the second push has a new login.
-    marker = f"{build_vm.tmpdir}/login-expired"
-    expire = f"[ -e '{marker}' ] || {{ touch '{marker}'; rm -f /dev/shm/qlora-fleet-login-*/config.json; }}"
-    done = build_vm.inv("push", IMAGE_CLIENT=build_vm.gated_client("push", before=expire, is_open=True))
-    assert "logging in again" in done.stdout
-    assert build_vm.leftover_logins() == ""
-    # If the password has changed, too, the second login fails.
+def test_a_password_that_changes_before_the_push_ends_it(build_vm: BuildVm) -> None:
     relabel(build_vm, "a password that expires")
-    Path(marker).unlink()
-    process = build_vm.start_inv("push", IMAGE_CLIENT=build_vm.gated_client("push", before=expire))
-    build_vm.wait_at_gate()
+    process, _ = build_vm.start_inv_to_gate("push")
     build_vm.set_password("another one")
     build_vm.open_gate()
-    assert f"user {REGISTRY_USER}: " in build_vm.wait_for_exit(process, code=2)[1]
+    assert f"user {REGISTRY_USER} " in build_vm.wait_for_exit(process, code=2)[1]
     build_vm.set_password(PASSWORD)
-    assert build_vm.leftover_logins() == ""
     build_vm.inv("push")
 
 
@@ -244,6 +230,14 @@ def test_a_push_continues_without_connection(build_vm: BuildVm) -> None:
 
 
 HOSTILE: dict[str, tuple[Switch, dict[str, str], int, str]] = {
+    "a challenge that directs the login to plain HTTP": (
+        FixedResponse(status=401, headers={"WWW-Authenticate": 'Bearer realm="http://10.79.0.1:8099/token"'}), {}, 4,
+        f"{PROXY} directs the login to http://10.79.0.1:8099/token, which is not https",
+    ),
+    "a challenge that directs the login to another host": (
+        FixedResponse(status=401, headers={"WWW-Authenticate": f'Bearer realm="https://{REGISTRY}/token"'}), {}, 4,
+        "; if that is its token service, add it to registry.token_hosts",
+    ),
     "a redirect to plain HTTP": (
         Redirect(to="http://10.79.0.1:8099"), {"path": "/manifests/"}, 4,
         f"{PROXY} redirects to http://10.79.0.1:8099/v2/{NAMESPACE}/qlora-fleet/manifests/hostile",
@@ -265,6 +259,8 @@ def test_a_faulty_registry_is_reported_with_the_remedy_and_transient_faults_are_
             done = build_vm.inv("push", code=exit_code, **settings)
             proxy.disarm()
             assert line in done.stderr, fault
+            if "challenge" in fault:
+                assert {authorization for _, _, authorization in proxy.requests} == {""}, fault
         assert not (build_vm.project / "results" / "image.json").exists()
         # Transient faults are retried.
         proxy.arm(Cut(after=5), method="GET", path="/manifests/", times=1)
@@ -275,7 +271,6 @@ def test_a_faulty_registry_is_reported_with_the_remedy_and_transient_faults_are_
         done = build_vm.inv("push", code=4, **settings)
         assert f"{NAMESPACE}/qlora-fleet" in done.stderr
         assert "sha256:" in done.stderr
-    assert build_vm.leftover_logins() == ""
 
 
 def test_a_different_push_does_not_follow_a_running_one_and_cancel_stops_it(build_vm: BuildVm) -> None:
@@ -290,14 +285,13 @@ def test_a_different_push_does_not_follow_a_running_one_and_cancel_stops_it(buil
     _, err = build_vm.wait_for_exit(process, code=3, timeout_sec=120)
     assert "`inv push`" in err
     assert f"; log: {build_vm.project}/results/jobs/push-" in err
-    assert build_vm.leftover_logins() == ""
 
 
 def test_an_inaccessible_engine_is_not_reported_as_a_refused_login(build_vm: BuildVm) -> None:
     build_vm.set_docker_group()
     assert "sudo usermod -aG docker $USER" in build_vm.inv_refused("push")
     build_vm.set_docker_group(USER)
-    refused = build_vm.inv_refused("push", IMAGE_ENGINE="unix:///nowhere.sock")
+    refused = build_vm.inv_refused("push", code=3, IMAGE_ENGINE="unix:///nowhere.sock")
     assert "sudo systemctl start docker" in refused
     assert REGISTRY_USER not in refused
 
@@ -313,7 +307,7 @@ def test_an_outdated_image_is_pushed_only_with_force(build_vm: BuildVm) -> None:
 
 def test_the_password_appears_nowhere(build_vm: BuildVm) -> None:
     relabel(build_vm, "a secret")
-    client = build_vm.gated_client("push")
+    client = build_vm.gated_client(PUSH)
     process = build_vm.start_inv("push", IMAGE_CLIENT=client)
     encoded = base64.b64encode(f"{REGISTRY_USER}:{PASSWORD}".encode())
     needles = [SECRET_MARK.encode(), encoded, PASSWORD.encode(), json.dumps(PASSWORD).encode()[1:-1]]
@@ -358,4 +352,3 @@ def test_the_password_appears_nowhere(build_vm: BuildVm) -> None:
     everything = [*leaks, out.encode(), err.encode(), history.encode(), *files, *logs]
     assert [content[:200] for content in everything for needle in needles if needle in content] == []
     assert push_seen.is_set()
-    assert build_vm.leftover_logins() == ""

@@ -107,12 +107,3 @@ def test_an_image_of_other_files_than_were_sent_is_not_built(build_vm: BuildVm, 
     assert build_vm.docker("image", "inspect", "qlora-fleet:tiny", "--format", "{{.Id}}").stdout == before
     shutil.rmtree(f"{context}.ours", ignore_errors=True)
     assert "is built" in build_vm.inv(*flags, "build").stdout
-
-
-def test_a_login_ignores_other_users_files_with_its_prefix(build_vm: BuildVm) -> None:
-    build_vm.inv("build")
-    build_vm.run_as_other_user("ln -s /nowhere /dev/shm/qlora-fleet-login-mallory")
-    try:
-        build_vm.inv("push")
-    finally:
-        build_vm.run_as_other_user("rm /dev/shm/qlora-fleet-login-mallory")

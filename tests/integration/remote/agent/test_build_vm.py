@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from remote.agent.build_vm import archive, build
-from remote.agent.build_vm import client as clients
 from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError
 from remote.hosts.local import LocalHost
 from remote.image.vm_jobs import create_agent
 from tests.support.machines.failures import raises_agent_error
+from tests.support.machines.fake_engine import fake_engine
 
 
 @pytest.fixture
@@ -50,13 +50,9 @@ def test_a_damaged_archive_never_reaches_the_engine(job_log: JobLog, tmp_path: P
         path.write_bytes(intact[:-9] + bytes([intact[-9] ^ 1]) + intact[-8:])
     elif damage == "its end":
         path.write_bytes(intact[: 2 * archive.CHUNK_BYTES])
-    engine = tmp_path / "docker"
-    engine.write_text(
-        f"#!/bin/sh\ncase $1-$2 in load-) cat > '{tmp_path}/received'; echo 'Loaded image: x:1';;\n"
-        """image-inspect) echo '[{"Id": "sha256:x"}]';; esac\n"""
-    )
-    engine.chmod(0o755)
-    job = {"action": "load", "path": str(path), "docker": [str(engine)], "environment": {}}
+    load = f"cat > '{tmp_path}/received'; echo 'Loaded image: x:1'"
+    engine = fake_engine(tmp_path, {"GET /images/x%3A1/json": {"Id": "sha256:x"}, "GET /images/json": []}, load=load)
+    job = {"action": "load", "path": str(path), "docker": [engine], "environment": {}}
     if damage == "nothing":
         assert archive.run(job_log, job)["image_id"] == "sha256:x"
         assert (tmp_path / "received").read_bytes() == content
@@ -64,12 +60,6 @@ def test_a_damaged_archive_never_reaches_the_engine(job_log: JobLog, tmp_path: P
     with raises_agent_error("refused", rf"^{path}: .*image\.tar\.gz\.sha256; "):
         archive.run(job_log, job)
     assert not (tmp_path / "received").exists()
-
-
-def test_an_engine_that_does_not_respond_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "QUERY_TIMEOUT_SEC", 0.05)
-    with raises_agent_error("transient", "engine .*`30` .*0 s"):
-        clients.query(["sleep"], {}, "30")
 
 
 def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:

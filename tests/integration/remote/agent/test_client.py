@@ -1,28 +1,31 @@
-"""The engine's client on the VM: its output to a terminal and its exit, with fake clients."""
+"""The engine on the VM: its client's output and exit, and its API, with prepared answers."""
 
-import subprocess
-import sys
+import base64
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from remote.agent.build_vm import client
 from remote.agent.build_vm.job import JobLog
-from remote.agent.shared.errors import VmAgentError
 from tests.support.machines.failures import raises_agent_error
+from tests.support.machines.fake_engine import fake_engine, requests_of
 
-LAYERS = """
-import sys, time
-assert sys.stdout.isatty()
-write = lambda text: (sys.stdout.write(text), sys.stdout.flush())
-write("The push refers to repository [fra.ocir.io/ns/repo]\\n")
-write("0123456789ab: Preparing\\nba9876543210: Preparing\\n")
-for megabytes in (1, 2, 3, 4):
-    write(f"\\x1b[1A\\x1b[2K\\r0123456789ab: Pushing [==>   ]  {megabytes}MB/4MB\\r\\x1b[1B")
-    time.sleep(0.1)
-write("\\x1b[1A\\x1b[2K\\r0123456789ab: Pushed\\r\\x1b[1B")
-write("\\x1b[1A\\x1b[2K\\rba9876543210: Layer already exists\\r\\x1b[1B")
-"""
+LAYER = "0123456789ab"
+PUSHING = {"status": "Pushing", "id": LAYER}
+PUSH = [
+    {"status": "The push refers to repository [fra.ocir.io/ns/repo]"},
+    {"status": "Preparing", "id": LAYER, "progressDetail": {}},
+    *(
+        {**PUSHING, "progressDetail": {"current": size, "total": 4_000_000}, "sleep": 0.1}
+        for size in (10**6, 2 * 10**6)
+    ),
+    {"status": "Pushed", "id": LAYER, "progressDetail": {}},
+    {"status": "Layer already exists", "id": "ba9876543210", "progressDetail": {}},
+    {"aux": {"Tag": "1", "Digest": "sha256:x", "Size": 528}, "progressDetail": {}},
+]
 
 
 @pytest.fixture
@@ -31,45 +34,52 @@ def job_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobLog:
     return JobLog()
 
 
-def logged_lines(job_log: JobLog) -> list[str]:
-    return [text for _, text in job_log.recent_lines]
+def push(job_log: JobLog, folder: Path, answer: int | list[Any]) -> None:
+    response = {"lines": answer} if isinstance(answer, list) else answer
+    docker = fake_engine(folder, {"POST /images/fra.ocir.io/ns/repo/push?tag=1 ": response})
+    login = base64.b64encode(b"ns/me:pass:word").decode()
+    client.push_image(job_log, [docker], {}, "fra.ocir.io/ns/repo", "1", login)
 
 
-def test_a_push_logs_the_number_of_bytes_sent(job_log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_logs_the_number_of_bytes_sent(job_log: JobLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "PROGRESS_INTERVAL_SEC", 0.05)
-    code, lines = client.run_push(job_log, [sys.executable, "-c", LAYERS], {}, "fra.ocir.io")
-    assert code == 0
-    assert lines[0] == "The push refers to repository [fra.ocir.io/ns/repo]"
-    logged = logged_lines(job_log)
+    push(job_log, tmp_path, PUSH)
+    logged = [text for _, _, text in job_log.recent_lines]
+    assert logged[0] == PUSH[0]["status"]
     assert any(" of 4.0 MB, " in line and "0 of 1 layers" in line for line in logged), logged
-    assert {"0123456789ab: Pushed", "ba9876543210: Layer already exists"} <= set(logged)
-    assert not any("Preparing" in line or "\x1b" in line for line in logged)
+    assert {f"{LAYER}: Pushed", "ba9876543210: Layer already exists"} <= set(logged)
+    assert not any("Preparing" in line for line in logged)
+    (header,) = re.findall(r"X-Registry-Auth: (\S+)", requests_of(str(tmp_path / "docker")))
+    account = {"username": "ns/me", "password": "pass:word", "serveraddress": "fra.ocir.io"}
+    assert json.loads(base64.urlsafe_b64decode(header)) == account
 
 
-def test_a_failed_push_returns_the_clients_lines_and_exit_code(job_log: JobLog) -> None:
-    script = "echo 'The push refers to repository [x]'; echo 'denied: no such right' >&2; exit 3"
-    code, lines = client.run_push(job_log, ["sh", "-c", script], {}, "fra.ocir.io")
-    assert code == 3
-    assert client.classify_failure(lines, code).kind == "unauthorized"
+@pytest.mark.parametrize(("answer", "kind"), [
+    ([PUSH[0], {"error": "denied: no such right", "errorDetail": {}}], "unauthorized"),
+    ([{"error": "received unexpected HTTP status: 413 Request Entity Too Large"}], "usage"),
+    ([{"error": "received unexpected HTTP status: 416 Requested Range Not Satisfiable"}], "transient"),
+    ([PUSH[0], "not a message"], "transient"),
+    (500, "failed"),
+    (404, "failed"),
+])  # fmt: skip
+def test_a_failed_push_has_the_kind_of_the_engine_s_message(
+    job_log: JobLog, tmp_path: Path, answer: int | list[Any], kind: str
+) -> None:
+    with raises_agent_error(kind):
+        push(job_log, tmp_path, answer)
 
 
 def test_a_stalled_push_is_reported_and_ended_like_a_broken_connection(
-    job_log: JobLog, monkeypatch: pytest.MonkeyPatch
+    job_log: JobLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "STALL_LOG_SEC", 0.5)
     monkeypatch.setattr(client, "STALL_TIMEOUT_SEC", 1.5)
-    script = "echo '0123456789ab: Pushing [=>  ]  1MB/4MB'; exec sleep 300"
-    code, lines = client.run_push(job_log, ["sh", "-c", script], {}, "fra.ocir.io")
-    last = logged_lines(job_log)[-1]
-    assert "fra.ocir.io" in last
-    assert "`inv push --cancel`" in last
-    assert client.classify_failure(lines, code).kind == "transient"
-
-
-@pytest.mark.parametrize("to", ["", ">&2"])
-def test_a_command_with_endless_output_is_killed_and_reported(to: str) -> None:
-    with pytest.raises(VmAgentError, match=r"^`sh -c exec yes.* 16 MiB"):
-        client.run_bounded(["sh", "-c", f"exec yes {to}"], {})
+    with raises_agent_error("transient"):
+        push(job_log, tmp_path, [PUSH[2], {"sleep": 300}])
+    stage, text = job_log.recent_lines[-1][1:]
+    assert stage == "stalled"
+    assert "fra.ocir.io" in text
+    assert "`inv push --cancel`" in text
 
 
 def test_an_endless_line_is_split(job_log: JobLog) -> None:
@@ -78,27 +88,30 @@ def test_an_endless_line_is_split(job_log: JobLog) -> None:
     assert max(map(len, lines)) <= client.MAX_LINE_BYTES
 
 
-def failing_engine(complaint: str) -> list[str]:
-    return ["sh", "-c", f"echo '{complaint}' >&2; exit 1"]
-
-
 @pytest.mark.parametrize(("complaint", "kind", "token"), [
     ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
      "transient", "; .*sudo systemctl start docker"),
     ("Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
      "usage", r"sudo usermod -aG docker \$USER"),
-    ("Error response from daemon: layer does not exist", "failed", "layer does not exist"),
 ])  # fmt: skip
-def test_an_engine_error_differs_from_a_missing_image(complaint: str, kind: str, token: str) -> None:
+def test_an_engine_that_cannot_be_reached_is_reported(tmp_path: Path, complaint: str, kind: str, token: str) -> None:
+    docker = fake_engine(tmp_path, complaint=complaint)
     with raises_agent_error(kind, token):
-        client.query(failing_engine(complaint), {}, "image", "inspect", "x")
+        client.inspect_image([docker], {}, "x")
 
 
-@pytest.mark.parametrize("complaint", ["Error: No such image: x", "Error response from daemon: No such image: x"])
-def test_a_missing_image_is_none(complaint: str) -> None:
-    assert client.query(failing_engine(complaint), {}, "image", "inspect", "x") is None
+def test_an_engine_error_differs_from_a_missing_image(tmp_path: Path) -> None:
+    docker = [fake_engine(tmp_path, {"GET /images/r%3A5/x%3Ay/json": {"Id": "i"}, "GET /images/b/": 500})]
+    assert client.inspect_image(docker, {}, "r:5/x:y") == {"Id": "i"}
+    assert client.inspect_image(docker, {}, "a") is None
+    with raises_agent_error("failed", "answer 500"):
+        client.inspect_image(docker, {}, "b")
 
 
-def test_a_client_without_output_ends_at_its_deadline() -> None:
-    with pytest.raises(subprocess.TimeoutExpired):
-        client.run_bounded(["sleep", "300"], {}, timeout_sec=0.1)
+def test_an_engine_that_does_not_respond_is_transient(tmp_path: Path) -> None:
+    docker = fake_engine(tmp_path, system="exec sleep 300")
+    with (
+        raises_agent_error("transient", "GET /x: timed out"),
+        client.request_engine([docker], {}, "GET", "/x", timeout_sec=0.1),
+    ):
+        pass

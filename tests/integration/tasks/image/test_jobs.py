@@ -13,9 +13,9 @@ from remote.agent.jobs.jobs import claim_folder
 from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command, Secret
 from remote.hosts.local import current_user
-from remote.image import engine, vm_jobs
+from remote.image import vm_jobs
 from remote.image.model_fetch import Fetch
-from remote.jobs.job import Agent, HostRefused, Job, JobSpec, JobState, JobStatus
+from remote.jobs.job import Agent, Job, JobSpec, JobState, JobStatus
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.image import build, jobs
 from tasks.settings.load import load
@@ -34,7 +34,7 @@ def agent(local: LocalFleet) -> Agent:
 @contextlib.contextmanager
 def running(agent: Agent, request: dict[str, Any], verb: str = "push") -> Iterator[Job]:
     job = vm_jobs.new_job(agent, verb, f"{request['path']}-{request['tag']}", request)
-    vm_jobs.start(job, {**request, "login": "/nowhere"}, deadline_sec=120.0)
+    vm_jobs.start(job, request, deadline_sec=120.0)
     try:
         yield job
     finally:
@@ -64,8 +64,8 @@ def test_a_forced_build_is_followed_by_the_same_command_and_not_repeated(
 ) -> None:  # fmt: skip
     built = []
     plan = SimpleNamespace(to_job=lambda *, force: {**REQUEST, "forced": force})
-    monkeypatch.setattr(build, "plan_build", lambda *_, force: plan if force or not built else None)
-    monkeypatch.setattr(build, "_print_image", lambda *_: None)
+    image = {"Id": "sha256:i", "Size": 1}
+    monkeypatch.setattr(build, "plan_build", lambda *_, force: (plan if force or not built else None, image))
     monkeypatch.setattr(build, "_suggest_pin", lambda *_: None)
 
     def follow(*_: object) -> None:
@@ -129,15 +129,21 @@ def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> Non
     assert vm_jobs.follow(job, lambda _: None, lambda _: None).facts == {"ok": True}
 
 
-def test_a_job_at_its_deadline_removes_its_login_and_says_so(agent: Agent, tmp_path: Path) -> None:
-    login = tmp_path / "login"
-    login.mkdir()
+def test_a_job_at_its_deadline_says_so(agent: Agent) -> None:
     job = vm_jobs.new_job(agent, "push", "image", REQUEST)
-    vm_jobs.start(job, {**REQUEST, "login": str(login)}, deadline_sec=1.0)
+    vm_jobs.start(job, REQUEST, deadline_sec=1.0)  # waits for its login
     with pytest.raises(vm_jobs.JobFailed, match="deadline") as failed:
         vm_jobs.follow(job, lambda _: None, lambda _: None)
     assert failed.value.kind == "stopped"
-    assert not login.exists()
+    assert [path.name for path in Path(job.folder).iterdir() if path.is_fifo()] == []
+
+
+def test_a_job_that_ends_before_it_reads_its_secret_reports_its_own_failure(agent: Agent) -> None:
+    job = vm_jobs.new_job(agent, "push", "image", REQUEST)
+    vm_jobs.start(job, {"verb": "absent"}, secret=Secret("hidden-words"), deadline_sec=60.0)
+    with pytest.raises(vm_jobs.JobFailed, match="ModuleNotFoundError") as failed:
+        vm_jobs.follow(job, lambda _: None, lambda _: None)
+    assert failed.value.kind == "failed"
 
 
 def test_a_job_that_nobody_starts_is_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,27 +153,6 @@ def test_a_job_that_nobody_starts_is_lost(agent: Agent, monkeypatch: pytest.Monk
     with pytest.raises(vm_jobs.JobFailed) as failed:
         vm_jobs.follow(job, lambda _: None, lambda _: None)
     assert failed.value.kind == "lost"
-
-
-def test_a_login_is_removed_if_the_vm_refuses_the_job(
-    agent: Agent, context: Callable[..., Context], tmp_path: Path
-) -> None:
-    client = tmp_path / "docker"
-    client.write_text('#!/bin/sh\ncat > "$2/config.json"\n')
-    client.chmod(0o755)
-    Path(agent.host.workdir).mkdir(parents=True, exist_ok=True)
-    Path(agent.host.workdir, "jobs").touch()  # no folder can be made there
-    logins = [
-        engine.log_in(agent.host, engine.Client(program=str(client)), "r.example", "me", Secret(text), deadline_sec=1.0)
-        for text in ("other", "hidden")
-    ]
-    assert Path(logins[0], "config.json").read_text() == "other"  # another command's login at the same time
-    engine.remove_login(agent.host, logins[0])
-    login = logins[1]
-    assert Path(login, "config.json").read_text() == "hidden"
-    with pytest.raises(HostRefused):
-        jobs.start(load(context()), vm_jobs.new_job(agent, "push", "image", {}), {}, login)
-    assert not Path(login).exists()
 
 
 def test_fetches_of_one_model_with_different_options_are_different_jobs() -> None:

@@ -43,7 +43,7 @@ def test_a_full_disk_is_found_above_the_clients_last_lines() -> None:
 @pytest.mark.parametrize("lines", [[], ["#9 0.5 compiling error.c"]])
 def test_a_killed_client_is_reported_with_its_signal(lines: list[str]) -> None:
     failure = classify_failure(lines, -signal.SIGKILL)
-    assert failure.kind == "failed"
+    assert failure.kind == "transient"
     assert "signal 9" in str(failure)
 
 
@@ -198,7 +198,7 @@ def test_a_truncated_weight_file_is_reported_with_tarfiles_message(
         raise OSError("unexpected end of data")  # as tarfile raises it: without a number and a file name
 
     monkeypatch.setattr(build, "_write_archive", fail)
-    monkeypatch.setattr(build, "query", lambda *_: None)
+    monkeypatch.setattr(build, "inspect_image", lambda *_: None)
     request = {
         **job,
         "docker": ["docker"],

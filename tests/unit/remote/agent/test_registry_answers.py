@@ -34,6 +34,8 @@ LOGIN = base64.b64encode(b"ns/me:token of mine").decode()
 MANIFEST = json.dumps({"schemaVersion": 2, "config": {"digest": "sha256:c", "size": 1}, "layers": []}).encode()
 DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
 
+BASIC_CHALLENGE = FixedResponse(status=401, headers={"WWW-Authenticate": 'Basic realm="x"'})
+
 
 class OneManifest(StubHandler):
     """A registry that returns one manifest for every name, and accepts uploads."""
@@ -70,15 +72,17 @@ def registry(proxy: RegistryProxy) -> Registry:
 def test_a_redirect_to_another_server_is_followed_without_the_login(
     proxy: RegistryProxy, other_proxy: RegistryProxy
 ) -> None:
+    proxy.arm(BASIC_CHALLENGE, times=1)
     proxy.arm(Redirect(to=f"http://{other_proxy.host}"))
     fetched = registry(proxy).manifest("1.0")
     assert fetched is not None
     assert fetched[0] == DIGEST
-    assert [authorization for _, _, authorization in proxy.requests] == [f"Basic {LOGIN}"]
+    assert [authorization for _, _, authorization in proxy.requests] == ["", f"Basic {LOGIN}"]
     assert [authorization for _, _, authorization in other_proxy.requests] == [""]
+    other_proxy.arm(BASIC_CHALLENGE, times=1)
     other_proxy.arm(Redirect(to=f"http://{other_proxy.host}"), times=1)
     assert registry(other_proxy).manifest("1.0") is not None
-    assert [authorization for _, _, authorization in other_proxy.requests[1:]] == [f"Basic {LOGIN}"] * 2
+    assert [authorization for _, _, authorization in other_proxy.requests[1:]] == ["", *[f"Basic {LOGIN}"] * 2]
 
 
 def test_an_invalid_certificate_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

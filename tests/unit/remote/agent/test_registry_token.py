@@ -23,6 +23,7 @@ class Server(StubServer):
 
     login_status = 200
     realm: str | None = None
+    challenge: str | None = None
     token_body = b'{"token": "the token"}'
 
     def __init__(self) -> None:
@@ -42,7 +43,10 @@ class Handler(StubHandler):
             self.reply(200, MANIFEST)
         else:
             realm = f"http://{server.host}/token" if server.realm is None else server.realm
-            self.reply(401, b"", {"WWW-Authenticate": f'Bearer realm="{realm}",service="registry"'})
+            challenge = server.challenge or f'Bearer realm="{realm}",service="registry"'
+            self.reply(401, b"", {"WWW-Authenticate": challenge})
+
+    do_POST = do_GET
 
 
 @pytest.fixture
@@ -101,6 +105,37 @@ def test_requests_to_this_machine_bypass_the_proxy(server: Server, monkeypatch: 
         monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
         assert Registry(server.host, "ns/repo", LOGIN).manifest("1.0") is not None
     assert proxy.requests == []
+
+
+CHALLENGES = [
+    'Bearer realm="http://other.example/token"',
+    "bearer realm=https://other.example/token",
+    'Bearer Realm="https://other.example/token",realm="http://127.0.0.1/token"',
+    'Bearer service="x"',
+]
+
+
+@pytest.mark.parametrize("challenge", CHALLENGES)
+def test_a_challenge_that_directs_a_login_elsewhere_is_refused_before_any_login(
+    server: Server, registry: Registry, challenge: str
+) -> None:
+    server.challenge = challenge
+    with raises_agent_error("refused"):
+        registry.check_challenge()
+    server.challenge = CHALLENGES[0]
+    for act in (registry.check_push_access, lambda: registry.manifest("1.0")):
+        with raises_agent_error("refused", r"other\.example"):
+            act()
+    assert [authorization for _, authorization in server.requests] == ["", "", ""]
+
+
+@pytest.mark.parametrize("challenge", [None, 'Basic realm="anything"'])
+def test_a_challenge_of_the_registry_itself_is_accepted_without_a_login(
+    server: Server, registry: Registry, challenge: str | None
+) -> None:
+    server.challenge = challenge
+    registry.check_challenge()
+    assert server.requests == [("/v2/", "")]
 
 
 def test_a_login_is_never_sent_without_tls() -> None:

@@ -20,7 +20,9 @@ from remote.image.plan import (
     plan,
 )
 
-FACTS = EngineFacts(data_root="/var/lib/docker", storage_driver="overlay2")
+FACTS = EngineFacts(
+    version="28.2.2", api_version="1.50", data_root="/var/lib/docker", storage_driver="overlay2", has_buildx=True
+)
 PROFILE = BuildProfile(
     name="current", base="nvidia/cuda:12", python="3.12", stack_bytes=7_550_000_000, runs_on_cpu=True
 )
@@ -179,9 +181,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], EngineFacts, str]] = {
     "engine full": (
         {"root": folder("/var/lib/docker", 30, 2)},
         FACTS,
-        r"^/var/lib/docker: 30\.0 GB .* 31\.0 GB; .*`docker builder prune`",
+        r"^/var/lib/docker: 30\.0 GB .* 31\.0 GB; .*`inv vm\.prune`",
     ),
-    "share full": ({"tmp": folder("/mnt/fss", 5, 1)}, FACTS, r"^/mnt/fss: 5\.0 GB .* 5\.5 GB"),
+    "share full": ({"tmp": folder("/mnt/fss", 5, 1)}, FACTS, r"^/mnt/fss: 5\.0 GB .* 5\.5 GB; ((?!prune).)*$"),
     "one disk for both": (
         {"tmp": folder("/mnt/fss", 33, 2), "root": folder("/var/lib/docker", 33, 2)},
         FACTS,
@@ -195,6 +197,14 @@ def test_a_vm_that_cannot_build_is_refused_with_a_remedy(case: str) -> None:
     folders, facts, pattern = REFUSALS[case]
     with pytest.raises(InsufficientSpace, match=pattern):
         plan(SPEC, facts, disks(**folders), {})
+
+
+def test_a_cache_in_a_registry_needs_the_plugin_buildx() -> None:
+    without = dataclasses.replace(FACTS, has_buildx=False)
+    for cache_to, facts in ((None, without), ("inline", without), ("r.example/cache", FACTS)):
+        assert plan(dataclasses.replace(SPEC, cache_to=cache_to), facts, disks(), {})
+    with pytest.raises(EngineError, match=r"^image\.cache_to: .*; apt-get install docker-buildx"):
+        plan(dataclasses.replace(SPEC, cache_to="r.example/cache"), without, disks(), {})
 
 
 def test_cached_parts_need_no_space() -> None:

@@ -9,7 +9,7 @@ from remote.cluster.diagnosis.finding import Diagnosis
 from remote.hosts.base import HostError
 from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
-from remote.image.plan import SpaceNeed, check_filesystems, check_free_space, model_folders
+from remote.image.plan import SpaceNeed, check_data_root, check_free_space, check_tmpdir, model_folders
 from remote.image.vm_jobs import VmFacts
 from remote.providers import GENERIC
 from tasks.doctor.checks.cluster import CAUSES
@@ -88,13 +88,14 @@ def models() -> Rows:
 def room() -> Rows:
     tmpdir = FolderInfo(path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True)
     root = replace(tmpdir, path="DATA-ROOT", device=2)
-    facts = EngineFacts(data_root="DATA-ROOT", storage_driver="overlay2")
+    facts = EngineFacts(version="", api_version="", data_root="", storage_driver="overlay2", has_buildx=True)
+    need = SpaceNeed(folder=root, purpose="the image", need_bytes=25_000_000_000)
     return [
-        _error_row(lambda: check_free_space([SpaceNeed(folder=root, purpose="the image", need_bytes=25_000_000_000)])),
-        _error_row(lambda: check_filesystems(replace(tmpdir, exists=False), root, facts)),
-        _error_row(lambda: check_filesystems(replace(tmpdir, writable=False), root, facts)),
-        _error_row(lambda: check_filesystems(replace(tmpdir, kind="tmpfs"), root, facts)),
-        _error_row(lambda: check_filesystems(tmpdir, replace(root, kind="nfs4"), facts)),
+        _error_row(lambda: check_free_space([need], root)),
+        _error_row(lambda: check_tmpdir(replace(tmpdir, exists=False))),
+        _error_row(lambda: check_tmpdir(replace(tmpdir, writable=False))),
+        _error_row(lambda: check_tmpdir(replace(tmpdir, kind="tmpfs"))),
+        _error_row(lambda: check_data_root(replace(root, kind="nfs4"), facts, "TMPDIR")),
     ]
 
 
