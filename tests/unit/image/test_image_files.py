@@ -40,14 +40,15 @@ def test_the_bench_is_the_last_layer_and_weights_precede_our_files() -> None:
 def test_tritons_compiler_is_in_the_stage_that_trials_run_in() -> None:
     base = DOCKERFILE.split("FROM base AS toolkit")[0]
     assert {"g++", '"libpython${PYTHON_VERSION}-dev"'} <= set(base.split())
-    assert re.search(r"^FROM base AS models$.*^FROM models AS environment-none$", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    pattern = r"^FROM base AS models$.*^FROM [$]{WEIGHTS} AS environment-none$"
+    assert re.search(pattern, DOCKERFILE, re.MULTILINE | re.DOTALL)
 
 
 def test_the_arguments_defaults_are_the_default_profile() -> None:
     defaults = dict(re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, re.MULTILINE))
     assert defaults["BASE_IMAGE"] == PROFILES["current"]["base"]
     assert defaults["PYTHON_VERSION"] == PROFILES["current"]["python"]
-    assert defaults["PROFILE"] == "current"
+    assert (defaults["PROFILE"], defaults["WEIGHTS"]) == ("current", "base")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
