@@ -32,7 +32,7 @@ LARGEST = {
     "source lines": 69_932,
     "source tokens": 485_936,
     "test lines": 65_986,
-    "tasks": 41,
+    "tasks": 42,
     "settings": 161,
     "words of documents": 53_190,
 }
