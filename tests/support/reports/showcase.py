@@ -278,18 +278,13 @@ def _hardware_measurements(_trial: Trial) -> list[Measurement]:
 def _loading_measurements(trial: Trial) -> list[Measurement]:
     is_nf4 = trial.base_precision == "nf4"
     precision = {"precision": trial.base_precision}
-    cold = {"cache": "cold", "drop_verified": True, "resident_percent": 0.0, **precision}
-    warm = {"cache": "warm", "resident_percent": 100.0, **precision}
+    cold, warm = ({"cache": cache, **precision} for cache in ("cold", "warm"))
     memory_bytes = 4.14e9 if is_nf4 else 14.5e9
     measurements = [
-        _single("first_load_time_sec", 9.4 if is_nf4 else 10.8, cache="as found", resident_percent=3.0, **precision),
         _single("load_time_sec", 7.56 if is_nf4 else 8.93, **cold),
         _repeated("load_time_sec", 1.97 if is_nf4 else 2.56, 0.03, 3, **warm),
         _single("device_memory_bytes", memory_bytes, **precision),
-        _single("device_memory_share_percent", 100 * memory_bytes / 150e9, **precision),
         _single("device_memory_peak_bytes", memory_bytes * 1.08, **precision),
-        _single("device_memory_leftover_bytes", 2.1e6, loads=5, **precision),
-        _single("host_memory_peak_bytes", 15.9e9, note="pages of mapped files included", loads=5, **precision),
         _single("read_time_sec", 7.31 if is_nf4 else 8.76, **cold),
         _repeated("read_time_sec", 1.76 if is_nf4 else 1.87, 0.03, 3, **warm),
         _repeated("move_time_sec", 1.42, 0.03, 3, source="pageable host memory", **precision),
@@ -305,73 +300,34 @@ def _inference_measurements(trial: Trial) -> list[Measurement]:
     if not is_nf4:
         rates = {1: 59.1, 2: 118.0, 4: 235.0, 8: 467.0, 16: 949.0, 32: 1905.0}
     base = {"precision": trial.base_precision, "prompt_tokens": trial.max_seq_len, "new_tokens": trial.new_tokens}
-    scale = {"base": 1.0, "adapter": 0.9}  # rates relative to the base, by path
     measurements = []
     for batch, rate in rates.items():
         first = (0.024 + 0.0095 * batch) * (1.0 if is_nf4 else 0.84)
-        for path in scale:
+        for path, relative in (("base", 1.0), ("adapter", 0.9)):
             context = {"batch": batch, "path": path, **base}
-            decode = rate * scale[path]
-            measurements += [
-                _repeated("time_to_first_token_sec", first, 0.02, 5, **context),
-                _repeated("prefill_tokens_per_sec", batch * trial.max_seq_len / first, 0.02, 5, **context),
-                _repeated("decode_time_per_token_sec", batch / decode, 0.02, 5, **context),
-                _repeated("decode_tokens_per_sec", decode, 0.02, 5, **context),
-                _single(
-                    "peak_memory_bytes",
-                    (4.4e9 if is_nf4 else 14.8e9) + 9e7 * batch,
-                    note="the model and everything else at its peak",
-                    **context,
-                ),
-            ]
-    return measurements + [_single("largest_batch_sequences", 32, path=path, **base) for path in scale]
+            measurements.append(_repeated("time_to_first_token_sec", first, 0.02, 5, **context))
+            measurements.append(_repeated("decode_tokens_per_sec", rate * relative, 0.02, 5, **context))
+    return measurements
 
 
 def _distributed_measurements(trial: Trial, step_sec: float) -> list[Measurement]:
     world = trial.world_size
     ranks: dict[str, Any] = {"world_size": world, "backend": "nccl"}
     samples = trial.micro_batch_size * world / step_sec
-    measurements = [
-        _repeated("global_samples_per_sec", samples, 0.015, 30, **ranks),
-        _repeated("global_tokens_per_sec", samples * trial.max_seq_len, 0.015, 30, **ranks),
-        *(
-            _repeated("step_time_sec", step_sec * (1 - 0.004 * r), 0.004, 30, rank=r, world_size=world)
-            for r in range(world)
-        ),
-    ]
-    needs_ranks = ("efficiency_percent", "communication_share_no_sync_percent", "communication_time_sec")
+    measurements = [_repeated("global_samples_per_sec", samples, 0.015, 30, **ranks)]
     if world == 1:
-        return [
-            *measurements,
-            *(_single(name, None, note="one rank does not communicate", **ranks) for name in needs_ranks),
-        ]
+        note = "one rank does not communicate"
+        return [*measurements, _single("efficiency_percent", None, note=note, **ranks)]
     bound = {2: 0.00030, 4: 0.00038}[world]
-    for size in (1 << 20, 54_525_952, 1 << 28):
-        rate = {2: 183.0, 4: 143.0}[world] * (0.2 if size < 1 << 22 else 1.0)
-        sizes = {"size_bytes": size, "is_gradient_size": size == 54_525_952, "dtype": "fp32", **ranks}
-        measurements.append(_repeated("all_reduce_gb_per_sec", rate, 0.02, 20, **sizes))
-        measurements.append(_repeated("all_reduce_bus_gb_per_sec", rate * 2 * (world - 1) / world, 0.02, 20, **sizes))
-    bounds = {
-        "gradient_bytes": 54_525_952,
-        "efficiency_without_overlap_percent": round(100 * step_sec / (step_sec + bound), 3),
-        "efficiency_with_full_overlap_percent": 100.0,
-    }
-    measurements.append(_repeated("communication_bound_sec", bound, 0.05, 20, **bounds, **ranks))
+    without_overlap = round(100 * step_sec / (step_sec + bound), 3)
+    bounds = {"efficiency_without_overlap_percent": without_overlap, **ranks}
+    measurements.append(_repeated("communication_bound_sec", bound, 0.05, 20, **bounds))
     efficiency = {2: 100.6, 4: 99.6}[world]
-    context = {"against": "the same ranks without communication", "step_time_without_sec": step_sec, "blocks": 6}
-    measurements.append(_repeated("efficiency_percent", efficiency, 0.02, 30, **context, **ranks))
-    measurements.append(
-        Measurement(
-            name="communication_share_no_sync_percent",
-            value=100 - efficiency,
-            interval=Interval(median=100 - efficiency, low=98 - efficiency, high=102 - efficiency, n=30),
-            context={"blocks": 6, **ranks},
-        )
-    )
-    buckets = {"buckets": 3, "overlapped": "with the backward pass", **ranks}
-    measurements.append(_repeated("communication_time_sec", 0.0041, 0.1, 10, rank_that_waits_most_sec=0.021, **buckets))
-    measurements.append(_single("communication_share_buckets_percent", 0.41 / step_sec, **buckets))
-    return measurements
+    measurements.append(_repeated("efficiency_percent", efficiency, 0.02, 30, blocks=6, **ranks))
+    share = 100 - efficiency
+    interval = Interval(median=share, low=share - 2, high=share + 2, n=30)
+    name = "communication_share_no_sync_percent"
+    return [*measurements, Measurement(name=name, value=share, interval=interval, context={"blocks": 6, **ranks})]
 
 
 def _telemetry_measurements(utilization: float, machine: Machine) -> list[Measurement]:

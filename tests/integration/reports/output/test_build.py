@@ -28,13 +28,6 @@ from tests.support.reports.run_writer import HOSTILE, check_hostile_is_text, pag
 from tests.support.reports.synthetic import plan_of
 
 
-def rewrite_results(folder, run, changes_of, **changed_fields):
-    """Rewrite the results for which `changes_of` returns changed fields of the fingerprint."""
-    for plan in run.planned:
-        if (changes := changes_of(plan)) is not None:
-            synthetic.rewrite(folder, plan, exact=True, fingerprint=synthetic.fingerprint(**changes), **changed_fields)
-
-
 def test_golden_numbers_reach_every_file(exact):
     assert re.match(
         r"optimized .*4\.00x \(4\.00 to 4\.00\).* baseline .*4 workers .*CPU, profile tiny",
@@ -165,15 +158,6 @@ def test_the_same_run_gives_the_same_bytes(folder):
     assert {path: path.read_bytes() for path in build(folder).files} == first
 
 
-def test_one_process_of_each_is_undecided_and_the_page_prints_the_command_that_tells(folder):
-    synthetic.write_run(folder, synthetic.record(workers=1), exact=True)
-    report = build(folder)
-    assert report.document.headline.startswith("Undecided: optimized gave 1.")
-    assert "inv bench --quick --repeats=2" in read_report_file(report, "index.html")
-    ratios = json.loads(read_report_file(report, "summary.json"))["configurations"][1]["useful_tokens_ratio"]
-    assert (ratios["low"], ratios["verdict"], ratios["over"]) == (None, None, None)
-
-
 def test_a_hostile_name_is_text_everywhere(folder):
     hostile = synthetic.trial(HOSTILE[:80], reason=HOSTILE)
     run = synthetic.record((synthetic.quick()[0], hostile), created_at=HOSTILE, suite=HOSTILE)
@@ -284,30 +268,6 @@ def test_a_report_is_not_written_through_a_link_nor_are_figures_removed_there(fo
     assert [path for path in photo.parents[1].rglob("*") if path.is_file()] == [photo]
 
 
-@pytest.mark.usefixtures("without_figures")
-def test_a_failed_baseline_leaves_the_others_without_a_ratio(folder):
-    run = synthetic.exact_run(folder)
-    for plan in run.planned:
-        if plan.trial.name == "baseline":
-            synthetic.rewrite(folder, plan, status=TrialStatus.TIMED_OUT, reason="too slow")
-    report = build(folder)
-    assert re.match(
-        r"optimized .*100\.0 \(100\.0 to 100\.0\) samples per second .*4 workers", sentences.finding(report.values)
-    )
-    assert any(caution.startswith("baseline ") for caution in sentences.cautions(report.values))
-    assert all(row.samples_ratio is None for row in report.values.rows)
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_one_worker_one_step_and_one_configuration_are_enough(folder):
-    single = synthetic.trial("single", measured_steps=1, warmup_steps=0)
-    synthetic.write_run(folder, synthetic.record((single,), workers=1), exact=True)
-    report = build(folder)
-    assert re.match("single .*26.7 samples per second .*1 worker .*CPU, profile tiny", sentences.finding(report.values))
-    (row,) = report.values.rows
-    assert (row.measured.step_time_sec.low, row.measured.worker_spread, row.samples_ratio) == (None, None, None)
-
-
 def test_a_price_shows_dollars_with_their_source_everywhere(folder):
     synthetic.exact_run(folder)
     report = build(folder, pricing=Pricing(usd_per_gpu_hour=3.6, source="a list, 2026-01-31"))
@@ -342,58 +302,6 @@ def test_a_price_without_a_source_writes_nothing_and_a_file_in_place_of_the_fold
     (folder / "report").write_text("in the way")
     with pytest.raises(ReportWriteError, match=r"/report\b"):
         build(folder)
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_mixed_gpus_are_pointed_out(folder):
-    run = synthetic.exact_run(folder)
-    gpus = {"optimized.worker-1": "NVIDIA A10", "optimized.worker-2": "NVIDIA H200"}
-    rewrite_results(
-        folder,
-        run,
-        lambda plan: {"device": "cuda", "gpu_name": gpus[plan.trial_id]} if plan.trial_id in gpus else None,
-        step_time_sec=0.08,
-    )
-    report = build(folder)
-    assert any("CPU, NVIDIA A10, NVIDIA H200" in caution for caution in sentences.cautions(report.values))
-    differences = json.loads(read_report_file(report, "summary.json"))["fingerprint"]["differences"]
-    assert differences["gpu_name"]["NVIDIA H200"] == ["optimized.worker-2"]  # its other trial said CPU
-
-
-@pytest.mark.usefixtures("without_figures")
-@pytest.mark.parametrize(
-    ("changes", "pattern"),
-    [
-        (
-            lambda plan: {"recipe": "stock" if plan.worker == "worker-4" else "fast"},
-            r"Not every trial .*: recipe differs; .*fingerprint",
-        ),
-        (
-            lambda _: {"cpu_allowed_cores": 2},
-            "4 workers .*1 thread .*2 cores of one machine",
-        ),
-    ],
-)
-def test_a_condition_that_differs_and_too_few_cores_are_a_caution(folder, changes, pattern):
-    rewrite_results(folder, synthetic.exact_run(folder), changes, step_time_sec=0.1)
-    (caution,) = sentences.cautions(build(folder).values)
-    assert re.match(pattern, caution)
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_pods_on_machines_of_their_own_do_not_contend(folder):
-    run = synthetic.exact_run(folder, fleet_kind="kubernetes")
-    rewrite_results(folder, run, lambda _: {"cpu_allowed_cores": 1})
-    report = build(folder)
-    assert sentences.cautions(report.values) == ()
-    assert "on 4 workers (CPU, profile tiny)" in sentences.finding(report.values)
-
-
-@pytest.mark.usefixtures("without_figures")
-def test_a_slow_worker_is_pointed_out(folder):
-    run = synthetic.exact_run(folder)
-    synthetic.rewrite(folder, plan_of(run, "baseline.worker-2"), exact=True, step_time_sec=0.16 * 1.5)
-    assert any(re.match(r"baseline: .* 1\.50x", caution) for caution in sentences.cautions(build(folder).values))
 
 
 def test_more_configurations_than_a_figure_holds_are_said_to_be_left_out(folder):

@@ -62,13 +62,6 @@ def test_equal_runs_are_the_same_and_pass(runs):
     assert (before.n_runs, before.n_workers, before.n_processes) == (1, 4, 4)
 
 
-def test_a_comparison_says_what_it_would_miss_and_what_the_day_may_explain(runs):
-    compared = pair(runs({}, {}, later={"shake": 0.004}))
-    shown = [row.shows_percent for row in compared.rows]
-    assert {row.day_percent for row in compared.rows} == {1.0}
-    assert min(shown) > 1.0
-
-
 def test_a_slower_configuration_is_named_and_fails(runs):
     comparison = pair(runs({}, {"optimized": 0.22}))
     assert verdicts(comparison) == {"baseline": "same", "optimized": "slower"}
@@ -78,6 +71,7 @@ def test_a_slower_configuration_is_named_and_fails(runs):
     row = rates["elapsed_useful_tokens_per_sec"]
     assert row.speed_ratio == pytest.approx(0.2 / 0.22)
     assert row.low < row.speed_ratio < row.high < 1.0
+    assert row.p_corrected == pytest.approx(4 * row.p_value)  # two rates of two configurations
     assert row.p_corrected < 0.05
     assert {row.before.n_processes for row in comparison.rows} == {4}
 
@@ -119,12 +113,6 @@ def test_several_runs_on_each_side_measure_the_day_themselves(runs):
     assert comparison.exit_code == 1
     noisy = compare([all_runs[0], all_runs[3]], [all_runs[1], all_runs[4]])
     assert verdicts(noisy)["optimized"] == "unknown"  # runs of one side are as far apart as the sides
-
-
-def test_more_comparisons_ask_for_more_evidence(runs):
-    few = pair(runs({}, {"optimized": 0.206}))
-    row = next(row for row in few.rows if row.configuration == "optimized")
-    assert row.p_corrected == pytest.approx(4 * row.p_value)  # two rates of two configurations
 
 
 def test_among_many_configurations_the_same_difference_is_not_enough(runs):
@@ -227,13 +215,6 @@ def test_a_configuration_that_runs_out_of_memory_more_often_does_not_pass_at_the
     assert verdicts(comparison) == {"baseline": "same", "optimized": "unknown"}
     assert re.fullmatch(r"2 of .* OUT_OF_MEMORY later, 0 before", comparison.undecided[0].why)
     assert (comparison.exit_code, pair(runs({}, {}, changed=on_two)).exit_code) == (ExitCode.UNDECIDED, 0)
-
-
-def test_runs_without_a_single_success_are_not_comparable(runs):
-    assert (
-        pair(runs({}, {}, changed=lambda result: replace(result, status=TrialStatus.FAILED, reason="x"))).exit_code
-        == ExitCode.UNDECIDED
-    )
 
 
 def test_a_run_without_a_single_success_is_named_not_its_conditions(runs):

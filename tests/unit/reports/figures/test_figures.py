@@ -238,12 +238,6 @@ def test_memory_shows_configurations_out_of_memory_without_a_prediction(a10):
     )
 
 
-def test_there_is_no_cost_without_a_price(h200):
-    _, run = h200
-    assert cost.gather(summarize(run, Pricing(list_prices=None)), run) is None
-    assert cost.gather(summarize(run, Pricing(usd_per_gpu_hour=3.0, source="a list")), run) is not None
-
-
 def test_distributed_shows_both_published_records_and_the_bound(a10):
     figure = distributed.gather(*a10)
     marks = marks_by_row(figure, group=1)

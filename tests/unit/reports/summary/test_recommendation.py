@@ -104,6 +104,14 @@ def test_of_equal_configurations_the_baseline_is_recommended_and_the_others_are_
     assert chosen.advice in (Advice.STAY, Advice.NOT_SHOWN)
 
 
+def test_one_process_of_each_is_undecided_and_names_the_command_that_tells(summarized):
+    summary = summarized({}, workers=1)
+    assert summary.choice.advice is Advice.UNDECIDED
+    assert "inv bench --quick --only=baseline,good,large --repeats=2" in sentences.recommendation(summary)
+    ratio = summary.rows[1].useful_tokens_ratio
+    assert (ratio.low, ratio.verdict, ratio.over) == (None, None, None)
+
+
 def test_a_baseline_that_failed_is_not_recommended(summarized):
     summary = summarized({"baseline": [TrialStatus.OUT_OF_MEMORY]}, speeds=(0.16, 0.16, 0.159))
     assert summary.recommended_label in ("good", "large")

@@ -119,6 +119,47 @@ def test_configurations_on_other_workers_than_the_baseline_are_named(tmp_path):
     assert (warning.values["labels"], warning.values["baseline"]) == (["optimized"], "baseline")
 
 
+def on_gpus(plan):
+    gpus = {"optimized.worker-1": "NVIDIA A10", "optimized.worker-2": "NVIDIA H200"}
+    return {"device": "cuda", "gpu_name": gpus[plan.trial_id]} if plan.trial_id in gpus else {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "record", "code", "values"),
+    [
+        (on_gpus, {}, WarningCode.DEVICES, {"devices": ["CPU", "NVIDIA A10", "NVIDIA H200"]}),
+        (
+            lambda plan: {"recipe": "stock" if plan.worker == "worker-4" else "fast"},
+            *({}, WarningCode.CONDITIONS, {"keys": ["recipe"]}),
+        ),
+        (
+            lambda _: {"cpu_allowed_cores": 2},
+            *({}, WarningCode.CONTENTION, {"workers": 4, "threads": 1, "cores": 2}),
+        ),
+        (lambda _: {"cpu_allowed_cores": 1}, {"fleet_kind": "kubernetes"}, None, None),  # machines of their own
+    ],
+)
+def test_machines_that_differ_or_have_too_few_cores_are_a_warning(tmp_path, facts, record, code, values):
+    run = synthetic.exact_run(tmp_path, **record)
+    for plan in run.planned:
+        synthetic.rewrite(tmp_path, plan, exact=True, fingerprint=synthetic.fingerprint(**facts(plan)))
+    known = {warning.code: warning.values for warning in summarize(load(tmp_path)).warnings}
+    assert known.get(code) == values if code else known == {}
+
+
+def test_a_failed_baseline_and_a_slow_worker_are_a_warning(tmp_path):
+    run = synthetic.exact_run(tmp_path)
+    slow = synthetic.plan_of(run, "baseline.worker-2")
+    synthetic.rewrite(tmp_path, slow, exact=True, step_time_sec=0.16 * 1.5)
+    (spread,) = (each for each in summarize(load(tmp_path)).warnings if each.code is WarningCode.SPREAD)
+    assert (spread.values["label"], spread.values["ratio"]) == ("baseline", pytest.approx(1.5))
+    for plan in run.planned[:4]:
+        synthetic.rewrite(tmp_path, plan, status=TrialStatus.TIMED_OUT, reason="too slow")
+    summary = summarize(load(tmp_path))
+    assert WarningCode.NO_BASELINE in {warning.code for warning in summary.warnings}
+    assert {row.samples_ratio for row in summary.rows} == {None}
+
+
 def test_every_warning_has_a_sentence(a10):
     assert set(sentences._WARNINGS) == set(WarningCode)
     assert json.loads(data_files.summary_json(*a10))["warnings"] == []
