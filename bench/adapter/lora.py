@@ -25,7 +25,7 @@ from bench.architectures.architecture import Architecture
 from bench.data.inputs import InputError, InputRejected, ModelFacts
 from bench.data.model_folder import TEMPLATE_FILE, check_model, read_config, read_shapes, weight_files
 from bench.qlora import recipes
-from bench.qlora.step import Placement, TrainingStep, load_base
+from bench.qlora.step import Placement, TrainingStep
 from bench.records import Trial
 from bench.records.adapter import read_lora_config
 from bench.records.atomic_files import sha256_of
@@ -83,7 +83,7 @@ def check_base(model: Path, adapter: Path, model_sha256: str | None) -> ModelFac
 def load_trained(modules: Any, trial: Trial, placement: Placement, folder: Path) -> tuple[TrainingStep, Any]:
     """Build (training step, peft model) and load the adapter in `folder` into it. Raises InputError."""
     trial = dataclasses.replace(trial, offload_checkpoints=False)  # no training here: the base stays on the GPU
-    step = recipes.build(trial.recipe, modules, trial, placement, load_base(modules, trial, placement))
+    step = recipes.load(modules, trial, placement)
     peft_model = getattr(step.model, "peft_model", step.model)
     result = modules.peft.set_peft_model_state_dict(peft_model, load_file(folder / ADAPTER))
     if result.unexpected_keys:

@@ -228,6 +228,7 @@ class TrainingStep:
     may_capture = False
     has_gradient_hooks = False
     no_capture_reason: str | None = None
+    load_sec = 0.0
 
     def __init__(
         self,
@@ -246,6 +247,19 @@ class TrainingStep:
         self._in_bf16 = autocast and placement.compute_dtype == stack.torch.bfloat16
         self._inputs = inputs
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    @property
+    def trained_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._trained)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was built, for a trial's fingerprint."""
+        return {
+            "recipe": self.recipe,
+            "recipe_notes": ", ".join(self.notes) or None,
+            "optimizer": self.optimizer_name,
+            "trained_parameters": self.trained_parameters,
+        }
 
     def __call__(self, batches: Iterable[Batch], accumulation: int) -> Any:
         """Run a step; return the mean loss of `accumulation` micro-batches, a device tensor: reading it waits."""

@@ -148,9 +148,9 @@ class DistributedRank(RankProcess):
         torch.manual_seed(trial.seed + self.rank)  # equal adapters, different dropout
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.trained)
-        count = sum(parameter.numel() for parameter in self.trained)
-        message = f"rank 0 loaded the model; {count:,} trained parameters, {self.gradient_bytes:,} bytes of gradients"
-        self.report_step(step, trained=count, gradient_bytes=self.gradient_bytes, log=message)
+        message = f"rank 0 loaded the model; {step.trained_parameters:,} trained parameters, "
+        message += f"{self.gradient_bytes:,} bytes of gradients"
+        self.report_step(step, gradient_bytes=self.gradient_bytes, log=message)
         parallel = torch.nn.parallel.DistributedDataParallel
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         # The frozen weights come from the same files on every rank: no need to broadcast 4 GB of them.

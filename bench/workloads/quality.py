@@ -16,7 +16,7 @@ from bench.data.inputs import InputError, Inputs
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals
 from bench.qlora import recipes
-from bench.qlora.step import TorchSession, load_base, open_session
+from bench.qlora.step import TorchSession, open_session
 from bench.records import Trial
 from bench.workloads.finetune import resume, training_set
 from bench.workloads.finetune.training_set import TrainingSet, check_inputs
@@ -77,8 +77,8 @@ def _make_trainer(
     record: Record, session: TorchSession, tokenizer: Any, data: TrainingSet, inputs: Inputs, stops: StopSignals
 ) -> Any:
     trial, modules = record.trial, session.modules
-    step = recipes.build(trial.recipe, modules, trial, session.placement, load_base(modules, trial, session.placement))
-    record.fingerprint |= {"recipe": step.recipe, "recipe_notes": ", ".join(step.notes) or None}
+    step = recipes.load(modules, trial, session.placement)
+    record.fingerprint |= step.facts()
     record.flags += step.flags
     record.log(f"recipe {step.recipe} with {step.optimizer_name}")
 

@@ -7,7 +7,6 @@ device right after the last step, at the training's clocks and temperature.
 import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from bench.harness.termination import NonFiniteLoss, StopSignals, is_out_of_memo
 from bench.machine import gpu_specs
 from bench.predict import flops, memory
 from bench.qlora import recipes
-from bench.qlora.step import Placement, TorchSession, TrainingStep, load_base, open_session
+from bench.qlora.step import Placement, TorchSession, TrainingStep, open_session
 from bench.records import Trial
 from bench.records.bootstrap import Interval, summarize
 from bench.records.result import Steps
@@ -77,8 +76,7 @@ def profiled_steps(session: TorchSession, trial: Trial, inputs: Inputs) -> Profi
     modules, placement = session.modules, session.placement
     tokenizer = load_trial_tokenizer(trial)
     rows = make_rows(trial, inputs[2], tokenizer)
-    base, accumulation = load_base(modules, trial, placement), trial.gradient_accumulation_steps
-    step = recipes.build(trial.recipe, modules, trial, placement, base)
+    step, accumulation = recipes.load(modules, trial, placement), trial.gradient_accumulation_steps
     batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
     times = [step.run_timed(batches, accumulation)[0] for _ in range(trial.warmup_steps + trial.measured_steps)]
     more_batches = make_batches(modules, trial, rows, tokenizer, pin_memory=placement.is_cuda)
@@ -104,24 +102,16 @@ def _add_prediction(record: Record) -> None:
 
 
 def _load(record: Record, modules: torch_stack.Stack, placement: Placement, stops: StopSignals) -> TrainingStep:
-    trial, start = record.trial, time.monotonic()
-    base = load_base(modules, trial, placement)
-    if placement.is_cuda:
-        modules.torch.cuda.synchronize()
-    record.load_time_sec = time.monotonic() - start
+    step = recipes.load(modules, record.trial, placement)
     stops.check()
-    step = recipes.build(trial.recipe, modules, trial, placement, base)
-    record.fingerprint["recipe"] = step.recipe
-    record.fingerprint["recipe_notes"] = ", ".join(step.notes) or None
+    record.load_time_sec = step.load_sec
+    record.fingerprint.update(step.facts())
     if step.flags and record.request.strict:
         raise InputError(f"refused by --strict before the first step: {step.flags[0]}")
     record.flags += step.flags
-    record.fingerprint["optimizer"] = step.optimizer_name
-    trained = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
-    record.fingerprint["trained_parameters"] = trained
     record.log(
-        f"loaded {record.fingerprint['model_parameters']:,} parameters as {trial.base_precision} in "
-        f"{record.load_time_sec:.2f} s; recipe {step.recipe}; training {trained:,} with {step.optimizer_name}"
+        f"loaded {record.fingerprint['model_parameters']:,} parameters as {record.trial.base_precision} in "
+        f"{step.load_sec:.2f} s; recipe {step.recipe}; training {step.trained_parameters:,} with {step.optimizer_name}"
     )
     return step
 

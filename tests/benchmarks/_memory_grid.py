@@ -30,7 +30,7 @@ from bench.data.readers import read_data
 from bench.data.tokenizer import load_tokenizer
 from bench.predict import memory
 from bench.qlora import recipes
-from bench.qlora.step import choose_placement, load_base
+from bench.qlora.step import choose_placement
 from bench.records import Trial
 from tests.benchmarks.predicted_memory import GRID, read
 
@@ -44,7 +44,7 @@ def measure(trial: Trial) -> dict[str, Any]:
     tokenizer = load_tokenizer(Path(trial.model))
     rows = make_rows(trial, read_data(Path(trial.data))[1], tokenizer)
     began = time.perf_counter()
-    step = recipes.build(trial.recipe, modules, trial, placement, load_base(modules, trial, placement))
+    step = recipes.load(modules, trial, placement)
     point: dict[str, Any] = {"recipe_built": step.recipe, "load_time_sec": time.perf_counter() - began}
     torch.cuda.reset_peak_memory_stats()
     seconds, useful, tokens = [], 0, 0

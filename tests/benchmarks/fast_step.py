@@ -41,7 +41,7 @@ from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.predict import flops, memory
 from bench.qlora import recipes
 from bench.qlora.recipes.cuda_graph import CHECKPOINT_COPIES, HEADROOM_BYTES
-from bench.qlora.step import Placement, TorchSession, choose_placement, load_base
+from bench.qlora.step import Placement, TorchSession, choose_placement
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.records.validation import ALL_LINEAR
@@ -229,8 +229,7 @@ class Bench:
         self, trial: Trial, case: Case
     ) -> tuple[list[float], list[tuple[int, int]], int | None, float, str, dict[str, Any]]:
         torch = self.modules.torch
-        base = load_base(self.modules, trial, self.placement)
-        step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
+        step = recipes.load(self.modules, trial, self.placement)
         rows = self._rows(trial, case)
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=0)
         batches = make_batches(self.modules, trial, rows, tokenizer, pin_memory=self.placement.is_cuda)

@@ -35,7 +35,7 @@ from bench.data.dataset import Dataset
 from bench.data.example_file import ExampleWriter
 from bench.data.masking import Example
 from bench.qlora import recipes
-from bench.qlora.step import Placement, choose_placement, load_base
+from bench.qlora.step import Placement, choose_placement
 from bench.records import Trial
 from bench.records.bootstrap import summarize
 from bench.records.training import Training, TrainingData
@@ -119,8 +119,7 @@ class Bench:
     def trainer(self, trial: Trial, folder: Path) -> trainer_module.Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         data = self.material(trial)
-        base = load_base(self.modules, trial, self.placement)
-        step = recipes.build(trial.recipe, self.modules, trial, self.placement, base)
+        step = recipes.load(self.modules, trial, self.placement)
         tokenizer = type("Tokenizer", (), {"pad_token_id": 0, "eos_token_id": 0})()
         self.identity = resume.identify(trial, "model", data.sha256)
         lines = (folder / "lines.jsonl").open("ab", buffering=0)

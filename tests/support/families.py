@@ -21,7 +21,7 @@ from bench.data.packing import Row, pack_whole_samples
 from bench.kernels.lora import LoraInput, MaskSeed, keep_mask_reference
 from bench.qlora import recipes
 from bench.qlora.recipes.layer import PRODUCTS_PER_LAYER
-from bench.qlora.step import Placement, TrainingStep, load_base
+from bench.qlora.step import Placement, TrainingStep
 from bench.records import Trial
 from tests.support.cases import load_cases
 from tests.support.random_adapters import with_random_b
@@ -80,7 +80,7 @@ def run_recipe(
     config = modules.transformers.AutoConfig.from_pretrained(trial.model).to_dict()
     layers = tuple(layer.name for layer in find(config).linear_layers)
     trial = dataclasses.replace(trial, lora_targets=layers, warmup_steps=0, measured_steps=1)
-    step = recipes.build(trial.recipe, modules, trial, placement, load_base(modules, trial, placement))
+    step = recipes.load(modules, trial, placement)
     assert (step.recipe, step.flags) == (trial.recipe, ())
     with_random_b(step.model)
     generator = torch.Generator().manual_seed(3)

@@ -11,12 +11,25 @@ cuda_graph: a micro-batch's forward and backward as CUDA graphs
 """
 
 import importlib
+import time
 from typing import Any
 
 from bench.data.trial_inputs import built_recipe
-from bench.qlora.step import Placement, TrainingStep
+from bench.qlora.step import Placement, TrainingStep, load_base
 from bench.records import Trial
 from bench.torch_stack import Stack
+
+
+def load(stack: Stack, trial: Trial, placement: Placement) -> TrainingStep:
+    """Load the trial's model and build its recipe's step over it; `load_sec` is the time of loading."""
+    start = time.monotonic()
+    base = load_base(stack, trial, placement)
+    if placement.is_cuda:
+        stack.torch.cuda.synchronize()
+    load_sec = time.monotonic() - start
+    step = build(trial.recipe, stack, trial, placement, base)
+    step.load_sec = load_sec
+    return step
 
 
 def build(recipe: str, stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:

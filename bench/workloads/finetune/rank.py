@@ -108,14 +108,11 @@ class FinetuneRank(RankProcess):
             started=self.started,
         )
         trainer = self.trainer_module.Trainer(self.modules, trial, step, tokenizer, data, context)
-        count = sum(parameter.numel() for parameter in step.model.parameters() if parameter.requires_grad)
         message = (
             f"{trainer.steps:,} steps of {self.training.rows_per_step} rows; recipe {step.recipe}; training "
-            f"{count:,} parameters with {step.optimizer_name}"
+            f"{step.trained_parameters:,} parameters with {step.optimizer_name}"
         )
-        self.report_step(
-            step, trained=count, gradient_bytes=trainer.gradients.bytes, steps_planned=trainer.steps, log=message
-        )
+        self.report_step(step, gradient_bytes=trainer.gradients.bytes, log=message)
         return trainer
 
     def _resume_point(self) -> resume.ResumePoint | None:

@@ -26,7 +26,7 @@ from bench.harness import termination
 from bench.harness.record import peak_rss_bytes
 from bench.machine import fingerprint, preflight
 from bench.qlora import recipes
-from bench.qlora.step import Placement, choose_placement, load_base
+from bench.qlora.step import Placement, choose_placement
 from bench.records import Trial
 from bench.records.status import Outcome
 from bench.workloads.ranks import watch
@@ -203,24 +203,14 @@ class RankProcess:
 
     def build_step(self) -> Any:
         """Load the trial's model and build the recipe's step over it."""
-        start = time.monotonic()
-        base = load_base(self.modules, self.trial, self.placement)
-        if self.placement.is_cuda:
-            self.modules.torch.cuda.synchronize()
-        self.report(load_time_sec=time.monotonic() - start)
-        return recipes.build(self.trial.recipe, self.modules, self.trial, self.placement, base)
+        step = recipes.load(self.modules, self.trial, self.placement)
+        self.report(load_time_sec=step.load_sec)
+        return step
 
-    def report_step(self, step: Any, *, trained: int, gradient_bytes: int, **line: Any) -> None:
-        """Report the built step's facts and flags, and `line`."""
-        facts = {
-            "recipe": step.recipe,
-            "recipe_notes": ", ".join(step.notes) or None,
-            "optimizer": step.optimizer_name,
-            "trained_parameters": trained,
-            "gradient_bytes": gradient_bytes,
-        }
+    def report_step(self, step: Any, *, gradient_bytes: int, log: str) -> None:
+        """Report the built step's facts and flags, and a line of the log."""
         imported = {"imported": fingerprint.imported_packages()} if self.rank == 0 else {}
-        self.report(fingerprint=facts, **imported, **line)
+        self.report(fingerprint={**step.facts(), "gradient_bytes": gradient_bytes}, **imported, log=log)
         for flag in step.flags:
             self.report(flag=flag)
 

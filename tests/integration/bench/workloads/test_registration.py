@@ -69,7 +69,7 @@ def test_a_workload_needs_its_module_and_its_registration(tree: Path, model_fold
     result = json.loads(path.read_text())
     assert result["trial"]["deadline_sec"] == 77.0
     assert [measurement["value"] for measurement in result["measurements"][:2]] == [500.0, 1000.0]
-    assert "### Dummies" in (tree / "results" / "latest" / "report" / "report.md").read_text()
+    assert "## Dummies" in (tree / "results" / "latest" / "report" / "report.md").read_text()
 
 
 def test_workloads_and_ranks_are_imported_without_torch():
