@@ -25,7 +25,7 @@ def test_the_data_is_read_shown_and_cached(project: Project) -> None:
     assert "Alpaca" in done.stdout
     assert "0!" in done.stdout
     assert "tokenized in" in done.stdout
-    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert page.read_text().startswith("<!doctype html>")
 
     report = json.loads(project.inv("data.check", "--json").stdout)
     assert report["was_cached"] is True
