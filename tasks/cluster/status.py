@@ -3,15 +3,14 @@
 Wait for pods, with a live view of each. A pod that cannot start ends the wait with reason and remedy.
 """
 
-import contextlib
+import math
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
@@ -28,6 +27,7 @@ from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
 from remote.cluster.labels import PART_OF, label
 from remote.hosts.pods.kubectl import ClusterError, Unreachable, not_installed_error
 from remote.hosts.pods.pod_index import INDEX_LABEL
+from remote.hosts.process import CannotStart, run_program
 from tasks.cli import terminal
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console
@@ -194,7 +194,7 @@ def _progress(state: PodFleet) -> str:
     return f"{state.up_count} of {len(state.rows)} pods are up"
 
 
-_MAX_LINE_CHARS, _MAX_LOG_LINES = 1 << 16, 10_000
+_MAX_LINE_BYTES, _MAX_LOG_LINES = 1 << 16, 10_000
 
 
 def show_status(context: Context) -> CommandResult:
@@ -296,35 +296,28 @@ def find_pod_name(cluster: Cluster, name_or_index: str | None) -> str:
 
 def _run_piped(argv: tuple[str, ...], on_line: Callable[[str], object]) -> int:
     """Run kubectl, print its untrusted output through our sanitized streams, and return its exit code."""
-    pipe = subprocess.PIPE
+    pending = bytearray()
+
+    def print_lines(chunk: bytes) -> None:
+        pending.extend(chunk)
+        *lines, last = bytes(pending).split(b"\n")
+        pending[:] = last
+        if len(pending) > _MAX_LINE_BYTES:  # printed in parts
+            lines.append(bytes(pending))
+            pending.clear()
+        for line in lines:
+            text = line.decode(errors="replace")
+            print(text, flush=True)
+            on_line(text)
+
     try:
-        with subprocess.Popen(argv, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace") as process:
-            errors = threading.Thread(target=_print_errors, args=(process.stderr,))
-            errors.start()
-            try:
-                for line in _lines_of(process.stdout):
-                    print(line, end="", flush=True)
-                    on_line(line.rstrip("\n"))
-            except BaseException:  # Ctrl-C, or a closed pipe
-                process.terminate()
-                raise
-            finally:
-                errors.join()
-        return process.returncode
-    except OSError as error:
+        completed = run_program(argv, label="kubectl logs", on_stdout=print_lines, timeout_sec=math.inf)
+    except CannotStart as error:
         raise not_installed_error(error) from error
-
-
-def _print_errors(stream: IO[str] | None) -> None:
-    with contextlib.suppress(OSError):  # a closed pipe
-        for line in _lines_of(stream):
-            print(line, end="", file=sys.stderr, flush=True)
-
-
-def _lines_of(stream: IO[str] | None) -> Iterator[str]:
-    """Yield the lines of a program's output; a very long one in parts."""
-    while stream is not None and (line := stream.readline(_MAX_LINE_CHARS)):
-        yield line
+    if pending:
+        print_lines(b"\n")
+    print(completed.stderr.decode(errors="replace"), end="", file=sys.stderr)
+    return completed.exit_code
 
 
 def _run_interactive(argv: tuple[str, ...]) -> int:

@@ -15,7 +15,8 @@ Limits; tests on this cluster cannot show anything about them:
   port-forward, no attach.
 - Every image is the machine itself, read-only. Resources are counted, not enforced: `oom_kill` is a switch, cpu and
   memory limits do nothing. Memory-backed emptyDirs, and others with `disk_bytes`, can really run full.
-- Memory-backed emptyDirs are separate per container and empty after a restart. Claims are folders.
+- Memory-backed emptyDirs are separate per container. Claims are folders. A container runs once: a pod whose
+  restartPolicy is not Never is refused.
 - Exec uses WebSocket v5 and v4, not SPDY: a user who may `create` but not `get` pods/exec is rejected. containerd
   closes standard input early (once a process has closed its output); here only the switch `stdin-cut` does.
 - No RBAC: switches deny requests, roles and bindings are only stored. Tokens, no client certificates.
