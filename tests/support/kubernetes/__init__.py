@@ -20,8 +20,8 @@ Limits; tests on this cluster cannot show anything about them:
 - Exec uses WebSocket v5 and v4, not SPDY: a user who may `create` but not `get` pods/exec is rejected. containerd
   closes standard input early (once a process has closed its output); here only the switch `stdin-cut` does.
 - No RBAC: switches deny requests, roles and bindings are only stored. Tokens, no client certificates.
-- Pods of Jobs have no finalizer. A real pod of an index with its own limit stays, even if deleted by force, until its
-  replacement exists; so a deleted namespace with such a Job never disappears.
+- A real pod of an index with its own limit stays, even if deleted by force, until its replacement exists; so a deleted
+  namespace with such a Job never disappears. Here its pods go once the Job has counted them.
 - Controllers: Jobs, scheduler, taint eviction, claims, quotas, namespaces. None for Deployments, StatefulSets, JobSets,
   CRDs, preemption, garbage collection beyond owners, disruption budgets, evictions by the API.
 - Validation: none but the immutable fields of a Job; the golden tests validate the manifests. No Pod Security. Patches
