@@ -108,7 +108,8 @@ def pull(
             except (HostUnreachable, CommandTimedOut) as error:
                 retry_policy.wait_after(error, made_progress=download.progress > before)
             finally:
-                wanted = None if wanted is None else [name for name in wanted if name not in download.done]
+                done = download.done
+                wanted = None if wanted is None else [name for name in wanted if name not in done]
     finally:
         download.close()
     return TransferResult(

@@ -99,12 +99,11 @@ def _check_free_space(settings: Settings, agent: Agent, path: str) -> None:
     disks = engine.disk_info(agent.host, (path, facts.data_root))
     unpack_folder = disks.docker_tmpdir or facts.data_root
     disks = engine.disk_info(agent.host, (path, unpack_folder))
-    unpack_disk, archive_disk = disks.folder(unpack_folder), disks.folder(path)
-    for disk, purpose in ((unpack_disk, "docker save unpacks the image there"), (archive_disk, "the archive")):
-        if disk.free_bytes < image["Size"]:
-            is_unpack = disk.path == unpack_folder
-            remedy = "set DOCKER_TMPDIR for the engine to a larger disk" if is_unpack else "choose a larger disk"
-            raise UsageError(
-                f"{disk.path}: {format_gb(disk.free_bytes)} free, up to {format_gb(image['Size'])} needed: {purpose}",
-                remedy=remedy,
-            )
+    for folder, purpose, remedy in (
+        (unpack_folder, "docker save unpacks the image there", "set DOCKER_TMPDIR for the engine to a larger disk"),
+        (path, "the archive", "choose a larger disk"),
+    ):
+        free, size = disks.folder(folder).free_bytes, image["Size"]
+        if free < size:
+            problem = f"{folder}: {format_gb(free)} free, up to {format_gb(size)} needed: {purpose}"
+            raise UsageError(problem, remedy=remedy)
