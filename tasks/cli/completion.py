@@ -6,6 +6,7 @@ value in the help decides what is offered: RUN, SUITE, a choice `a|b`. Without c
 Nothing is read but settings and the results folder.
 """
 
+import contextlib
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from invoke.vendor.lexicon import Lexicon
 
 from bench.records.paths import RUN_FILE
 from bench.records.workloads import SUITES
+from tasks.errors import UsageError
 from tasks.settings.load import load
 from tasks.settings.schema import SECTIONS, SETTINGS
 
@@ -111,10 +113,10 @@ class Completion:
         name: str = getattr(argument, "value_name", "") or {"help": "TASK", "list": "GROUP"}.get(
             argument.name or "", ""
         )
-        if "|" in name:
-            candidates = [(choice, "") for choice in name.split("|")]
-        else:
-            candidates = list(_VALUES.get(name, _no_values)(self))
+        candidates = [(choice, "") for choice in name.split("|")] if "|" in name else []
+        if name in _VALUES:
+            with contextlib.suppress(UsageError):  # a setting that is refused when the command runs
+                candidates = list(_VALUES[name](self))
         head, comma, _ = word.rpartition(",") if name in _LISTS else ("", "", "")
         taken = head.split(",")
         values = [(f"{head}{comma}{text}", note) for text, note in candidates if text not in taken]
@@ -144,10 +146,6 @@ class Completion:
     def settings(self) -> Iterator[Candidate]:
         """Yield all settings and sections."""
         yield from ((".".join(keys), "") for keys in (*SECTIONS, *SETTINGS) if keys)
-
-
-def _no_values(_: Completion) -> Iterator[Candidate]:
-    yield from ()
 
 
 def _task_values(completion: Completion) -> Iterator[Candidate]:

@@ -28,6 +28,11 @@ def completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Completion:
     return Completion(program.initial_context, Parser(contexts=tasks.ns.to_contexts()).contexts, tasks.ns, config)
 
 
+def test_an_unusable_setting_completes_nothing(completion: Completion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INVOKE_FLEET_SIZE", "many")
+    assert completion.candidates("inv logs --pod ") == []
+
+
 @pytest.mark.parametrize("case", load_cases(__file__, "completion.yaml"))
 def test_candidates(completion: Completion, case: Case) -> None:
     texts = [text for text, _ in completion.candidates(case["line"])]
