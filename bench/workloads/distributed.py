@@ -44,7 +44,8 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     launcher.check()
     record.steps_planned = trial.warmup_steps + trial.measured_steps + _planned_measurements(trial)
     report = RankReport(record)
-    launcher.lead(record, report.on_line)
+    with launcher.started() as ranks:
+        launcher.lead(ranks, record, report.on_line)
     add_measurements(record, report, launcher.backend)
 
 

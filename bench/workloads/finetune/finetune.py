@@ -37,7 +37,7 @@ from bench.workloads.finetune.training_set import (
 )
 from bench.workloads.ranks.launcher import POLL_SEC, RankLauncher, make_limits
 from bench.workloads.ranks.multi_node import NodeList
-from bench.workloads.ranks.watch import TRIAL_FILE, RankKilled, RankLimits, RankOutOfMemory
+from bench.workloads.ranks.watch import TRIAL_FILE, RankKilled, RankLimits, RankOutOfMemory, Ranks
 
 MODULE = "bench.workloads.finetune.rank"
 SPEC_FILE, STOP_FILE = "job.json", "stop"
@@ -243,16 +243,23 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
     lock = FolderLock(folder, record.request.attempt, record.log)
     record.on_finish = lambda _outcome: lock.release()
     try:
-        _train(record, inputs, stops, folder, lock)
+        while not _train(record, inputs, stops, folder, lock):
+            stops.reopen()
     except InputError:  # without a result, so nothing calls on_finish
         lock.release()
         raise
 
 
-def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, lock: FolderLock) -> None:
-    trial = record.trial
-    launcher = _make_launcher(trial, stops, NodeList.from_environment())
+def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, lock: FolderLock) -> bool:
+    """Train; False if memory ran out before the first step and a smaller configuration is to be tried."""
+    launcher = _make_launcher(record.trial, stops, NodeList.from_environment())
     launcher.check()
+    with launcher.started() as ranks:  # they import their libraries while this process reads the data
+        return _lead(launcher, ranks, record, inputs, folder, lock)
+
+
+def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, folder: Path, lock: FolderLock) -> bool:
+    trial = record.trial
     with record.timed("data"):
         first = FirstAttempt.read(folder)
         fitted = fit_training(trial) if first is None else first.fitted
@@ -279,9 +286,9 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
             lock.release()
 
     record.on_finish = finish
+    ranks.write_files({TRIAL_FILE: trial.to_text(), SPEC_FILE: spec.to_text()})
     try:
-        files = {SPEC_FILE: spec.to_text(), TRIAL_FILE: trial.to_text()}
-        launcher.lead(record, training_log.on_line, files=files, has_stopped=lambda: bool(training_log.stop))
+        launcher.lead(ranks, record, training_log.on_line, has_stopped=lambda: bool(training_log.stop))
     except RankKilled as error:
         raise WorkerGone(str(error)) from error
     except RankOutOfMemory:
@@ -291,9 +298,7 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
         values = ", ".join(f"{name} {value}" for name, value in smaller.values.items())
         record.log(f"out of memory before the first step; trying {values}")
         FirstAttempt(digests=digests, fitted=smaller).write(folder)
-        stops.reopen()
-        _train(record, inputs, stops, folder, lock)
-        return
+        return False
     except Stopped:
         record.log(f"stopped after step {training_log.step}, {training_log.newest_checkpoint}")
         raise
@@ -304,6 +309,7 @@ def _train(record: Record, inputs: Inputs, stops: StopSignals, folder: Path, loc
         raise Stopped(
             ReasonCode.WORKER_STOPPED, f"one of its workers was told to stop; {training_log.newest_checkpoint}"
         )
+    return True
 
 
 def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) -> int:
@@ -315,7 +321,7 @@ def follow(request: Request, trial: Trial, nodes: NodeList, stops: StopSignals) 
         fitted = fit_training(trial) if first is None else first.fitted
         data, derived, _ = derive(trial, folder / EXAMPLES_FOLDER, fitted)
         spec = _rank_spec(request, folder, inputs[0].sha256, data.sha256)
-        return {SPEC_FILE: spec.to_text(), TRIAL_FILE: trial.with_derived(derived).to_text()}
+        return {TRIAL_FILE: trial.with_derived(derived).to_text(), SPEC_FILE: spec.to_text()}
 
     return _make_launcher(trial, stops, nodes).follow(lambda: check_inputs(trial), prepare)
 

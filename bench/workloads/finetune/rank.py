@@ -18,13 +18,16 @@ from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
 from bench.harness.record import peak_rss_bytes
 from bench.harness.termination import WorkerGone
-from bench.records import schema
+from bench.records import Trial, schema
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import ADAPTER_FOLDER
 from bench.workloads.finetune import resume, training_set
 from bench.workloads.finetune.checkpoint import ADAPTER
-from bench.workloads.finetune.finetune import EXAMPLES_FOLDER, STOP_FILE, RankSpec
+from bench.workloads.finetune.finetune import EXAMPLES_FOLDER, SPEC_FILE, STOP_FILE, RankSpec
 from bench.workloads.ranks.process import RankGroup, RankProcess, main, peak_vram_bytes
+from bench.workloads.ranks.watch import TRIAL_FILE
+
+SPEC_POLL_SEC = 0.1
 
 
 class FinetuneRank(RankProcess):
@@ -33,8 +36,6 @@ class FinetuneRank(RankProcess):
     def __init__(self, folder: Path, backend: str, silence_sec: float, step_sec: float) -> None:
         super().__init__(folder, backend, silence_sec, step_sec)
         self.started = time.monotonic()
-        self.spec = RankSpec.read(folder)
-        self.training = training_set.training_of(self.trial)
         self._was_signalled = False
         signal.signal(signal.SIGTERM, self._on_signal)
         if self._uses_stock_kernels():  # required for cuBLAS to add in the same order each time
@@ -56,14 +57,14 @@ class FinetuneRank(RankProcess):
 
     def run(self) -> None:
         """Train. Raises the errors of the stack and of the training."""
-        trial = self.trial
         with self.phase("import"):
             self.modules = torch_stack.load()
             # This import loads torch, which must happen after the stack's settings.
             self.trainer_module = importlib.import_module("bench.workloads.finetune.trainer")
             self.select_device()
-            self.group = self._connect()
         with self.phase("data"):
+            self._await_spec()
+            self.group, trial = self._connect(), self.trial
             tokenizer = training_set.tokenizer_loader(trial)()
             data, _ = training_set.load(trial, lambda: tokenizer, Path(self.spec.checkpoints) / EXAMPLES_FOLDER)
             self._check_same_inputs(data.sha256)
@@ -80,6 +81,14 @@ class FinetuneRank(RankProcess):
             with self.phase("finish"):
                 self._finish(trainer, stop)
         self.destroy_process_group()
+
+    def _await_spec(self) -> None:
+        """Wait until the parent has read the data, and read the spec and the trial with its derived settings."""
+        while not (self.folder / SPEC_FILE).exists():
+            time.sleep(SPEC_POLL_SEC)
+            self.heartbeat.update("data")  # not hung
+        self.spec, self.trial = RankSpec.read(self.folder), Trial.read(self.folder / TRIAL_FILE)
+        self.training = training_set.training_of(self.trial)
 
     def _connect(self) -> RankGroup:
         if self.world_size == 1:

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,22 +67,29 @@ class RankLauncher:
             check_interfaces(os.environ, [name for _, name in socket.if_nameindex()])
         self.backend = choose_backend(self._trial, len(nvml.visible_gpus()), self._nodes)
 
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Ranks]:
+        """Start this machine's ranks, after `check`. They are ended with the context."""
+        with contextlib.ExitStack() as stack:
+            with self._stops.deferred():  # a stop while the ranks are being started would leave them running
+                trial, module = self._trial, self._module
+                ranks = stack.enter_context(Ranks(trial, self.backend, self._limits, self._nodes, module=module))
+            yield ranks
+
     def lead(
         self,
+        ranks: Ranks,
         record: Record,
         on_line: OnLine,
         *,
-        files: Mapping[str, str] | None = None,
         has_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run the ranks to their end, after `check`, and call `on_line` with each of rank 0's lines.
+        """Run `started` ranks to their end, and call `on_line` with each of rank 0's lines.
 
         Once `has_stopped` returns True, rank 0 has reported an orderly end, and a rank's exit code does not count.
         Raises RankFailed, RankGone and RankOutOfMemory with the rank's number, Stopped, and a rank's InputError.
         """
         with contextlib.ExitStack() as stack:
-            with self._stops.deferred():  # a stop while the ranks are being started would leave them running
-                ranks = stack.enter_context(self._start_ranks(files))
             nodes = self._nodes
             hub = None if nodes is None else stack.enter_context(NodeHub(nodes, self._trial.world_size, ranks.folder))
             try:
@@ -92,9 +99,6 @@ class RankLauncher:
                     self._stop_after_step(ranks.folder, ranks.poll)
                     ranks.dispatch_lines(on_line)
                 raise
-
-    def _start_ranks(self, files: Mapping[str, str] | None) -> Ranks:
-        return Ranks(self._trial, self.backend, self._limits, self._nodes, module=self._module, files=files)
 
     def _await_end(
         self, record: Record, ranks: Ranks, hub: NodeHub | None, on_line: OnLine, has_stopped: Callable[[], bool]
@@ -129,9 +133,7 @@ class RankLauncher:
             ranks.dispatch_lines(on_line)
         return code
 
-    def follow(
-        self, check_inputs: Callable[[], T], prepare: Callable[[T], Mapping[str, str] | None] = lambda _: None
-    ) -> int:
+    def follow(self, check_inputs: Callable[[], T], prepare: Callable[[T], Mapping[str, str]] = lambda _: {}) -> int:
         """Run this machine's share of the ranks; return the exit code. Only the first machine measures and writes.
 
         `check_inputs` is called before this machine waits for the first one; `prepare` gets its result after that, and
@@ -165,7 +167,8 @@ class RankLauncher:
                 except (InputError, Stopped) as error:
                     _send_refusal(link, mine, error)
                     raise
-                with self._start_ranks(files) as ranks:
+                with self.started() as ranks:
+                    ranks.write_files(files)
                     return self._follow_leader(ranks, link, mine)
         except LeaderGone as gone:
             print(f"{gone}; ranks {mine[0]} to {mine[-1]} were ended", file=sys.stderr)

@@ -26,6 +26,7 @@ from typing import Any
 from bench.data.inputs import InputError, InputRejected
 from bench.harness.termination import Stopped, WorkerGone
 from bench.records import Trial
+from bench.records.atomic_files import write_atomic
 from bench.records.scratch_folders import scratch_folder
 from bench.records.status import ReasonCode, TrialStatus
 from bench.workloads.ranks.multi_node import NodeList, read_object
@@ -114,7 +115,7 @@ class RankSample:
 class Ranks(contextlib.AbstractContextManager["Ranks"]):
     """The `world_size` ranks of `module`, as a context manager that leaves no process and no file.
 
-    The module is run with the folder, the backend and the two limits; `files` are written to the folder before that.
+    The module is run with the folder, the backend and the two limits.
 
     All ranks run on this machine. With `nodes`, only this machine's share does, and the heartbeats of the others appear
     in the same folder (`bench.workloads.ranks.multi_node`).
@@ -128,13 +129,11 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
         nodes: NodeList | None = None,
         *,
         module: str,
-        files: Mapping[str, str] | None = None,
     ) -> None:
         self._limits = limits
         self._scratch = contextlib.ExitStack()
         self.folder = self._scratch.enter_context(scratch_folder("qlora-fleet-ranks-"))  # and removes stale ones
-        for name, text in {TRIAL_FILE: trial.to_text(), **(files or {})}.items():
-            (self.folder / name).write_text(text, encoding="utf-8")
+        self.write_files({TRIAL_FILE: trial.to_text()})
         (self.folder / LINES_FILE).touch()
         self._offset = 0
         self._failed_at: float | None = None
@@ -169,6 +168,11 @@ class Ranks(contextlib.AbstractContextManager["Ranks"]):
         except Stopped:  # a stop signal while ending: finish ending first
             self._kill_all()
             raise
+
+    def write_files(self, files: Mapping[str, str]) -> None:
+        """Write the ranks' files, texts by name, in this order. Ranks that wait for the last one may read all."""
+        for name, text in files.items():
+            write_atomic(self.folder / name, text.encode())
 
     def poll(self) -> int | None:
         """Return 0 once all ranks have succeeded, 1 once one has failed and others had time to report, else None."""

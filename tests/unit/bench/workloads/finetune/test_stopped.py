@@ -46,8 +46,9 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
     )
     asked = iter([False, True])
     ranks = SimpleNamespace(
-        folder=tmp_path, poll=lambda: code if (tmp_path / "stop").exists() else None, last_lines=lambda _: []
-    )
+        folder=tmp_path, poll=lambda: code if (tmp_path / "stop").exists() else None, last_lines=lambda _: [],
+        write_files=lambda _: None,
+    )  # fmt: skip
     monkeypatch.setattr(launcher, "LeaderLink", lambda *_: contextlib.nullcontext(link))
     monkeypatch.setattr(launcher, "Ranks", lambda *_, **__: contextlib.nullcontext(ranks))
     monkeypatch.setattr(finetune, "check_inputs", lambda _: (SimpleNamespace(sha256="m"), None, None))
@@ -62,7 +63,7 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
     nodes = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
     trial = tiny_training.plan(tmp_path, tmp_path, world_size=2)
     with pytest.raises(Stopped):
-        finetune.follow(request, trial, nodes, SimpleNamespace(check=check))
+        finetune.follow(request, trial, nodes, SimpleNamespace(check=check, deferred=contextlib.nullcontext))
     assert messages == [message]
     is_ended = reason is ReasonCode.WORKER_STOPPED
     assert (tmp_path / "stop").exists() == is_ended, "a faulty GPU ends no step and writes no checkpoint"
@@ -76,6 +77,7 @@ def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatc
     monkeypatch.setattr(
         finetune, "TrainingLog", lambda *_, **__: SimpleNamespace(stop="max_hours", step=3, write=None, on_line=None)
     )
+    monkeypatch.setattr(RankLauncher, "started", lambda _: contextlib.nullcontext(SimpleNamespace(write_files=print)))
     monkeypatch.setattr(RankLauncher, "lead", lambda *_, **__: None)
     request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
     record = SimpleNamespace(
@@ -95,12 +97,16 @@ def test_a_training_without_memory_for_its_rehearsal_tries_a_smaller_configurati
     log = SimpleNamespace(stop="", step=0, write=None, on_line=None)
     monkeypatch.setattr(finetune, "TrainingLog", lambda *_, **__: log)
 
-    def lead(*_: object, files: dict[str, str], **__: object) -> None:
+    def write_files(files: dict[str, str]) -> None:
         led.append(json.loads(files["trial.json"])["held_layers"])
+
+    def lead(*_: object, **__: object) -> None:
         if len(led) == 1:
             stops.close()
             raise RankOutOfMemory("rank 0: out of memory", None, None)
 
+    ranks = SimpleNamespace(write_files=write_files)
+    monkeypatch.setattr(RankLauncher, "started", lambda _: contextlib.nullcontext(ranks))
     monkeypatch.setattr(RankLauncher, "lead", lead)
     request = Request(trial_file=tmp_path, out=tmp_path, checkpoints=tmp_path)
     record = SimpleNamespace(trial=trial, request=request, log=lambda _: None, timed=lambda _: contextlib.nullcontext())
@@ -144,14 +150,13 @@ def test_the_first_machine_reports_a_stopped_rank_as_preempted(tmp_path, monkeyp
         dispatch_lines=lambda _: None, failure=lambda: RankStopped(reason),
     )  # fmt: skip
     record = SimpleNamespace(log=lambda _: None, trial=SimpleNamespace(world_size=2))
-    monkeypatch.setattr(launcher, "Ranks", lambda *_, **__: contextlib.nullcontext(ranks))
     monkeypatch.setattr(finetune, "GRACE_SEC", 0.0)
     limits = RankLimits(silence_sec=1.0, step_sec=1.0)
     stoppable = RankLauncher(
         record.trial, StopSignals(), None, module="ranks", limits=limits, stop_after_step=finetune.stop_after_step
     )
     with pytest.raises(Stopped) as stopped:
-        stoppable.lead(record, lambda _: None)
+        stoppable.lead(ranks, record, lambda _: None)
     assert stopped.value.outcome == Outcome.of(ReasonCode.WORKER_STOPPED, reason)
 
 

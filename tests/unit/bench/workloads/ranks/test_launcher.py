@@ -46,7 +46,8 @@ def make_launcher(trial: Trial | None, stops: Any, nodes: Any = None) -> RankLau
 
 def run_local_ranks(trial: Trial, check_inputs: Callable[[], Any]) -> int:
     nodes = NodeList(count=2, rank=1, address="127.0.0.1", port=21000, token="word")
-    return make_launcher(trial, SimpleNamespace(check=lambda: None), nodes).follow(check_inputs)
+    stops = SimpleNamespace(check=lambda: None, deferred=contextlib.nullcontext)
+    return make_launcher(trial, stops, nodes).follow(check_inputs)
 
 
 @pytest.mark.parametrize(("code", "message"), [(0, {}), (1, {"ranks": [], "rank": 1})])
@@ -57,6 +58,7 @@ def test_the_ranks_result_is_reported_although_the_first_machine_has_ended(
         folder=tmp_path,
         poll=lambda: code,
         last_lines=lambda _: [],
+        write_files=lambda _: None,
         local_failures=lambda: {"rank": 1},
         has_faulty_gpu=lambda _: False,
     )
