@@ -17,7 +17,7 @@ import pyarrow
 from pyarrow import ipc, parquet
 
 from bench.data import row_limits
-from bench.data.formats import LINE_REFUSED
+from bench.data.formats import DECIDING_KEYS
 from bench.data.inputs import InputError
 from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
 from bench.records import schema
@@ -52,7 +52,7 @@ class _TableRows:
     def __init__(self, path: Path, header: list[str], names: ColumnNames, number: int = 0) -> None:
         renamed = names.check_header(f"{path}: columns", header)
         self._path, self.number = path, number
-        decides = [name in row_limits.KNOWN_COLUMNS or name in LINE_REFUSED for name in renamed]
+        decides = [name in row_limits.KNOWN_COLUMNS or name in DECIDING_KEYS for name in renamed]
         pairs = list(zip(header, renamed, decides, strict=True))
         self.read_names = [name for name, _, is_read in pairs if is_read]
         self._keys = [(ours, f"{json.dumps(ours)}:") for _, ours, is_read in pairs if is_read]

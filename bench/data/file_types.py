@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.data import arrow_files, row_limits
-from bench.data.formats import LINE_REFUSED, shorten
+from bench.data.formats import DECIDING_KEYS, shorten
 from bench.data.inputs import InputError
 from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
 from bench.records import schema
@@ -350,7 +350,7 @@ def _csv_value(location: str, key: str, text: str) -> Any:
     """Return the value of a field: turns and the keys that decide what is trained on are JSON, all others text."""
     if key in JSON_COLUMNS:
         return parse_json(f"{location}: {key}", text)
-    if key not in LINE_REFUSED:
+    if key not in DECIDING_KEYS:
         return text
     try:
         return PLAIN_DECODER.decode(text.lower()) if text.strip() else None  # pandas writes True and False

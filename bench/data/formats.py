@@ -218,7 +218,7 @@ def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:
         raise InputError(
             f"{location}: role system: only the first turn may be the system's", remedy="join the two texts"
         )
-    has_calls = role == "assistant" and not _is_empty(turn.document.get("tool_calls"))
+    has_calls = role == "assistant" and turn.document.get("tool_calls") not in EMPTY
     return role, "" if turn.content is None and has_calls else _join_parts(location, turn.content)
 
 
@@ -252,51 +252,34 @@ PREFERENCE = "preferences are not trained on; write the good answer as a convers
 OPTION = "options of the template are not passed to it; remove the key or the line"
 PARTIAL = "parts of an answer cannot be left out; remove the line, or set weight of the turn to 0"
 SINGLE_WEIGHT = "lines are not weighted one by one; move them to a file of their own and set train.data_weights"
-EMPTY = (None, "", "[]", "{}")
+EMPTY: tuple[object, ...] = (None, "", "[]", "{}", [], {})
+NO: tuple[object, ...] = (*EMPTY, False)
+Refused = dict[str, tuple[tuple[object, ...], str]]
 
-
-def _is_empty(value: object) -> bool:
-    return value in EMPTY or value == [] or value == {}
-
-
-def _is_null(value: object) -> bool:
-    return value is None
-
-
-def _is_no(value: object) -> bool:
-    return value is None or value is False or _is_empty(value)
-
-
-def _is_not_false(value: object) -> bool:
-    return value is not False and not (isinstance(value, int | float) and value == 0)
-
-
-def _is_one(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and value == 1)
-
-
-# By key: whether a value changes nothing, and why any other is refused.
-REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
-    "documents": (_is_empty, DOCUMENTS),
-    **dict.fromkeys(("functions", "function_call"), (_is_empty, OLD_TOOLS)),
-    "tools": (_is_empty, "belong to the line; move them next to its turns"),
-    "tool_calls": (_is_empty, "only turns of the assistant have them; move them there"),
-    "tool_call_id": (_is_empty, "only turns of role tool have it; correct the role, or remove it"),
-    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), (_is_empty, MEDIA)),
-    **dict.fromkeys(THOUGHT_NAMES, (_is_no, THOUGHT)),
-    **dict.fromkeys(("chosen", "rejected", "rejected_response"), (_is_empty, PREFERENCE)),
+# By key: the values that change nothing, and why any other is refused.
+REFUSED: Refused = {
+    "documents": (EMPTY, DOCUMENTS),
+    **dict.fromkeys(("functions", "function_call"), (EMPTY, OLD_TOOLS)),
+    "tools": (EMPTY, "belong to the line; move them next to its turns"),
+    "tool_calls": (EMPTY, "only turns of the assistant have them; move them there"),
+    "tool_call_id": (EMPTY, "only turns of role tool have it; correct the role, or remove it"),
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), (EMPTY, MEDIA)),
+    **dict.fromkeys(THOUGHT_NAMES, (NO, THOUGHT)),
+    **dict.fromkeys(("chosen", "rejected", "rejected_response"), (EMPTY, PREFERENCE)),
     **dict.fromkeys(
-        ("chat_template", "chat_template_kwargs", "enable_thinking", "reasoning_effort"), (_is_null, OPTION)
+        ("chat_template", "chat_template_kwargs", "enable_thinking", "reasoning_effort"), ((None,), OPTION)
     ),
-    **dict.fromkeys(("train_detail", "loss_scale", "loss_mask"), (_is_empty, PARTIAL)),
-    "history": (_is_empty, "earlier turns are not read from it; write all turns as messages"),
-    "label": (_is_not_false, "an answer that is labelled as bad is not trained on; remove the line"),
+    **dict.fromkeys(("train_detail", "loss_scale", "loss_mask"), (EMPTY, PARTIAL)),
+    "history": (EMPTY, "earlier turns are not read from it; write all turns as messages"),
 }
-LINE_REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
+LINE_REFUSED: Refused = {
     **REFUSED,
-    "weight": (_is_one, SINGLE_WEIGHT),
-    **dict.fromkeys(("train", "loss"), (_is_not_false, "the line is not to be trained on; remove it")),
+    "weight": ((None, 1), SINGLE_WEIGHT),
 }
+# Refused if it is false: why.
+LABEL = {"label": "an answer that is labelled as bad is not trained on; remove the line"}
+LINE_MARKS = {**LABEL, **dict.fromkeys(("train", "loss"), "the line is not to be trained on; remove it")}
+DECIDING_KEYS = LINE_REFUSED.keys() | LINE_MARKS
 
 
 def check_keys(
@@ -304,20 +287,24 @@ def check_keys(
 ) -> list[str]:
     """Return the keys that are not read and decide nothing. Raises InputError for a key that decides the training."""
     unread = []
-    refused = REFUSED if is_turn else LINE_REFUSED
+    refused, marks = (REFUSED, LABEL) if is_turn else (LINE_REFUSED, LINE_MARKS)
     for key in sorted(document.keys() - known):
-        if key not in refused:
+        if key in refused:
+            harmless, why = refused[key]
+            is_refused = document[key] not in harmless
+        elif key in marks:
+            why, is_refused = marks[key], document[key] in (False, 0)
+        else:
             unread.append(key)
             continue
-        is_harmless, why = refused[key]
-        if not is_harmless(document[key]):
+        if is_refused:
             raise InputError(f"{location}: {key}: {why}")
     return unread
 
 
 def read_thought(location: str, turn: Mapping[str, Any]) -> str | None:
     """Return the thought of an assistant's turn; None without one. Raises InputError."""
-    thoughts = {name: turn[name] for name in THOUGHT_NAMES if not _is_no(turn.get(name))}
+    thoughts = {name: turn[name] for name in THOUGHT_NAMES if turn.get(name) not in NO}
     for name, thought in thoughts.items():
         if not isinstance(thought, str):
             raise InputError(f"{location}: {name}: expected text, found {schema.type_name(thought)}")
