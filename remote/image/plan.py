@@ -9,7 +9,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.records import schema
@@ -17,6 +17,7 @@ from bench.records.units import format_gb
 from bench.records.version import VERSION
 from remote.image.context import CodeFile, ContextError, ModelFolder, PackedShard, assign_slots, digest_of_code
 from remote.image.engine import Client, DiskInfo, EngineError, EngineFacts, FolderInfo
+from remote.image.settings import ImageSection
 from remote.image.vm_jobs import workdir_path
 from remote.jobs.transfer import FileEntry
 
@@ -79,25 +80,19 @@ class BuildProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
-    """The requested image: settings, our files, and the work directory on the VM."""
+    """The requested image: its name, settings and profile, our files, and the work directory on the VM."""
 
-    profile: BuildProfile
     image: str
-    target: str
+    section: ImageSection
+    profile: BuildProfile
     tmpdir: str
     code: tuple[CodeFile, ...]
-    models: tuple[str, ...] = ()
-    extra_packages: tuple[str, ...] = ()
     index_url: str | None = None
-    pip_conf: str | None = None
-    network: str = "default"
-    torch: str = "wheel"
-    nvcc: bool = False
-    apt_snapshot: str | None = None
-    cache_from: tuple[str, ...] = ()
-    cache_to: str | None = None
     git_sha: str = ""
-    client: Client = field(default_factory=Client)
+
+    @property
+    def client(self) -> Client:
+        return Client(program=self.section.client, address=self.section.engine)
 
     @property
     def lock_digest(self) -> str:
@@ -111,28 +106,31 @@ class ImageSpec:
     def options(self) -> dict[str, str]:
         """Return the Dockerfile's arguments for optional parts of the image. Raises ContextError."""
         arguments: dict[str, str] = {}
-        if self.torch == "source" and not self.profile.torch_from_source:
+        if self.section.torch == "source" and not self.profile.torch_from_source:
             raise ContextError(
                 f"image.torch: source: image/torch.sh cannot build the torch of profile {self.profile.name}",
                 remedy="set image.torch to wheel, or image.profile to current",
             )
-        if self.torch == "source":
+        if self.section.torch == "source":
             arguments["TORCH"] = "source"
         if any(file.path.startswith("extension/") for file in self.code):
             arguments["EXTENSION"] = "own"
         if arguments:
             arguments["TOOLKIT"] = " ".join(self.profile.cuda_packages())
-        if self.nvcc:
+        if self.section.nvcc and self.section.target == "dev":
             arguments["NVCC"] = self.profile.cuda_packages()[0]
-        if self.apt_snapshot is not None:
-            arguments["APT_SNAPSHOT"] = self.apt_snapshot
+        if self.section.apt_snapshot is not None:
+            arguments["APT_SNAPSHOT"] = self.section.apt_snapshot
         if self.profile.environment is not None:
             arguments["ENVIRONMENT"] = self.profile.environment
         return arguments
 
     def model_folders(self) -> list[tuple[str, str]]:
         """List the models, each as its name in the image and its folder on the VM."""
-        return [(name, f"{self.workdir}/models/{name}") for name in (model.replace("/", "--") for model in self.models)]
+        return [
+            (name, f"{self.workdir}/models/{name}")
+            for name in (model.replace("/", "--") for model in self.section.models)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +204,10 @@ def plan(spec: ImageSpec, facts: EngineFacts, disks: DiskInfo, existing: Mapping
     digest = labels[BUILD_LABEL]
     needs = _space_needs(spec, models, packed, tmp, root, existing)
     check_free_space(needs, root)
-    if spec.cache_to not in (None, INLINE_CACHE) and not facts.has_buildx:
+    cache_to = spec.section.cache_to
+    if cache_to not in (None, INLINE_CACHE) and not facts.has_buildx:
         raise EngineError(
-            f"image.cache_to: {spec.cache_to}: {spec.client.program} cannot write a cache: plugin buildx is missing",
+            f"image.cache_to: {cache_to}: {spec.client.program} cannot write a cache: plugin buildx is missing",
             remedy=f"apt-get install docker-buildx on the VM, or set image.cache_to to {INLINE_CACHE}",
         )
     return BuildPlan(
@@ -278,8 +277,8 @@ def _labels(spec: ImageSpec, model_digests: Mapping[str, str]) -> dict[str, str]
         "labels": labels,
         "code": digest_of_code(spec.code),
         "python": spec.profile.python,
-        "target": spec.target,
-        "extra_packages": spec.extra_packages,
+        "target": spec.section.target,
+        "extra_packages": spec.section.extra_packages,
         **({"options": options} if (options := spec.options()) else {}),
     }
     return {**labels, BUILD_LABEL: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
@@ -291,23 +290,27 @@ def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
         "BASE_IMAGE": spec.profile.base,
         "PYTHON_VERSION": spec.profile.python,
         "PROFILE": spec.profile.name,
-        "EXTRA_PACKAGES": " ".join(spec.extra_packages),
+        "EXTRA_PACKAGES": " ".join(spec.section.extra_packages),
         "GIT_SHA": spec.git_sha,
         "LOCK_DIGEST": spec.lock_digest,
         **({"PIP_INDEX_URL": spec.index_url} if spec.index_url is not None else {}),
         **spec.options(),
-        **({"WEIGHTS": "models"} if spec.models else {}),
-        **({"BUILDKIT_INLINE_CACHE": "1"} if spec.cache_to == INLINE_CACHE else {}),
+        **({"WEIGHTS": "models"} if spec.section.models else {}),
+        **({"BUILDKIT_INLINE_CACHE": "1"} if spec.section.cache_to == INLINE_CACHE else {}),
     }
-    cache_to = () if spec.cache_to in (None, INLINE_CACHE) else (f"type=registry,ref={spec.cache_to},mode=max",)
+    cache_to = (
+        ()
+        if spec.section.cache_to in (None, INLINE_CACHE)
+        else (f"type=registry,ref={spec.section.cache_to},mode=max",)
+    )
     return (
         # The job writes the verified Dockerfile to standard input.
         *(spec.client.program, "build", "--progress=plain", "--file", "-"),
-        *("--target", spec.target, "--tag", spec.image, "--network", spec.network),
+        *("--target", spec.section.target, "--tag", spec.image, "--network", spec.section.network),
         *(word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")),
         *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
-        *(("--secret", f"id=pip.conf,src={spec.pip_conf}") if spec.pip_conf is not None else ()),
-        *(word for name in spec.cache_from for word in ("--cache-from", name)),
+        *(("--secret", f"id=pip.conf,src={spec.section.pip_conf}") if spec.section.pip_conf is not None else ()),
+        *(word for name in spec.section.cache_from for word in ("--cache-from", name)),
         *(word for name in cache_to for word in ("--cache-to", name)),
         context,
     )
@@ -357,7 +360,7 @@ def _space_needs(
     # The content of the existing image is in the engine's cache, too, unless a user pruned it.
     is_cached = {key: existing.get(key) == labels[key] for key in (f"{LABEL}.lock", f"{LABEL}.models")}
     stack = 0 if is_cached[f"{LABEL}.lock"] else round(spec.profile.stack_bytes * STACK_COPIES) + BASE_IMAGE_BYTES
-    stack += TORCH_SOURCE_BYTES if spec.torch == "source" and stack else 0
+    stack += TORCH_SOURCE_BYTES if spec.section.torch == "source" and stack else 0
     packing = 0 if is_cached[f"{LABEL}.models"] else weights
     layers = 0 if is_cached[f"{LABEL}.models"] else round(weights * WEIGHT_COPIES)
     context = 2 * code + packing + HEADROOM_BYTES

@@ -141,25 +141,14 @@ def plan_build(
 
 def image_spec(settings: Settings, tmp_folder: str) -> ImageSpec:
     """Build the image's specification from the settings and the project folder. Raises ContextError, UsageError."""
-    image = settings.image
     return ImageSpec(
-        profile=build_profiles.selected_profile(settings),
         image=build_profiles.image_name(settings),
-        target=image.target,
+        section=settings.image,
+        profile=build_profiles.selected_profile(settings),
         tmpdir=tmp_folder,
         code=_context_files(settings),
-        models=image.models,
-        extra_packages=image.extra_packages,
         index_url=checked_index_url(settings),
-        pip_conf=image.pip_conf,
-        network=image.network,
-        torch=image.torch,
-        nvcc=image.nvcc and image.target == "dev",
-        apt_snapshot=image.apt_snapshot,
-        cache_from=image.cache_from,
-        cache_to=image.cache_to,
         git_sha=_git_sha(settings.root),
-        client=engine_client(settings),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.records.version import VERSION
 from remote.image.context import CodeFile, ContextError
-from remote.image.engine import Client, DiskInfo, EngineError, EngineFacts, FolderInfo
+from remote.image.engine import DiskInfo, EngineError, EngineFacts, FolderInfo
 from remote.image.plan import (
     TORCH_SOURCE_BYTES,
     BuildProfile,
@@ -19,6 +19,7 @@ from remote.image.plan import (
     outdated_parts,
     plan,
 )
+from remote.image.settings import ImageSection
 
 FACTS = EngineFacts(
     version="28.2.2", api_version="1.50", data_root="/var/lib/docker", storage_driver="overlay2", has_buildx=True
@@ -38,12 +39,18 @@ def code(sha256: str = "a" * 64) -> tuple[CodeFile, ...]:
 SPEC = ImageSpec(
     profile=PROFILE,
     image="qlora-fleet:current",
-    target="prod",
+    section=ImageSection(models=("org/Model",)),
     tmpdir="/mnt/fss",
     code=code(),
-    models=("org/Model",),
     git_sha="c0ffee",
 )
+
+
+def changed(**changes: Any) -> ImageSpec:
+    """Return SPEC with changed fields, of its own or of its settings."""
+    own = changes.keys() & {field.name for field in dataclasses.fields(SPEC)}
+    section = dataclasses.replace(SPEC.section, **{name: changes[name] for name in changes.keys() - own})
+    return dataclasses.replace(SPEC, section=section, **{name: changes[name] for name in own})
 
 
 def folder(path: str, free_gb: float, device: int, **changes: Any) -> FolderInfo:
@@ -70,7 +77,7 @@ def disks(
 
 
 def argv(**changes: Any) -> tuple[str, ...]:
-    return plan(dataclasses.replace(SPEC, **changes), FACTS, disks(), {}).argv
+    return plan(changed(**changes), FACTS, disks(), {}).argv
 
 
 def test_cache_layers_are_read_from_and_written_to_a_registry() -> None:
@@ -86,8 +93,8 @@ def test_cache_layers_are_read_from_and_written_to_a_registry() -> None:
 
 def test_the_apt_snapshot_changes_an_images_digest_and_the_cache_does_not() -> None:
     digest = labels()["qlora-fleet.build"]
-    assert labels(dataclasses.replace(SPEC, cache_to="inline", cache_from=("r/c:1",)))["qlora-fleet.build"] == digest
-    dated = dataclasses.replace(SPEC, apt_snapshot="20260901T000000Z")
+    assert labels(changed(cache_to="inline", cache_from=("r/c:1",)))["qlora-fleet.build"] == digest
+    dated = changed(apt_snapshot="20260901T000000Z")
     assert labels(dated)["qlora-fleet.build"] != digest
     assert "APT_SNAPSHOT=20260901T000000Z" in argv(apt_snapshot="20260901T000000Z")
 
@@ -106,13 +113,10 @@ def test_only_torch_from_source_and_an_extension_need_the_compiler() -> None:
     arguments = argv(profile=profile, code=(*code(), sources))
     assert "EXTENSION=own" in arguments
     assert "TORCH=source" not in arguments
-    assert "NVCC=cuda-minimal-build-12-8" in argv(profile=profile, nvcc=True)
+    assert "NVCC=cuda-minimal-build-12-8" in argv(profile=profile, nvcc=True, target="dev")
     with pytest.raises(ContextError, match=r"^image/profiles\.yaml: current: cuda: "):
-        argv(nvcc=True)
-    plain, source = (
-        plan(dataclasses.replace(SPEC, profile=profile, torch=torch), FACTS, disks(), {})
-        for torch in ("wheel", "source")
-    )
+        argv(nvcc=True, target="dev")
+    plain, source = (plan(changed(profile=profile, torch=torch), FACTS, disks(), {}) for torch in ("wheel", "source"))
     assert source.needs[1].need_bytes - plain.needs[1].need_bytes == TORCH_SOURCE_BYTES
     assert source.digest != plain.digest
 
@@ -154,13 +158,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 def test_an_image_is_rebuilt_when_any_input_changes(change: str) -> None:
     built = labels()
     assert is_built(SPEC, disks(), built)
-    assert not is_built(dataclasses.replace(SPEC, **CHANGES[change]), disks(), built)
+    assert not is_built(changed(**CHANGES[change]), disks(), built)
     assert not is_built(SPEC, disks(models=(model(sha256="f" * 64),)), built)
     assert not is_built(SPEC, disks(), {})
 
 
 def test_the_engines_address_does_not_change_the_image() -> None:
-    other_engine = dataclasses.replace(SPEC, client=Client(program="/usr/bin/docker", address="unix:///run/other.sock"))
+    other_engine = changed(client="/usr/bin/docker", engine="unix:///run/other.sock")
     assert is_built(other_engine, disks(), labels())
 
 
@@ -202,16 +206,16 @@ def test_a_vm_that_cannot_build_is_refused_with_a_remedy(case: str) -> None:
 def test_a_cache_in_a_registry_needs_the_plugin_buildx() -> None:
     without = dataclasses.replace(FACTS, has_buildx=False)
     for cache_to, facts in ((None, without), ("inline", without), ("r.example/cache", FACTS)):
-        assert plan(dataclasses.replace(SPEC, cache_to=cache_to), facts, disks(), {})
+        assert plan(changed(cache_to=cache_to), facts, disks(), {})
     with pytest.raises(EngineError, match=r"^image\.cache_to: .*; apt-get install docker-buildx"):
-        plan(dataclasses.replace(SPEC, cache_to="r.example/cache"), without, disks(), {})
+        plan(changed(cache_to="r.example/cache"), without, disks(), {})
 
 
 def test_cached_parts_need_no_space() -> None:
     small = disks(root=folder("/var/lib/docker", 2, 2), tmp=folder("/mnt/fss", 2, 1))
     with pytest.raises(InsufficientSpace):
         plan(SPEC, FACTS, small, {})
-    assert plan(dataclasses.replace(SPEC, git_sha="decaf"), FACTS, small, labels()).needs
+    assert plan(changed(git_sha="decaf"), FACTS, small, labels()).needs
 
 
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
@@ -232,12 +236,12 @@ def test_an_incomplete_model_is_reported(case: str) -> None:
 def test_an_image_is_outdated_if_its_files_differ_but_not_if_only_its_commit_does() -> None:
     built = labels()
     assert outdated_parts(SPEC, built) == ()
-    assert outdated_parts(dataclasses.replace(SPEC, git_sha="c0ffee-dirty", tmpdir="/elsewhere"), built) == ()
-    assert outdated_parts(dataclasses.replace(SPEC, code=code("b" * 64)), built) == ("its packages",)
+    assert outdated_parts(changed(git_sha="c0ffee-dirty", tmpdir="/elsewhere"), built) == ()
+    assert outdated_parts(changed(code=code("b" * 64)), built) == ("its packages",)
     first, lock = code()
     edited = (dataclasses.replace(first, sha256="b" * 64), lock)
-    assert outdated_parts(dataclasses.replace(SPEC, code=edited), built) == ("its code, or a setting of it",)
-    assert outdated_parts(dataclasses.replace(SPEC, models=()), built) == ("its models",)
-    assert outdated_parts(dataclasses.replace(SPEC, extra_packages=("x",)), built) == ("its code, or a setting of it",)
+    assert outdated_parts(changed(code=edited), built) == ("its code, or a setting of it",)
+    assert outdated_parts(changed(models=()), built) == ("its models",)
+    assert outdated_parts(changed(extra_packages=("x",)), built) == ("its code, or a setting of it",)
     assert "its profile" in outdated_parts(SPEC, {})
     assert outdated_parts(SPEC, {**built, "qlora-fleet.models": "[1]"}) == ("its models",)
