@@ -24,7 +24,7 @@ from tasks.errors import TaskFailed, UsageError
 from tasks.image.verify import parse_report
 from tasks.oci.prices import parse_price
 from tasks.settings.load import Settings
-from tasks.settings.sources import _content
+from tasks.settings.sources import parse
 from tests.support.cases import Case, load_cases
 
 
@@ -86,9 +86,9 @@ READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for eac
     read_from_host: HostUnreachable,
     lambda text, _: ServerSoftware.parse(text): ValueError,
     lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
-    lambda text, _: parse_price(text.encode(), "B1", "USD"): UsageError,
+    lambda text, _: parse_price(text.encode(), "B1", "USD", ()): UsageError,
     lambda text, _: parse_report("i", text, 0): TaskFailed,
-    lambda text, folder: _content(write(folder / "settings.json", text)): UsageError,
+    lambda text, folder: parse(text, folder / "settings.json"): UsageError,
 }
 
 
