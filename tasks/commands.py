@@ -257,7 +257,7 @@ compare = Command(
         "percent that a configuration may be slower without failing",
         1.0,
         ge=0,
-        lt=100,
+        le=99,
         value="PERCENT",
     ),
     out=text("folder for compare.json", value="FOLDER", unset="the report folder of the last run"),

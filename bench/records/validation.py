@@ -93,7 +93,8 @@ class Setting:
             return None if re.search(self.pattern, value) else self.expected
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
-        is_low = (self.ge is not None and value < self.ge) or (self.gt is not None and value <= self.gt)
+        # Each comparison with NaN is False.
+        is_low = (self.ge is not None and not value >= self.ge) or (self.gt is not None and not value > self.gt)
         return self.range if is_low or (self.le is not None and not value <= self.le) else None
 
     @property
@@ -119,7 +120,7 @@ class Setting:
         name = _NAMES.get(typing.get_origin(self.kind) or self.kind, "text")
         is_free = self.kind is str or name in ("a list", "a mapping")
         text = self._choices or self.expected or (f"{name}: {self.help.partition('; ')[0]}" if is_free else name)
-        between = f" {'' if self.gt is not None else 'from '}{self.range}" if self.range else ""
+        between = f" {'from ' if self.range[0].isdigit() else ''}{self.range}" if self.range else ""
         nothing = ", or null" if self.is_nullable else ""
         return f"{text}{between}{nothing if self.usual is None else f', or {AUTO}'}"
 

@@ -22,6 +22,7 @@ from invoke.context import Context
 from invoke.parser.argument import Argument
 from invoke.tasks import Task
 
+from bench.records.validation import Setting
 from tasks.cli.command_result import Effect, deliver, require_plan, standard_error_only
 from tasks.errors import UsageError
 
@@ -55,10 +56,7 @@ class Flag:
     unset: str = ""
     is_positional: bool = False
     is_value_optional: bool = False
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    lt: float | None = None
+    range: Setting | None = None
 
     def argument(self, name: str) -> Argument:
         """Return Invoke's argument for this flag."""
@@ -83,7 +81,7 @@ class Flag:
         if not unset and self.default and self.kind is not bool:
             unset = f"{self.default:.12g}" if is_number else str(self.default)
         parts = (
-            self._type if is_number else "",
+            self.range.values if self.range is not None else "",
             "repeatable" if self.kind is tuple else "",
             unset and f"default: {unset}",
         )
@@ -98,24 +96,15 @@ class Flag:
             return self.default
         if self.kind is tuple:
             return tuple(value)
-        if self.kind not in (int, float):
+        if self.range is None:
             return value
         try:
             number = float(value)
         except ValueError:
             number = float("nan")
-        is_high_enough = (self.ge is None or number >= self.ge) and (self.gt is None or number > self.gt)
-        is_low_enough = (self.le is None or number <= self.le) and (self.lt is None or number < self.lt)
-        # Each comparison with NaN is False; without one, a whole number excludes it.
-        if not (is_high_enough and is_low_enough and (self.kind is float or number.is_integer())):
-            raise UsageError(f"{label}: expected a {self._type}, found {value!r}")
+        if self.range.problem(number) is not None or (self.kind is int and not number.is_integer()):
+            raise UsageError(f"{label}: expected {self.range.values}, found {value!r}")
         return self.kind(number)
-
-    @property
-    def _type(self) -> str:
-        bounds = {"from": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
-        parts = [f"{word} {bound:.12g}" for word, bound in bounds.items() if bound is not None]
-        return f"{'whole ' if self.kind is int else ''}number {', '.join(parts)}"
 
 
 def _declare(kind: type, default: Any, rules: Mapping[str, Any]) -> Any:
@@ -139,9 +128,18 @@ def positional(help: str, *, is_required: bool = True, unset: str = "", value: s
     return _declare(str, None, {"help": help, **rules})
 
 
-def number(kind: type, help: str, default: float | None = None, **rules: Any) -> Any:  # noqa: A002
-    """Declare a flag with a number of this kind, int or float, in the range of `rules`."""
-    return _declare(kind, default, {"help": help, **rules})
+def number(
+    kind: type,
+    help: str,  # noqa: A002
+    default: float | None = None,
+    *,
+    unset: str = "",
+    value: str = "",
+    **bounds: Any,
+) -> Any:
+    """Declare a flag with a number of this kind, int or float; `bounds` are fields of Setting."""
+    declared = Setting(name="", kind=kind, is_nullable=False, **bounds)
+    return _declare(kind, default, {"help": help, "range": declared, "unset": unset, "value": value})
 
 
 def words(help: str, **rules: Any) -> Any:  # noqa: A002
