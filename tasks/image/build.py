@@ -22,7 +22,6 @@ from remote.image import plan as buildplan
 from remote.image.context import CodeFile, ContextError, code_files
 from remote.image.engine import Client, Engine, EngineUsage
 from remote.image.plan import BuildPlan, ImageSpec, InsufficientSpace
-from remote.image.vm_jobs import Outcome
 from remote.jobs import transfer
 from remote.jobs.job import Agent, HostBusy, Job
 from reports import formatting
@@ -87,13 +86,13 @@ def _build_until_current(
             except HostBusy:
                 continue
             force = False
-            outcome = jobs.follow(settings, job, resume_command)
+            jobs.follow(settings, job, resume_command)
         elif vm_jobs.verb_of(job) != "build":
             raise jobs.busy_error(job, retry_command)
         else:
             print(f"{agent.host.name}: a build is already running ({job.folder}); following it", flush=True)
             try:
-                outcome = jobs.follow(settings, job, retry_command)
+                jobs.follow(settings, job, retry_command)
             except vm_jobs.JobFailed as failure:
                 if _is_same_build(settings, job, tmp_folder, force=force):
                     raise
@@ -101,7 +100,6 @@ def _build_until_current(
                 continue
             force = force and not _is_same_build(settings, job, tmp_folder, force=force)
         result = f"is built; log: {jobs.log_path(settings, job)}"
-        _suggest_pin(settings, outcome)
     else:
         plan, image = plan_build(settings, agent.host, tmp_folder, force=force)
         if plan is not None:
@@ -240,14 +238,6 @@ def _cache_login(settings: Settings, retry_command: str) -> tuple[dict[str, Any]
         return None, None
     registry = {"host": reference.host, "path": reference.path, "token_hosts": list(settings.registry.token_hosts)}
     return registry, encoded_login(user, registry_password(settings, user, reference.host, retry_command))
-
-
-def _suggest_pin(settings: Settings, outcome: Outcome) -> None:
-    """Print how to pin the base image, whose digest is known after the pull."""
-    digests = outcome.facts.get("base_digests") or []
-    base = settings.image.base or ""
-    if digests and "@" not in base:
-        print(f"base image: {digests[0]}; to pin it, set image.base to it")
 
 
 def _git_sha(root: Path) -> str:

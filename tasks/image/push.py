@@ -4,12 +4,8 @@ The push is a job on the build VM, like the build. It gets the password through 
 """
 
 import datetime
-import functools
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from invoke.context import Context
@@ -18,7 +14,6 @@ from bench.records.atomic_files import write_atomic
 from bench.records.units import format_mb
 from bench.records.version import SCHEMA_VERSION, VERSION
 from remote.hosts.base import Host
-from remote.hosts.command import Secret
 from remote.image import engine, vm_jobs
 from remote.image.context import ContextError
 from remote.image.plan import outdated_parts
@@ -28,7 +23,6 @@ from remote.jobs.job import Agent, HostBusy
 from remote.providers import registry_provider
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
-from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import configured_image
 from tasks.clients.secrets import encoded_login, registry_password
@@ -52,44 +46,26 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
     if dry_run:
         return plan_result([f"{image} -> {reference} as {user}"], image=image, target=str(reference), user=user)
     retry_command = format_command("push", force=force)
-    # Cached: a prompt appears only once.
-    password = functools.cache(lambda: registry_password(settings, user, reference.host, retry_command))
     with build_vm(settings, retry_command) as host:
         image_id = _image_id(settings, host, image, force=force)
         request = _request(settings, reference, user, image, image_id)
         try:
-            outcome = _push(settings, vm_jobs.create_agent(host), request, password, retry_command)
+            outcome = _push(settings, vm_jobs.create_agent(host), request, retry_command)
         except vm_jobs.JobFailed as failure:
+            provider = registry_provider(reference.host)
             if failure.kind == "unauthorized":
-                remedy = registry_provider(reference.host).texts["registry-login"]
-                raise UsageError.from_error(failure, remedy=remedy) from failure
-            if failure.kind not in ("absent", "forbidden") or not offer_to_create_repository(settings, reference):
+                remedy = provider.texts["registry-login"]
+            elif failure.kind in ("absent", "forbidden") and provider.create_repository_command is not None:
+                remedy = f"if {reference.repository} does not exist, `{provider.create_repository_command}` creates it"
+            else:
                 raise
-            outcome = _push(settings, vm_jobs.create_agent(host), request, password, retry_command)
+            raise UsageError.from_error(failure, remedy=remedy) from failure
         facts = outcome.facts
         _save_outcome(settings, reference, facts)
         result = f"pushed in {outcome.wall_time_sec:.1f} s" if facts["sent"] else "already there; nothing was sent"
         size = format_mb(facts["compressed_bytes"], 2)
         print(f"{reference.repository}@{facts['digest']} {result}; {size} in the registry")
     return None
-
-
-def offer_to_create_repository(settings: Settings, reference: Reference) -> bool:
-    """Offer to create a missing repository by the provider's command, if it has one; return whether it was created.
-
-    Without a terminal the command is only printed.
-    """
-    command = registry_provider(reference.host).create_repository_command
-    if command is None:
-        return False
-    if not confirm(f"{reference.repository} may not exist. Run `{command}` now?"):
-        print(f"if {reference.repository} does not exist, `{command}` creates it", flush=True)
-        return False
-    # A separate process, because the provider's SDK is optional.
-    start = "import sys; from tasks.cli.program import main; sys.exit(main(sys.argv))"
-    argv = (sys.executable, "-c", start, "--search-root", str(settings.root), *command.split()[1:])
-    environment = {**os.environ, "INVOKE_REGISTRY_IMAGE": str(reference)}
-    return subprocess.run(argv, cwd=settings.folder, env=environment, check=False).returncode == 0
 
 
 def _image_id(settings: Settings, host: Host, image: str, *, force: bool) -> str:
@@ -122,16 +98,15 @@ def _request(settings: Settings, reference: Reference, user: str, image: str, im
     }
 
 
-def _push(
-    settings: Settings, agent: Agent, request: dict[str, Any], password: Callable[[], Secret], retry_command: str
-) -> Outcome:
-    """Follow a running push of the same request, or log in and start one."""
+def _push(settings: Settings, agent: Agent, request: dict[str, Any], retry_command: str) -> Outcome:
+    """Follow a running push of the same request, or start one."""
     job = jobs.matching_job(agent, "push", request, retry_command)
     if job is not None:
         print(f"{agent.host.name}: a push is already running ({job.folder}); following it", flush=True)
         return jobs.follow(settings, job, retry_command)
     job = vm_jobs.new_job(agent, "push", f"{request['path']}-{request['tag']}", request)
-    login = encoded_login(request["user"], password())
+    user = request["user"]
+    login = encoded_login(user, registry_password(settings, user, request["host"], retry_command))
     with translate_errors(RetryableError, HostBusy, remedy=f"when that has ended, `{retry_command}`"):
         vm_jobs.start(job, request, secret=login, deadline_sec=settings.image.deadline_sec)
     return jobs.follow(settings, job, retry_command)

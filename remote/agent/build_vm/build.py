@@ -65,7 +65,7 @@ def build(job_log: JobLog, job: dict[str, Any], docker: list[str]) -> dict[str, 
     is_forced = job["anew"]  # vocabulary: key of the job document
     if existing is not None and labels.get(job["label"]) == job["digest"] and not is_forced:
         job_log.add(f"{job['image']}: another job has already built this image", "built")
-        return {"image_id": existing["Id"], "size_bytes": existing["Size"], "base_digests": []}
+        return {"image_id": existing["Id"], "size_bytes": existing["Size"]}
     job_log.watched_path = job["data_root"]
     with wrap_os_errors(job["context"]):
         sums = assemble(job_log, job)
@@ -103,14 +103,9 @@ def build(job_log: JobLog, job: dict[str, Any], docker: list[str]) -> dict[str, 
             )
         raise failure
     built = inspect_image(docker, environment, job["image"])
-    base = inspect_image(docker, environment, job["base"])
     if built is None:
         raise VmAgentError("failed", f"the build succeeded, but the engine has no image {job['image']}")
-    return {
-        "image_id": built["Id"],
-        "size_bytes": built["Size"],
-        "base_digests": (base.get("RepoDigests") or []) if base else [],
-    }
+    return {"image_id": built["Id"], "size_bytes": built["Size"]}
 
 
 def assemble(job_log: JobLog, job: dict[str, Any]) -> dict[str, str]:

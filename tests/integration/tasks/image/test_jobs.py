@@ -66,7 +66,6 @@ def test_a_forced_build_is_followed_by_the_same_command_and_not_repeated(
     plan = SimpleNamespace(to_job=lambda *, force: {**REQUEST, "forced": force})
     image = {"Id": "sha256:i", "Size": 1}
     monkeypatch.setattr(build, "plan_build", lambda *_, force: (plan if force or not built else None, image))
-    monkeypatch.setattr(build, "_suggest_pin", lambda *_: None)
 
     def follow(*_: object) -> None:
         if not built:
