@@ -345,7 +345,7 @@ def test_the_role_allows_only_reading_and_exec() -> None:
 def test_a_changed_setting_changes_the_job(setting: str) -> None:
     other = Image.parse("fra.ocir.io/mytenancy/qlora-fleet@sha256:" + "cd" * 32) if setting == "image" else "7"
     objects = render(with_changes(**{setting: other}), ROOT / "manifests")
-    actions = {action.title: action.verb.value for action in plan(objects, rendered("pods")).changes}
+    actions = {action.title: action.verb.value for action in plan(objects, rendered("pods"), []).changes}
     assert actions["job/bench"] == "replace"
 
 
