@@ -7,10 +7,8 @@ and an interrupted report leaves the previous page in place.
 of the folder. Lost trials leave no result until `inv collect` writes one; until then, watching ends after a timeout.
 """
 
-import contextlib
-import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,19 +50,6 @@ class Report(Generic[Values]):
         return self.files[-1]
 
 
-@contextlib.contextmanager
-def _pause_garbage_collection() -> Iterator[None]:
-    """Disable the cyclic garbage collector: millions of values without cycles made it take 1/14 of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@_pause_garbage_collection()
 def build(
     run_folder: Path,
     *,

@@ -50,14 +50,13 @@ class Spread:
 class Slope:
     """The drift of step times that the workers share: a line over each worker's own clock.
 
-    `change` is the logarithm of the slowdown over `duration_sec`, the longest time between two processes of one worker;
-    `low` and `high` are its 95 % interval. `trends` are its values for the processes, around each worker's mean.
+    `change` is the logarithm of the slowdown over the longest time between two processes of one worker; `low` and
+    `high` are its 95 % interval. `trends` are its values for the processes, around each worker's mean.
     """
 
     change: float
     low: float
     high: float
-    duration_sec: float
     trends: tuple[float, ...]
 
 
@@ -83,7 +82,7 @@ def fit_slope(processes: Sequence[tuple[str, str, float, float]]) -> Slope | Non
     left = own_logs - change * own_times
     half = math.sqrt(float(left @ left) / df / squares) * student.quantile(0.95, float(df))
     trends = tuple((change * since / duration).tolist())
-    return Slope(change=change, low=change - half, high=change + half, duration_sec=duration, trends=trends)
+    return Slope(change=change, low=change - half, high=change + half, trends=trends)
 
 
 def spreads(cells: Mapping[str, Mapping[str, float]], *, by_worker: bool, fitted: int = 0) -> dict[str, Spread]:

@@ -163,13 +163,6 @@ def test_a_training_run_by_a_kubernetes_job_is_read_from_its_volume(training, mo
     assert count_steps(training.folder / "report" / "tensorboard") == 1
 
 
-def test_a_run_without_a_ledger_is_shown_from_local_results(training):
-    (training.folder / LEDGER_FILE).unlink()
-    training_run.RECORD.write(training.folder / "trials" / "train")
-    tensorboard(Context(), once=True)
-    assert count_steps(training.folder / "report" / "tensorboard") == 2
-
-
 def test_a_benchmark_s_trials_are_shown_as_they_arrive(results, monkeypatch):
     folder, run = results / synthetic.RUN_ID, synthetic.record(workers=1)
     folder.mkdir(parents=True)
