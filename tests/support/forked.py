@@ -277,8 +277,6 @@ def _start_program(connection: socket.socket) -> int:
     if program == 0:
         die_with_parent()
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
-        if renderer := sys.modules.get("reports.figures.renderer"):
-            renderer.MAX_PROCESSES = 1  # a drawing process takes longer to import than to draw
         _run_in_child(request["arguments"], request["cwd"], request["env"], handles, session=request["session"])
     for handle in handles:
         os.close(handle)
