@@ -28,6 +28,7 @@ from bench.architectures import find
 from bench.data.inputs import InputError, system_messages
 from bench.data.masking import encode_prompt
 from bench.data.model_folder import check_model, read_config
+from bench.data.tokenizer import load_trial_tokenizer
 from bench.kernels.loss import token_losses
 from bench.machine import fingerprint
 from bench.qlora.step import Placement, TrainingStep, choose_placement, load_text_model
@@ -93,8 +94,8 @@ class Checker:
         self.lora = lora.read(adapter, model)
         if request.merged is not None:
             check_model(Path(request.merged))
-        self.tokenizer = training_set.tokenizer_loader(request.trial)()
-        self.material, _ = training_set.load(request.trial, lambda: self.tokenizer, cache_dir)
+        self.tokenizer = load_trial_tokenizer(request.trial)
+        self.material = training_set.load(request.trial, cache_dir)
         self.examples = list(self.material.data.validation)
         if not self.examples:
             raise InputError("train.validation_fraction: no data was held out, so no loss can be compared")
@@ -266,7 +267,7 @@ def answer_conversations(request: ChatRequest, log: Callable[[str], None]) -> Ch
     """Answer every turn in order and log each answer at once. Raises InputError and InputRejected."""
     model, adapter = Path(request.trial.model), Path(request.adapter)
     positions = lora.check_base(model, adapter, request.model_sha256).max_position_embeddings
-    modules, tokenizer = torch_stack.load(), training_set.tokenizer_loader(request.trial)()
+    modules, tokenizer = torch_stack.load(), load_trial_tokenizer(request.trial)
     step, peft_model = lora.load_trained(modules, request.trial, choose_placement(modules), adapter)
     generator = AnswerGenerator.of_step(modules, step, peft_model, tokenizer, request.end_ids)
     data = training_of(request.trial).data

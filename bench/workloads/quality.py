@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 from bench.data.inputs import InputError, Inputs
+from bench.data.tokenizer import load_trial_tokenizer
 from bench.harness.record import Record
 from bench.harness.termination import StopSignals
 from bench.qlora import recipes
@@ -34,10 +35,10 @@ def measure(record: Record, inputs: Inputs, stops: StopSignals) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as in a fine-tuning: sums in one order
     session = open_session(record, stops)
     with record.timed("data"):
-        tokenizer = training_set.tokenizer_loader(trial)()
+        tokenizer = load_trial_tokenizer(trial)
         folder = record.request.checkpoints
         cache = None if folder is None else folder / EXAMPLES_FOLDER
-        data = held_out_part(trial, training_set.load(trial, lambda: tokenizer, cache)[0])
+        data = held_out_part(trial, training_set.load(trial, cache))
     record.log(
         f"{data.steps()} steps over {len(data.data.training):,} examples; {len(data.data.validation):,} held out for "
         f"seed {trial.seed}"

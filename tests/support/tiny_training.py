@@ -120,7 +120,7 @@ class Lab:
     def load_inputs(self) -> "Lab":
         """Load everything that a process loads once."""
         self.tokenizer = load_tokenizer(Path(self.trial.model))
-        self.material, _ = training_set.load(self.trial, lambda: self.tokenizer, None)
+        self.material = training_set.load(self.trial, None)
         self.base = load_base(self.modules, self.trial, self.placement)
         return self
 

@@ -6,13 +6,15 @@ and a training's attempts refuse other data. A worker's forecast derives them by
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bench.data import dataset
+from bench.data.tokenizer import load_trial_tokenizer
 from bench.records import Trial
 from bench.records.training import DerivedSettings
 from bench.workloads.finetune.score import Scoring
-from bench.workloads.finetune.training_set import TrainingSet, check_digests, tokenizer_loader, training_of
+from bench.workloads.finetune.training_set import TrainingSet, check_digests, training_of
 
 HELD_OUT_LINES = 30  # expected: hardly ever fewer than 20 are then chosen
 MAX_HELD_OUT_SHARE, MAX_HELD_OUT_LINES = 0.2, 2000  # limits for few and for many lines: evaluations read them
@@ -55,7 +57,7 @@ def derive(
         share = validation_share(sum(file.lines for file in files[0]), training.data.validation_share)
         values["validation_share"] = share
         training = replace(training, data=replace(training.data, validation_share=share))
-    tokenizer, model = tokenizer_loader(trial), Path(trial.model)
+    tokenizer, model = partial(load_trial_tokenizer, trial), Path(trial.model)
     data, was_cached = dataset.load_examples(training.data, model, tokenizer, cache_folder, files=files)
     # Checked again: the files may have been replaced since `check_inputs` read them.
     check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})

@@ -16,6 +16,7 @@ from bench import torch_stack
 from bench.data import trial_inputs
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
+from bench.data.tokenizer import load_trial_tokenizer
 from bench.harness.record import peak_rss_bytes
 from bench.harness.termination import WorkerGone
 from bench.records import Trial, schema
@@ -65,8 +66,8 @@ class FinetuneRank(RankProcess):
         with self.phase("data"):
             self._await_spec()
             self.group, trial = self._connect(), self.trial
-            tokenizer = training_set.tokenizer_loader(trial)()
-            data, _ = training_set.load(trial, lambda: tokenizer, Path(self.spec.checkpoints) / EXAMPLES_FOLDER)
+            tokenizer = load_trial_tokenizer(trial)
+            data = training_set.load(trial, Path(self.spec.checkpoints) / EXAMPLES_FOLDER)
             self._check_same_inputs(data.sha256)
         with self.phase("load"):
             trainer = self._make_trainer(data, tokenizer)

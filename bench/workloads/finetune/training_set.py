@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -195,15 +195,10 @@ def count_targets(examples: Sequence[Example]) -> int:
     return sum(example.targets.count(1) for example in examples)
 
 
-def tokenizer_loader(trial: Trial) -> Callable[[], Any]:
-    """Return a function that loads the tokenizer with the training's chat template. It raises InputError."""
-    return partial(load_trial_tokenizer, trial)
-
-
-def load(trial: Trial, tokenizer: Callable[[], Any], cache_folder: Path | None) -> tuple[TrainingSet, bool]:
-    """Load the training set; return it and whether its examples came from the cache. Raises InputError."""
-    training = training_of(trial)
-    data, was_cached = dataset.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
+def load(trial: Trial, cache_folder: Path | None) -> TrainingSet:
+    """Load the training set, its examples from the cache if they are there. Raises InputError."""
+    training, tokenizer = training_of(trial), partial(load_trial_tokenizer, trial)
+    data, _ = dataset.load_examples(training.data, Path(trial.model), tokenizer, cache_folder)
     # Checked again: the files may have been replaced since `check_inputs` read them.
     check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})
-    return TrainingSet.from_trial(trial, data), was_cached
+    return TrainingSet.from_trial(trial, data)

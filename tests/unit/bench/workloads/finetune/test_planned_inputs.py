@@ -3,14 +3,12 @@
 import dataclasses
 import hashlib
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.data.inputs import InputError, InputRejected
-from bench.data.tokenizer import load_tokenizer
 from bench.records import Trial
 from bench.records.atomic_files import sha256_of
 from bench.records.training import DerivedSettings
@@ -38,22 +36,18 @@ def with_training(trial: Trial, **changes: Any) -> Trial:
     return dataclasses.replace(trial, training=dataclasses.replace(training_set.training_of(trial), **changes))
 
 
-def load(trial: Trial, cache: Path) -> None:
-    training_set.load(trial, partial(load_tokenizer, Path(trial.model)), cache)
-
-
 def test_replaced_data_is_rejected_before_and_after_the_check_of_the_inputs(planned: Trial, tmp_path: Path) -> None:
     training_set.check_inputs(planned)
-    load(planned, tmp_path / "examples")
+    training_set.load(planned, tmp_path / "examples")
     tiny_training.make_data(Path(planned.data), lines=61)
     with pytest.raises(InputRejected, match=planned.data):
         training_set.check_inputs(planned)
     for _ in range(2):  # the second time from the cache
         with pytest.raises(InputRejected, match=planned.data):
-            load(planned, tmp_path / "examples")
+            training_set.load(planned, tmp_path / "examples")
     with_new_plan = with_training(planned, input_digests={})
     training_set.check_inputs(with_new_plan)
-    load(with_new_plan, tmp_path / "examples")
+    training_set.load(with_new_plan, tmp_path / "examples")
 
 
 def test_a_replaced_model_is_rejected(planned: Trial) -> None:
@@ -97,9 +91,9 @@ def test_a_template_of_the_training_gives_other_examples_also_to_a_model_without
     base = with_training(dataclasses.replace(planned, model=str(model)), data=data, input_digests={})
     training_set.check_inputs(base)
     cache, trials = tmp_path / "examples", (planned, with_training(planned, data=data), base, base)
-    sets = [training_set.load(trial, training_set.tokenizer_loader(trial), cache) for trial in trials]
-    assert [was_cached for _, was_cached in sets] == [False, False, False, True]
-    first, *others = [loaded.sha256 for loaded, _ in sets]
+    loaded = [(training_set.load(trial, cache).sha256, len(list(cache.iterdir()))) for trial in trials]
+    (first, *others), files = zip(*loaded, strict=True)
+    assert files[2] == files[3], "read from the cache"
     assert first != others[0]
     assert len(set(others)) == 1
     digests = [finetune._template_digest(trial) for trial in (planned, base)]
