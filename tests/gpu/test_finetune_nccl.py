@@ -39,21 +39,13 @@ SOCKETS_ONLY = {
 WAIT_SEC, SILENCE_SEC, SHORT_CUT_SEC = 120.0, 8, 3.0
 STEPS = 12
 # Found on PYTHONPATH by every process of a training. HELD_AFTER: no checkpoint after this step until the gate exists.
-SITE = """
-import os, time
+SITE = f"""
+import os
 from pathlib import Path
 
 if "HELD_AFTER" in os.environ:
-    from bench.workloads.finetune.checkpoint_manager import CheckpointManager
-
-    last, gate, save = int(os.environ["HELD_AFTER"]), Path(os.environ["HELD_GATE"]), CheckpointManager.save
-
-    def held_save(manager, state, history, *, wait=False):
-        while state.step > last and not gate.exists():
-            time.sleep(0.01)
-        return save(manager, state, history, wait=True)
-
-    CheckpointManager.save = held_save
+    last, gate = int(os.environ["HELD_AFTER"]), Path(os.environ["HELD_GATE"])
+    exec({tiny_training.HELD_SAVES!r})
 if "UNCAPTURED" in os.environ:
     from bench.qlora.recipes import cuda_graph
 
