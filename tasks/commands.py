@@ -112,7 +112,7 @@ monitor = Command(
         "inv monitor  # until Ctrl-C",
         "inv monitor --once --json  # one sample of every worker, for programs",
     ),
-    name=text("run id of a training in a Job (`inv train --job`): show its pods", name="run"),
+    name=text("run id of a training over pods: show its pods", name="run"),
     once=switch("print one table and exit"),
     plain=switch(PLAIN),
 )
@@ -155,9 +155,8 @@ class TrainOptions:
     )
     dry_run: bool = switch("print the plan and the predicted steps, hours, costs and memory, and start nothing")
     plain: bool = switch(PLAIN)
-    job: bool = switch("deploy a Kubernetes Job that trains without this command, and exit; needs cluster.volume")
-    yes: bool = switch(f"with --job: {YES}")
-    discard_results: bool = switch(f"with --job: {DISCARD}")
+    yes: bool = switch(f"over pods: {YES}")
+    discard_results: bool = switch(f"over pods: {DISCARD}")
 
 
 train = Command(

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import importlib
 import json
 import os
@@ -126,12 +127,12 @@ def _add_trial_commands(commands: Any) -> None:
         commands,
         "train",
         _train,
-        "run a training in a pod of a Kubernetes Job, with restarts",
-        "Entry point of the pods of `inv train --job`. Exit codes: 0 the training has ended, well or not; 143 stopped "
-        "by SIGTERM before; 2 no valid order in the environment; 1 or 3 the volume cannot be used.",
+        "run a training on this host, or its rank in a pod, with restarts",
+        "Engine of `inv train`. Exit codes: 0 the training has ended, well or not; 143 stopped by SIGTERM before; 2 no "
+        "valid job spec in the environment; 1 or 3 the folder of runs cannot be used.",
     )
-    train.add_argument("--rank", type=int, required=True, metavar="N", help="this pod's index in the Job")
-    train.add_argument("--service", required=True, metavar="NAME", help="the headless Service of the pods")
+    train.add_argument("--rank", type=int, default=0, metavar="N", help="this pod's index in the Job")
+    train.add_argument("--service", default="", metavar="NAME", help="the headless Service of the pods")
 
     profile = _add_command(
         commands,
@@ -249,7 +250,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    return JobRunner(read_spec(os.environ), arguments.rank, arguments.service).run()
+    try:
+        return JobRunner(read_spec(os.environ), arguments.rank, arguments.service).run()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"{error.filename}: {error.strerror}; free some space there", file=sys.stderr)
+        return ExitCode.NOT_WRITTEN
 
 
 def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:

@@ -1,11 +1,11 @@
-"""Entry point of each pod of a training's Kubernetes Job: runs attempts until the training ends, without an operator.
+"""Engine of a training: runs attempts until it ends, without an operator, as a job of one host or in each pod.
 
-An attempt is `python -m bench run` with this pod's rank. After an attempt that ended for an external reason (a pod, a
-node or a rank was lost), the next one resumes from the last checkpoint, in this pod or its replacement. The first pod
-decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods share. The
-other pods take part until that end exists; an attempt of theirs that still waits for the first pod is then stopped. A
-SIGTERM is passed to the attempt, which writes a checkpoint and ends; the replacing pod resumes. A GPU with a fault
-ends the training: the operator cordons the node that it names, and resumes.
+An attempt is `python -m bench run`, in a pod with that pod's rank. After an attempt that ended for an external reason
+(a pod, a node or a rank was lost), the next one resumes from the last checkpoint, here or in the pod's replacement. The
+first pod decides: it numbers the attempts, and writes the training's end next to them, on the volume that all pods
+share. The other pods take part until that end exists; an attempt of theirs that still waits for the first pod is then
+stopped. A SIGTERM is passed to the attempt, which writes a checkpoint and ends; the replacing pod resumes. A GPU with a
+fault and a full volume end the training: the operator repairs that, and resumes.
 
 Once the end exists every pod exits 0, however the training ended, so that Kubernetes starts none again. The end is the
 volume's; the pod's status repeats it as the termination message.
@@ -14,6 +14,7 @@ Only the standard library. Not covered: a limit on the wait for lost pods.
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -24,7 +25,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from bench.data.inputs import InputError
 from bench.records import paths, schema
@@ -32,11 +35,17 @@ from bench.records.checksummed import ResultError
 from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, Outcome, ReasonCode
+from bench.workloads.ranks.watch import exit_with_parent
 
 RETRY_DELAY_SEC = 2.0
+LOG_FILE = "log.txt"  # in an attempt's folder: what it printed
 TERMINATION_LOG = Path("/dev/termination-log")  # what is written there becomes part of the pod's status
-# Exit codes of attempts that did not begin, because of their input.
-REJECTIONS: dict[int, ReasonCode] = {code.exit_code: code for code in ReasonCode if code.is_rejected}
+# Causes of attempts without a result, by their exit code: most did not begin, because of their input.
+CAUSES: dict[int, ReasonCode] = {
+    **{code.exit_code: code for code in ReasonCode if code.is_rejected},
+    ExitCode.NOT_WRITTEN: ReasonCode.NOT_WRITTEN,
+}
+FINAL = (ReasonCode.GPU_FAULT, ReasonCode.NOT_WRITTEN)  # another attempt would meet the same GPU or volume
 
 
 class JobRunner:
@@ -60,6 +69,8 @@ class JobRunner:
             return ExitCode.STOPPED
         text = f"{end.end.value}: {end.outcome.text or 'trained'}"
         print(f"{self.spec.run_id}: {text}", flush=True)
+        while self.spec.keeps_pod and not ((self.folder / paths.COLLECTED_FILE).exists() or self._is_stopped):
+            time.sleep(RETRY_DELAY_SEC)
         with contextlib.suppress(OSError), TERMINATION_LOG.open("r+", encoding="utf-8") as file:
             file.write(text)
         return ExitCode.OK
@@ -102,17 +113,27 @@ class JobRunner:
         out = _attempt_folder(self.spec, self.folder, number)
         if self.rank == 0:
             out.mkdir()
-        trial = Path(tempfile.gettempdir()) / f"{self.spec.run_id}.json"
-        trial.write_text(planned.trial.to_text(), encoding="utf-8")
-        argv = (
-            *(sys.executable, "-m", "bench", "run", "--trial", str(trial), "--out", str(out)),
-            *("--checkpoints", str(self.folder / paths.CHECKPOINTS_FOLDER), "--trial-id", planned.trial_id),
-            *("--worker", f"worker-{self.rank}", "--run-id", self.spec.run_id, "--attempt", str(number)),
-        )
+        log_path = out / LOG_FILE if self.rank == 0 else Path(os.devnull)
+        with (
+            tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".json") as trial,
+            log_path.open("w", encoding="utf-8", buffering=1) as log,
+        ):
+            trial.write(planned.trial.to_text())
+            trial.flush()
+            argv = (
+                *(sys.executable, "-m", "bench", "run", "--trial", trial.name, "--out", str(out)),
+                *("--checkpoints", str(self.folder / paths.CHECKPOINTS_FOLDER), "--trial-id", planned.trial_id),
+                *("--worker", f"worker-{self.rank}", "--run-id", self.spec.run_id, "--attempt", str(number)),
+            )
+            return self._follow(argv, {paths.HELD_VARIABLE: str(held)}, log)
+
+    def _follow(self, argv: tuple[str, ...], variables: Mapping[str, str], log: TextIO) -> tuple[int, str]:
         with subprocess.Popen(
             argv,
-            env={**os.environ, **self._rendezvous_variables(), paths.HELD_VARIABLE: str(held)},
-            stderr=subprocess.PIPE,
+            env={**os.environ, **self._rendezvous_variables(), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=partial(exit_with_parent, os.getpid()),
             encoding="utf-8",
             errors="replace",
         ) as self._child:
@@ -120,21 +141,23 @@ class JobRunner:
                 self._child.send_signal(signal.SIGTERM)
             threading.Thread(target=self._stop_at_end, args=(self._child,), daemon=True).start()
             last = ""
-            for line in self._child.stderr or ():
+            for line in self._child.stdout or ():
                 sys.stderr.write(line)
                 last = line.strip() or last
+                with contextlib.suppress(OSError, ValueError):  # a full disk stops the log, not the training
+                    log.write(line)
         code, self._child = self._child.returncode, None
         return code, last
 
     def _rendezvous_variables(self) -> Mapping[str, str]:
-        """Build the environment variables of the ranks' rendezvous; empty for a single rank."""
-        count, hostname = self.spec.planned.trial.world_size, socket.gethostname()
-        if count == 1:
+        """Build the environment variables of the ranks' rendezvous; empty if all ranks are on this host."""
+        hostname = socket.gethostname()
+        if self.spec.port is None:
             return {}
         # The service's name is also that of the pod which this one replaces, while that is listed on its dead node.
         first = hostname if self.rank == 0 else f"{hostname.rpartition('-')[0]}-0.{self._service}"
         return {
-            paths.NODE_COUNT: str(count),
+            paths.NODE_COUNT: str(self.spec.planned.trial.world_size),
             paths.NODE_RANK: str(self.rank),
             paths.NODE_ADDRESS: first,
             paths.NODE_PORT: str(self.spec.port),
@@ -146,11 +169,13 @@ class JobRunner:
         result = _read_result(self.spec, self.folder, number)
         if result is not None:
             outcome = result.outcome
-        elif code in REJECTIONS:
-            outcome = Outcome.of(REJECTIONS[code], last_line)
+        elif code in CAUSES:
+            outcome = Outcome.of(CAUSES[code], last_line)
+        elif code < 0:
+            outcome = Outcome.of(ReasonCode.KILLED, f"killed by {signal.Signals(-code).name}")
         else:
             outcome = Outcome.of(ReasonCode.NO_RESULT, f"exit {code}, without a result")
-        if outcome.is_transient and outcome.reason_code is not ReasonCode.GPU_FAULT:
+        if outcome.is_transient and outcome.reason_code not in FINAL:
             self._record_loss(number, outcome)
         else:
             self._write_end(number, outcome)
@@ -159,6 +184,8 @@ class JobRunner:
         """Log a lost attempt, and write the training's end if no restart is left."""
         reason = outcome.text or outcome.status.value
         print(f"{self.spec.run_id}: attempt {number}: {reason}", flush=True)
+        cause = json.dumps({"reason": reason, "reason_code": outcome.reason_code})
+        (_attempt_folder(self.spec, self.folder, number) / paths.LOSS_FILE).write_text(cause, encoding="utf-8")
         if self._is_stopped:
             return
         attempts = attempt_numbers(self.folder, self.spec.planned.trial_id)
@@ -229,5 +256,5 @@ def read_spec(environment: Mapping[str, str]) -> TrainingJobSpec:
     except ValueError as error:
         raise InputError(
             f"{paths.JOB_SPEC_VARIABLE}: not a job spec: {error}",
-            remedy="start the training with `inv train --job`",
+            remedy="start the training with `inv train`",
         ) from error

@@ -16,7 +16,9 @@
 | a training's folder | STEPS_FILE | the trial's process, a line per step and per held-out loss |
 | | TRAINING_FILE, ADAPTER_FOLDER | the trial's process, before its result |
 | CHECKPOINTS_FOLDER | RESTARTS_FILE | each attempt of a training, as it resumes and after its first step |
-| on the shared volume | JOB_END_FILE | the first pod of a Kubernetes training Job, last |
+| a training's runs on its host or volume | JOB_END_FILE | its host or first pod, last |
+| | LOSS_FILE | in an attempt's folder, why another attempt follows it |
+| | COLLECTED_FILE | `inv collect`, if the folder is lost with its pod, which waits for it |
 
 `remote.fleet.gang_agent` sets the rank variables of each machine of a trial;
 `bench.workloads.ranks.multi_node` reads them.
@@ -45,6 +47,7 @@ MANIFEST_FILE = "MANIFEST.json"  # written last in a checkpoint: {"files": {name
 NODE_COUNT, NODE_RANK = "QLORA_FLEET_NODES", "QLORA_FLEET_NODE_RANK"
 NODE_ADDRESS, NODE_PORT, NODE_TOKEN = "QLORA_FLEET_RANK0_ADDRESS", "QLORA_FLEET_RANK0_PORT", "QLORA_FLEET_GANG"
 JOB_SPEC_VARIABLE, JOB_END_FILE = "QLORA_FLEET_JOB_SPEC", "end-{turn}.json"
+COLLECTED_FILE, LOSS_FILE = "collected", "lost.json"
 NODE_NAME_VARIABLE = "QLORA_FLEET_NODE_NAME"  # the pod's node
 HELD_VARIABLE = "QLORA_FLEET_HELD_SEC"  # seconds for which a training's workers were held before this attempt
 

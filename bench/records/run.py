@@ -1,4 +1,4 @@
-"""Plan of a run (run.json), progress of a trial (progress.json), and the files of a Kubernetes training Job."""
+"""Plan of a run (run.json), progress of a trial (progress.json), and the job of a training."""
 
 from __future__ import annotations
 
@@ -81,11 +81,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJobSpec:
-    """Training that a Kubernetes Job runs without the operator's machine; its pods read it from JOB_SPEC_VARIABLE.
+    """Training that runs without the operator's machine, in pods or on one host; it is read from JOB_SPEC_VARIABLE.
 
-    `shared` is the folder of all runs on the volume that the pods share. A run may be submitted again: `turn` counts
-    from 1, and attempts up to number `after` belong to earlier turns. The ranks connect to `port` of the first pod and
-    authenticate with `token`.
+    `shared` is the folder of all runs, on the volume that the pods share or on the host. A run may be submitted again:
+    `turn` counts from 1, and attempts up to number `after` belong to earlier turns. Ranks in several pods connect to
+    `port` of the first one and authenticate with `token`; otherwise all ranks are on one host. `keeps_pod`: the folder
+    is lost with its pod, which therefore waits until it was collected.
     """
 
     run_id: str
@@ -94,13 +95,14 @@ class TrainingJobSpec:
     turn: int
     after: int
     max_restarts: int
-    port: int
-    token: str
+    port: int | None = None
+    token: str = ""
+    keeps_pod: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJobEnd:
-    """Final status of a training Job, in the run's folder on the shared volume. Written last, by the first pod."""
+    """Final status of a training, in the run's folder. Written last, by its host or the first of its pods."""
 
     attempt: int
     end: TrialStatus

@@ -173,7 +173,6 @@ class ReasonCode(str, Enum):
         "its end is not confirmed",
         {"may_still_run": True},
     )
-    REPLANNED = "replanned", TrialStatus.CANCELLED, "the training was replanned"
     UNKNOWN = "unknown", TrialStatus.FAILED, "unknown cause"
 
     @classmethod

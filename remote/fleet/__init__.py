@@ -1,6 +1,5 @@
 """Hosts and trials: a queue, a ledger, exactly one end for each trial.
 
-checkpoint_sync: downloads a training's checkpoints and records the cost of each restart
 fleet: runs the open trials of a ledger over hosts
 gang_agent: several hosts that run one trial together
 ledger: the append-only log of a run

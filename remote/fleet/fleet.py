@@ -18,7 +18,6 @@ from pathlib import Path
 
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import Outcome, ReasonCode
-from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import OutcomeWriter
 from remote.fleet.queue import FleetEvent, OpenTrial, TrialQueue
@@ -34,8 +33,8 @@ class Fleet:
     `make_command` gets (host, trial, attempt, job folder). The trial is in that folder as trial.json; the result is
     expected in its `out/`, or below `shared_folder`, which every host mounts (`remote.fleet.outcome`).
     `on_event` is called from several threads and must not raise. `trial_ids` limits the fleet to these trials (None:
-    all). `checkpoint_sync` transfers a training's checkpoints. `diagnose` says why a lost host does not come back.
-    `is_cancel_requested` is polled while the fleet runs, and stops it.
+    all). `diagnose` says why a lost host does not come back. `is_cancel_requested` is polled while the fleet runs, and
+    stops it.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Fleet:
         shared_folder: str | None = None,
         make_agent: Callable[[Host], Agent] = Agent,
         trial_ids: Collection[str] | None = None,
-        checkpoint_sync: CheckpointSync | None = None,
         diagnose: Callable[[], str | None] = lambda: None,
         is_cancel_requested: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -78,7 +76,6 @@ class Fleet:
             on_event=on_event,
             healthy_workers={host.name for host in hosts},
             shared_folder=shared_folder,
-            checkpoint_sync=checkpoint_sync,
             diagnose=diagnose,
         )
         self._workers = {host.name: Worker(make_agent(host), state) for host in hosts}
@@ -108,12 +105,11 @@ class Fleet:
         else:
             self._queue.put(trial)
 
-    def run(self, *, cancel_on_interrupt: bool = True) -> None:
+    def run(self) -> None:
         """Run until every trial has ended. KeyboardInterrupt cancels the workers' jobs and ends them as CANCELLED.
 
-        A second KeyboardInterrupt is raised at once; jobs continue and can be resumed. If `cancel_on_interrupt` is
-        False, that holds for the first one. Raises LedgerError if the run's folder can no longer be written (jobs
-        continue and can be resumed), and any other error of a worker's thread.
+        A second KeyboardInterrupt is raised at once; jobs continue and can be resumed. Raises LedgerError if the run's
+        folder can no longer be written (jobs continue and can be resumed), and any other error of a worker's thread.
         """
         done_events = []
         for worker in self._workers.values():
@@ -122,10 +118,6 @@ class Fleet:
         try:
             self._wait_all(done_events, self._stop_if_requested)
         except KeyboardInterrupt:
-            if not cancel_on_interrupt:
-                self._retry_policy.detaching.set()
-                self._queue.close()
-                raise
             self.stop()
             self._wait_all(done_events)
         if self._failure is not None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from bench.records.run import PlannedTrial, Progress
 from bench.records.schema import SchemaError, from_json
 from bench.records.status import Outcome, ReasonCode, TrialStatus
-from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.outcome import (
     OUT_FOLDER,
@@ -58,7 +57,6 @@ class FleetState:
     on_event: Callable[[FleetEvent], None]
     healthy_workers: set[str]
     shared_folder: str | None
-    checkpoint_sync: CheckpointSync | None = None
     diagnose: Callable[[], str | None] = lambda: None
 
 
@@ -216,13 +214,9 @@ class Worker:
             if status.progress is not None:
                 with contextlib.suppress(SchemaError):  # the progress of another version; it is for display only
                     progress = from_json(Progress, status.progress)
-                    if fleet.checkpoint_sync is not None:
-                        fleet.checkpoint_sync.on_progress(self.agent, planned, attempt.number, progress)
                     fleet.on_event(replace(attempt_event(EventType.PROGRESS, planned, attempt), progress=progress))
 
         start, watch = partial(job.start, spec), partial(retry_policy.watch, job, on_status, PROGRESS_PATH)
-        if fleet.checkpoint_sync is not None and attempt.folder not in trial.started_folders:
-            retry_policy.call(self.name, partial(fleet.checkpoint_sync.upload_newest, self.agent, planned))
         status = retry_policy.call(self.name, start)
         trial.started_folders.add(attempt.folder)
         while status.state in (JobState.RUNNING, JobState.WAITING):

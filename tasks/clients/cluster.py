@@ -154,10 +154,10 @@ def uses_preemptible_nodes(settings: Settings) -> bool:
     return settings.cluster.preemptible or settings.cluster.overlay == "preemptible"
 
 
-def manifest_values(settings: Settings, image: Image) -> ManifestValues:
+def manifest_values(settings: Settings, image: Image, overlay: str | None = None) -> ManifestValues:
     """Return the values of the manifests: every text and number of section cluster, and some of other sections.
 
-    `settings` are those of `resolve_provider`.
+    `settings` are those of `resolve_provider`. `overlay` replaces cluster.overlay.
     """
     cluster, provider = settings.cluster, resolved_provider(settings)
     copied = {**vars(cluster), **vars(cluster.volume), "size": settings.fleet.size, "profile": settings.bench.profile}
@@ -172,7 +172,7 @@ def manifest_values(settings: Settings, image: Image) -> ManifestValues:
     }
     return ManifestValues(
         namespace=cluster.namespace,
-        overlay=cluster.overlay,
+        overlay=overlay or cluster.overlay,
         image=image,
         preemptible_label=provider.preemptible_label if uses_preemptible_nodes(settings) else None,
         pull_secret=cluster.pull_secret,

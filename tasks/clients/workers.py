@@ -1,6 +1,5 @@
 """Hosts of the fleet and their commands, from the settings. No other module depends on the kind of host."""
 
-import dataclasses
 import json
 import logging
 import math
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.records import Trial, schema
-from bench.records.paths import CHECKPOINTS_FOLDER, HELD_VARIABLE, NODE_COUNT
+from bench.records.paths import CHECKPOINTS_FOLDER, JOB_SPEC_VARIABLE, NODE_COUNT
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import ExitCode, read_failure
 from remote.cluster.client import Cluster
@@ -54,10 +53,17 @@ _INSPECT_TIMEOUT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in
 
 def fleet_hosts(settings: Settings) -> list[Host]:
     """Return the fleet's hosts, named worker-0, worker-1, ...; over pods, the pods with these indices."""
-    connector = settings.connector
-    target = print_target(settings) if connector.is_cluster else None
+    return _make_hosts(settings, _worker_names(settings))
+
+
+def _make_hosts(settings: Settings, names: Sequence[str]) -> list[Host]:
+    connector, kubectl = settings.connector, None
+    if connector.is_cluster:
+        kubectl = kubectl_of(print_target(settings))
+    options = getattr(settings.fleet, connector.name, None)
+    request = FleetRequest(names=names, options=options, root=settings.folder, kubectl=kubectl)
     try:
-        return list(connector.make_hosts(_fleet_request(settings, connector.name, target)))
+        return list(connector.make_hosts(request))
     except InvalidAddress as error:
         raise UsageError(str(error)) from error
 
@@ -74,48 +80,41 @@ def resume_hosts(settings: Settings, running: Collection[str]) -> list[Host]:
 
 def _named_hosts(settings: Settings, names: Collection[str]) -> list[Host]:
     """Return the hosts of these names, also beyond fleet.size. Names of no worker are ignored."""
-    return [host for host in fleet_hosts(_with_workers(settings, names)) if host.name in names]
+    return [host for host in _make_hosts(settings, _worker_names(settings, names)) if host.name in names]
 
 
-def _with_workers(settings: Settings, names: Collection[str]) -> Settings:
-    """Return the settings with a fleet.size that includes the workers of these names."""
-    indices = [int(name.removeprefix("worker-")) for name in names if _WORKER_NAME.fullmatch(name)]
-    return settings.with_values(fleet={"size": max(settings.fleet.size, *(index + 1 for index in indices), 1)})
+def _worker_names(settings: Settings, others: Collection[str] = ()) -> list[str]:
+    """Return the names of fleet.size workers, and of as many more as it takes to include `others`."""
+    indices = [int(name.removeprefix("worker-")) for name in others if _WORKER_NAME.fullmatch(name)]
+    return [f"worker-{index}" for index in range(max(settings.fleet.size, *(index + 1 for index in indices), 1))]
 
 
-def _worker_names(settings: Settings) -> list[str]:
-    return [f"worker-{index}" for index in range(settings.fleet.size)]
-
-
-def pod_hosts(settings: Settings, target: Target, *, include_starting: bool = False) -> list[PodHost]:
+def pod_hosts(settings: Settings, target: Target, names: Collection[str] = ()) -> list[PodHost]:
     """Return the pods of `fleet.pods` in this cluster and namespace as hosts, for any kind of fleet.
 
-    `include_starting`: also pods that are not Ready yet.
+    Also those of the workers `names` beyond the present fleet.size.
     """
-    request = _fleet_request(settings, PodConnector.name, target)
+    return _make_pod_hosts(settings, target, _worker_names(settings, names), settings.fleet.pods)
+
+
+def _make_pod_hosts(
+    settings: Settings, target: Target, names: Sequence[str], options: object, *, include_starting: bool = False
+) -> list[PodHost]:
+    request = FleetRequest(names=names, options=options, root=settings.folder, kubectl=kubectl_of(target))
     return PodConnector().make_hosts(request, include_starting=include_starting)
-
-
-def worker_pod_hosts(settings: Settings, target: Target, names: Collection[str]) -> list[PodHost]:
-    """Return the pods of the fleet as `pod_hosts`, and those of these workers beyond the present fleet.size."""
-    return pod_hosts(_with_workers(settings, names), target)
-
-
-def _fleet_request(settings: Settings, connector: str, target: Target | None) -> FleetRequest:
-    kubectl = None if target is None else kubectl_of(target)
-    options = getattr(settings.fleet, connector, None)
-    return FleetRequest(names=_worker_names(settings), options=options, root=settings.folder, kubectl=kubectl)
 
 
 def component_hosts(
     settings: Settings, component: str, *, size: int = 1, container: str = "bench", include_starting: bool = False
 ) -> list[PodHost]:
-    """Return `size` pods of another component of the deployment than the workers."""
+    """Return `size` pods of another component of the deployment than the workers; `include_starting`: not Ready ones.
+
+    Their names are those of workers.
+    """
     selector = f"app.kubernetes.io/component={component}"
-    pods = dataclasses.replace(settings.fleet.pods, selector=selector, container=container)
-    settings = settings.with_values(fleet={"size": size, "pods": pods})
-    target = resolve_target(settings)
-    return pod_hosts(settings, target, include_starting=include_starting)
+    options = replace(settings.fleet.pods, selector=selector, container=container)
+    names, target = [f"worker-{index}" for index in range(size)], resolve_target(settings)
+    return _make_pod_hosts(settings, target, names, options, include_starting=include_starting)
 
 
 class PodDiagnosis:
@@ -204,18 +203,13 @@ def cluster_location(settings: Settings) -> dict[str, str]:
     return target_identity(resolve_target(settings))
 
 
-def launcher(
-    settings: Settings, run_id: str, *, strict: bool = False, held_sec: Callable[[], float] | None = None
-) -> CommandFactory:
-    """Return a function that makes the command of a trial: `python -m bench run` in the fleet's workspace.
-
-    `held_sec` returns for how long a training's workers have been held.
-    """
+def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> CommandFactory:
+    """Return a function that makes the command of a trial: `python -m bench run` in the fleet's workspace."""
 
     shared = settings.shared_results
-    checkpoints = checkpoint_folder(settings, run_id)
 
     def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+        checkpoints = f"{shared or f'{host.workdir}/runs'}/{run_id}/{CHECKPOINTS_FOLDER}"
         command = _bench_command(
             settings,
             host,
@@ -223,10 +217,8 @@ def launcher(
             *("--trial-id", planned.trial_id, "--worker", host.name),
             *("--run-id", run_id, "--attempt", str(attempt)),
             *(["--strict"] if strict else []),
-            *(["--checkpoints", checkpoints(host.workdir)] if planned.trial.training is not None else []),
+            *(["--checkpoints", checkpoints] if planned.trial.training is not None else []),
         )
-        if held_sec is not None:
-            command = replace(command, environment={**command.environment, HELD_VARIABLE: f"{held_sec():.1f}"})
         if is_gang(settings, planned):
             count = {NODE_COUNT: str(planned.trial.world_size)}
             command = replace(command, environment={**command.environment, **count})
@@ -238,10 +230,10 @@ def launcher(
     return launch
 
 
-def checkpoint_folder(settings: Settings, run_id: str) -> Callable[[str], str]:
-    """Return a function from a host's workdir to its checkpoint folder: on the shared volume if there is one."""
-    shared = settings.shared_results
-    return lambda workdir: f"{shared or f'{workdir}/runs'}/{run_id}/{CHECKPOINTS_FOLDER}"
+def training_command(settings: Settings, host: Host, spec_json: str) -> Command:
+    """Return the command that runs a training on one host until its end."""
+    command = _bench_command(settings, host, "train")
+    return replace(command, environment={**command.environment, JOB_SPEC_VARIABLE: spec_json})
 
 
 def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] = ()) -> Mapping[str, Any]:

@@ -81,9 +81,8 @@ def _parallelism(action: Action) -> int:
     return int(spec.get("parallelism", 1))
 
 
-def check_controller(settings: Settings, cluster: Cluster, cluster_plan: ClusterPlan) -> None:
+def check_controller(overlay: str, cluster: Cluster, cluster_plan: ClusterPlan) -> None:
     """Raise UsageError if the overlay's controller is missing: without Kueue its Job would start at once."""
-    overlay = settings.cluster.overlay
     missing = missing_controller(cluster, overlay) if cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE) else None
     if missing is not None:
         raise NO_CONTROLLER.error(suffix=NOTHING_CHANGED, overlay=overlay, controller=missing)

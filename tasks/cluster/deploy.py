@@ -44,11 +44,13 @@ DELETE_TIMEOUT_SEC = 180.0
 class DeployHooks:
     """Values and callbacks of a task that deploys, in addition to the settings.
 
-    `values` go to the manifests, where `components` read them; `server` is the image of a server. `on_start` is called
-    after the last check, and `before_pods` when everything exists except the pods. `on_state` gets each state of the
-    pods during the wait, which `wait` turns on. `retry_command` is the command that resumes.
+    `overlay` replaces cluster.overlay. `values` go to the manifests, where `components` read them; `server` is the
+    image of a server. `on_start` is called after the last check, and `before_pods` when everything exists except the
+    pods. `on_state` gets each state of the pods during the wait, which `wait` turns on. `is_locked`: the task holds the
+    lock of the results. `retry_command` is the command that resumes.
     """
 
+    overlay: str | None = None
     values: Mapping[str, str | int | list[str]] = field(default_factory=dict)
     components: tuple[str, ...] = ()
     server: Image | None = None
@@ -56,15 +58,14 @@ class DeployHooks:
     before_pods: Callable[[Cluster], object] = lambda _cluster: None
     on_state: Callable[[PodFleet], object] = lambda _state: None
     wait: bool = True
+    is_locked: bool = False
     retry_command: str = "inv deploy"
 
 
 def deploy_fleet(context: Context, options: DeployOptions) -> CommandResult | None:
     settings = load(context)
     if settings.cluster.overlay.startswith(JOB_PREFIX):
-        raise UsageError(
-            f"cluster.overlay: {settings.cluster.overlay} runs a training", remedy="type `inv train --job`"
-        )
+        raise UsageError(f"cluster.overlay: {settings.cluster.overlay} runs a training", remedy="type `inv train`")
     return apply(settings, options)
 
 
@@ -74,7 +75,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
     image = resolve_image(settings)
     with open_cluster(settings, changes=not options.dry_run, yes=options.yes) as cluster:
         settings = resolve_provider(settings, cluster)
-        values = manifest_values(settings, image)
+        values = manifest_values(settings, image, hooks.overlay)
         values = replace(
             values,
             extra_settings={**values.extra_settings, **hooks.values},
@@ -86,7 +87,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
         makes_secret = _needs_secret(settings, cluster, image, renew=options.renew_secret)
         applied = _try_changes(cluster, comparable(desired, live), force_conflicts=options.force_conflicts)
         cluster_plan = plan(desired, live, applied, makes_secret=makes_secret, replace_ended=options.force)
-        _print_plan(cluster_plan, image, settings)
+        _print_plan(cluster_plan, image, settings, values.overlay)
         jobs = [item for item in desired if item["kind"] == "Job"]
         await_pods = partial(
             wait_for_pods,
@@ -105,7 +106,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             await_pods()
             return None
         check_node_capacity(settings, cluster, image, cluster_plan, partial=options.partial or options.dry_run)
-        check_controller(settings, cluster, cluster_plan)
+        check_controller(values.overlay, cluster, cluster_plan)
         check_storage(cluster, cluster_plan)
         check_permissions(cluster, cluster_plan)
         if options.dry_run:
@@ -113,7 +114,7 @@ def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None 
             _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
             return CommandResult(data={**_document(cluster_plan, image), "refused": refused})
         # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
-        needs_lock = bool(cluster_plan.pod_ending_actions)
+        needs_lock = bool(cluster_plan.pod_ending_actions) and not hooks.is_locked
         with acquire_lock(settings.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
             lost = check_pending_results(settings, cluster, cluster_plan, discard_results=options.discard_results)
             user = settings.registry.user or ""
@@ -171,7 +172,7 @@ def _needs_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: 
     return True
 
 
-def _print_plan(cluster_plan: ClusterPlan, image: Image, settings: Settings) -> None:
+def _print_plan(cluster_plan: ClusterPlan, image: Image, settings: Settings, overlay: str) -> None:
     print(f"image: {image.reference}")
     changes = [action for action in cluster_plan.actions if action.verb is not Verb.KEEP]
     unchanged = len(cluster_plan.actions) - len(changes)
@@ -180,7 +181,7 @@ def _print_plan(cluster_plan: ClusterPlan, image: Image, settings: Settings) -> 
     if cluster_plan.makes_secret:
         print(f"{'write':9}  secret/{settings.cluster.pull_secret}")
     counts = f"{len(cluster_plan.changes)} to change, {unchanged} unchanged"
-    print(f"plan: overlay {settings.cluster.overlay}: {counts}", flush=True)
+    print(f"plan: overlay {overlay}: {counts}", flush=True)
 
 
 def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan, *, force_conflicts: bool) -> None:

@@ -12,7 +12,8 @@ pricing            cost settings, and the price of a worker
 collect            fetch the workers' results, and a training's adapter, into the run's folder
 monitor            `inv monitor`: a live table of the workers' GPUs
 run_store          the run folders on this machine
-k8s_training       trainings that run as a Kubernetes Job: read, cancelled, imported into the ledger
+training_job       a training's job, on a host or in pods: read, cancelled, imported into the ledger
+training_pods      the pods of a training's Kubernetes Job, and a pod that reads its volume
 after_success      teardown after a benchmark of which everything succeeded and was collected
 pending_results    runs whose results are still in the pods
 """

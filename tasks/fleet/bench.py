@@ -28,10 +28,10 @@ from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import after_success, plan, runner
-from tasks.fleet.k8s_training import cancel_training, is_k8s_training
 from tasks.fleet.notify import check_command, notify_end
 from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
+from tasks.fleet.training_job import cancel_training, describe_cancelled
 from tasks.settings.load import Settings, load
 
 
@@ -150,9 +150,11 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
         if not ledger.open_trials() and not (was_followed and is_cancelled):
             print(f"run {run.run_id}: nothing to cancel, every trial has ended")
             return None
-        if is_k8s_training(run):
-            with notify_end(settings, run, folder, ledger):
-                cancel_training(settings, run, folder, ledger)
+        if run.suite == TRAIN:
+            if ledger.open_trials():
+                with notify_end(settings, run, folder, ledger):
+                    cancel_training(settings, run, folder, ledger)
+            print(describe_cancelled(run, ledger))
             return None
         with notify_end(settings, run, folder, ledger):
             for fleet in runner.make_fleets(settings, run, folder, ledger, run_hosts(settings, run)):

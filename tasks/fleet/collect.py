@@ -50,10 +50,10 @@ from tasks.cli.flags import refuse_several
 from tasks.cli.terminal import console
 from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
-from tasks.fleet.k8s_training import is_k8s_training, open_reader_pod, sync_ledger
 from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import incomplete_runs, missing_reason
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
+from tasks.fleet.training_job import TrainingJob, open_job, release_pod, sync_ledger
 from tasks.settings.load import Settings, load
 
 CHECKSUMMED_FOLDERS = (TRIALS_FOLDER, ADAPTER_FOLDER)
@@ -94,7 +94,7 @@ def collect_runs(context: Context, name: str | None, *, all_runs: bool, dry_run:
         _collect_all(settings)
         return None
     run, folder = open_run(settings, name)
-    collect_run(settings, run, folder, run_hosts(settings, run))
+    collect_run(settings, run, folder)
     return None
 
 
@@ -131,7 +131,7 @@ def _collect_all(settings: Settings) -> None:
             failed.append(SomeTrialsFailed(error.problem, remedy=error.remedy))  # a chain continues
             continue
         try:
-            collect_run(settings, run, folder, run_hosts(settings, run))
+            collect_run(settings, run, folder)
         except TaskFailed as error:
             failed.append(error)
     if failed:
@@ -144,24 +144,27 @@ def _collect_all(settings: Settings) -> None:
 
 
 def collect_run(
-    settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host], *, may_be_open: bool = False
+    settings: Settings,
+    run: RunRecord,
+    folder: Path,
+    hosts: Sequence[Host] | None = None,
+    *,
+    may_be_open: bool = False,
 ) -> None:
-    """Collect one run from these workers, or from its volume if it runs as a Kubernetes Job.
+    """Collect one run from its workers, or from `hosts`; a training is first imported from where it runs.
 
     With `may_be_open`, a training that has not ended is not an error. Raises ConfirmationRequired, RetryableError,
     SomeTrialsFailed and UsageError.
     """
     try:
-        if not is_k8s_training(run):
-            _fetch_results(settings, run, folder, hosts)
+        if run.suite != TRAIN:
+            _fetch_results(settings, run, folder, run_hosts(settings, run) if hosts is None else hosts)
             return
-        with open_reader_pod(settings, run) as host:
-            ledger = Ledger(folder / LEDGER_FILE)
-            with notify_end(settings, run, folder, ledger):
-                sync_ledger(run, folder, ledger, host)
-            if may_be_open and ledger.open_trials():
-                return
-            _fetch_results(settings, run, folder, [host])
+        with open_job(settings, run) as job:
+            try:
+                _collect_training(settings, run, folder, job, may_be_open=may_be_open)
+            except HostError:  # a pod ends with its training; then another one reads the volume
+                _collect_training(settings, run, folder, job, may_be_open=may_be_open)
     except LedgerError as error:
         raise UsageError.from_error(error, remedy="`inv report` still reports the results collected so far") from error
     except PermissionDenied as error:
@@ -172,10 +175,20 @@ def collect_run(
         ) from error
 
 
+def _collect_training(settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, *, may_be_open: bool) -> None:
+    lost, ledger = job.end(), Ledger(folder / LEDGER_FILE)
+    with job.reader() as host:
+        with notify_end(settings, run, folder, ledger):
+            sync_ledger(run, folder, ledger, host, lost)
+        if not (may_be_open and ledger.open_trials()):
+            _fetch_results(settings, run, folder, [host])
+            release_pod(run, host)
+
+
 def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
     agents = [Agent(host) for host in hosts]
     entries, agents_by_name = Ledger(folder / LEDGER_FILE).entries, {agent.host.name: agent for agent in agents}
-    shared = run.provenance["inputs"]["job"]["shared"] if is_k8s_training(run) else settings.shared_results
+    shared = run.provenance["inputs"]["job"]["shared"] if run.suite == TRAIN else settings.shared_results
     collection = _RunCollector(run=run, folder=folder, entries=entries, agents=agents_by_name, shared=shared)
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
@@ -199,7 +212,10 @@ def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequ
 
 @dataclass(frozen=True, kw_only=True)
 class _RunCollector:
-    """Fetches a run's files: ledger entries by trial id, the workers' agents by name, and their shared folder."""
+    """Fetches a run's files: ledger entries by trial id, the workers' agents by name, and their shared folder.
+
+    A training's files are in the shared folder only.
+    """
 
     run: RunRecord
     folder: Path
@@ -217,7 +233,10 @@ class _RunCollector:
         if entry.winner is not None:
             # The result of a LOST trial is not trusted; it stays on its worker.
             excluded = {PROGRESS_FILE, RESULT_FILE} if entry.status is TrialStatus.LOST else {PROGRESS_FILE}
-            collected = self._fetch_from_worker(collected, entry.winner, target, excluded)
+            if self.run.suite == TRAIN:
+                collected = replace(collected, missing_reason="its folder is gone")
+            else:
+                collected = self._fetch_from_worker(collected, entry.winner, target, excluded)
             if collected.missing_reason is not None and not collected.is_corrupt and self.shared is not None:
                 collected = self._fetch_from_volume(collected, entry.winner, target, excluded)
             if collected.missing_reason is not None and not collected.is_corrupt:

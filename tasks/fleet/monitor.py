@@ -20,6 +20,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from bench.records.checksummed import ResultError
+from bench.records.paths import RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.units import format_gib
 from remote.fleet.outcome import PROGRESS_PATH
@@ -29,10 +31,9 @@ from tasks.cli import terminal
 from tasks.cli.command_result import CommandResult
 from tasks.clients import workers
 from tasks.errors import RetryableError, escape_controls
-from tasks.fleet import k8s_training as volume
-from tasks.fleet.k8s_training import is_k8s_training, training_pods
-from tasks.fleet.run_store import open_run
-from tasks.fleet.training_progress import TrainingLines
+from tasks.fleet.run_store import TRAIN, open_run
+from tasks.fleet.training_job import TrainingJob, open_job, read_state
+from tasks.fleet.training_progress import TrainingLine
 from tasks.settings.load import Settings, load
 
 REFRESH_SEC = 2.0
@@ -46,7 +47,7 @@ UNKNOWN = "-"
 class WorkerSample:
     """One sample of a worker. `gpus` is the output of `python -m bench sample`; `error` is set if the worker failed.
 
-    `training` is the progress line of the training that this worker leads.
+    `job` is the folder of the job that holds it. `training` is the progress line of the training that it leads.
     """
 
     worker: str
@@ -54,38 +55,34 @@ class WorkerSample:
     load_average_1min: float | None = None
     trial: str | None = None
     phase: str | None = None
+    job: str | None = None
     training: str | None = None
     error: str | None = None
 
 
 def show_workers(context: Context, name: str | None, *, once: bool, plain: bool) -> CommandResult:
-    """Show the workers, those of the run of this name, or the pods of its Kubernetes-run training.
-
-    Once, or until Ctrl-C.
-    """
+    """Show the workers, those of the run of this name, or the pods of its training, once or until Ctrl-C."""
     settings = load(context)
     run = None if name is None else open_run(settings, name)[0]
-    k8s_run = run if run is not None and is_k8s_training(run) else None
-    hosts = _hosts(settings, run)
-    agents, training_lines = {host.name: Agent(host) for host in hosts}, TrainingLines(settings)
-
-    def sample_by_name(worker: str) -> WorkerSample:
-        agent = agents[worker]
-        worker_sample = sample_worker(agent, lambda host: workers.sample(settings, host), training_lines.line)
-        if k8s_run is None:
-            return worker_sample
-        return _with_volume_state(worker_sample, k8s_run, agent.host, training_lines)
-
-    poller = WorkerPoller(list(agents), sample_by_name)
-    console = terminal.console(soft_wrap=False)
-    find_end = partial(volume.describe_end, settings, k8s_run) if k8s_run is not None else lambda: None
+    is_followed = run is not None and run.suite == TRAIN
     end = None
-    try:
-        end = _follow(console, poller, find_end, once=once, plain=plain)
-    except KeyboardInterrupt:  # the normal end
-        pass
-    finally:
-        poller.close()
+    with contextlib.ExitStack() as stack:
+        job = stack.enter_context(open_job(settings, run)) if run is not None and is_followed else None
+        agents = {host.name: Agent(host) for host in _hosts(settings, run, job)}
+        lines = TrainingLines(settings, run if is_followed else None)
+
+        def sample_by_name(worker: str) -> WorkerSample:
+            return lines.add_to(sample_worker(agents[worker], partial(workers.sample, settings)), agents[worker].host)
+
+        poller = WorkerPoller(list(agents), sample_by_name)
+        console = terminal.console(soft_wrap=False)
+        find_end = partial(_describe_end, run, job) if run is not None and job is not None else lambda: None
+        try:
+            end = _follow(console, poller, find_end, once=once, plain=plain)
+        except KeyboardInterrupt:  # the normal end
+            pass
+        finally:
+            poller.close()
     if end is not None:
         console.print(end, markup=False, soft_wrap=True)
     return CommandResult(
@@ -94,36 +91,56 @@ def show_workers(context: Context, name: str | None, *, once: bool, plain: bool)
     )
 
 
-def _hosts(settings: Settings, run: RunRecord | None) -> Sequence[Host]:
-    """Return the run's workers, or the pods of a Kubernetes-run training; without a run, the fleet."""
+def _hosts(settings: Settings, run: RunRecord | None, job: TrainingJob | None) -> Sequence[Host]:
+    """Return the hosts of a training's job, or the run's workers; without a run, the fleet."""
     if run is None:
         return workers.fleet_hosts(settings)
-    return training_pods(settings, run) if is_k8s_training(run) else workers.run_hosts(settings, run)
+    return workers.run_hosts(settings, run) if job is None else job.hosts
 
 
-def _with_volume_state(
-    worker_sample: WorkerSample, run: RunRecord, host: Host, training_lines: TrainingLines
-) -> WorkerSample:
-    """Add the training's state on the shared volume to the sample of one of its pods."""
-    if worker_sample.error is not None:
-        return worker_sample
-    try:
-        state = volume.read_volume_state(run, host)
-    except HostError as error:
-        return replace(worker_sample, error=escape_controls(str(error)))
-    if not state.attempts:
-        return replace(worker_sample, phase="starting")
-    progress, trial = state.progress or {}, run.planned[0].trial_id
-    job = f"{volume.run_folder_on_volume(run)}/{trial}.{state.attempts[-1][0]}"
-    line = training_lines.line(job, state.progress, state.attempt_spans(run)) if host.name == run.workers[0] else None
-    return replace(worker_sample, trial=trial, phase=phase_text(progress), training=line)
+def _describe_end(run: RunRecord, job: TrainingJob) -> str | None:
+    """Return one line on the end of a training whose job has ended; None while it goes on."""
+    end = job.end()
+    return (
+        None if end is None else f"run {run.run_id}: {end.text}; `inv collect --run={run.run_id}` fetches its results"
+    )
 
 
-def sample_worker(
-    agent: Agent,
-    sample: Callable[[Host], Mapping[str, Any]],
-    training_line: Callable[[str, Mapping[str, Any] | None], str | None] = lambda _job, _progress: None,
-) -> WorkerSample:
+class TrainingLines:
+    """The lines of the trainings that run on workers: of the training `followed`, or of those known on this machine."""
+
+    def __init__(self, settings: Settings, followed: RunRecord | None) -> None:
+        self._settings, self._followed = settings, followed
+        self._lines = dict[str, TrainingLine]()
+
+    def add_to(self, sample: WorkerSample, host: Host) -> WorkerSample:
+        """Add the state of the training that runs on this worker to its sample."""
+        run = self._followed or self._find_run(sample.job)
+        if sample.error is not None or run is None:
+            return sample
+        try:
+            state = read_state(run, host)
+        except HostError as error:
+            return replace(sample, error=escape_controls(str(error)))
+        line = self._lines.setdefault(run.run_id, TrainingLine(self._settings, run)).text(state)
+        return replace(
+            sample,
+            trial=run.planned[0].trial_id,
+            phase="starting" if state.progress is None else phase_text(vars(state.progress)),
+            training=line if host.name == run.workers[0] else None,
+        )
+
+    def _find_run(self, job: str | None) -> RunRecord | None:
+        """Return the training of a job's folder; None if this machine does not know it."""
+        try:
+            folder = self._settings.results_folder / PurePosixPath(job or "").parent.name
+            run = RunRecord.read(folder / RUN_FILE)
+        except ResultError:
+            return None
+        return run if run.suite == TRAIN else None
+
+
+def sample_worker(agent: Agent, sample: Callable[[Host], Mapping[str, Any]]) -> WorkerSample:
     """Sample one worker; if it does not answer, the sample has an `error`."""
     worker = agent.host.name
     try:
@@ -141,7 +158,7 @@ def sample_worker(
             load_average_1min=measurement["load_average_1min"],
             trial=None if holder is None else PurePosixPath(holder).name.rpartition(".")[0],  # without the attempt
             phase=None if progress is None else phase_text(progress),
-            training=None if holder is None else training_line(holder, progress),
+            job=holder,
         )
         rows([worker_sample])
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -21,10 +21,9 @@ from remote.hosts.connectors import CONNECTORS
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from remote.jobs.job import Agent, slot_path
 from tasks.clients.cluster import record_last_cluster
-from tasks.clients.workers import worker_pod_hosts
+from tasks.clients.workers import pod_hosts
 from tasks.errors import results_write_errors
-from tasks.fleet.k8s_training import is_k8s_training
-from tasks.fleet.run_store import resume_command
+from tasks.fleet.run_store import TRAIN, resume_command
 from tasks.settings.load import Settings
 
 _MAX_SUMS_BYTES = 100_000_000
@@ -60,12 +59,13 @@ def pending_runs(results_folder: Path, target: Target, *, is_volume_kept: bool =
         cluster = run.provenance.get("cluster") or {}
         is_on_target = (cluster.get("server"), cluster.get("namespace")) == (target.server, target.namespace)
         reason = missing_reason(folder, run)
-        # The results of a Kubernetes-run training are on its volume.
         connector = CONNECTORS.get(run.fleet_kind)
         is_over_pods = connector is not None and connector.is_cluster
-        if not is_over_pods or not is_on_target or reason is None or is_k8s_training(run):
+        if not is_over_pods or not is_on_target or reason is None:
             continue
-        if not (is_volume_kept and _has_shared_results(run) and not _is_open(folder)):
+        # The Job of a training is checked elsewhere, and its files are on the volume.
+        is_safe = run.suite == TRAIN or (is_volume_kept and not _is_open(folder))
+        if not (is_safe and _has_shared_results(run)):
             pending.append(PendingRun(folder=folder, description=f"run {run.run_id}: {reason}"))
     return pending
 
@@ -104,7 +104,7 @@ def foreign_active_jobs(settings: Settings, cluster: Cluster) -> list[str]:
             return None
         return f"{host.name} runs {job.name} of run {job.parent.name}, which is another operator's"
 
-    hosts = worker_pod_hosts(settings, cluster.target, set(map(_worker_name, workers)))
+    hosts = pod_hosts(settings, cluster.target, set(map(_worker_name, workers)))
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         return [line for line in pool.map(describe_foreign_job, hosts) if line is not None]
 

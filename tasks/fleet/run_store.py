@@ -111,10 +111,8 @@ def format_statuses(counts: Mapping[str, int], planned: int | None) -> str:
 
 
 def resume_command(run: RunRecord | str) -> str:
-    """Return the command that resumes a run. An id names its suite; whether a Job runs it is in its record only."""
+    """Return the command that resumes a run. An id names its suite."""
     run_id = run if isinstance(run, str) else run.run_id
-    if isinstance(run, RunRecord) and "job" in run.provenance.get("inputs", {}):
-        return f"inv {TRAIN} --job --resume={run_id}"
     suite = run_id.split("-")[2:3] if isinstance(run, str) else [run.suite]
     command = suite[0] if suite in ([TRAIN], [TUNE]) else "bench"
     return f"inv {command} --resume={run_id}"

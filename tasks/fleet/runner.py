@@ -1,4 +1,4 @@
-"""Execution of a plan over the fleet until every trial has ended. Shared by `inv bench`, `inv tune` and `inv train`.
+"""Execution of a plan over the fleet until every trial has ended, for `inv bench` and `inv tune`; the plan on disk.
 
 The plan is on disk before anything starts; afterwards its ledger says what is left to do.
 """
@@ -9,7 +9,6 @@ import datetime
 import functools
 import secrets
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
-from remote.fleet.checkpoint_sync import CheckpointSync
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.queue import FleetEvent
@@ -28,7 +26,6 @@ from remote.fleet.retry_policy import LoginTimeout, RetryLimits
 from remote.hosts.base import Host
 from remote.jobs.job import Agent, slot_path
 from reports import formatting
-from reports.read import attempts
 from tasks.cli.lock import is_cancel_requested, rename_followed
 from tasks.cli.log import open_run_log
 from tasks.cli.signals import as_ctrl_c
@@ -40,7 +37,7 @@ from tasks.fleet.live_display import FleetView
 from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import expected_sec
-from tasks.fleet.run_store import TRAIN, make_folder, open_run, point_latest_at, refuse_copied_latest, resume_command
+from tasks.fleet.run_store import make_folder, open_run, point_latest_at, refuse_copied_latest, resume_command
 from tasks.settings.load import Settings
 
 
@@ -200,12 +197,6 @@ def run_trials(
     report_outcome(run, ledger, interrupted=was_stopped)
 
 
-def _held_sec(run: RunRecord, folder: Path) -> float:
-    """Return the seconds for which a training's workers have been held. Raises OSError."""
-    (planned,) = run.planned
-    return attempts.held_sec(attempts.read(folder, planned.trial_id), time.time()) / planned.trial.world_size
-
-
 def make_fleets(
     settings: Settings,
     run: RunRecord,
@@ -213,15 +204,9 @@ def make_fleets(
     ledger: Ledger,
     hosts: list[Host],
     on_event: Callable[[FleetEvent], None] = lambda _: None,
-    *,
-    checkpoint_sync: CheckpointSync | None = None,
 ) -> Iterator[Fleet]:
     """Yield the run's fleets, to be run one after the other. `on_event` gets every event."""
     strict = run.settings.get("bench", {}).get("strict", False)
-    reconnect_timeout_sec, max_attempts = settings.fleet.reconnect_timeout_sec, settings.fleet.max_attempts
-    held_sec = functools.partial(_held_sec, run, folder) if run.suite == TRAIN else None
-    if run.suite == TRAIN:
-        reconnect_timeout_sec, max_attempts = settings.train.replacement_timeout_sec, 1 + settings.train.max_restarts
     diagnose = PodDiagnosis(settings).read if settings.connector.is_cluster else lambda: None
     for group in worker_groups(settings, hosts, run):
         yield Fleet(
@@ -229,20 +214,19 @@ def make_fleets(
             run=run,
             run_folder=folder,
             ledger=ledger,
-            make_command=launcher(settings, run.run_id, strict=strict, held_sec=held_sec),
+            make_command=launcher(settings, run.run_id, strict=strict),
             on_event=on_event,
             limits=RetryLimits(
                 # The last command to a dead host must end within fleet.lost_after_sec.
                 lost_after_sec=max(1.0, settings.fleet.lost_after_sec - settings.connector.silence_sec),
-                reconnect_timeout_sec=reconnect_timeout_sec,
+                reconnect_timeout_sec=settings.fleet.reconnect_timeout_sec,
                 login_timeout_sec=settings.fleet.login_timeout_sec,
-                max_attempts=max_attempts,
+                max_attempts=settings.fleet.max_attempts,
                 max_streams=settings.connector.max_streams,
             ),
             shared_folder=settings.shared_results,
             make_agent=group.make_agent,
             trial_ids=group.trial_ids,
-            checkpoint_sync=checkpoint_sync,
             diagnose=diagnose,
             is_cancel_requested=functools.partial(is_cancel_requested, folder),
         )

@@ -1,23 +1,17 @@
 """Live display of a training: one line with loss, held-out loss, speed, time left, dollars and restarts.
 
 On a terminal the line is redrawn four times a second; elsewhere a line is printed each minute and with every new phase.
-`inv monitor` builds the same line from the worker's progress and the run's ledger.
+`inv monitor` shows the same line.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from bench.records.checksummed import ResultError
-from bench.records.paths import RUN_FILE
 from bench.records.run import Progress, RunRecord
-from bench.records.schema import SchemaError, from_json
-from remote.fleet.queue import EventType, FleetEvent
 from reports import formatting
 from reports.read import attempts
 from reports.read.attempts import AttemptSpan
@@ -25,7 +19,7 @@ from reports.summary.cost import Price
 from tasks.errors import escape_controls
 from tasks.fleet.live_display import PLAIN_INTERVAL_SEC, View, number
 from tasks.fleet.pricing import worker_price
-from tasks.fleet.run_store import TRAIN
+from tasks.fleet.training_job import TrainingState
 from tasks.settings.load import Settings
 
 
@@ -78,113 +72,63 @@ class StepPace:
         return (self._clock() - self._at) / done * (self._steps - self._last)
 
 
-class TrainingLines:
-    """Progress lines of trainings, built from their workers' progress and their run folders on this machine."""
+class TrainingLine:
+    """The progress line of one training, from its state."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._paces = settings, dict[str, StepPace]()
+    def __init__(self, settings: Settings, run: RunRecord, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._pace = run, StepPace(clock)
+        self._price = worker_price(settings, run.provenance["inputs"].get("device"))
 
-    def line(
-        self, job: str, document: Mapping[str, Any] | None, attempt_spans: Sequence[AttemptSpan] | None = None
-    ) -> str | None:
-        """Return the progress line of the job in this folder; None if it is not one of our trainings.
-
-        `attempt_spans` replaces the attempts of the ledger.
-        """
-        run_id = PurePosixPath(job).parent.name
-        folder = self._settings.results_folder / run_id
-        try:
-            run, progress = RunRecord.read(folder / RUN_FILE), from_json(Progress, document)
-        except (ResultError, SchemaError):
-            return None
-        if run.suite != TRAIN:
-            return None
-        pace = self._paces.setdefault(job, StepPace())
-        pace.update(1, progress)
-        device = run.provenance.get("inputs", {}).get("device")
-        price = worker_price(self._settings, device)
-        spans = attempts.read(folder, run.planned[0].trial_id) if attempt_spans is None else attempt_spans
-        phrases = progress_parts(progress, spans, price, pace.remaining_sec)
-        return escape_controls(f"{run_id}: {', '.join(phrases)}")
+    def text(self, state: TrainingState) -> str:
+        """Return the line; what a host has written in it is escaped."""
+        if not state.attempts:
+            return f"{self._run.run_id}: starting"
+        if state.progress is not None:
+            self._pace.update(state.attempts[-1].number, state.progress)
+        spans = state.attempt_spans(self._run)
+        phrases = progress_parts(state.progress, spans, self._price, self._pace.remaining_sec)
+        return escape_controls(f"{self._run.run_id}: {', '.join(phrases)}")
 
 
 class TrainingView(View):
-    """Live display of one training: pass every event to `handle`, from any thread. Use as a context manager.
-
-    `read_attempts` returns the training's attempts so far. Without a price no cost is shown.
-    """
+    """Live display of one training. Use as a context manager."""
 
     def __init__(
         self,
+        line: TrainingLine,
         *,
-        run_id: str,
-        read_attempts: Callable[[], Sequence[AttemptSpan]],
-        price: Price | None,
         console: Console | None = None,
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(console, plain, clock)
-        self._run_id, self._read_attempts, self._price = run_id, read_attempts, price
-        self._progress: Progress | None = None
+        self._line, self._text, self._note, self._phase = line, "starting", "", (0, "")
         self.checkpoint_step: int | None = None  # the newest of all attempts
-        self._pace = StepPace(clock)
         self._printed_at = -math.inf
-        self._note = "starting"
 
-    def handle(self, event: FleetEvent) -> None:
-        """Process one event. Returns immediately and never raises, whatever the event holds."""
+    def update(self, state: TrainingState) -> None:
+        """Show a state. A new attempt and, in a pipe, a new phase have a line of their own."""
+        progress, self._note = state.progress, ""
+        number = state.attempts[-1].number if state.attempts else 0
+        phase = (number, "" if progress is None else progress.phase)
         with self._lock:
-            is_printed = self._apply(event)
-        if is_printed:
-            text = self.line() if event.kind is EventType.PROGRESS else self._note
+            self._text = self._line.text(state)
+        if progress is not None and progress.checkpoint_step is not None:
+            self.checkpoint_step = progress.checkpoint_step
+        is_due = self._clock() - self._printed_at >= PLAIN_INTERVAL_SEC or phase != self._phase
+        if (self._is_plain and is_due) or (number > 1 and number != self._phase[0]):
+            self._printed_at = self._clock()
+            self._print(self.summary())
+        self._phase = phase
+
+    def note(self, text: str) -> None:
+        """Print why the state is not known now, once until it is known again or the reason is another one."""
+        if text != self._note:
+            self._note = text
             self._print(self._with_time(self._escaped(text)))
 
     def summary(self) -> Text:
-        return self._with_time(self._escaped(self.line()))
+        return self._with_time(self._escaped(self._text))
 
     def render(self) -> Text:
-        return self._escaped(self.line())
-
-    def line(self) -> str:
-        phrases = (
-            progress_parts(self._progress, self._read_attempts(), self._price, self._pace.remaining_sec)
-            if self._progress is not None
-            else [self._note]
-        )
-        return f"{self._run_id}: {', '.join(phrases)}"
-
-    def _apply(self, event: FleetEvent) -> bool:
-        """Update the state from an event. Returns True if a line must be printed."""
-        match event.kind:
-            case EventType.PROGRESS:
-                return self._on_progress(event)
-            case EventType.STARTED | EventType.ATTACHED:
-                self._progress = None
-                attempt_text = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-                text = "still running, reattached" if event.kind is EventType.ATTACHED else f"started{attempt_text}"
-                self._note = f"{event.worker}: {text}"
-                return self._is_plain or event.attempt > 1
-            case EventType.ENDED:
-                reason = "" if event.reason is None else f": {event.reason}"
-                self._note = f"{event.status.value if event.status is not None else 'ended'}{reason}"
-                return True
-            case _:
-                reason = "" if event.reason is None else f": {event.reason}"
-                self._note = f"{event.worker}: {event.kind.value}{reason}"
-                self._progress = None
-                return True
-
-    def _on_progress(self, event: FleetEvent) -> bool:
-        progress, previous = event.progress, self._progress
-        if progress is None:
-            return False
-        self._pace.update(event.attempt, progress)
-        self._progress = progress
-        if progress.checkpoint_step is not None:
-            self.checkpoint_step = progress.checkpoint_step
-        is_due = self._clock() - self._printed_at >= PLAIN_INTERVAL_SEC
-        is_due = self._is_plain and (is_due or previous is None or previous.phase != progress.phase)
-        if is_due:
-            self._printed_at = self._clock()
-        return is_due
+        return self._escaped(self._text)

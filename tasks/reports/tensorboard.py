@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from invoke.context import Context
 from bench.records.paths import LEDGER_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.fleet.outcome import OUT_FOLDER
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent
 from remote.jobs.transfer import pull
@@ -29,11 +27,9 @@ from reports.exports.trackers import TENSORBOARD
 from reports.read.run import ReportError, ReportWriteError
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.signals import as_ctrl_c
-from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
-from tasks.fleet import k8s_training as volume
-from tasks.fleet.k8s_training import is_k8s_training, training_pods
 from tasks.fleet.run_store import is_training, open_run
+from tasks.fleet.training_job import open_job, read_state, run_folder
 from tasks.settings.load import Settings, load
 from tasks.settings.sources import display_path
 
@@ -63,33 +59,19 @@ class PartialSteps:
         if not is_running and (self._folder / TRIALS_FOLDER / self._trial_id / TRAINING_FILE).exists():
             shutil.rmtree(self._folder / PARTIAL_FOLDER, ignore_errors=True)
             return False
-        if is_k8s_training(self._run) and is_running:
-            host = self._host(self._run.workers[0])
-            numbers = [number for number, *_ in volume.read_volume_state(self._run, host).attempts]
-            if numbers:
-                source = f"{volume.run_folder_on_volume(self._run)}/{self._trial_id}.{numbers[-1]}"
-                self._fetch(host, source, numbers[-1])
-        elif entry.attempts and not is_k8s_training(self._run):
-            newest = entry.attempts[-1]
-            self._fetch(self._host(newest.worker), f"{newest.folder}/{OUT_FOLDER}", newest.number)
+        if is_running and (attempts := read_state(self._run, self._host).attempts):
+            self._fetch(f"{run_folder(self._run)}/{self._trial_id}.{attempts[-1].number}", attempts[-1].number)
         return is_running
 
-    def _fetch(self, host: Host, source: str, attempt: int) -> None:
+    def _fetch(self, source: str, attempt: int) -> None:
         target = self._folder / PARTIAL_FOLDER / str(attempt)
         target.mkdir(parents=True, exist_ok=True)
-        pull(Agent(host), source, target, only=(STEPS_FILE,), timeout_sec=_PULL_TIMEOUT_SEC)
+        pull(Agent(self._host), source, target, only=(STEPS_FILE,), timeout_sec=_PULL_TIMEOUT_SEC)
 
     @cached_property
-    def _hosts(self) -> Mapping[str, Host]:
-        open_hosts = training_pods if is_k8s_training(self._run) else run_hosts
-        hosts: Sequence[Host] = open_hosts(self._settings, self._run)
-        return {host.name: host for host in hosts}
-
-    def _host(self, name: str) -> Host:
-        host = self._hosts.get(name)
-        if host is None:
-            raise HostError(f"{name} is not in this fleet", remedy="see fleet.size")
-        return host
+    def _host(self) -> Host:
+        with open_job(self._settings, self._run) as job:
+            return job.hosts[0]
 
 
 POLL_INTERVAL_SEC = 5.0

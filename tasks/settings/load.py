@@ -64,9 +64,13 @@ class Settings(Sections):
     @property
     def shared_results(self) -> str | None:
         """Persistent folder that all workers share, or None."""
-        if not self.connector.is_cluster:
-            return None
-        return self.fleet.pods.shared or (_SHARED_RESULTS if self.cluster.volume.handle else None)
+        has_shared = self.fleet.pods.shared or self.cluster.volume.handle
+        return self.pod_results if self.connector.is_cluster and has_shared else None
+
+    @property
+    def pod_results(self) -> str:
+        """Folder for results in a pod: on the shared volume, or on the pod's own disk without one."""
+        return self.fleet.pods.shared or _SHARED_RESULTS
 
     @property
     def results_folder(self) -> Path:

@@ -200,9 +200,6 @@ class TrainingFleet:
     max_restarts: int = setting(
         10, "restarts after a lost or preempted worker; then `inv train --resume` continues", ge=0, le=1_000
     )
-    replacement_timeout_sec: float = setting(
-        600.0, "time to wait for the replacement of a lost worker", unit="seconds", ge=1, le=604_800
-    )
     budget_usd: float | None = setting(
         None,
         "budget; the training stops there with a checkpoint; null: no limit",

@@ -22,7 +22,7 @@ from remote.hosts.base import Host
 from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors
-from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls, translate_errors
+from tasks.errors import ConfirmationRequired, UsageError, translate_errors
 from tasks.fleet.collect import WEIGHTS_FILE
 from tasks.fleet.run_store import find_run
 from tasks.settings.load import Settings
@@ -48,6 +48,10 @@ def find_adapter(settings: Settings, *, has_worker: bool = True) -> InitAdapter 
     name = settings.train.init_adapter
     if name is None:
         return None
+    if settings.connector.is_cluster and settings.cluster.volume.handle is None:
+        raise UsageError(
+            f"{SETTING}: there is no shared volume to put the adapter on", remedy="set cluster.volume.handle"
+        )
     if not has_worker:
         raise UsageError(
             f"{SETTING}: no worker answers to put the adapter on the shared volume",
@@ -140,48 +144,32 @@ def check(adapter: InitAdapter, trial: Trial, model_sha256: str) -> None:
         )
 
 
-def begin_from(
-    settings: Settings, adapter: InitAdapter | None, trial: Trial, model_sha256: str, hosts: Sequence[Host]
-) -> Trial:
-    """Return the trial that begins from the adapter, at its path on the workers; print which one that is.
+def begin_from(adapter: InitAdapter, trial: Trial, model_sha256: str, job: Mapping[str, Any]) -> Trial:
+    """Return the trial that begins from the adapter, at its path where the job runs.
 
     Raises UsageError if it does not fit the training.
     """
-    if adapter is None or trial.training is None:
+    if trial.training is None:
         return trial
     check(adapter, trial, model_sha256)
-    unknown = "" if adapter.model_sha256 else "; no record of its base: only names and shapes are compared"
-    print(escape_controls(f"begins from the adapter {adapter.sha256[:12]} in {adapter.folder}{unknown}"))
-    training = dataclasses.replace(
-        trial.training, init_adapter=_path_on_workers(settings, adapter, hosts), init_sha256=adapter.sha256
-    )
+    training = dataclasses.replace(trial.training, init_adapter=_path_for(adapter, job), init_sha256=adapter.sha256)
     return dataclasses.replace(trial, training=training)
 
 
-def _path_on_workers(settings: Settings, adapter: InitAdapter, hosts: Sequence[Host]) -> str:
-    if settings.connector.is_local:
-        return str(adapter.folder)
-    return f"{settings.shared_results or hosts[0].workdir}/adapters/{adapter.sha256}"
+def describe(adapter: InitAdapter) -> str:
+    """Return one line on the adapter that a training begins from."""
+    unknown = "" if adapter.model_sha256 else "; no record of its base: only names and shapes are compared"
+    return f"begins from the adapter {adapter.sha256[:12]} in {adapter.folder}{unknown}"
 
 
-def send(settings: Settings, adapter: InitAdapter | None, hosts: Sequence[Host]) -> None:
-    """Send the adapter to the workers, or once to their shared volume. Raises task errors."""
-    if adapter is None or settings.connector.is_local:
-        return
-    files = {name: adapter.folder / name for name in (WEIGHTS_FILE, CONFIG_FILE)}
-    with translate_host_errors():
-        for host in hosts[:1] if settings.shared_results else hosts:
-            push(Agent(host), files, _path_on_workers(settings, adapter, [host]))
+def _path_for(adapter: InitAdapter, job: Mapping[str, Any]) -> str:
+    """Return the adapter's path on the volume of a training's pods, or on this machine."""
+    return f"{job['shared']}/adapters/{adapter.sha256}" if "overlay" in job else str(adapter.folder)
 
 
-def send_again(settings: Settings, trial: Trial, hosts: Sequence[Host]) -> None:
-    """Send the planned adapter for a resumed training. A missing one is reported: a checkpoint suffices."""
-    if trial.training is None or trial.training.init_sha256 is None:
-        return
-    try:
-        adapter = find_adapter(settings)
-    except TaskFailed as error:
-        print(escape_controls(f"{error}: not sent again; a training with a checkpoint does not need it"))
-        return
-    if adapter is not None and adapter.sha256 == trial.training.init_sha256:
-        send(settings, adapter, hosts)
+def send(adapter: InitAdapter | None, job: Mapping[str, Any], hosts: Sequence[Host]) -> None:
+    """Send the adapter to the pods' volume, through the first host. Raises task errors."""
+    if adapter is not None and "overlay" in job:
+        files = {name: adapter.folder / name for name in (WEIGHTS_FILE, CONFIG_FILE)}
+        with translate_host_errors():
+            push(Agent(hosts[0]), files, _path_for(adapter, job))

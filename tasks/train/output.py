@@ -229,12 +229,9 @@ def show_plan(
     out: Console,
     trial: Trial,
     probe: ProbeResult,
-    predicted: TrainingForecast,
     names: Sequence[str],
 ) -> None:
-    """Print the plan of `inv train --dry-run`."""
-    for line in summary_lines(probe, trial, predicted):
-        out.print(Text(escape_controls(line)))
+    """Print the settings of a planned training, and its workers."""
     training = trial.training
     rows = plain_table("setting", "value")
     values: dict[str, object] = {

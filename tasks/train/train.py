@@ -1,18 +1,19 @@
-"""`inv train`: run a fine-tuning over the fleet, as one detached job that every command finds by its run.
+"""`inv train`: run a fine-tuning that needs no operator, as a Kubernetes Job over pods or as a job on one host.
 
-It reads settings and trial file, has the workers check model and data, and plans one trial, which `--dry-run` prints
-with hours, dollars and memory. After all checks it starts the training (`tasks.train.session`).
+Settings and flags become a request; a worker's look at model and data, if one answers, becomes facts. Both give the
+plan, which `--dry-run` prints with hours, dollars and memory, and which is submitted and followed
+(`tasks.train.follow`).
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from invoke.context import Context
 
 from bench.records import Trial, schema
-from bench.records.run import PlannedTrial
+from bench.records.run import PlannedTrial, RunRecord
 from remote.hosts.base import Host, HostError
 from remote.jobs.job import Agent, slot_path
 from tasks.cli.command_result import CommandResult
@@ -21,6 +22,7 @@ from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, print_path
 from tasks.clients.cluster import resolve_target
 from tasks.clients.workers import fleet_hosts, pod_hosts
+from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner, trial_spec
@@ -28,9 +30,14 @@ from tasks.fleet.notify import check_command
 from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, load
-from tasks.train import forecast, init_adapter, output, resume, shapes, submit_job
-from tasks.train.forecast import TrainingForecast
-from tasks.train.session import TrainingSession
+from tasks.train import forecast, init_adapter, output, resume, shapes
+from tasks.train.follow import follow
+from tasks.train.forecast import ProbeResult, TrainingForecast
+from tasks.train.init_adapter import InitAdapter
+from tasks.train.shapes import ShapeCost
+from tasks.train.submit import NO_VOLUME, job_facts, submit
+
+NO_WORKER = "no worker answers to check the data: hours and dollars are unknown; `inv deploy` creates workers"
 
 
 def check_data(context: Context, out: str | None) -> CommandResult:
@@ -53,23 +60,88 @@ def check_data(context: Context, out: str | None) -> CommandResult:
     return CommandResult(data=schema.to_json(probe.data), show=show)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """A training as settings and flags ask for it. `hosts` may be asked; `job` is where it will run."""
+
+    trial: Trial
+    workers: Sequence[str]
+    hosts: Sequence[Host]
+    job: dict[str, Any]
+    adapter: InitAdapter | None
+
+    @property
+    def is_over_pods(self) -> bool:
+        return "overlay" in self.job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The trial with its limits, and the results of a worker's look at model and data.
+
+    `probe` and `predicted` are None if no worker answers. `hosted` is the price of a hosted service.
+    """
+
+    trial: Trial
+    probe: ProbeResult | None = None
+    predicted: TrainingForecast | None = None
+    shapes: Sequence[ShapeCost] = ()
+    hosted: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlan:
+    """A training that may be submitted: its trial and what its run's record says about its inputs."""
+
+    trial: Trial
+    workers: Sequence[str]
+    inputs: dict[str, Any]
+    lines: Sequence[str]
+    predicted: TrainingForecast | None
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as JSON for programs; `forecast` is None if no worker has checked the data."""
+        predicted = None if self.predicted is None else asdict(self.predicted)
+        return {"workers": list(self.workers), "forecast": predicted, "trial": self.trial.to_json()}
+
+
 def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None:
-    """Start a training, return its plan, submit it as a Job, or resume one."""
+    """Start a training and follow it, return its plan, or resume one."""
     settings = load(context)
     check_command(settings)
-    if options.job:
-        submit_job.check_settings(settings)
-    elif options.discard_results or options.yes:
-        raise UsageError(
-            "train: --yes and --discard-results apply to a deployed training", remedy="pass them with --job"
-        )
+    deployment = DeployOptions(
+        dry_run=options.dry_run,
+        yes=options.yes,
+        discard_results=options.discard_results,
+        plain=options.plain,
+        force=True,
+        partial=True,
+    )
     if options.resume:
         if options.trial_file is not None or options.workers is not None:
             raise UsageError("train: --resume uses the plan of the run", remedy="leave out --trial-file and --workers")
         refuse_several("train", {"--resume": options.resume, "--from": options.from_run})
-        return resume.resume(settings, options.resume if isinstance(options.resume, str) else None, options)
-    configured = settings
+        return resume.resume(settings, options.resume if isinstance(options.resume, str) else None, deployment)
+    request = read_request(settings, options)
+    facts = gather_facts(settings, request)
+    plan = plan_training(request, facts)
+    run = runner.new_record(
+        settings,
+        TRAIN,
+        [PlannedTrial(trial_id=TRIAL_ID, trial=plan.trial, worker=plan.workers[0])],
+        list(plan.workers),
+        inputs=plan.inputs,
+    )
+    if options.dry_run:
+        return _show_plan(settings, run, plan, facts, deployment)
+    _act(settings, request, run, plan, deployment)
+    return None
+
+
+def read_request(settings: Settings, options: TrainOptions) -> TrainRequest:
+    """Read what settings and flags ask for. Raises UsageError and ConfirmationRequired."""
     refuse_several("train", {"--trial-file": options.trial_file, "--from": options.from_run})
+    configured = settings
     if options.from_run is None:
         settings, file_trial = trial_spec.apply_trial_file(settings, options.trial_file)
     else:
@@ -79,88 +151,89 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
         print(*map(escape_controls, recommended.describe_source(configured, file_trial, options.from_run)), sep="\n")
     count = trial_spec.worker_count(settings, options.workers)
     trial = trial_spec.make_trial(settings, file_trial, workers=count, max_hours=settings.train.max_hours)
-    if options.job:
-        return _submit_job(configured, trial, options)
-    hosts, adapter = fleet_hosts(settings), init_adapter.find_adapter(settings)
-    probe = forecast.probe_workers(settings, hosts[:count], trial)
-    trial = init_adapter.begin_from(settings, adapter, trial, probe.forecast.model_sha256, hosts)
-    forecast.check_limits(settings, trial, probe)
-    trial = forecast.pin_inputs(forecast.cap_steps(settings, trial, probe.device), probe)
-    predicted = forecast.predict(settings, trial, probe)
-    forecast.check_time_limit(predicted)
-    names = [host.name for host in hosts[:count]]
-    known = trial.with_derived(probe.forecast.derived)  # as far as this worker's data show; the attempts derive again
-    if options.dry_run:
-        output.show_plan(console(), known, probe, predicted, names)
-        costs = shapes.shape_costs(settings, known, probe, predicted.steps)
-        shapes.show_shapes(console(), costs, shapes.hosted_line(settings, known, probe, predicted.steps))
-        return CommandResult(
-            data={**_plan_document(trial, names, predicted), "shapes": [asdict(cost) for cost in costs]}
-        )
-    run = runner.new_record(
-        configured, TRAIN, [_planned_trial(trial, names[0])], names, inputs=forecast.run_inputs(trial, probe, predicted)
+    is_over_pods = settings.connector.is_cluster
+    hosts: Sequence[Host] = fleet_hosts(settings)[:count] if not is_over_pods else _answering_pod(settings)
+    return TrainRequest(
+        trial=trial,
+        workers=[f"worker-{rank}" for rank in range(count)] if is_over_pods else [host.name for host in hosts],
+        hosts=hosts,
+        job=job_facts(settings, "" if is_over_pods else f"{hosts[0].workdir}/runs", count),
+        adapter=init_adapter.find_adapter(settings, has_worker=bool(hosts)),
     )
-    with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
-        runner.refuse_busy_workers(settings, hosts[:count])
-        init_adapter.send(settings, adapter, hosts[:count])
-        run, folder, ledger = runner.write_plan(settings, run)
-        for line in output.summary_lines(probe, known, predicted):
-            print(escape_controls(line))
-        TrainingSession.create(settings, run, folder, ledger, hosts).wait(plain=options.plain)
-    return None
 
 
-def _plan_document(trial: Trial, workers: Sequence[str], predicted: TrainingForecast | None) -> dict[str, Any]:
-    """Return the plan as JSON for programs; `forecast` is None if no worker has checked the data."""
-    return {
-        "workers": list(workers),
-        "forecast": None if predicted is None else asdict(predicted),
-        "trial": trial.to_json(),
-    }
-
-
-def _submit_job(settings: Settings, trial: Trial, options: TrainOptions) -> CommandResult | None:
-    """Submit the training as a Job, or return its plan.
-
-    If a worker answers, it checks data and model first; otherwise the pods do.
-    """
-    names, inputs, predicted = [f"worker-{rank}" for rank in range(trial.world_size)], {}, None
-    # `deploy` prints which cluster this is.
-    reachable = [host for host in pod_hosts(settings, resolve_target(settings))[:1] if _answers(host)]
-    adapter = init_adapter.find_adapter(settings, has_worker=bool(reachable))
-    probe = forecast.probe_workers(settings, reachable, trial) if reachable else None
-    if probe is None:
-        print("no worker answers to check the data: hours and dollars are unknown; `inv deploy` creates workers")
-    else:
-        forecast.check_limits(settings, trial, probe)
-    trial = forecast.cap_steps(settings, trial, "" if probe is None else probe.device)
-    if probe is not None:
-        trial = init_adapter.begin_from(settings, adapter, trial, probe.forecast.model_sha256, reachable)
-        if not options.dry_run:
-            init_adapter.send(settings, adapter, reachable)
-        trial = forecast.pin_inputs(trial, probe)
-        predicted = forecast.predict(settings, trial, probe)
-        forecast.check_time_limit(predicted)
-        inputs = forecast.run_inputs(trial, probe, predicted)
-        for line in output.summary_lines(probe, trial.with_derived(probe.forecast.derived), predicted):
-            print(escape_controls(line))
-    run = submit_job.new_run(settings, _planned_trial(trial, names[0]), names, inputs)
-
-    plan = submit_job.submit(settings, run, options, lambda: runner.write_plan(settings, run))
-    submit_job.print_submitted(run.run_id, options)
-    if plan is None:
-        return None
-    return CommandResult(data={**_plan_document(trial, names, predicted), "cluster": plan.data})
-
-
-def _answers(host: Host) -> bool:
-    """Check whether the host runs commands now."""
+def _answering_pod(settings: Settings) -> Sequence[Host]:
+    """Return the first worker's pod if it runs commands now: it can look at model and data."""
+    host = pod_hosts(settings, resolve_target(settings))[0]
     try:
         Agent(host).holder(slot_path(host))
     except HostError:
-        return False
-    return True
+        return ()
+    return (host,)
 
 
-def _planned_trial(trial: Trial, leader: str) -> PlannedTrial:
-    return PlannedTrial(trial_id=TRIAL_ID, trial=trial, worker=leader)
+def gather_facts(settings: Settings, request: TrainRequest) -> Facts:
+    """Have the workers check model and data, and predict the training. Raises UsageError."""
+    if not request.hosts:
+        return Facts(trial=forecast.cap_steps(settings, request.trial, ""))
+    probe = forecast.probe_workers(settings, request.hosts, request.trial)
+    forecast.check_limits(settings, request.trial, probe)
+    trial = forecast.cap_steps(settings, request.trial, probe.device)
+    known = trial.with_derived(probe.forecast.derived)
+    predicted = forecast.predict(settings, trial, probe)
+    return Facts(
+        trial=trial,
+        probe=probe,
+        predicted=predicted,
+        shapes=shapes.shape_costs(settings, known, probe, predicted.steps),
+        hosted=shapes.hosted_line(settings, known, probe, predicted.steps),
+    )
+
+
+def plan_training(request: TrainRequest, facts: Facts) -> TrainPlan:
+    """Plan the training; settings that follow from the data stay open for its attempts. Raises UsageError."""
+    trial, inputs = facts.trial, {"job": request.job, "model": {"path": request.trial.model}}
+    lines, probe, predicted = [NO_VOLUME] if request.job.get("keeps_pod") else [], facts.probe, facts.predicted
+    if probe is None or predicted is None:
+        lines.append(NO_WORKER)
+        return TrainPlan(trial=trial, workers=request.workers, inputs=inputs, lines=lines, predicted=None)
+    forecast.check_time_limit(predicted)
+    if request.adapter is not None:
+        trial = init_adapter.begin_from(request.adapter, trial, probe.forecast.model_sha256, request.job)
+        lines.append(init_adapter.describe(request.adapter))
+    return TrainPlan(
+        trial=forecast.pin_inputs(trial, probe),
+        workers=request.workers,
+        inputs={**inputs, **forecast.run_inputs(trial, probe, predicted)},
+        lines=[*lines, *output.summary_lines(probe, trial.with_derived(probe.forecast.derived), predicted)],
+        predicted=predicted,
+    )
+
+
+def _show_plan(
+    settings: Settings, run: RunRecord, plan: TrainPlan, facts: Facts, deployment: DeployOptions
+) -> CommandResult:
+    """Print the plan, over pods with that of their deployment."""
+    for line in plan.lines:
+        print(escape_controls(line))
+    document = plan.document()
+    if facts.probe is not None:
+        output.show_plan(console(), plan.trial.with_derived(facts.probe.forecast.derived), facts.probe, plan.workers)
+        shapes.show_shapes(console(), list(facts.shapes), facts.hosted)
+        document["shapes"] = [asdict(cost) for cost in facts.shapes]
+    if "overlay" in plan.inputs["job"]:
+        _, deployed = submit(settings, run, deployment, lambda: run)
+        document["cluster"] = None if deployed is None else deployed.data
+    return CommandResult(data=document)
+
+
+def _act(settings: Settings, request: TrainRequest, run: RunRecord, plan: TrainPlan, deployment: DeployOptions) -> None:
+    """Submit the training and follow it."""
+    with acquire_lock(settings.results_folder, f"train (run {run.run_id})", follows=run.run_id):
+        if not request.is_over_pods:
+            runner.refuse_busy_workers(settings, request.hosts)
+        init_adapter.send(request.adapter, request.job, request.hosts)
+        for line in plan.lines:
+            print(escape_controls(line))
+        run, _ = submit(settings, run, deployment, lambda: runner.write_plan(settings, run)[0])
+        follow(settings, run, settings.results_folder / run.run_id, plain=deployment.plain)

@@ -119,7 +119,8 @@ class Project:
         """Return the progress records of the running trials."""
         return [
             json.loads(path.read_text())
-            for path in self.folder.glob(".workers/*/runs/*/*/out/progress.json")
+            for pattern in ("out/progress.json", "progress.json")  # a trial's; that of a training's attempt
+            for path in self.folder.glob(f".workers/*/runs/*/*/{pattern}")
             if not (path.parents[1] / "end.json").exists()
         ]
 

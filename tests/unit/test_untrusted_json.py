@@ -8,9 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench.records.paths import MANIFEST_FILE
 from remote.cluster.client import Cluster
-from remote.fleet.checkpoint_sync import is_complete
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.base import HostUnreachable, parse_json
 from remote.hosts.local import LocalHost
@@ -58,11 +56,6 @@ def read_attempts(text: str, folder: Path) -> object:
     return attempts.read(folder, "one")
 
 
-def read_checkpoint(text: str, folder: Path) -> object:
-    write(folder / MANIFEST_FILE, text)
-    return is_complete(folder)
-
-
 def read_push(text: str, folder: Path) -> object:
     settings = Settings(root=folder)
     write(settings.image_file, text)
@@ -80,7 +73,6 @@ READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for eac
     parse_server_models: BadServer,
     read_ledger: LedgerError,
     read_attempts: [],
-    read_checkpoint: False,
     read_push: (ValueError, OSError),
     read_last_cluster: {},
     read_from_host: HostUnreachable,

@@ -131,7 +131,7 @@ def _training_end(pod: Object) -> list[Diagnosis]:
     end, run = training_end(pod), (pod["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
     if end is None or end.startswith("SUCCEEDED"):
         return []
-    remedy = f"`inv collect --run={run}` fetches what it wrote, `inv train --job --resume={run}` goes on"
+    remedy = f"`inv collect --run={run}` fetches what it wrote, `inv train --resume={run}` goes on"
     return [Diagnosis("training-ended", f"ended {end}", remedy, SHORT_PATIENCE_SEC, f"run {run}")]
 
 
@@ -325,7 +325,7 @@ def _job_findings(job: Object, events: Sequence[Object]) -> list[Diagnosis]:
         reason = failed.get("reason", "")
         message = failed.get("message") or _JOB_FAILURES.get(reason, "it failed")
         run = (job["metadata"].get("annotations") or {}).get(RUN_ANNOTATION)
-        restart_command = "inv deploy --force" if run is None else f"inv train --job --resume={run}"
+        restart_command = "inv deploy --force" if run is None else f"inv train --resume={run}"
         restart_command = _serve_command(job) if job["metadata"]["name"] == SERVE else restart_command
         remedy = f"see `inv logs` and `inv status`; restart it: `{restart_command}`"
         return [

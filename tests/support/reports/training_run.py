@@ -72,7 +72,11 @@ def write_run(folder: Path, record: TrainingRecord = RECORD) -> Path:
         run_id="r", created_at="2026-11-22T00:00:00+00:00", suite="train", profile="tiny", spread="replicate",
         fleet_kind="local", is_on_one_machine=True, workers=["worker-0", "worker-1"],
         planned=[PlannedTrial(trial_id="train", trial=TRIAL, worker="worker-0")], settings={},
-        provenance={"inputs": {"device": "NVIDIA A10", "forecast": FORECAST}},
+        provenance={
+            "inputs": {
+                "device": "NVIDIA A10", "forecast": FORECAST, "job": {"shared": "/runs", "turn": 1, "after": 0},
+            }
+        },
     ).write(folder)  # fmt: skip
     trial = folder / "trials" / "train"
     trial.mkdir(parents=True)

@@ -6,7 +6,9 @@ Real `inv`, kubectl and Python client. The cluster is the tests' own (see tests/
 
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -84,6 +86,16 @@ class Operator:
         assert "Traceback" not in output
         assert code in (0, 1) or len(completed.stderr.splitlines()) <= 1 or "shell" in arguments, completed.stderr
         return output
+
+    def start(self, *arguments: str, stdin: str = "") -> subprocess.Popen[str]:
+        """Start `inv` without waiting for it; `stdin` is what it may read."""
+        (self.project / "own.yaml").write_text(yaml.safe_dump(self.settings))
+        with tempfile.TemporaryFile("w+") as file:
+            file.write(stdin)
+            file.seek(0)
+            return self.server.start_inv(
+                "-f", "own.yaml", *arguments, cwd=self.project, env=self.environment(), stdin=file
+            )
 
     def objects(self, key: str) -> list[dict[str, Any]]:
         return self.cluster.objects(key, self.namespace)

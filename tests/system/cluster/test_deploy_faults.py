@@ -255,8 +255,8 @@ def test_the_registrys_user_name_is_checked_before_any_request(operator: Operato
 
 def test_a_controller_that_is_not_installed_is_named(operator: Operator) -> None:
     operator.set_cluster(overlay="job-4gpu-kueue", volume={"handle": "ocid1.filesystem:10.0.0.1:/export"})
-    assert operator.changes("train", "--job", stdin=f"{operator.password}\n", code=2) == []
-    output = operator.inv("train", "--job", stdin=f"{operator.password}\n", code=2)
+    assert operator.changes("train", stdin=f"{operator.password}\n", code=2) == []
+    output = operator.inv("train", stdin=f"{operator.password}\n", code=2)
     assert "Kueue" in output
     assert "; set cluster.overlay" in output
 

@@ -1,30 +1,35 @@
-"""Tests of `inv train --job`: a training that Kubernetes runs without the operator, until its adapter is collected.
+"""Tests of `inv train` over pods: a training that Kubernetes runs without the operator, until its adapter is collected.
 
 Real kubectl, the tests' own cluster with a hosts file for its DNS, the pods' command; steps compute nothing
 (tests/support/hosts/fake_worker_finetune.py), and the adapter is the sum of the numbers of its steps. Not covered: the
-controllers of JobSet and Kueue, GPUs, real ranks (tests/system/train/test_inv_train_pods.py has them).
+controllers of JobSet and Kueue, GPUs.
 """
 
 import contextlib
 import json
+import shutil
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
 
+from bench.records.training import TrainingRecord
 from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
-from tests.support.inv_pods import make_workspace
+from tests.support.inv_pods import LOOPBACK, make_workspace
 from tests.support.kubernetes import Cluster
-from tests.system.cluster.conftest import PASSWORD, Operator, make_operator
+from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
 # On a busy machine its waits take longer than those of any other test.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 VOLUME = {"handle": "ocid1.filesystem:10.0.0.1:/export"}
 PODS, STEPS = 2, 40
-WAIT_SEC = 200.0
+WAIT_SEC, SILENCE_SEC = 200.0, 20.0
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def training_cluster(tiny_model: Path, tiny_data: Path, workspace: Path) -> Iterator[Cluster]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    image = {"PATH": path, "PYTHONPATH": str(workspace)}
+    image = {"PATH": path, "PYTHONPATH": str(workspace), **LOOPBACK}
     folders = (tiny_model.parent, tiny_data.parent, workspace)
     with Cluster(nodes=PODS, image_paths=folders, image_environment=image) as cluster:
         cluster.patience_sec = WAIT_SEC
@@ -112,17 +117,45 @@ def events(operator: Operator, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+def submit(trainer: Operator, *arguments: str) -> Popen[str]:
+    """Start `inv train`, which follows the training; return once it needs no operator."""
+    process = trainer.start("train", *arguments, stdin=f"{PASSWORD}\n")
+    for line in process.stdout or ():
+        if "it needs no operator" in line:
+            return process
+    raise AssertionError(process.communicate())
+
+
+def submit_and_leave(trainer: Operator, *arguments: str) -> str:
+    """Submit a training whose operator is gone from the first second; return its run."""
+    process = submit(trainer, *arguments)
+    process.kill()
+    process.communicate()
+    return newest_run(trainer)
+
+
+def finish(process: Popen[str]) -> str:
+    """Wait for the end of a training that is followed."""
+    out, err = process.communicate(timeout=2 * WAIT_SEC)
+    assert process.returncode == 0, out + err
+    return out
+
+
+def newest_run(trainer: Operator) -> str:
+    return (trainer.results / "latest").resolve().name
+
+
 def test_an_impossible_training_is_refused_before_any_change(trainer: Operator) -> None:
     trainer.set_cluster(overlay="job-4gpu", volume=VOLUME)
-    assert "`inv train --job`" in trainer.inv("deploy", code=2)
-    output = trainer.inv("train", "--job", "--dry-run", stdin=f"{PASSWORD}\n")
+    assert "`inv train`" in trainer.inv("deploy", code=2)
+    output = trainer.inv("train", "--dry-run", stdin=f"{PASSWORD}\n")
     assert "hours and dollars are unknown" in output
     assert "create     job/train" in output
     assert "dry run: nothing was changed" in output
     trainer.set_cluster(volume={"handle": None})
-    assert "cluster.volume.handle is null" in trainer.inv("train", "--job", code=2)
-    trainer.settings["fleet"]["kind"] = "local"
-    assert "fleet.kind is local" in trainer.inv("train", "--job", code=2)
+    for flags in ((), ("--dry-run",)):
+        assert "cluster.volume.handle is null" in trainer.inv("train", *flags, code=2)
+    assert "lost with the pod" in trainer.inv("train", "--dry-run", "--workers=1", stdin=f"{PASSWORD}\n")
     assert trainer.objects("jobs.batch") == []
     assert list(trainer.results.glob("*-train*")) == []
 
@@ -134,9 +167,7 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     trainer.set_cluster(volume=VOLUME)
     sent = tmp_path / "sent"
     trainer.settings["notify"] = {"command": ["sh", "-c", 'cat >> "$1"', "sh", str(sent)]}
-    output = trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
-    run_id = (trainer.results / "latest").resolve().name
-    assert f"`inv cancel --run={run_id}`" in output
+    run_id = submit_and_leave(trainer)
     volume = Volume(trainer, run_id, hold)
 
     volume.continue_until(5)
@@ -150,20 +181,25 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     volume.wait_for_attempt(3)
     volume.continue_until(15)
     assert "still training" in trainer.inv("teardown", "--yes", code=4)
-    assert f"`inv monitor --run={run_id}`" in trainer.inv("train", "--job", f"--resume={run_id}", code=3)
+    operator = trainer.start("train", f"--resume={run_id}")
+    assert any("2 restarts" in line for line in operator.stdout or ()), "it follows the training again"
+    operator.send_signal(signal.SIGINT)
+    _, error = operator.communicate(timeout=WAIT_SEC)
+    assert operator.returncode == 130, error
+    assert f"`inv train --resume={run_id}`" in error
 
     assert "cancelled" in trainer.inv("cancel", f"--run={run_id}")
     assert trainer.objects("jobs.batch") == []
     output = trainer.inv("collect", f"--run={run_id}")  # no Job is left whose pod could be copied
     assert "pod reader" in output
     assert trainer.objects("jobs.batch") == []
-    trainer.inv("train", "--job", f"--resume={run_id}")
+    submit_and_leave(trainer, f"--resume={run_id}")
     volume.continue_until(20)
     hold.unlink()
     trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
     assert conditions(trainer).get("Failed") != "True"
 
-    trainer.inv("cancel", f"--run={run_id}")
+    assert "it had already ended" in trainer.inv("cancel", f"--run={run_id}")
     output = trainer.inv("collect", f"--run={run_id}")
     assert "pod reader" in output
     assert "verified" in output
@@ -173,7 +209,7 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     assert [event["attempt"] for event in events(trainer, "started")] == [1, 2, 3, 4]
     assert [(event["attempt"], event["lost_sec"]) for event in events(trainer, "restarted")] == [(2, 1.0), (3, 1.0)]
     assert [job["metadata"]["name"] for job in trainer.objects("jobs.batch")] == ["train"], "the reader is gone"
-    assert "nothing to resume" in trainer.inv("train", "--job", f"--resume={run_id}")
+    assert "nothing to resume" in trainer.inv("train", f"--resume={run_id}")
     ends = [json.loads(line) for line in sent.read_text().splitlines()]
     assert [(end["run"], end["kind"], end["status"]) for end in ends] == [
         (run_id, "train", "CANCELLED"),
@@ -183,3 +219,51 @@ def test_a_training_without_an_operator_survives_lost_pods_is_cancelled_resumed_
     assert trainer.objects("networkpolicies") == []
     assert "verified" in trainer.inv("collect", f"--run={run_id}"), "the volume outlives the deployment"
     assert trainer.objects("persistentvolumeclaims") == []
+
+
+def test_a_followed_training_outlasts_the_api_server_and_a_silent_node_and_its_adapter_comes_home(
+    trainer: Operator, workspace: Path
+) -> None:
+    cluster, hold = trainer.cluster, install_fake_finetune(workspace)
+    trainer.set_cluster(volume=VOLUME)
+    operator = submit(trainer)
+    volume = Volume(trainer, newest_run(trainer), hold)
+    volume.continue_until(5)
+    cluster.wait_until(lambda: events(trainer, "started"), "the operator to follow")
+    node = next(pod for pod in trainer.objects("pods") if pod["metadata"]["name"] == running_pod(trainer, 0))
+    cluster.faults.stop_server()
+    volume.continue_until(10)
+    time.sleep(SILENCE_SEC)
+    cluster.faults.start_server()
+    cluster.faults.silence_node(node["spec"]["nodeName"])
+    time.sleep(SILENCE_SEC)
+    cluster.faults.restore_node(node["spec"]["nodeName"])
+    hold.unlink()
+    assert "verified" in finish(operator)
+    assert [event["attempt"] for event in events(trainer, "started")] == [1]
+    assert [event["end"] for event in events(trainer, "ended")] == ["SUCCEEDED"]
+
+
+def test_one_pod_without_a_volume_keeps_its_adapter_until_it_is_collected(trainer: Operator, workspace: Path) -> None:
+    install_fake_finetune(workspace)
+    trainer.set_cluster(volume={"handle": None}, size=1)
+    run_id = submit_and_leave(trainer)
+    assert "verified" in trainer.inv("train", f"--resume={run_id}")
+    adapter = trainer.results / run_id / "adapter" / "adapter_model.safetensors"
+    assert adapter.read_text() == f"{STEPS * (STEPS + 1) // 2}\n"
+    trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the pod to end")
+
+
+def test_real_ranks_in_two_pods_train_one_adapter(trainer: Operator, workspace: Path) -> None:
+    """Killed ranks are covered by test_finetune_ranks.py, lost pods by the tests above."""
+    module = workspace / "bench" / "workloads" / "finetune" / "finetune.py"
+    module.unlink()
+    shutil.copy(ROOT / "bench" / "workloads" / "finetune" / "finetune.py", module)
+    real = {"max_steps": 4, "max_seq_len": 64, "micro_batch_size": 1, "rows_per_step": 2, "checkpoint_sec": 0.0}
+    trainer.settings["train"] = real
+    trainer.set_cluster(volume=VOLUME)
+    assert "verified" in finish(submit(trainer))
+    record = TrainingRecord.read(trainer.results / newest_run(trainer) / "training.json")
+    assert (record.world_size, record.stop, record.steps.step) == (2, "finished", [1, 2, 3, 4])
+    assert (record.fingerprint["backend"], record.restarts) == ("gloo", [])
+    assert record.derived.warmup_share == 0.1, "no worker answered at the submission"

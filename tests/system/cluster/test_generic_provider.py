@@ -31,7 +31,7 @@ def test_no_output_names_a_cloud(generic: Operator) -> None:
     assert not pod.get("nodeSelector")
     assert pod["imagePullSecrets"] == [{"name": "registry-login"}]
     outputs += [generic.inv("status"), generic.inv("doctor", "--only", "settings,cluster,nodes,pods")]
-    outputs += [generic.inv("train", "--job", code=2), generic.inv("logs"), generic.inv("deploy")]
+    outputs += [generic.inv("train", code=2), generic.inv("logs"), generic.inv("deploy")]
     outputs += [generic.inv("teardown", "--yes")]
 
     generic.set_cluster(ready_timeout_sec=3.0)

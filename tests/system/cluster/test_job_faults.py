@@ -17,8 +17,16 @@ from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.inv_pods import make_workspace
 from tests.support.kubernetes import Cluster
-from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
-from tests.system.cluster.test_deploy_training import VOLUME, WAIT_SEC, Volume, conditions, events, running_pod
+from tests.system.cluster.conftest import ROOT, Operator, make_operator
+from tests.system.cluster.test_deploy_training import (
+    VOLUME,
+    WAIT_SEC,
+    Volume,
+    conditions,
+    events,
+    running_pod,
+    submit_and_leave,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PODS, OTHER_NODE = 2, "node-2"
@@ -75,8 +83,7 @@ def test_a_training_ends_lost_with_the_node_of_a_sick_gpu_and_a_resume_goes_on_e
 ) -> None:
     hold = install_fake_finetune(workspace)
     hold.touch()
-    trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
-    run_id = (trainer.results / "latest").resolve().name
+    run_id = submit_and_leave(trainer)
     volume = Volume(trainer, run_id, hold)
     volume.continue_until(5)
     sick = running_pod(trainer, 1)
@@ -93,7 +100,7 @@ def test_a_training_ends_lost_with_the_node_of_a_sick_gpu_and_a_resume_goes_on_e
         assert f"`inv collect --run={run_id}`" in output
     output = trainer.inv("collect", f"--run={run_id}")
     assert f"`kubectl cordon {node}`" in output
-    assert f"`inv train --job --resume={run_id}`" in output
+    assert f"`inv train --resume={run_id}`" in output
     (end,) = events(trainer, "ended")
     assert (end["end"], end["reason_code"]) == ("LOST", "gpu_fault"), output
     assert f"node {node}" in end["reason"]
@@ -103,9 +110,7 @@ def test_a_training_ends_lost_with_the_node_of_a_sick_gpu_and_a_resume_goes_on_e
     nodes = {each["metadata"]["name"]: each["spec"] for each in trainer.cluster.objects("nodes")}
     assert nodes[node]["unschedulable"]
     trainer.cluster.faults.set_gpus(OTHER_NODE, 1)
-    trainer.inv("train", "--job", f"--resume={run_id}")
-    trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the Job to complete")
-    assert "verified" in trainer.inv("collect", f"--run={run_id}")
+    assert "verified" in trainer.inv("train", f"--resume={run_id}")
     assert [event["end"] for event in events(trainer, "ended")] == ["LOST", "SUCCEEDED"]
 
 
@@ -114,8 +119,7 @@ def test_a_training_goes_on_without_an_operator_after_the_death_of_the_first_pod
 ) -> None:
     hold = install_fake_finetune(workspace)
     hold.touch()
-    trainer.inv("train", "--job", stdin=f"{PASSWORD}\n")
-    run_id = (trainer.results / "latest").resolve().name
+    run_id = submit_and_leave(trainer)
     volume = Volume(trainer, run_id, hold)
     volume.continue_until(5)
     trainer.cluster.faults.set_gpus(OTHER_NODE, 1)

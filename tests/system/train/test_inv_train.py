@@ -5,8 +5,10 @@ the sum of the step numbers, so a repeated or missing step is visible. Not cover
 """
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -80,6 +82,25 @@ def test_a_training_whose_operator_and_process_are_killed_ends_with_every_step_o
     again = project.inv("train", "--resume")
     assert again.stderr == ""
     assert "nothing to resume" in again.stdout
+
+
+@pytest.mark.parametrize("generations", [1, 2], ids=["engine", "supervisor"])
+def test_a_killed_job_leaves_no_process_and_is_lost_until_it_is_resumed(
+    project, hold_file: Path, generations: int
+) -> None:
+    operator = project.start("train")
+    wait_for_checkpoint(project)
+    hold_file.touch()
+    (pid,) = project.trainers()
+    for _ in range(generations):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(pid, signal.SIGKILL)
+    assert "`inv train --resume=" in project.wait_for_exit(operator, code=3)[1]
+    assert project.trainers() == {}
+    hold_file.unlink()
+    project.inv("train", "--resume")
+    assert [event["end"] for event in project.events("ended")] == ["LOST", "SUCCEEDED"]
+    assert collected_adapter(project) == SUM_OF_STEPS
 
 
 def test_what_a_restart_cost_is_in_the_ledger_and_the_end_is_notified(project, hold_file: Path) -> None:
@@ -182,7 +203,7 @@ def test_changes_since_the_plan_stop_the_resume(project, hold_file: Path) -> Non
     project.wait_for_exit(operator, code=3)
     with data.open("a") as file:
         file.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
-    assert "mine.jsonl" in project.inv_error("train", "--resume", code=4)
+    assert "mine.jsonl" in project.inv("train", "--resume", code=4).stderr
     message = project.inv_error("train", "--resume", INVOKE_TRAIN_LEARNING_RATE="0.0001")
     assert "train.learning_rate: 0.0002 as planned, 0.0001 now" in message
     assert "--changed" in project.inv_error("train", "--resume", "--changed")

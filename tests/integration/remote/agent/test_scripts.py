@@ -83,16 +83,25 @@ def test_attempts_on_the_volume_have_the_times_of_their_files(host: LocalHost, t
     (tmp_path / "another.3").mkdir()
 
     def list_attempts(folder: Path, progress_file: str = "progress.json") -> object:
-        arguments = (str(folder), "trial", progress_file, "checkpoints/restarts.json")
+        arguments = (str(folder), "trial", progress_file, "lost.json", "checkpoints/restarts.json", "end-1.json")
         command = inline_command(host, "remote.agent.scripts.list_attempts", *arguments)
         return read_json(host, command, "the attempts", timeout_sec=60.0)
 
-    times = [[1, 10, 30], [2, 40, 60]]
-    assert list_attempts(tmp_path) == {"attempts": times, "progress": {"step": 3}, "restarts": None}
+    (tmp_path / "trial.1" / "lost.json").write_text('{"reason": "killed"}')
+    os.utime(tmp_path / "trial.1" / "lost.json", (25, 25))
+    times = [[1, 10, 30, {"reason": "killed"}], [2, 40, 60, None]]
+    state = {"attempts": times, "progress": {"step": 3}, "restarts": None, "has_ended": False}
+    assert list_attempts(tmp_path) == state
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "restarts.json").write_text("[]")
-    assert list_attempts(tmp_path, "none.json") == {"attempts": times, "progress": None, "restarts": []}
-    assert list_attempts(tmp_path / "absent") == {"attempts": [], "progress": None, "restarts": None}
+    (tmp_path / "end-1.json").touch()
+    assert list_attempts(tmp_path, "none.json") == state | {"progress": None, "restarts": [], "has_ended": True}
+    assert list_attempts(tmp_path / "absent") == {
+        "attempts": [],
+        "progress": None,
+        "restarts": None,
+        "has_ended": False,
+    }
 
 
 def test_every_module_imports_on_the_oldest_supported_python() -> None:

@@ -1,5 +1,6 @@
 """Runner of a training's attempts in a pod: restarts and the training's end. No attempt runs here."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -14,7 +15,7 @@ from bench.commands import cli, job_runner
 from bench.commands.job_runner import JobRunner, attempt_numbers, held_sec, read_spec
 from bench.data.inputs import InputError
 from bench.records import Trial, schema
-from bench.records.paths import JOB_SPEC_VARIABLE, NODE_ADDRESS
+from bench.records.paths import COLLECTED_FILE, JOB_SPEC_VARIABLE, NODE_ADDRESS
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, TrainingJobEnd, TrainingJobSpec
 from bench.records.status import ExitCode, ReasonCode, TrialStatus
@@ -40,7 +41,6 @@ def run_script(
         planned = PlannedTrial(trial_id="train", trial=make_trial())
         spec = TrainingJobSpec(
             run_id="r1", planned=planned, shared=str(tmp_path), turn=turn, after=after, max_restarts=max_restarts,
-            port=21_000, token="t",
         )  # fmt: skip
         pod, remaining = JobRunner(spec, 0, "train"), list(script)
 
@@ -81,6 +81,10 @@ def test_an_attempt_that_ended_for_an_external_reason_is_restarted(run_script, t
         ((2, None, "train.data: no such file"), (TrialStatus.FAILED, ReasonCode.BAD_INPUT)),
         ((4, None, "model: its sha256 differs"), (TrialStatus.FAILED, ReasonCode.INPUT_REJECTED)),
         ((143, ReasonCode.MAX_HOURS, "stopped by train.max_hours"), (TrialStatus.PREEMPTED, ReasonCode.MAX_HOURS)),
+        ((74, None, "/results: No space left"), (TrialStatus.LOST, ReasonCode.NOT_WRITTEN)),
+        ((1, ReasonCode.NOT_WRITTEN, "/results: No space left"), (TrialStatus.LOST, ReasonCode.NOT_WRITTEN)),
+        ((1, ReasonCode.OUT_OF_MEMORY, "rank 1"), (TrialStatus.OUT_OF_MEMORY, ReasonCode.OUT_OF_MEMORY)),
+        ((1, ReasonCode.NON_FINITE_LOSS, "step 7"), (TrialStatus.FAILED, ReasonCode.NON_FINITE_LOSS)),
     ],
 )
 def test_an_end_that_a_restart_cannot_change_is_final_and_no_pod_is_started_again(
@@ -128,7 +132,10 @@ def test_a_failure_of_the_volume_may_pass_in_another_pod(
     )  # fmt: skip
     monkeypatch.setenv(JOB_SPEC_VARIABLE, json.dumps(schema.to_json(spec)))
     monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
-    for number, code in ((errno.ESTALE, ExitCode.RETRYABLE), (errno.EACCES, ExitCode.FAILED)):
+    codes = {
+        errno.ESTALE: ExitCode.RETRYABLE, errno.EACCES: ExitCode.FAILED, errno.ENOSPC: ExitCode.NOT_WRITTEN,
+    }  # fmt: skip
+    for number, code in codes.items():
         failure = OSError(number, os.strerror(number), "/workspace/results/r1")
         monkeypatch.setattr(JobRunner, "_run_attempts", lambda *_, failure=failure: (_ for _ in ()).throw(failure))
         assert cli.main(["train", "--rank", "0", "--service", "train"]) == code
@@ -164,6 +171,7 @@ def test_the_first_pod_listens_at_its_own_address_and_not_at_a_name_of_two_pods(
     spec = TrainingJobSpec(
         run_id="r1", planned=planned, shared="/s", turn=1, after=0, max_restarts=2, port=21_000, token="t"
     )
+    assert JobRunner(dataclasses.replace(spec, port=None), 0, "")._rendezvous_variables() == {}, "all ranks on one host"
     for rank, address in ((0, "train-0"), (1, "train-0.train")):
         monkeypatch.setattr(job_runner.socket, "gethostname", lambda rank=rank: f"train-{rank}")
         assert JobRunner(spec, rank, "train")._rendezvous_variables()[NODE_ADDRESS] == address
@@ -188,6 +196,26 @@ def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_t
     fstat = os.fstat
     monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*fstat(file)[:8], int(now) + 7200, 0)))
     assert held_sec(spec, tmp_path) == pytest.approx(100.0 + 7500.0, abs=1.0), "the clock of the volume's server"
+
+
+def test_a_pod_whose_disk_dies_with_it_waits_until_it_was_collected(
+    tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = TrainingJobSpec(
+        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared=str(tmp_path), turn=1, after=0,
+        max_restarts=2, keeps_pod=True,
+    )  # fmt: skip
+    pod, waits = JobRunner(spec, 0, ""), list[float]()
+    pod.folder.mkdir()
+    TrainingJobEnd(attempt=1, end=TrialStatus.SUCCEEDED, reason=None).write(pod.folder, 1)
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        (pod.folder / COLLECTED_FILE).touch()
+
+    monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(job_runner.time, "sleep", sleep)
+    assert (pod.run(), len(waits)) == (0, 1)
 
 
 def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable[..., Trial]) -> None:

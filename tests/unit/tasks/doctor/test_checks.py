@@ -127,18 +127,14 @@ def test_a_program_that_is_missing(result_of: ResultOf, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("suite", "inputs", "command"),
-    [
-        ("quick", {}, "inv bench --resume=20261122-080000-x"),
-        ("train", {}, "inv train --resume=20261122-080000-x"),
-        ("train", {"job": {}}, "inv train --job --resume=20261122-080000-x"),
-    ],
+    ("suite", "command"),
+    [("quick", "inv bench --resume=20261122-080000-x"), ("train", "inv train --resume=20261122-080000-x")],
 )
 def test_a_running_run_is_resumed_by_its_own_command(
-    suite: str, inputs: dict[str, object], command: str, result_of: ResultOf, project: Path
+    suite: str, command: str, result_of: ResultOf, project: Path
 ) -> None:
     run_id = "20261122-080000-x"
-    record = synthetic.record(run_id=run_id, suite=suite, workers=1, provenance={"inputs": inputs})
+    record = synthetic.record(run_id=run_id, suite=suite, workers=1)
     (project / "results" / run_id).mkdir(parents=True)
     record.write(project / "results" / run_id)
     Ledger.create(project / "results" / run_id / LEDGER_FILE, [planned.trial_id for planned in record.planned])
@@ -296,7 +292,7 @@ RUNS: dict[str, tuple[dict[str, int] | None, list[Fault]]] = {
 
 @pytest.mark.parametrize(("ends", "faults"), RUNS.values(), ids=RUNS)
 def test_how_the_newest_run_ended(ends: dict[str, int] | None, faults: list[Fault]) -> None:
-    command = "inv train --job --resume=r1"
+    command = "inv train --resume=r1"
     results = runs.run_results(RunInfo(run_id="r1", state="damaged: x", planned=4, ends=ends), command)
     listed = [results] if isinstance(results, CheckResult) else results
     remedies = [result.remedy for result in listed if result.status is not CheckStatus.OK]

@@ -20,7 +20,7 @@ from tests.support.reports import synthetic
 def cancel(monkeypatch, tmp_path):
     def run(outcome: Outcome) -> None:
         planned = [SimpleNamespace(trial_id="baseline")]
-        run = SimpleNamespace(run_id="20261122-080000-quick", planned=planned, provenance={})
+        run = SimpleNamespace(run_id="20261122-080000-quick", suite="quick", planned=planned)
 
         def fleet(_settings, _run, _folder, ledger, *_):
             ledger.record_start("baseline", 1, "worker-0", "/w/baseline.1")

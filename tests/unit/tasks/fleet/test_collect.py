@@ -33,7 +33,6 @@ def test_a_run_that_fails_does_not_stop_the_others(
             raise RetryableError(f"{run.run_id}: its worker is gone")
 
     monkeypatch.setattr(collect, "incomplete_runs", lambda _: ["a", "b", "c"])
-    monkeypatch.setattr(collect, "run_hosts", lambda *_: [])
     monkeypatch.setattr(collect, "open_run", lambda _, name: (SimpleNamespace(run_id=name), None))
     monkeypatch.setattr(collect, "collect_run", collect_run)
     with pytest.raises(RetryableError) as raised:
@@ -43,7 +42,7 @@ def test_a_run_that_fails_does_not_stop_the_others(
 
 
 @pytest.fixture
-def gone_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, Path]:
+def gone_run(tmp_path: Path) -> tuple[RunRecord, Path]:
     """A collected run whose workers are in no fleet any more, with foreign files."""
     run = synthetic.write_run(tmp_path / "r", synthetic.record(run_id="r", workers=2))
     ledger = Ledger.create(tmp_path / "r" / LEDGER_FILE, [planned.trial_id for planned in run.planned])
@@ -53,7 +52,6 @@ def gone_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord
     for name in (b"a\nb", b"\xff"):
         (tmp_path / "r/trials/baseline.worker-1" / os.fsdecode(name)).touch()
     collect._write_checksums(tmp_path / "r")
-    monkeypatch.setattr(collect, "is_k8s_training", lambda _: False)
     return run, tmp_path / "r"
 
 

@@ -1,6 +1,6 @@
 """`inv tensorboard`: its event files during a run, and its messages. tests/system/train has a real training."""
 
-import dataclasses
+import contextlib
 import json
 import socket
 import subprocess
@@ -11,7 +11,6 @@ import pytest
 from invoke.context import Context
 
 from bench.records.paths import LEDGER_FILE
-from bench.records.run import RunRecord
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import HostError
@@ -19,7 +18,7 @@ from remote.hosts.connectors import CONNECTORS
 from reports.exports.log_model import read_logged_runs
 from tasks.commands import tensorboard
 from tasks.errors import TaskFailed, UsageError
-from tasks.fleet import k8s_training as volume
+from tasks.fleet.training_job import AttemptFiles, TrainingState
 from tasks.reports import tensorboard as live
 from tests.support.reports import synthetic, training_run
 
@@ -53,12 +52,15 @@ def training(results, monkeypatch):
     done = []
 
     def pull(agent, root, target, *, only, **_):
-        assert (agent.host.name, root, only) == ("worker-0", "/jobs/train.1/out", ("steps.jsonl",))
+        assert (agent.host.name, root, only) == ("worker-0", "/runs/r/train.2", ("steps.jsonl",))
         (target / "steps.jsonl").write_text(
             "".join(json.dumps({"step": n, "loss": 1.0 / n, **ROW}) + "\n" for n in done)
         )
 
-    monkeypatch.setattr(live, "run_hosts", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
+    job = SimpleNamespace(hosts=[SimpleNamespace(name="worker-0", workdir="/w")])
+    state = TrainingState(attempts=[AttemptFiles(number=number, first=0.0, last=1.0) for number in (1, 2)])
+    monkeypatch.setattr(live, "open_job", lambda *_: contextlib.nullcontext(job))
+    monkeypatch.setattr(live, "read_state", lambda *_: state)
     monkeypatch.setattr(live, "pull", pull)
     return SimpleNamespace(folder=folder, measure=lambda count: done.extend(range(len(done) + 1, count + 1)))
 
@@ -140,27 +142,6 @@ def test_an_unreachable_worker_leaves_the_local_results(training, monkeypatch, c
     tensorboard(Context(), once=True)
     assert "! worker-0: no route to host; " in capsys.readouterr().out
     assert count_steps(training.folder / "report" / "tensorboard") == 2
-
-
-def test_a_training_run_by_a_kubernetes_job_is_read_from_its_volume(training, monkeypatch):
-    """Cover the volume only; pods are not covered here."""
-    path = training.folder / "run.json"
-    run = RunRecord.read(path)
-    job = {"shared": "/shared/results", "turn": 1, "after": 0}
-    dataclasses.replace(run, provenance={"inputs": {**run.provenance["inputs"], "job": job}}).write(training.folder)
-    pulled = []
-
-    def pull(agent, root, target, **_):
-        pulled.append((agent.host.name, root))
-        (target / "steps.jsonl").write_text(json.dumps({"step": 1, "loss": 1.0, **ROW}) + "\n")
-
-    monkeypatch.setattr(live, "pull", pull)
-    monkeypatch.setattr(live, "training_pods", lambda *_: [SimpleNamespace(name="worker-0", workdir="/w")])
-    state = volume.VolumeState(attempts=[(1, 0.0, 1.0), (2, 2.0, 3.0)], progress=None)
-    monkeypatch.setattr(volume, "read_volume_state", lambda *_: state)
-    tensorboard(Context(), once=True)
-    assert pulled == [("worker-0", "/shared/results/r/train.2")]
-    assert count_steps(training.folder / "report" / "tensorboard") == 1
 
 
 def test_a_benchmark_s_trials_are_shown_as_they_arrive(results, monkeypatch):

@@ -149,7 +149,7 @@ def test_a_fallback_of_the_recipe_is_a_warning_and_stands_in_the_plan(settings: 
     predicted = forecast.predict(settings(), trial, probe)
     assert f"! recipe {fallback}" in output.headline(predicted)
     out = Console(file=io.StringIO(), width=120)
-    output.show_plan(out, trial, probe, predicted, ["worker-0"])
+    output.show_plan(out, trial, probe, ["worker-0"])
     assert f"{fallback}, bf16" in " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
     assert forecast.predict(settings(), trial, make_probe(recipe=trial.recipe)).fallback is None
 

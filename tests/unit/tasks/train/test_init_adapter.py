@@ -54,30 +54,29 @@ def run_id(settings: MakeSettings) -> str:
 def begin(configured: Settings, model_sha256: str = BASE) -> Any:
     trial = trial_spec.make_trial(configured, None, workers=1, max_hours=None)
     adapter = init_adapter.find_adapter(configured)
-    return init_adapter.begin_from(configured, adapter, trial, model_sha256, []).training
+    assert adapter is not None
+    return init_adapter.begin_from(adapter, trial, model_sha256, {"shared": "/runs"}).training
 
 
 @pytest.mark.parametrize("name", ["{run}", "{results}/{run}", "{results}/{run}/adapter"])
-def test_a_run_or_its_folder_is_the_adapter_with_its_base(
-    name: str, run_id: str, settings: MakeSettings, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_or_its_folder_is_the_adapter_with_its_base(name: str, run_id: str, settings: MakeSettings) -> None:
     results = settings().results_folder
     training = begin(settings(init_adapter=name.format(run=run_id, results=results)))
     assert training.init_sha256 == SHA256
     assert Path(training.init_adapter) == (results / run_id / ADAPTER_FOLDER).resolve()
-    assert capsys.readouterr().out.startswith(f"begins from the adapter {SHA256[:12]} in ")
     with pytest.raises(UsageError, match="another model"):
         begin(settings(init_adapter=run_id), "c" * 64)
 
 
-def test_a_folder_of_peft_is_an_adapter_without_a_known_base(
-    settings: MakeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_peft_is_an_adapter_without_a_known_base(settings: MakeSettings, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "mine")
     (folder / SUMS_FILE).write_text(f"{SHA256}  adapter_model.safetensors\n")
-    assert begin(settings(init_adapter=str(folder)), "c" * 64).init_sha256 == SHA256
-    assert "no record of its base" in capsys.readouterr().out
-    assert begin(settings()).init_sha256 is None
+    configured = settings(init_adapter=str(folder))
+    assert begin(configured, "c" * 64).init_sha256 == SHA256
+    adapter = init_adapter.find_adapter(configured)
+    assert adapter is not None
+    assert "no record of its base" in init_adapter.describe(adapter)
+    assert init_adapter.find_adapter(settings()) is None
 
 
 def damage(folder: Path, name: str = "adapter_model.safetensors") -> None:
@@ -146,41 +145,21 @@ def test_a_resumed_training_cannot_begin_from_another_adapter() -> None:
     assert "init_adapter" not in resume.OPERATOR_SETTINGS
 
 
-@pytest.mark.parametrize("volume", [None, "10.0.0.1:/export"])
-def test_the_adapter_goes_to_every_pod_or_once_to_the_shared_volume(
-    volume: str | None,
-    context: Callable[..., Context],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_adapter_goes_to_the_pods_shared_volume(
+    context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_folder(tmp_path / "mine")
-    sections = {
-        "fleet": {"kind": "pods", "size": 2},
-        "cluster": {"volume": {"handle": volume}},
-        "train": {"init_adapter": str(folder)},
-    }
-    configured = load(context(text=json.dumps(sections)))
+    sections = {"fleet": {"kind": "pods"}, "train": {"init_adapter": str(folder)}}
+    with pytest.raises(UsageError) as refused:
+        init_adapter.find_adapter(load(context(text=json.dumps(sections))))
+    assert refused.value.remedy == "set cluster.volume.handle"
+    volume = {"cluster": {"volume": {"handle": "10.0.0.1:/export"}}}
+    adapter = init_adapter.find_adapter(load(context(text=json.dumps(sections | volume))))
+    assert adapter is not None
     sent = []
-    monkeypatch.setattr(init_adapter, "push", lambda agent, files, root: sent.append((agent.host.name, files, root)))
+    monkeypatch.setattr(init_adapter, "push", lambda agent, files, root: sent.append((agent.host.name, {*files}, root)))
     hosts: list[Any] = [SimpleNamespace(name=name, workdir="/work") for name in ("pod-0", "pod-1")]
-    adapter = init_adapter.find_adapter(configured)
-    init_adapter.send(configured, adapter, hosts)
-    names = [name for name, _, _ in sent]
-    assert names == (["pod-0", "pod-1"] if volume is None else ["pod-0"])
-    trial = trial_spec.make_trial(configured, None, workers=2, max_hours=None)
-    training = init_adapter.begin_from(configured, adapter, trial, BASE, hosts).training
-    assert training is not None
-    assert {root for _, _, root in sent} == {training.init_adapter}
-    assert training.init_adapter == f"{configured.shared_results or '/work'}/adapters/{SHA256}"
-    assert all(set(files) == {"adapter_model.safetensors", "adapter_config.json"} for _, files, _ in sent)
-    sent.clear()
-    planned = dataclasses.replace(trial, training=training)
-    init_adapter.send_again(configured, planned, hosts)
-    assert [name for name, _, _ in sent] == names
-    damage(folder)
-    init_adapter.send_again(configured, planned, hosts)
-    (folder / "adapter_config.json").unlink()
-    init_adapter.send_again(configured, planned, hosts)
-    assert len(sent) == len(names)
-    assert "not sent again" in capsys.readouterr().out
+    for job in ({"shared": "/results", "overlay": "job-4gpu"}, {"shared": "/runs"}):
+        init_adapter.send(adapter, job, hosts)
+    files = {"adapter_model.safetensors", "adapter_config.json"}
+    assert sent == [("pod-0", files, f"/results/adapters/{SHA256}")], "on one machine it is where it is"

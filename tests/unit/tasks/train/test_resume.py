@@ -1,33 +1,37 @@
-"""`inv train --resume`: its output for each end of the ledger; what did not succeed is tried again as planned."""
+"""`inv train --resume`: its output for each end of the ledger; what did not succeed is submitted again as planned."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from invoke import Context
 
 from bench.records.paths import LEDGER_FILE, RUN_FILE
-from bench.records.run import PlannedTrial, Progress, RunRecord
+from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.fleet.queue import EventType, FleetEvent
+from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet import trial_spec
-from tasks.fleet.training_progress import TrainingView
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings
-from tasks.train import resume, submit_job, train
-from tasks.train.session import TrainingSession
+from tasks.train import follow, resume, train
 from tests.support.answers import print_answer
 from tests.support.reports import synthetic
 from tests.unit.tasks.train.conftest import MakeSettings
 
 RUN = "20260101-000000-train"
-DRY_RUN = TrainOptions(resume=RUN, dry_run=True, plain=True)
+JOB = {"overlay": "job-1gpu", "turn": 1, "after": 0, "shared": "/results"}
+OPTIONS = DeployOptions(
+    dry_run=False, yes=False, renew_secret=False, force=True, partial=True, force_conflicts=False,
+    discard_results=False, plain=True,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -43,61 +47,80 @@ def test_a_dry_resume_prints_the_state_of_the_training(
 ) -> None:
     configured = settings()
     write_training(configured, end, reason)
-    print_answer(resume.resume(configured, RUN, DRY_RUN))
+    print_answer(resume.resume(configured, RUN, dataclasses.replace(OPTIONS, dry_run=True)))
     assert capsys.readouterr().out.splitlines()[0] == f"run {RUN}: {state}"
 
 
-def test_a_resumed_job_that_has_ended_prints_its_end_and_the_next_command(
-    settings: MakeSettings, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def acts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunRecord]]:
+    """Acts of a resume on its run: submit, follow, collect."""
+    done = list[tuple[str, RunRecord]]()
+
+    def submit(_settings: Settings, run: RunRecord, _options: object, on_accepted: Callable[[], RunRecord]) -> None:
+        on_accepted()
+        done.append(("submit", run))
+
+    monkeypatch.setattr(resume, "submit", submit)
+    monkeypatch.setattr(resume, "follow", lambda _settings, run, *_, **__: done.append(("follow", run)))
+    monkeypatch.setattr(resume, "report_outcome", lambda _settings, run, *_: done.append(("collect", run)))
+    return done
+
+
+def test_a_training_that_succeeded_is_collected_and_never_starts_again(
+    settings: MakeSettings, acts: list[tuple[str, RunRecord]]
 ) -> None:
-    configured, options = settings(), dataclasses.replace(DRY_RUN, job=True, dry_run=False)
-    write_training(configured, TrialStatus.SUCCEEDED, None, job={"overlay": "job-1gpu"})
-    resume.resume(configured, RUN, options)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"run {RUN}: {resume.ALREADY_DONE}; `inv collect --run={RUN}` ")
+    configured = settings()
+    write_training(configured, TrialStatus.SUCCEEDED, None)
+    resume.resume(configured, RUN, OPTIONS)
+    assert [name for name, _ in acts] == ["collect"]
 
 
 @pytest.mark.parametrize("status", [status for status in TrialStatus if status is not TrialStatus.SUCCEEDED])
-def test_a_job_that_did_not_succeed_is_submitted_again_with_its_plan(
-    status: TrialStatus, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+def test_a_training_that_did_not_succeed_is_submitted_again_with_its_plan_and_followed(
+    status: TrialStatus, settings: MakeSettings, acts: list[tuple[str, RunRecord]]
 ) -> None:
     configured = settings()
-    options = dataclasses.replace(DRY_RUN, job=True, dry_run=False)
-    job = {"overlay": "job-1gpu", "turn": 1, "after": 0, "shared": "/results"}
-    folder = write_training(configured, status, "no rank has ended its step", job=job)
+    folder = write_training(configured, status, "no rank has ended its step")
     before = RunRecord.read(folder / RUN_FILE).planned
-    monkeypatch.setattr(submit_job, "submit", lambda _settings, _run, _options, on_accepted: on_accepted())
-    resume.resume(configured, RUN, options)
+    resume.resume(configured, RUN, OPTIONS)
     run, ledger = RunRecord.read(folder / RUN_FILE), Ledger(folder / LEDGER_FILE)
+    assert acts == [("submit", run), ("follow", run)]
     assert (run.provenance["inputs"]["job"]["turn"], run.provenance["inputs"]["job"]["after"]) == (2, 1)
     assert run.planned == before
     assert ledger.is_open(TRIAL_ID)
 
 
-@pytest.mark.parametrize("has_end", [False, True])
-def test_the_end_on_the_volume_counts_although_the_job_waits_for_a_pod(
-    has_end: bool, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lost", "end", "expected"),
+    [
+        (None, None, ["follow"]),
+        (None, Outcome(TrialStatus.LOST, reason="GPU 0: XID 79"), ["submit", "follow"]),  # its Job waits for a pod
+        (Outcome(TrialStatus.LOST), Outcome(TrialStatus.SUCCEEDED), ["collect"]),
+        (Outcome(TrialStatus.LOST), None, ["submit", "follow"]),  # no pod is left that could read the volume
+    ],
+)
+def test_a_training_that_runs_is_followed_and_the_end_in_its_folder_counts(
+    lost: Outcome | None,
+    end: Outcome | None,
+    expected: list[str],
+    settings: MakeSettings,
+    acts: list[tuple[str, RunRecord]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    configured, submitted = settings(), list[RunRecord]()
-    job = {"overlay": "job-4gpu", "turn": 1, "after": 0, "shared": "/results"}
-    folder = write_training(configured, None, None, job=job)
+    configured = settings()
+    folder = write_training(configured, None, None)
 
     def collect_run(*_: object, may_be_open: bool) -> None:
-        if has_end:
-            Ledger(folder / LEDGER_FILE).record_end(TRIAL_ID, Outcome(TrialStatus.LOST, reason="GPU 0: XID 79"), 1)
-        elif not may_be_open:
-            raise RetryableError("it has not ended")
+        assert may_be_open
+        if end is not None:
+            Ledger(folder / LEDGER_FILE).record_end(TRIAL_ID, end, 1)
+        elif lost is not None:
+            raise RetryableError("no pod reads the volume")
 
+    monkeypatch.setattr(resume, "open_job", lambda *_: contextlib.nullcontext(SimpleNamespace(end=lambda: lost)))
     monkeypatch.setattr(resume, "collect_run", collect_run)
-    monkeypatch.setattr(resume, "is_job_active", lambda *_: True)
-    monkeypatch.setattr(submit_job, "submit", lambda _settings, run, *_: submitted.append(run))
-    options = dataclasses.replace(DRY_RUN, job=True, dry_run=False)
-    if has_end:
-        resume.resume(configured, RUN, options)
-    else:
-        with pytest.raises(RetryableError, match="still running"):
-            resume.resume(configured, RUN, options)
-    assert len(submitted) == has_end
+    resume.resume(configured, RUN, OPTIONS)
+    assert [name for name, _ in acts] == expected
 
 
 @pytest.mark.parametrize(
@@ -108,17 +131,8 @@ def test_a_training_that_ended_early_names_its_last_checkpoint_and_the_command(
 ) -> None:
     configured = settings()
     folder = write_training(configured, status, "rank 1 is gone")
-    run, ledger = RunRecord.read(folder / RUN_FILE), Ledger(folder / LEDGER_FILE)
-    view = TrainingView(run_id=RUN, read_attempts=list, price=None, plain=True)
-    progress = Progress(phase="train", step=17, steps=30, elapsed_sec=1.0, checkpoint_step=15)
-    for event in (
-        FleetEvent(kind=EventType.PROGRESS, worker="w", progress=progress),
-        FleetEvent(kind=EventType.STARTED, worker="w"),
-    ):
-        view.handle(event)
-    session = TrainingSession.create(configured, run, folder, ledger, [])
     with pytest.raises(error, match="checkpoint: step 15") as raised:
-        session.report_outcome(view.checkpoint_step)
+        follow.report_outcome(configured, RunRecord.read(folder / RUN_FILE), folder, 15)
     assert f"`inv train --resume={RUN}" in str(raised.value.remedy)
 
 
@@ -127,15 +141,15 @@ def test_a_resumed_training_has_the_workers_and_the_trial_of_its_plan(
     changes: dict[str, Any], context: Callable[..., Context]
 ) -> None:
     with pytest.raises(UsageError, match=r"^train: --resume .* --trial-file and --workers"):
-        train.train_fleet(context(), dataclasses.replace(DRY_RUN, **changes))
+        train.train_fleet(context(), TrainOptions(resume=RUN, plain=True, **changes))
 
 
-def write_training(configured: Settings, end: TrialStatus | None, reason: str | None, **inputs: object) -> Path:
+def write_training(configured: Settings, end: TrialStatus | None, reason: str | None) -> Path:
     """Write a training with one attempt that ended so; None: it is running. Returns its folder."""
     plan = PlannedTrial(trial_id=TRIAL_ID, trial=trial_spec.make_trial(configured, None, workers=1, max_hours=None))
     public = json.loads(json.dumps(configured.public()))
     run = synthetic.record(run_id=RUN, suite="train", planned=[plan], settings=public)
-    run = dataclasses.replace(run, provenance={**run.provenance, "inputs": inputs})
+    run = dataclasses.replace(run, provenance={**run.provenance, "inputs": {"job": JOB}})
     folder = configured.results_folder / RUN
     folder.mkdir(parents=True, exist_ok=True)
     run.write(folder)
