@@ -71,7 +71,7 @@ def test_a_registered_provider_renders_a_deploy_plan(context: Callable[..., Cont
     need = pod_requirements(settings, image)
     assert all(toleration in pod["tolerations"] for toleration in need.tolerations)
     assert need.provider.texts["device-plugin"] == "tick the box of the dummy cloud"
-    actions = plan(desired, [], makes_secret=True).with_verb(Verb.CREATE)
+    actions = plan(desired, [], [], makes_secret=True).with_verb(Verb.CREATE)
     assert {action.kind for action in actions} >= {"Job", "PersistentVolume", "PersistentVolumeClaim"}
 
 
