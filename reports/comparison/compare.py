@@ -145,6 +145,7 @@ def compare(
     *,
     allow: Iterable[str] = (),
     tolerance: float = 0.01,
+    day_effect_percent: float = DAY_EFFECT_PERCENT,
     earlier: Sequence[Run] = (),
 ) -> Comparison:
     """Compare later runs with earlier ones; `earlier` are further runs that may show the effect of the day.
@@ -175,7 +176,7 @@ def compare(
     if len(runs) == 2:
         known = _day_effects(earlier, conditions[0])
         days = {
-            row.configuration: known.get(row.configuration, DAY_EFFECT_PERCENT) + 100.0 * math.expm1(drift)
+            row.configuration: known.get(row.configuration, day_effect_percent) + 100.0 * math.expm1(drift)
             for row, _ in rows
         }
     tested = [

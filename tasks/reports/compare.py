@@ -83,6 +83,7 @@ def _compare_benchmarks(
             *sides,
             allow=allow,
             tolerance=tolerance,
+            day_effect_percent=settings.bench.day_effect_percent,
             earlier=[*sides[0], *_earlier_runs(settings.results_folder, sides[0][0], [*before, *after])],
         )
         path = make_report_folder(after[-1]) / COMPARE_FILE if out is None else Path(out)

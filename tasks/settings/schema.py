@@ -118,6 +118,13 @@ class BenchSection:
     repeats: int | None = setting(
         None, "processes per trial and worker; null: 2 where one worker compares configurations, else 1", ge=1, le=100
     )
+    day_effect_percent: float = setting(
+        1.0,
+        "difference of two runs of equal code, for inv compare; from four earlier runs on, they show it",
+        unit="percent",
+        ge=0,
+        le=100,
+    )
     strict: bool = setting(
         False, "true: a trial on a shared or throttled GPU or CPU, or by another recipe, is FAILED, not flagged"
     )

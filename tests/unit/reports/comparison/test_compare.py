@@ -84,6 +84,8 @@ def test_a_slower_configuration_is_named_and_fails(runs):
         (0.206, {}, "slower", 1),
         (0.2016, {}, "differs", ExitCode.UNDECIDED),  # 0.8 %, as two days of equal code may
         (0.1984, {}, "differs", 0),  # not slower, whatever the day did
+        (0.2024, {"day_effect_percent": 0.0}, "slower", 1),
+        (0.206, {"day_effect_percent": 4.0}, "differs", ExitCode.UNDECIDED),
     ],
 )
 def test_between_two_runs_only_a_difference_beyond_the_day_is_one_of_speed(runs, speed, options, verdict, exit_code):

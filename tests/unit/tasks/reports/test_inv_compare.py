@@ -20,7 +20,8 @@ HOSTILE = "[bold]=cmd|x[/]"
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Create a project with three runs: `a`, `b` as fast as `a`, and a slower `c`."""
-    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results")
+    bench = SimpleNamespace(day_effect_percent=1.0)
+    settings = SimpleNamespace(root=tmp_path, results_folder=tmp_path / "results", bench=bench)
     monkeypatch.setattr("tasks.reports.compare.load", lambda _: settings)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
