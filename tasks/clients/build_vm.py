@@ -103,7 +103,7 @@ def _from_job_error(error: JobFailed, retry_command: str) -> TaskFailed:
 def print_job_line(line: JobLine) -> None:
     """Print a line of a job's log: seconds since its start, the stage, the text."""
     # Escape line breaks, which could forge a line of this log.
-    print(f"[{line.elapsed_sec:7.1f}s] {escape_controls(line.stage):<20.20} {escape_controls(line.text)}", flush=True)
+    print(f"[{line.elapsed_sec:7.1f}s] {escape_controls(line.stage):<12.12} {escape_controls(line.text)}", flush=True)
 
 
 def print_reconnect(error: HostError) -> None:
