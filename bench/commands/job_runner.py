@@ -34,17 +34,12 @@ from bench.records import paths, schema
 from bench.records.checksummed import ResultError
 from bench.records.result import TrialResult
 from bench.records.run import TrainingJobEnd, TrainingJobSpec
-from bench.records.status import ExitCode, Outcome, ReasonCode
+from bench.records.status import EXIT_CAUSES, ExitCode, Outcome, ReasonCode
 from bench.workloads.ranks.watch import exit_with_parent
 
 RETRY_DELAY_SEC = 2.0
 LOG_FILE = "log.txt"  # in an attempt's folder: what it printed
 TERMINATION_LOG = Path("/dev/termination-log")  # what is written there becomes part of the pod's status
-# Causes of attempts without a result, by their exit code: most did not begin, because of their input.
-CAUSES: dict[int, ReasonCode] = {
-    **{code.exit_code: code for code in ReasonCode if code.is_rejected},
-    ExitCode.NOT_WRITTEN: ReasonCode.NOT_WRITTEN,
-}
 FINAL = (ReasonCode.GPU_FAULT, ReasonCode.NOT_WRITTEN)  # another attempt would meet the same GPU or volume
 
 
@@ -169,8 +164,8 @@ class JobRunner:
         result = _read_result(self.spec, self.folder, number)
         if result is not None:
             outcome = result.outcome
-        elif code in CAUSES:
-            outcome = Outcome.of(CAUSES[code], last_line)
+        elif code in EXIT_CAUSES:
+            outcome = Outcome.of(EXIT_CAUSES[code], last_line)
         elif code < 0:
             outcome = Outcome.of(ReasonCode.KILLED, f"killed by {signal.Signals(-code).name}")
         else:

@@ -180,6 +180,14 @@ class ReasonCode(str, Enum):
         return cls.UNKNOWN if isinstance(value, str) else None  # written by a newer version
 
 
+# Causes of attempts without a result, by the exit code of their process. Most did not begin, because of their input.
+EXIT_CAUSES: dict[int | None, ReasonCode] = {
+    **{code.exit_code: code for code in ReasonCode if code.is_rejected},
+    ExitCode.CANNOT_START: ReasonCode.CANNOT_START,
+    ExitCode.NOT_WRITTEN: ReasonCode.NOT_WRITTEN,
+}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A trial's status with its cause, `reason` and `remedy` as one line each; only the status for SUCCEEDED."""

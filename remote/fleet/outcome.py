@@ -21,7 +21,7 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import NODE_RANK, PROGRESS_FILE, RESULT_FILE, TRIALS_FOLDER
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
-from bench.records.status import ExitCode, Outcome, ReasonCode
+from bench.records.status import EXIT_CAUSES, ExitCode, Outcome, ReasonCode
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.queue import EventType, FleetEvent, OpenTrial, TrialQueue, attempt_event
 from remote.hosts.base import Host
@@ -31,12 +31,6 @@ from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import ChecksumMismatch, pull
 
 _SIGKILL_HINT = "; the kernel does that when the worker's memory is used up"
-# Causes of an attempt without a result, by its exit code. Of any other code, the trial itself is the cause.
-_CAUSES: dict[int | None, ReasonCode] = {
-    **{code.exit_code: code for code in ReasonCode if code.is_rejected},
-    ExitCode.CANNOT_START: ReasonCode.CANNOT_START,
-    ExitCode.NOT_WRITTEN: ReasonCode.NOT_WRITTEN,
-}
 
 
 def judge(
@@ -79,7 +73,7 @@ def judge(
     if code == ExitCode.STOPPED:  # the bench leaves a result once it has begun
         return of(ReasonCode.WORKER_STOPPED, f"stopped by SIGTERM{phase or ' before it began'}")
     last_line = next((line.strip() for line in reversed(log_tail) if line.strip()), "no output")
-    cause = _CAUSES.get(code, ReasonCode.PROCESS_FAILED)
+    cause = EXIT_CAUSES.get(code, ReasonCode.PROCESS_FAILED)  # else the trial itself is the cause
     return of(cause, last_line if cause.is_rejected else f"exit {code}: {last_line}")
 
 

@@ -15,14 +15,15 @@ from tasks.fleet.trial_spec import apply_file, apply_trial, with_training_row
 from tasks.settings.load import Settings
 
 
-def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial]:
-    """Return the settings with the lengths of a recommended configuration, and its trial. Raises UsageError.
+def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial, list[str]]:
+    """Return the settings with the lengths of a recommended configuration, its trial, and lines about it.
 
     `name` is a benchmark's run, whose results are summarized again, or a search. Profile tiny measures a part of each
-    length, so that its rows are replaced by those of the settings.
+    length, so that its rows are replaced by those of the settings. Raises UsageError.
     """
     trial = with_training_row(settings, _recommended_trial(settings, name))
-    return apply_trial(settings, trial, f"train: --from: {name}")
+    lines = list(describe_source(settings, trial, name))
+    return *apply_trial(settings, trial, f"train: --from: {name}"), lines
 
 
 def _recommended_trial(settings: Settings, name: str) -> Trial:

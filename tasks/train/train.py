@@ -117,10 +117,11 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
         force=True,
         partial=True,
     )
+    sources = {"--resume": options.resume, "--trial-file": options.trial_file, "--from": options.from_run}
+    refuse_several("train", sources)
     if options.resume:
-        if options.trial_file is not None or options.workers is not None:
-            raise UsageError("train: --resume uses the plan of the run", remedy="leave out --trial-file and --workers")
-        refuse_several("train", {"--resume": options.resume, "--from": options.from_run})
+        if options.workers is not None:
+            raise UsageError("train: --resume uses the plan of the run", remedy="leave out --workers")
         return resume.resume(settings, options.resume if isinstance(options.resume, str) else None, deployment)
     request = read_request(settings, options)
     facts = gather_facts(settings, request)
@@ -140,15 +141,13 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
 
 def read_request(settings: Settings, options: TrainOptions) -> TrainRequest:
     """Read what settings and flags ask for. Raises UsageError and ConfirmationRequired."""
-    refuse_several("train", {"--trial-file": options.trial_file, "--from": options.from_run})
-    configured = settings
     if options.from_run is None:
         settings, file_trial = trial_spec.apply_trial_file(settings, options.trial_file)
     else:
         from tasks.train import recommended  # its libraries take 0.4 s
 
-        settings, file_trial = recommended.apply_recommended(settings, options.from_run)
-        print(*map(escape_controls, recommended.describe_source(configured, file_trial, options.from_run)), sep="\n")
+        settings, file_trial, lines = recommended.apply_recommended(settings, options.from_run)
+        print(*map(escape_controls, lines), sep="\n")
     count = trial_spec.worker_count(settings, options.workers)
     trial = trial_spec.make_trial(settings, file_trial, workers=count, max_hours=settings.train.max_hours)
     is_over_pods = settings.connector.is_cluster

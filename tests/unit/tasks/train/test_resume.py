@@ -140,7 +140,7 @@ def test_a_training_that_ended_early_names_its_last_checkpoint_and_the_command(
 def test_a_resumed_training_has_the_workers_and_the_trial_of_its_plan(
     changes: dict[str, Any], context: Callable[..., Context]
 ) -> None:
-    with pytest.raises(UsageError, match=r"^train: --resume .* --trial-file and --workers"):
+    with pytest.raises(UsageError, match=r"^train: --resume "):
         train.train_fleet(context(), TrainOptions(resume=RUN, plain=True, **changes))
 
 

@@ -1,0 +1,54 @@
+"""The plan of a training: equal with and without a worker at its submission; what it needs of a volume."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import pytest
+from invoke import Context
+
+from bench.records.training import DerivedSettings
+from tasks.errors import UsageError
+from tasks.fleet import trial_spec
+from tasks.settings.load import load
+from tasks.train import forecast
+from tasks.train.submit import NO_VOLUME, job_facts
+from tasks.train.train import NO_WORKER, Facts, TrainRequest, plan_training
+from tests.unit.tasks.train.conftest import MakeSettings
+from tests.unit.tasks.train.test_check import make_probe
+
+HOST_JOB = {"shared": "/runs", "turn": 1, "after": 0}
+
+
+def test_a_plan_does_not_depend_on_whether_a_worker_answered(settings: MakeSettings) -> None:
+    trial = trial_spec.make_trial(settings(), None, workers=1, max_hours=None)
+    request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=HOST_JOB, adapter=None)
+    unseen = plan_training(request, Facts(trial=trial))
+    probe = make_probe(derived=DerivedSettings(validation_share=0.2, rows_per_step=2, warmup_share=0.067))
+    seen = plan_training(request, Facts(trial=trial, probe=probe, predicted=forecast.predict(settings(), trial, probe)))
+    assert seen.trial.training is not None
+    assert seen.trial.training.input_digests
+    pinned = dataclasses.replace(seen.trial.training, input_digests={})
+    assert dataclasses.replace(seen.trial, training=pinned) == unseen.trial
+    assert {"validation_share", "rows_per_step", "warmup_share"} <= set(pinned.derive)
+    assert (unseen.lines, unseen.predicted) == ([NO_WORKER], None)
+
+
+@pytest.mark.parametrize(
+    ("volume", "ranks", "keeps_pod"), [("10.0.0.1:/export", 4, False), ("10.0.0.1:/export", 1, False), (None, 1, True)]
+)
+def test_one_pod_may_do_without_a_volume_and_waits_for_its_collection(
+    volume: str | None, ranks: int, keeps_pod: bool, context: Callable[..., Context]
+) -> None:
+    sections = {"fleet": {"kind": "pods", "size": 4}, "cluster": {"volume": {"handle": volume}}}
+    configured = load(context(text=json.dumps(sections)))
+    job = job_facts(configured, "", ranks)
+    assert (job["overlay"], job.get("keeps_pod", False)) == (f"job-{ranks}gpu", keeps_pod)
+    trial = trial_spec.make_trial(configured, None, workers=ranks, max_hours=None)
+    request = TrainRequest(trial=trial, workers=["worker-0"], hosts=[], job=job, adapter=None)
+    assert (NO_VOLUME in plan_training(request, Facts(trial=trial)).lines) == keeps_pod
+
+
+def test_several_pods_without_a_volume_are_refused_with_the_setting(context: Callable[..., Context]) -> None:
+    with pytest.raises(UsageError, match=r"^cluster\.volume\.handle"):
+        job_facts(load(context(text=json.dumps({"fleet": {"kind": "pods"}}))), "", 2)
