@@ -24,6 +24,13 @@ from bench.records.status import ExitCode, ReasonCode, TrialStatus
 Script = list[tuple[int, TrialStatus | ReasonCode | None, str | None]]
 
 
+def spec_of(trial: Trial, **values: Any) -> TrainingJobSpec:
+    """Make the first turn of a training with two restarts; `values` replace some of its fields."""
+    planned = PlannedTrial(trial_id="train", trial=trial)
+    first = TrainingJobSpec(run_id="r1", planned=planned, shared="/s", turn=1, after=0, max_restarts=2)
+    return dataclasses.replace(first, **values)
+
+
 @pytest.fixture
 def run_script(
     tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
@@ -38,10 +45,8 @@ def run_script(
     def run(
         script: Script, *, max_restarts: int = 2, turn: int = 1, after: int = 0
     ) -> tuple[int, TrainingJobEnd | None]:
-        planned = PlannedTrial(trial_id="train", trial=make_trial())
-        spec = TrainingJobSpec(
-            run_id="r1", planned=planned, shared=str(tmp_path), turn=turn, after=after, max_restarts=max_restarts,
-        )  # fmt: skip
+        trial, limits = make_trial(), {"turn": turn, "after": after, "max_restarts": max_restarts}
+        spec = spec_of(trial, shared=str(tmp_path), **limits)
         pod, remaining = JobRunner(spec, 0, "train"), list(script)
 
         def attempt(number: int) -> tuple[int, str]:
@@ -51,7 +56,7 @@ def run_script(
             if end is not None:
                 status, cause = (end.status, end) if isinstance(end, ReasonCode) else (end, None)
                 TrialResult(
-                    trial_id="train", trial=planned.trial, status=status, reason=reason, reason_code=cause,
+                    trial_id="train", trial=trial, status=status, reason=reason, reason_code=cause,
                     worker="worker-0", run_id="r1", attempt=number,
                 ).write(folder)  # fmt: skip
             if code == 143:
@@ -126,10 +131,7 @@ def test_a_number_that_another_copy_of_the_first_pod_has_taken_is_left_to_it(
 def test_a_failure_of_the_volume_may_pass_in_another_pod(
     make_trial: Callable[..., Trial], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = TrainingJobSpec(
-        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared=str(tmp_path), turn=1, after=0,
-        max_restarts=9, port=1, token="t",
-    )  # fmt: skip
+    spec = spec_of(make_trial(), shared=str(tmp_path))
     monkeypatch.setenv(JOB_SPEC_VARIABLE, json.dumps(schema.to_json(spec)))
     monkeypatch.setattr(job_runner.signal, "signal", lambda *_: None)
     codes = {
@@ -167,10 +169,7 @@ def test_the_first_pod_listens_at_its_own_address_and_not_at_a_name_of_two_pods(
     make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lost node's pod keeps its name in DNS until the node returns."""
-    planned = PlannedTrial(trial_id="train", trial=make_trial(kind="distributed", world_size=2))
-    spec = TrainingJobSpec(
-        run_id="r1", planned=planned, shared="/s", turn=1, after=0, max_restarts=2, port=21_000, token="t"
-    )
+    spec = spec_of(make_trial(kind="distributed", world_size=2), port=21_000, token="t")
     assert JobRunner(dataclasses.replace(spec, port=None), 0, "")._rendezvous_variables() == {}, "all ranks on one host"
     for rank, address in ((0, "train-0"), (1, "train-0.train")):
         monkeypatch.setattr(job_runner.socket, "gethostname", lambda rank=rank: f"train-{rank}")
@@ -180,10 +179,7 @@ def test_the_first_pod_listens_at_its_own_address_and_not_at_a_name_of_two_pods(
 def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_turns(
     tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = TrainingJobSpec(
-        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared="/s", turn=2, after=1,
-        max_restarts=2, port=21_000, token="t",
-    )  # fmt: skip
+    spec = spec_of(make_trial(), turn=2, after=1)
     now = time.time()
     for number, ages in ((1, (9000.0, 8900.0)), (2, (300.0, 200.0)), (3, (100.0,))):
         folder = tmp_path / f"train.{number}"
@@ -201,10 +197,7 @@ def test_pods_are_held_from_a_turns_first_file_and_for_the_attempts_of_earlier_t
 def test_a_pod_whose_disk_dies_with_it_waits_until_it_was_collected(
     tmp_path: Path, make_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = TrainingJobSpec(
-        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared=str(tmp_path), turn=1, after=0,
-        max_restarts=2, keeps_pod=True,
-    )  # fmt: skip
+    spec = spec_of(make_trial(), shared=str(tmp_path), keeps_pod=True)
     pod, waits = JobRunner(spec, 0, ""), list[float]()
     pod.folder.mkdir()
     TrainingJobEnd(attempt=1, end=TrialStatus.SUCCEEDED, reason=None).write(pod.folder, 1)
@@ -219,10 +212,7 @@ def test_a_pod_whose_disk_dies_with_it_waits_until_it_was_collected(
 
 
 def test_an_order_comes_back_from_the_environment_as_it_was(make_trial: Callable[..., Trial]) -> None:
-    spec = TrainingJobSpec(
-        run_id="r1", planned=PlannedTrial(trial_id="train", trial=make_trial()), shared="/s", turn=1, after=0,
-        max_restarts=2, port=21_000, token="t",
-    )  # fmt: skip
+    spec = spec_of(make_trial(), port=21_000, token="t")
     assert read_spec({JOB_SPEC_VARIABLE: json.dumps(schema.to_json(spec))}) == spec
     for text in ("", "{", "[]", '{"run_id": 1}'):
         with pytest.raises(InputError, match=JOB_SPEC_VARIABLE):
