@@ -58,23 +58,18 @@ def worker_count(settings: Settings, flag: int | None) -> int:
     return count
 
 
-def apply_trial_file(settings: Settings, file: str | None) -> tuple[Settings, Trial | None]:
-    """Read the trial file. Returns the settings with its lengths, and its trial. Raises UsageError."""
-    return (settings, None) if file is None else apply_file(settings, file, "train: --trial-file")
-
-
-def apply_file(settings: Settings, file: str, flag: str) -> tuple[Settings, Trial]:
-    """Read the only trial of a file. `flag` begins the messages. Raises UsageError."""
+def read_trial(settings: Settings, file: str, flag: str = "train: --trial-file") -> Trial:
+    """Read the only trial of a file, which can be trained. `flag` begins the messages. Raises UsageError."""
     trials = read_trials(settings, file, None, flag=flag)
     if len(trials) != 1:
         raise UsageError(
             f"{flag}: {file}: expected one trial, found {len(trials)}", remedy="`inv tune` writes best.json"
         )
-    return apply_trial(settings, trials[0], f"{flag}: {file}")
+    return check_trial(settings, trials[0], f"{flag}: {file}")
 
 
-def apply_trial(settings: Settings, trial: Trial, source: str) -> tuple[Settings, Trial]:
-    """Return the settings with the lengths of `trial`, and it. Raises UsageError for another model or no training."""
+def check_trial(settings: Settings, trial: Trial, source: str) -> Trial:
+    """Return the trial. Raises UsageError if it is for another model or trains nothing."""
     if not (trial.workload.has_steps or trial.workload.has_training):
         raise UsageError(f"{source}: is of kind {trial.kind}, which trains nothing", remedy="name another trial")
     if trial.model != settings.model.path:
@@ -83,8 +78,7 @@ def apply_trial(settings: Settings, trial: Trial, source: str) -> tuple[Settings
             remedy=f"set model.path to {trial.model}, or measure {settings.model.path} with `inv tune`: a "
             "configuration holds for one model only",
         )
-    lengths = {"max_seq_len": trial.max_seq_len, "micro_batch_size": trial.micro_batch_size}
-    return settings.with_values(train=lengths), trial
+    return trial
 
 
 def with_training_row(settings: Settings, trial: Trial) -> Trial:
@@ -124,7 +118,11 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
         )
     if file_trial is None:
         return trial
-    training = dataclasses.replace(training, derive=tuple(name for name in training.derive if name not in FILE_FIELDS))
+    training = dataclasses.replace(
+        training,
+        data=dataclasses.replace(data, max_seq_len=file_trial.max_seq_len),
+        derive=tuple(name for name in training.derive if name not in FILE_FIELDS),
+    )
     return dataclasses.replace(trial, training=training, **{name: getattr(file_trial, name) for name in FILE_FIELDS})
 
 

@@ -11,25 +11,24 @@ from reports.summary.sentences import not_shown_texts
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError, translate_errors
 from tasks.fleet.run_store import BEST_FILE, TUNE, find_run, is_training
-from tasks.fleet.trial_spec import apply_file, apply_trial, with_training_row
+from tasks.fleet.trial_spec import check_trial, read_trial, with_training_row
 from tasks.settings.load import Settings
 
 
-def apply_recommended(settings: Settings, name: str) -> tuple[Settings, Trial, list[str]]:
-    """Return the settings with the lengths of a recommended configuration, its trial, and lines about it.
+def recommended_trial(settings: Settings, name: str) -> tuple[Trial, list[str]]:
+    """Return the trial of a recommended configuration, and lines about it.
 
     `name` is a benchmark's run, whose results are summarized again, or a search. Profile tiny measures a part of each
     length, so that its rows are replaced by those of the settings. Raises UsageError.
     """
-    trial = with_training_row(settings, _recommended_trial(settings, name))
-    lines = list(describe_source(settings, trial, name))
-    return *apply_trial(settings, trial, f"train: --from: {name}"), lines
+    trial = with_training_row(settings, _find_trial(settings, name))
+    return check_trial(settings, trial, f"train: --from: {name}"), list(describe_source(settings, trial, name))
 
 
-def _recommended_trial(settings: Settings, name: str) -> Trial:
+def _find_trial(settings: Settings, name: str) -> Trial:
     folder = find_run(settings.results_folder, name)
     if (folder / BEST_FILE).is_file():
-        return apply_file(settings, str(folder / BEST_FILE), "train: --from")[1]
+        return read_trial(settings, str(folder / BEST_FILE), "train: --from")
     source = f"train: --from: {folder.name}"
     if is_training(folder):
         raise UsageError(f"{source}: is a training, not a benchmark", remedy="name a run of `inv bench` or `inv tune`")

@@ -141,12 +141,13 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
 
 def read_request(settings: Settings, options: TrainOptions) -> TrainRequest:
     """Read what settings and flags ask for. Raises UsageError and ConfirmationRequired."""
-    if options.from_run is None:
-        settings, file_trial = trial_spec.apply_trial_file(settings, options.trial_file)
-    else:
+    file_trial = None
+    if options.trial_file is not None:
+        file_trial = trial_spec.read_trial(settings, options.trial_file)
+    elif options.from_run is not None:
         from tasks.train import recommended  # its libraries take 0.4 s
 
-        settings, file_trial, lines = recommended.apply_recommended(settings, options.from_run)
+        file_trial, lines = recommended.recommended_trial(settings, options.from_run)
         print(*map(escape_controls, lines), sep="\n")
     count = trial_spec.worker_count(settings, options.workers)
     trial = trial_spec.make_trial(settings, file_trial, workers=count, max_hours=settings.train.max_hours)

@@ -190,7 +190,7 @@ def describe_power(settings: Settings, model: str, data: str) -> str:
 def training_arm(settings: Settings, comparison: Comparison, seed: int, pairs: int) -> Trial:
     """Return the short training of a configuration. Raises UsageError that names a setting of the section train."""
     configuration = trial_spec.with_training_row(settings, comparison.trial)
-    settings, configuration = trial_spec.apply_trial(settings, configuration, f"quality: {comparison.label}")
+    trial_spec.check_trial(settings, configuration, f"quality: {comparison.label}")
     trial = trial_spec.make_trial(settings, configuration, workers=1, max_hours=None)
     if trial.training is None:
         raise ValueError("a training has settings")

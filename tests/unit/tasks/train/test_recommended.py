@@ -38,8 +38,8 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
     configured = settings(learning_rate=5e-4)
     folder = write_benchmark(configured)
     row = next(row for row in summarize(load(folder)).rows if row.label == "optimized")
-    with_lengths, trial, lines = recommended.apply_recommended(configured, RUN)
-    training = trial_spec.make_trial(with_lengths, trial, workers=1, max_hours=None)
+    trial, lines = recommended.recommended_trial(configured, RUN)
+    training = trial_spec.make_trial(configured, trial, workers=1, max_hours=None)
     taken = {name: getattr(training, name) for name in trial_spec.FILE_FIELDS}
     expected = {name: getattr(row.trial, name) for name in trial_spec.FILE_FIELDS}
     assert taken == expected | {"max_seq_len": 512, "micro_batch_size": 8}
@@ -58,10 +58,10 @@ def test_the_best_of_a_search_is_taken_over(settings: MakeSettings) -> None:
     synthetic.exact_run(folder, run_id="s1", suite="tune")
     (folder / "best.json").write_text(best.to_text())
     rows = {"max_seq_len": 512, "micro_batch_size": 8}
-    assert recommended.apply_recommended(configured, "s1")[1] == dataclasses.replace(best, **rows)
+    assert recommended.recommended_trial(configured, "s1")[0] == dataclasses.replace(best, **rows)
     (folder / "best.json").write_text(dataclasses.replace(best, kind="hardware").to_text())
     with pytest.raises(UsageError, match="is of kind hardware"):
-        recommended.apply_recommended(configured, "s1")
+        recommended.recommended_trial(configured, "s1")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_benchmark_without_a_usable_recommendation_is_refused(
     configured = settings()
     write_benchmark(configured, **changed)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):
-        recommended.apply_recommended(configured, RUN)
+        recommended.recommended_trial(configured, RUN)
 
 
 def test_configurations_that_are_all_withheld_are_named(settings: MakeSettings) -> None:
@@ -89,7 +89,7 @@ def test_configurations_that_are_all_withheld_are_named(settings: MakeSettings) 
     check = LossCheck(label="optimized", trial=trial, reference=trial, run_id="q", planned_pairs=9, pairs=pairs)
     QualityRecord(max_increase_percent=0.15, steps=60, checks=[check]).write(folder)
     with pytest.raises(UsageError, match="optimized") as refused:
-        recommended.apply_recommended(configured, RUN)
+        recommended.recommended_trial(configured, RUN)
     assert f"inv bench --quality --resume={RUN}" in (refused.value.remedy or "")
 
 
@@ -97,7 +97,7 @@ def test_a_search_without_an_answer_is_refused(settings: MakeSettings) -> None:
     configured = settings()
     synthetic.exact_run(configured.results_folder / "s1", run_id="s1", suite="tune")
     with pytest.raises(UsageError) as refused:
-        recommended.apply_recommended(configured, "s1")
+        recommended.recommended_trial(configured, "s1")
     assert "inv tune --resume=s1" in (refused.value.remedy or "")
 
 
@@ -107,4 +107,4 @@ def test_a_run_that_is_no_benchmark_is_refused(settings: MakeSettings) -> None:
     cases = {"t1": "is a training, not a benchmark", "none": "does not exist", "../t1": "not a path"}
     for name, message in cases.items():
         with pytest.raises(UsageError, match=message):
-            recommended.apply_recommended(configured, name)
+            recommended.recommended_trial(configured, name)

@@ -74,15 +74,14 @@ def test_the_command_on_a_trainings_page_repeats_it(
     project: Path,
 ) -> None:
     configured, file_trial = settings(**train), None
-    applied = configured
     if file_changes:
         written = dataclasses.replace(
             trial_spec.make_trial(configured, None, workers=1, max_hours=None), **file_changes
         )
         (project / "typed.json").write_text(written.to_text())
-        applied, file_trial = trial_spec.apply_trial_file(configured, str(project / "typed.json"))
-    count = trial_spec.worker_count(applied, workers)
-    trial = trial_spec.make_trial(applied, file_trial, workers=count, max_hours=None)
+        file_trial = trial_spec.read_trial(configured, str(project / "typed.json"))
+    count = trial_spec.worker_count(configured, workers)
+    trial = trial_spec.make_trial(configured, file_trial, workers=count, max_hours=None)
     training = written_training(project / "results" / "r", configured, trial)
 
     (command,) = [command for _, command in repeat.commands(training) if " train" in command]
@@ -91,9 +90,9 @@ def test_the_command_on_a_trainings_page_repeats_it(
     (project / "repeat.json").write_bytes(repeat.repeat_settings(training))
     (project / "trial.json").write_text(trial.to_text())
     repeated = load(context("repeat.json"))
-    again, file_trial = trial_spec.apply_trial_file(repeated, str(project / "trial.json") if file_changes else None)
-    count = trial_spec.worker_count(again, None)
-    assert trial_spec.make_trial(again, file_trial, workers=count, max_hours=None) == trial
+    file_trial = trial_spec.read_trial(repeated, str(project / "trial.json")) if file_changes else None
+    count = trial_spec.worker_count(repeated, None)
+    assert trial_spec.make_trial(repeated, file_trial, workers=count, max_hours=None) == trial
 
 
 def written_training(folder: Path, configured: Settings, trial: Trial) -> TrainingReport:
@@ -168,8 +167,8 @@ def test_a_trial_file_gives_the_configuration_and_the_settings_the_rest(settings
     configured = settings(learning_rate=5e-4)
     file_trial = choose(suite("recipes", "tiny", configured.model.path, "d"), ("fast-lean",))[0]
     (project / "best.json").write_text(file_trial.to_text())
-    with_lengths, trial = trial_spec.apply_trial_file(configured, "best.json")
-    training = trial_spec.make_trial(with_lengths, trial, workers=1, max_hours=None)
+    trial = trial_spec.read_trial(configured, "best.json")
+    training = trial_spec.make_trial(configured, trial, workers=1, max_hours=None)
     assert (training.recipe, training.offload_checkpoints, training.max_seq_len) == (
         "fast",
         True,
@@ -195,4 +194,4 @@ def test_a_trial_file_of_something_else_is_refused(
     file_trial = choose(suite("quick", "tiny", configured.model.path, "d"), ("optimized",))[0]
     (project / "best.json").write_text(json.dumps({**file_trial.to_json(), **changed}))
     with pytest.raises(UsageError, match=re.escape(message)):
-        trial_spec.apply_trial_file(configured, "best.json")
+        trial_spec.read_trial(configured, "best.json")
