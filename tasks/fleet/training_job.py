@@ -48,7 +48,12 @@ CANCEL_GRACE_SEC = 30.0
 
 
 class TrainingJob(Protocol):
-    """The job of a training. `hosts` see its folder while it runs, the first one first."""
+    """The job of a training. `hosts` see its folder while it runs, the first one first.
+
+    `outlives_end`: it may go on for long after it has written the training's end.
+    """
+
+    outlives_end: bool
 
     @property
     def hosts(self) -> Sequence[Host]: ...
@@ -65,6 +70,8 @@ class TrainingJob(Protocol):
 
 class HostJob:
     """A training as a detached job of its first worker, which has all ranks."""
+
+    outlives_end = False  # it holds the worker for some milliseconds more
 
     def __init__(self, settings: Settings, run: RunRecord) -> None:
         self._settings, self._run = settings, run

@@ -45,6 +45,8 @@ _POLL_SEC = 1.0
 class PodsJob:
     """The Job or JobSet of a training in this cluster."""
 
+    outlives_end = True  # a pod without a volume waits until it is collected
+
     def __init__(self, settings: Settings, run: RunRecord, cluster: Cluster) -> None:
         self._settings, self._run, self._cluster = settings, run, cluster
 

@@ -93,7 +93,7 @@ class _Follower:
                     return
                 if (state := self._read()) is not None:
                     self._show(state)
-                    if state.has_ended:
+                    if state.has_ended and self._job.outlives_end:
                         return
                 answered_at = time.monotonic()
             except (HostError, ClusterError) as error:
