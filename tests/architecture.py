@@ -184,7 +184,7 @@ def statements(tree: ast.AST, *, run_time: bool = False) -> Iterator[ast.AST]:
 
 def nested_imports(tree: ast.Module) -> int:
     """Count import statements inside functions. The first one of a command does not count: it keeps `python -m bench`
-    fast. A command is the `handler=` of an argparse parser."""
+    fast. A command is a function that a call of `_add_command` names."""
     commands = set(command_names(tree))
     functions = [node for node in statements(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inside = [
@@ -197,8 +197,8 @@ def nested_imports(tree: ast.Module) -> int:
 
 def command_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "handler" and isinstance(node.value, ast.Name):
-            yield node.value.id
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_add_command":
+            yield from (argument.id for argument in node.args if isinstance(argument, ast.Name))
 
 
 def hidden_causes(tree: ast.Module) -> int:

@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.commands.job_runner import JobRunner, read_spec
-from bench.data import dataset, tokenizer
 from bench.data.inputs import InputError, InputRejected
-from bench.data.model_folder import check_model, check_template
-from bench.data.readers import read_data
-from bench.data.trial_inputs import check_trials, data_options
 from bench.harness.record import Request
 from bench.machine import nvml
 from bench.machine.preflight import require_gpus_for
@@ -347,14 +343,16 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
+    from bench.data import model_folder, readers, trial_inputs
+
     if arguments.profile is not None:
         require_gpus_for(arguments.profile)
-    trials, model = _read_trials(arguments), check_model(Path(arguments.model))
-    options = data_options(trials, arguments.data)
-    data, _ = read_data(Path(arguments.data), options)
+    trials, model = _read_trials(arguments), model_folder.check_model(Path(arguments.model))
+    options = trial_inputs.data_options(trials, arguments.data)
+    data, _ = readers.read_data(Path(arguments.data), options)
     if options.needs_own_template:
-        check_template(Path(arguments.model))
-    check_trials(trials)
+        model_folder.check_template(Path(arguments.model))
+    trial_inputs.check_trials(trials)
     model_facts = {name: getattr(model, name) for name in ("path", "sha256", "parameters", "bytes", "files")}
     data_facts = {name: getattr(data, name) for name in ("path", "sha256", "samples")}
     return _print_json({"model": model_facts, "data": data_facts})
@@ -386,6 +384,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
+    from bench.data import dataset
     from bench.predict import chips, throughput
     from bench.predict.fit import fit_training
     from bench.workloads.finetune.derived import derive
@@ -413,6 +412,8 @@ def _forecast(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
+    from bench.data import dataset, tokenizer
+
     source = str(arguments.spec)
     spec = build_record(TrainingData, parse_json(_read_text(arguments.spec), source), source)
     if arguments.row_tokens and arguments.row_tokens < spec.max_seq_len:

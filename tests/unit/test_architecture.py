@@ -25,5 +25,5 @@ def test_imports_are_counted_where_they_bind_at_run_time() -> None:
 
 def test_the_one_import_of_a_command_does_not_count() -> None:
     imports = "    import json\n    import os\n"
-    source = f"def show():\n{imports}def other():\n{imports}run(handler=show)\n"
+    source = f"def show():\n{imports}def other():\n{imports}_add_command(commands, show)\n"
     assert architecture.nested_imports(ast.parse(source)) == 1 + 2

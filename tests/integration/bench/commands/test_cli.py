@@ -16,6 +16,13 @@ def bench(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.Complete
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_the_command_line_starts_with_the_standard_library_alone():
+    program = "import sys, bench.commands.cli; print(*sys.modules)"
+    argv = (sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {program}")
+    loaded = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert {name.partition(".")[0] for name in loaded} <= {*sys.stdlib_module_names, "__main__", "bench"}
+
+
 def test_inspect_does_not_import_the_stack(model_folder: Path, data_file: Path):
     options = ("-X", "importtime")
     completed = bench("inspect", "--model", str(model_folder), "--data", str(data_file), options=options)

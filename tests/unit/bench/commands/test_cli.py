@@ -1,10 +1,8 @@
 """Command line of `python -m bench`: output, rejected input and exit codes. No trial runs here."""
 
-import ast
 import io
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,17 +19,7 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus, read_failure
 from bench.records.trial import SCALES
 from bench.records.workloads import WORKLOADS
 from bench.workloads import load
-from tests.support.paths import ROOT
 from tests.support.reports.synthetic import metrics_of
-
-QUICK_LIBRARIES = {"pyarrow", "safetensors"}  # imported in 0.2 s, torch in several
-BEFORE_THE_STACK = (
-    *("commands/cli.py", "commands/run.py"),
-    *("data/file_types.py", "data/formats.py", "data/readers.py", "data/inputs.py", "data/model_folder.py"),
-    "data/trial_inputs.py",
-    *("harness/record.py", "harness/termination.py", "machine/fingerprint.py"),
-    *(str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench" / "records").glob("*.py"))),
-)
 
 
 def test_list_prints_every_trial_with_its_reason(capsys):
@@ -71,15 +59,6 @@ def test_inspect_reports_the_inputs_or_rejects_them_in_one_line(capsys, model_fo
     assert err.startswith(f"{data_file}: line 21: ")
     assert err.count("\n") == 1
     assert [read_failure(output) for output in (b"", b"{", b'{"kind": "error"}')] == [None] * 3
-
-
-@pytest.mark.parametrize("name", BEFORE_THE_STACK)
-def test_modules_used_before_the_torch_import_need_only_what_is_imported_quickly(name):
-    tree = ast.parse((ROOT / "bench" / name).read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    allowed = {*sys.stdlib_module_names, "bench", *QUICK_LIBRARIES}
-    assert {module.split(".")[0] for module in imported} <= allowed
 
 
 def test_each_workload_has_the_functions_that_its_registration_promises():
