@@ -1,4 +1,4 @@
-# The few commands a newcomer needs; everything else is `inv --list`.
+# The few commands a newcomer needs; everything else is `inv --list --all`.
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin

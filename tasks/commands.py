@@ -69,6 +69,7 @@ bench = Command(
     "Run a suite of trials on the fleet, or --resume a run.",
     section=Section.BENCHMARK,
     effect=Effect.CHANGES,
+    is_daily=True,
     examples=(
         "inv bench --quick collect report  # 2 trials on every worker, then the page",
         "inv bench --full --dry-run  # 12 trials, and how long they take",
@@ -94,6 +95,7 @@ collect = Command(
     "Copy the results of a run to results/RUN, verified.",
     section=Section.BENCHMARK,
     effect=Effect.CHANGES,
+    is_daily=True,
     examples=(
         "inv collect report  # the newest run, then its page",
         "inv collect --all --dry-run  # what every run still lacks",
@@ -165,6 +167,7 @@ train = Command(
     "Fine-tune the model, or --resume a training.",
     section=Section.TRAIN,
     effect=Effect.CHANGES,
+    is_daily=True,
     examples=(
         "inv train --dry-run  # steps, hours, dollars and memory before anything runs",
         "inv train --resume collect report  # go on after a crash, then the page",
@@ -177,6 +180,7 @@ check_data = Command(
     "Show the examples and tokens that a training would use.",
     section=Section.TRAIN,
     effect=Effect.SHOWS,
+    is_daily=True,
     examples=(
         "inv data.check --out data.html  # as a page",
         "inv data.check --json  # lengths, findings and what is dropped",
@@ -192,6 +196,7 @@ report = Command(
     "Write a run's report: HTML, Markdown, data and figures.",
     section=Section.AFTER,
     effect=Effect.BOTH,
+    is_daily=True,
     examples=(
         "inv report --open  # in the web browser",
         "inv report --against=20261124-090000-quick --format tensorboard",
@@ -230,6 +235,7 @@ runs = Command(
     "List the runs with their progress.",
     section=Section.AFTER,
     effect=Effect.SHOWS,
+    is_daily=True,
     examples=(
         "inv runs  # progress, size, whether collected, recommendation",
         "inv runs --json",
@@ -283,6 +289,7 @@ init = Command(
     "Ask for the first settings, and write ~/.invoke.yaml.",
     section=Section.SET_UP,
     effect=Effect.CHANGES,
+    is_daily=True,
     examples=(
         "inv init  # asks, and checks each answer",
         "inv init --provider generic --build-host my-vm --dry-run",
@@ -295,6 +302,7 @@ doctor = Command(
     "Check the whole set-up and print a fix for each problem.",
     section=Section.SET_UP,
     effect=Effect.SHOWS,
+    is_daily=True,
     examples=(
         "inv doctor --only cluster,nodes  # some subjects",
         "inv doctor --json  # for programs: exit code 1 with a fault, 3 if it may pass",
@@ -307,6 +315,7 @@ settings = Command(
     "Show every setting, its value, and where it is set.",
     section=Section.SET_UP,
     effect=Effect.SHOWS,
+    is_daily=True,
     examples=(
         "inv settings fleet.size  # its value, source, range and meaning",
         "inv settings --changed  # what is not the default",

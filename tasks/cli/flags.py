@@ -174,7 +174,7 @@ class Command(Task[Any]):
     command runs, so that `inv --list` is fast; `guard` is around this import. The function gets the context, then
     `options`, a dataclass of flags, or the flags by name, and returns its CommandResult or None. `doc` is the help,
     whose first line `inv --list` shows below the heading of `section`; each of `examples` is a command line with a
-    comment.
+    comment. `is_daily` says that a plain `inv --list` has it.
     """
 
     def __init__(
@@ -189,13 +189,15 @@ class Command(Task[Any]):
         examples: tuple[str, str],
         options: type | None = None,
         is_default: bool = False,
+        is_daily: bool = False,
         guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         **flags: Any,
     ) -> None:
         self.full_name, self.target, self.options, self._guard = name, target, options, guard
         fields = {field.name: field for field in dataclasses.fields(options)} if options is not None else flags
         self.flags: dict[str, Flag] = {parameter: field.metadata["flag"] for parameter, field in fields.items()}
-        self.section, self.effect, self.examples, self.order = section, effect, examples, next(_ORDER)
+        self.section, self.effect, self.examples = section, effect, examples
+        self.is_daily, self.order = is_daily, next(_ORDER)
         # A partial has no __code__, by which Invoke would take two commands of one name for the same.
         super().__init__(functools.partial(self._run), name.rpartition(".")[2], positional=(), default=is_default)
         self.__doc__ = doc

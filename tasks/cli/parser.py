@@ -16,7 +16,7 @@ from tasks.errors import UsageError
 _HELP, _RUN_ID = "help", re.compile(r"\d{8}-\d{6}-|latest$")
 
 
-def suggest(word: str, known: Iterable[str], otherwise: str = "`inv --list` shows all tasks") -> str:
+def suggest(word: str, known: Iterable[str], otherwise: str = "`inv --list --all` shows all tasks") -> str:
     """Return the end of a message about an unknown word: the nearest known word, or `otherwise`."""
     near = difflib.get_close_matches(word.lower(), list(known), 1, 0.3 if len(word) == 2 else 0.6)
     return f"; did you mean {near[0]}?" if near else f"; {otherwise}"

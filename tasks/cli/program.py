@@ -72,9 +72,11 @@ class _InvProgram(Program):
 
     def __init__(self) -> None:
         super().__init__(name="Invoke", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__)
+        self._has_options = False  # for `inv --help`
 
     def core_args(self) -> list[Argument]:
-        return [core_arg for core_arg in super().core_args() if core_arg.names[0] not in _HIDDEN_CORE_FLAGS]
+        core_args = [core_arg for core_arg in super().core_args() if core_arg.names[0] not in _HIDDEN_CORE_FLAGS]
+        return [*core_args, Argument(name="all", kind=bool, default=False, help="With --list: list every task.")]
 
     def parse_core_args(self) -> None:
         super().parse_core_args()
@@ -101,6 +103,8 @@ class _InvProgram(Program):
         self.config = ProjectConfig()
         self.parse_core(list(argv))
         refuse_empty_values(self.core)
+        if self.args.help.value is True:  # Invoke would print its options and stop before it loads the tasks
+            self._has_options, self.args.help._value = True, None
         with _working_directory():
             self.parse_collection()
         self.parse_tasks()
@@ -131,10 +135,15 @@ class _InvProgram(Program):
         return [task for task in tasks if isinstance(task, Command)]
 
     def list_flat(self) -> None:
-        if commands := [] if self.list_depth else self._commands:
-            print(f"{list_commands(commands)}\n")
-        else:
+        commands = [] if self.list_depth else self._commands
+        if not commands:
             super().list_flat()
+            return
+        daily = [command for command in commands if command.is_daily]
+        is_whole = self.args.all.value or self.list_root is not None or not daily
+        print(f"{list_commands(commands if is_whole else daily)}\n")
+        if not is_whole:
+            print(f"{len(commands) - len(daily)} more: `inv --list --all`\n")
 
     def print_task_help(self, name: str) -> None:
         command = self.collection[name]
@@ -150,12 +159,15 @@ class _InvProgram(Program):
         print(f"{log.DISTRIBUTION} {VERSION}, Invoke {__version__}, Python {'.'.join(map(str, sys.version_info[:3]))}")
 
     def no_tasks_given(self) -> None:
-        """Print the tasks for a bare `inv`; Invoke prints its own options only."""
+        """Print the tasks for a bare `inv`, and for `inv --help` also Invoke's options, which it prints otherwise."""
         print("Usage: inv TASK [--flags] [TASK ...]\n")
         self.list_tasks()
         print("`inv help TASK` explains a task, `inv help NAME` lists one group (image) or one")
         print(f"section ({', '.join(section.topic for section in Section)}).")
         print("Tasks that show something have --json, tasks that change something --dry-run.")
+        if self._has_options:
+            print("\nOptions before the first task:")
+            self.print_columns(self.initial_context.help_tuples())
         raise Exit
 
     def parse_tasks(self) -> None:
@@ -211,6 +223,8 @@ class _InvProgram(Program):
             raise ParseError(f"{name}: no such task{suggest(name, self.parser.contexts)}")
         if (list_format := self.args["list-format"].value) not in _LIST_FORMATS:
             raise ParseError(f"--list-format: expected one of {', '.join(_LIST_FORMATS)}, found {list_format!r}")
+        if self.args.all.value and not self.args.list.value:
+            raise ParseError("--all: no such flag without --list; type `inv --list --all`")
         group, groups = self.args.list.value, self.collection.collections
         if isinstance(group, str) and group not in groups:
             raise ParseError(f"--list {group}: no such group of tasks{suggest(group, groups)}")

@@ -38,6 +38,7 @@ deploy = Command(
     "Apply the settings to the cluster and wait for the pods.",
     section=Section.CLUSTER,
     effect=Effect.CHANGES,
+    is_daily=True,
     examples=(
         "inv deploy --dry-run  # the plan, with the changed lines",
         "inv deploy bench --quick collect report  # then a first benchmark",

@@ -15,6 +15,7 @@ build = Command(
     "Build the offline image on the VM, or follow its build.",
     section=Section.BUILD,
     effect=Effect.CHANGES,
+    is_daily=True,
     examples=(
         "inv build --tmpdir /mnt/fss --dry-run  # disks, files and the command",
         "inv build push deploy  # the image, then the pods that run it",
@@ -30,6 +31,7 @@ push = Command(
     "Push the image and record the digest that pods run.",
     section=Section.BUILD,
     effect=Effect.CHANGES,
+    is_daily=True,
     examples=(
         "inv push --dry-run  # which image, to which repository, as whom",
         "inv push < token.txt  # the password from a pipe instead of the terminal",

@@ -14,7 +14,8 @@ from tasks.cli.program import _InvProgram
 from tests.support.paths import ROOT
 
 GOLDEN = Path(__file__).with_name("inv")
-HELP = {"list": ("--list",), "bare": (), **{context.name: ("--help", context.name) for context in ns.to_contexts()}}
+LISTS = {"bare": (), "help": ("--help",), "list": ("--list",), "list_all": ("--list", "--all")}
+HELP = LISTS | {context.name: ("--help", context.name) for context in ns.to_contexts()}
 
 
 @pytest.mark.parametrize("name", HELP)

@@ -42,7 +42,9 @@ def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
 @pytest.mark.parametrize(
     ("argv", "tokens"),
     [
-        ((), ("bench ", "image.archive", "`inv help TASK`")),
+        ((), ("bench ", "`inv --list --all`", "`inv help TASK`")),
+        (("--help",), ("bench ", "--config=")),
+        (("--list", "--all"), ("bench ", "image.archive")),
         (("help",), ("bench ", "`inv help TASK`")),
         (("help", "bench"), ("inv bench [--flags]", "--quick", "Examples:")),
         (("compare", "--help"), ("inv compare FIRST SECOND [--flags]", "--tolerance", "Examples:")),
