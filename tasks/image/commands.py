@@ -167,7 +167,7 @@ prune_vm = Command(
     effect=Effect.CHANGES,
     examples=(
         "inv vm.prune --dry-run  # what it removes, and how much that frees",
-        "inv vm.prune --yes build  # without a question, then a build from its first step",
+        "inv vm.prune --yes build  # no question, then a build from its first step",
     ),
     dry_run=switch(DRY_RUN),
     yes=switch("do not ask for confirmation"),
