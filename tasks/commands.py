@@ -19,6 +19,16 @@ PLAIN = "plain lines instead of the live display, also on a terminal"
 RUN = "run id"
 TRAINING_RUN = "run id of the training"
 TRIAL_FILE = "(`inv tune` writes one)"
+INPUTS = {
+    "model": text("folder of the model, as a worker sees it", value="FOLDER", setting="model.path"),
+    "data": text("chats to train on, as a worker sees them", value="FILE", setting="data.path"),
+}
+RECIPE = {
+    "epochs": text("passes over the data", value="N", setting="train.epochs"),
+    "max_steps": text("stop after this many steps", value="N", setting="train.max_steps"),
+    "learning_rate": text("peak learning rate", setting="train.learning_rate"),
+    "matmul": text("products with frozen weights", value="bf16|int8_backward|int8", setting="train.matmul"),
+}
 YES = "do not ask for confirmation if the cluster looks like production"
 
 # --- fleet
@@ -75,6 +85,7 @@ bench = Command(
         "inv bench --full --dry-run  # 12 trials, and how long they take",
     ),
     options=BenchOptions,
+    settings=INPUTS,
 )
 cancel = Command(
     "cancel",
@@ -169,10 +180,11 @@ train = Command(
     effect=Effect.CHANGES,
     is_daily=True,
     examples=(
-        "inv train --dry-run  # steps, hours, dollars and memory before anything runs",
+        "inv train --epochs=3 --dry-run  # hours and dollars before anything runs",
         "inv train --resume collect report  # go on after a crash, then the page",
     ),
     options=TrainOptions,
+    settings=INPUTS | RECIPE,
 )
 check_data = Command(
     "data.check",
@@ -182,10 +194,15 @@ check_data = Command(
     effect=Effect.SHOWS,
     is_daily=True,
     examples=(
-        "inv data.check --out data.html  # as a page",
+        "inv data.check chats.jsonl --out data.html  # as a page",
         "inv data.check --json  # lengths, findings and what is dropped",
     ),
     out=text("also write an HTML page to this file", value="FILE"),
+    settings={
+        **INPUTS,
+        **RECIPE,
+        "data": positional("chats to train on, also as --data", is_required=False, value="FILE", setting="data.path"),
+    },
 )
 
 # --- reports and checks

@@ -16,6 +16,7 @@ import itertools
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 from invoke.context import Context
@@ -31,6 +32,7 @@ class NamedArgument(Argument):
     """Invoke's argument with the name of its value in the help."""
 
     value_name = ""
+    ends_at_task = False  # an argument that ends where the name of a task begins
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the value, which parsing sets; a parser copies every argument of every task."""
@@ -45,7 +47,8 @@ class Flag:
 
     `kind` is what the function gets: bool, str, int, float or tuple. Invoke gets numbers as text, because its own
     conversion ends in a traceback. `value` names a value in the help: `--tmpdir=FOLDER`. `unset` says there what holds
-    without the flag, if that is not `default`, such as a setting.
+    without the flag, if that is not `default`, such as a setting. A flag of a `setting` replaces its value for this
+    command; the function gets it with the settings.
     """
 
     kind: type
@@ -54,6 +57,7 @@ class Flag:
     name: str = ""
     value: str = ""
     unset: str = ""
+    setting: str = ""
     is_positional: bool = False
     is_value_optional: bool = False
     range: Setting | None = None
@@ -71,13 +75,14 @@ class Flag:
             positional=self.is_positional,
             optional=self.is_value_optional,
         )
+        argument.ends_at_task = bool(self.setting)
         argument.value_name = self.value or ("N" if self.kind is int else typed_name.rpartition("-")[2].upper())
         return argument
 
     @property
     def full_help(self) -> str:
         """Return the help with the type and range of a number, and with what holds without the flag."""
-        is_number, unset = self.kind in (int, float), self.unset
+        is_number, unset = self.kind in (int, float), self.unset or self.setting
         if not unset and self.default and self.kind is not bool:
             unset = f"{self.default:.12g}" if is_number else str(self.default)
         parts = (
@@ -122,10 +127,9 @@ def text(help: str, default: str | None = None, **rules: Any) -> Any:  # noqa: A
     return _declare(str, default, {"help": help, **rules})
 
 
-def positional(help: str, *, is_required: bool = True, unset: str = "", value: str = "") -> Any:  # noqa: A002
-    """Declare an argument that has no flag; None without it if it is not required."""
-    rules = {"is_positional": True, "is_value_optional": not is_required, "unset": unset, "value": value}
-    return _declare(str, None, {"help": help, **rules})
+def positional(help: str, *, is_required: bool = True, **rules: Any) -> Any:  # noqa: A002
+    """Declare an argument that needs no flag; None without it if it is not required."""
+    return _declare(str, None, {"help": help, "is_positional": True, "is_value_optional": not is_required, **rules})
 
 
 def number(
@@ -174,7 +178,7 @@ class Command(Task[Any]):
     command runs, so that `inv --list` is fast; `guard` is around this import. The function gets the context, then
     `options`, a dataclass of flags, or the flags by name, and returns its CommandResult or None. `doc` is the help,
     whose first line `inv --list` shows below the heading of `section`; each of `examples` is a command line with a
-    comment. `is_daily` says that a plain `inv --list` has it.
+    comment. `settings` are flags of settings, with `options` too. `is_daily` says that a plain `inv --list` has it.
     """
 
     def __init__(
@@ -188,6 +192,7 @@ class Command(Task[Any]):
         effect: Effect,
         examples: tuple[str, str],
         options: type | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
         is_default: bool = False,
         is_daily: bool = False,
         guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
@@ -195,7 +200,8 @@ class Command(Task[Any]):
     ) -> None:
         self.full_name, self.target, self.options, self._guard = name, target, options, guard
         fields = {field.name: field for field in dataclasses.fields(options)} if options is not None else flags
-        self.flags: dict[str, Flag] = {parameter: field.metadata["flag"] for parameter, field in fields.items()}
+        declared = {**fields, **settings}
+        self.flags: dict[str, Flag] = {parameter: field.metadata["flag"] for parameter, field in declared.items()}
         self.section, self.effect, self.examples = section, effect, examples
         self.is_daily, self.order = is_daily, next(_ORDER)
         # A partial has no __code__, by which Invoke would take two commands of one name for the same.
@@ -232,12 +238,21 @@ class Command(Task[Any]):
     def _run(self, context: Context, *positional: str, **typed: Any) -> None:
         as_json = bool(typed.pop("json", False))
         typed |= zip(self.flags, positional, strict=False)
-        values = {}
+        values, replaced = {}, {}
         for parameter, flag in self.flags.items():
             name = flag.name or parameter
-            values[parameter] = flag.parse(f"{self.full_name}: --{name.replace('_', '-')}", typed.pop(name, None))
+            label = f"{self.full_name}: --{name.replace('_', '-')}"
+            value = flag.parse(label, typed.pop(name, None))
+            if not flag.setting:
+                values[parameter] = value
+            elif value is not None:
+                replaced[tuple(flag.setting.split("."))] = (label, value)
         if typed:
             raise TypeError(f"{self.full_name}: no such flags: {', '.join(typed)}")
+        if replaced and values.get("resume"):
+            labels = " and ".join(label.rpartition(" ")[2] for label, _ in replaced.values())
+            raise UsageError(f"{self.full_name}: --resume uses the plan of the run", remedy=f"leave out {labels}")
+        context.config._set(typed_settings=replaced)
         is_dry_run = bool(values.get("dry_run"))
         if as_json and not self.effect.shows:
             require_plan(self.full_name, is_dry_run=is_dry_run)

@@ -67,6 +67,10 @@ class PatchedParser(parser.ParseMachine):
         flag = self.flag
         if flag is not None and flag.optional and flag.raw_value is None and token in self.contexts:
             self.complete_flag()  # without a value, as at the end of the command line
+        elif token in self.contexts and self._expects_argument:
+            for argument in self.context.missing_positional_args:
+                if getattr(argument, "ends_at_task", False):
+                    argument._value = ""
         elif self._is_unknown(token):
             self._refuse(token)
         elif token in self.initial.flags and self._expects_argument and not self.waiting_for_flag_value:

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,13 +24,13 @@ from invoke.program import Program
 from bench.records.version import VERSION
 from tasks.cli import log
 from tasks.cli.command_result import JSON_FLAG, print_error_object
-from tasks.cli.flags import Command, Section
+from tasks.cli.flags import Command, Section, load_target
 from tasks.cli.help import explain_command, list_commands, section_of
 from tasks.cli.parser import patch_parser, refuse_empty_values, suggest
 from tasks.cli.signals import exit_now, set_ctrl_c_handler, set_hangup_handler
 from tasks.cli.streams import guard_standard_streams
 from tasks.errors import Interrupted, UsageError
-from tasks.settings.sources import ProjectConfig, is_installed
+from tasks.settings.sources import ProjectConfig, env_name, is_installed
 
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
@@ -173,7 +174,11 @@ class _InvProgram(Program):
     def parse_tasks(self) -> None:
         self._parse_help_request()
         self._refuse_values_of_switches()
-        super().parse_tasks()
+        try:
+            super().parse_tasks()
+        except ParseError:
+            self._refuse_settings()
+            raise
         self._apply_debug_flag()  # after a task, as in `inv bench --debug`
         tasks = self.parser.contexts
         for word in self.core.unparsed:  # to the parser, `--resume=collect` is the same as `--resume collect`
@@ -215,6 +220,28 @@ class _InvProgram(Program):
                 raise UsageError(
                     f"{task.name}: {flag}: expected no value, found {value!r}", remedy=f"type `{flag}`, or omit it"
                 )
+
+    def _refuse_settings(self) -> None:
+        """Raise UsageError for a setting typed as a flag that its task lacks, with how to give it."""
+        tasks, name, argv = self.parser.contexts, "", self.core.unparsed
+        for word, following in zip(argv, [*argv[1:], "-"], strict=True):
+            flag, _, value = word.partition("=")
+            name = word if word in tasks else name
+            if not name or not flag.startswith("--") or flag in tasks[name].flags or flag in self.initial_context.flags:
+                continue
+            command = self.collection[name]
+            section = "train" if name == "data.check" else name
+            keys = load_target("tasks.settings.load:setting_of")(flag, section)
+            if keys is None or not isinstance(command, Command):
+                continue
+            value = value or (following if following[:1] != "-" and following not in tasks else "VALUE")
+            setting, variable = ".".join(keys), f"{env_name(keys)}={shlex.quote(value)}"
+            flags = [flag for flag, declared in command.flags.items() if declared.setting == setting]
+            line = ": { ".join(keys) + f": {value}" + " }" * (len(keys) - 1)
+            remedy = f"once: `{variable} inv {name}`; always, in ~/.invoke.yaml: `{line}`"
+            if flags:
+                remedy = f"did you mean --{flags[0].replace('_', '-')}?"
+            raise UsageError(f"{name}: {flag}: no such flag, but {setting} is a setting", remedy=remedy)
 
     def parse_cleanup(self) -> None:
         self._complete()

@@ -1,7 +1,8 @@
 """Loader of the settings: merges all sources and validates the result against `tasks.settings.schema`.
 
 `load(context)` merges Invoke's layers (/etc/invoke.yaml, the project's invoke.yaml, ~/.invoke.yaml,
-INVOKE_* variables, the -f file) and either returns frozen settings or raises UsageError with one line:
+INVOKE_* variables, the -f file, flags of a command) and either returns frozen settings or raises UsageError with one
+line:
 
     invoke.yaml:27: fleet.size: expected a whole number from 1 to 1024, found "four"
 
@@ -119,7 +120,7 @@ def load_layers(context: Context) -> tuple[Settings, SettingsLayers]:
     merged = layers.merged()
     for keys, setting in SETTINGS.items():
         strongest = layers.strongest(keys)
-        if strongest is not None and strongest.environment:
+        if strongest is not None and strongest.places is not None:
             sources.set_value(merged, keys, _cast(strongest.get(keys), setting))
     _resolve_auto_size(merged)
     try:
@@ -258,6 +259,18 @@ def nearest(keys: Keys) -> str | None:
     return ".".join((*keys[:-1], similar[0])) if similar else next(iter(same_name), None)
 
 
+def setting_of(flag: str, section: str) -> Keys | None:
+    """Return the setting that a flag names, with its section or, if it is in `section` or the only one, without."""
+    name = flag.removeprefix("--").replace("-", "_")
+    if (keys := ENVIRONMENT.get(sources.env_name(tuple(name.split("."))))) is not None:
+        return keys
+    if name in SYNONYMS and (near := nearest((section, name))) is not None:
+        return tuple(near.split("."))
+    same_name = [keys for keys in SETTINGS if keys[-1] == name]
+    own = [keys for keys in same_name if keys[0] == section]
+    return own[0] if own else same_name[0] if len(same_name) == 1 else None
+
+
 def _refuse_unknown_variables() -> None:
     sections = {sources.env_name(keys) for keys in SECTIONS if keys}
     ours = tuple(sources.env_name((name,)) + "_" for name in sections_of())
@@ -276,7 +289,7 @@ def _refuse_unknown_variables() -> None:
 
 
 def _cast(text: str, setting: Setting) -> Any:
-    """Return the value of a variable: a text, or what it is in YAML."""
+    """Return the value of a variable or a flag: a text, or what it is in YAML."""
     if setting.kind is str:
         return None if setting.is_nullable and text == "" else text
     try:
@@ -287,7 +300,7 @@ def _cast(text: str, setting: Setting) -> Any:
 
 def _describe(error: _InvalidSetting, layers: SettingsLayers) -> str:
     layer, detail = layers.strongest(error.keys), error.detail
-    if layer is not None and layer.environment:
+    if layer is not None and layer.places is not None:
         detail = detail.replace("or null", "or nothing")
     location = "settings" if layer is None else layer.where(error.keys)
     return f"{location}: {'.'.join(error.keys)}{error.item}: {detail}"

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -30,12 +31,15 @@ _MISSING = object()
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsLayer:
-    """One source of settings. `shared` marks files that may hold other projects' settings too."""
+    """One source of settings. `shared` marks files that may hold other projects' settings too.
+
+    With `places`, the values are texts, of variables or flags; it has the place of each for a message.
+    """
 
     data: Mapping[Any, Any]
     path: Path | None = None
     node: yaml.Node | None = None
-    environment: bool = False
+    places: Mapping[Keys, str] | None = None
     shared: bool = False
 
     def has(self, keys: Keys) -> bool:
@@ -52,9 +56,9 @@ class SettingsLayer:
         return value
 
     def where(self, keys: Keys) -> str:
-        """Return the place where a key is set, for a message: `invoke.yaml:14`, or the variable's name."""
-        if self.environment:
-            return f"environment {env_name(keys)}"
+        """Return the place where a key is set, for a message: `invoke.yaml:14`, or the variable or flag."""
+        if self.places is not None:
+            return self.places[keys]
         if self.path is None:
             return "set by a program"
         line = self.line(keys)
@@ -85,7 +89,12 @@ class SettingsLayers:
 
 
 class ProjectConfig(Config):
-    """Invoke's config, which reads no file and no variable: `read` does."""
+    """Invoke's config, which reads no file and no variable: `read` does.
+
+    `typed_settings` has the flag and the text of each setting that a command's flags replace.
+    """
+
+    typed_settings: Mapping[Keys, tuple[str, str]] = MappingProxyType({})
 
     def _load_file(self, *_: Any, **__: Any) -> None: ...
 
@@ -112,9 +121,12 @@ def read(config: Config, variables: Mapping[str, Keys]) -> SettingsLayers:
         *(_file(path) for path in project),
         *(_file(path) for folder in own for path in find(f"{folder}/")),
         *(_file(path, shared=True) for path in find(config._user_prefix)),
-        _environment(variables),
+        _texts(
+            {keys: (f"environment {name}", os.environ[name]) for name, keys in variables.items() if name in os.environ}
+        ),
         *(_file(_expand_user(path)) for path in [config._runtime_path] if path),
         SettingsLayer(data=config._overrides),
+        _texts(getattr(config, "typed_settings", {})),
     ]
     return SettingsLayers(root=root, weakest_first=layers)
 
@@ -147,12 +159,12 @@ def display_path(path: Path) -> str:
     return str(path)
 
 
-def _environment(variables: Mapping[str, Keys]) -> SettingsLayer:
+def _texts(values: Mapping[Keys, tuple[str, str]]) -> SettingsLayer:
+    """Return a layer of texts; each of `values` is a place and a text."""
     data: dict[str, Any] = {}
-    for name, keys in variables.items():
-        if name in os.environ:
-            set_value(data, keys, os.environ[name])
-    return SettingsLayer(data=data, environment=True)
+    for keys, (_, text) in values.items():
+        set_value(data, keys, text)
+    return SettingsLayer(data=data, places={keys: source for keys, (source, _) in values.items()})
 
 
 def _file(path: Path, *, shared: bool = False) -> SettingsLayer:

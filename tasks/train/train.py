@@ -118,6 +118,7 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
         partial=True,
     )
     sources = {"--resume": options.resume, "--trial-file": options.trial_file, "--from": options.from_run}
+    sources["--matmul"] = ("train", "matmul") in getattr(context.config, "typed_settings", ())
     refuse_several("train", sources)
     if options.resume:
         if options.workers is not None:

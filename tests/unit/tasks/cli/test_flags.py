@@ -22,6 +22,13 @@ def test_a_flag_after_a_flag_with_an_optional_value_is_not_its_value(parsing: pa
     assert (train.args["resume"].value, train.args["trial-file"].value) == (True, "best.json")
 
 
+def test_the_name_of_a_task_is_no_file_to_check(parsing: parser.Parser) -> None:
+    _, check, training = parsing.parse_argv(["data.check", "train", "--epochs=3"])
+    assert (check.args.data.value, training.name, training.args.epochs.value) == ("", "train", "3")
+    _, check = parsing.parse_argv(["data.check", "train.jsonl"])
+    assert check.args.data.value == "train.jsonl"
+
+
 def test_a_flag_of_another_task_is_unknown_also_in_a_chain(parsing: parser.Parser) -> None:
     with pytest.raises(ParseError, match="push: --tmpdir: no such flag"):
         parsing.parse_argv(["build", "--tmpdir=/mnt", "push", "--tmpdir=/mnt"])

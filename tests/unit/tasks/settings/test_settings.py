@@ -78,6 +78,8 @@ def test_later_layers_win(project: Path, context: Make, monkeypatch: pytest.Monk
     assert size() == 15
     program.config.load_overrides({"fleet": {"size": 16}})
     assert load(program).fleet.size == 16
+    program.config._set(typed_settings={("fleet", "size"): ("bench: --size", "17")})
+    assert load(program).fleet.size == 17
     assert load(program).fleet.max_attempts == 9, "a layer changes only its own keys"
 
 
