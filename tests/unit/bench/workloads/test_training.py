@@ -128,11 +128,11 @@ def test_predicted_memory_belongs_to_the_recipe_that_was_built(
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_fallback_is_flagged_and_rejected_by_strict(record, monkeypatch, strict):
     flag = "matmul bf16 (int8 is not supported: no GPU)"
+    facts = {"recipe_notes": flag}
     step = SimpleNamespace(
-        recipe="fast", notes=(flag,), flags=(flag,), optimizer_name="AdamW", model=SimpleNamespace(parameters=list)
+        recipe="fast", flags=(flag,), facts=lambda: facts, load_sec=1.0, trained_parameters=1, optimizer_name="AdamW"
     )
-    monkeypatch.setattr(training, "load_base", lambda *_: None)
-    monkeypatch.setattr(training.recipes, "build", lambda *_: step)
+    monkeypatch.setattr(training.recipes, "load", lambda *_: step)
     record.request = dataclasses.replace(record.request, strict=strict)
     record.fingerprint["model_parameters"] = 1
     load = functools.partial(training._load, record, None, SimpleNamespace(is_cuda=False), SimpleNamespace(check=int))
