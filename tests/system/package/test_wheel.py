@@ -4,6 +4,7 @@ The environment's dependencies are those of the environment that runs the tests.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from bench.records.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
+FOLDER = "mein Ordner ü/qlora fleet"  # a script's first line cannot hold a space
 NAMES = ("bench", "remote", "reports", "tasks")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -28,7 +30,7 @@ def call(*argv: object, folder: Path = ROOT) -> "subprocess.CompletedProcess[str
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout's files: a build leaves folders in it."""
-    folder = tmp_path_factory.mktemp("source")
+    folder = tmp_path_factory.mktemp("source") / FOLDER
     for name in call("git", "ls-files", "-co", "--exclude-standard").stdout.splitlines():
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -44,14 +46,18 @@ def wheel(source: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("environment")
+def make_environment(folder: Path, *package: object) -> None:
     call(sys.executable, "-m", "venv", "--without-pip", folder)
-    pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "-q", "--no-deps", "--no-index")
-    call(*pip, wheel)
     (site,) = folder.glob("lib/*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "-q", "--no-deps", "--no-index")
+    call(*pip, "--no-build-isolation", *package)
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("environment") / FOLDER
+    make_environment(folder, wheel)
     return folder
 
 
@@ -82,6 +88,17 @@ def test_an_empty_environment_runs_the_commands_in_an_empty_folder(run: Run, tmp
     run("python", "-m", "bench", "demo")
     assert run("inv", "bench", "--quick", "--dry-run").returncode == 0
     assert {path.name for path in tmp_path.iterdir()} == {"models", "data"}
+
+
+def test_a_checkout_works_in_a_path_with_a_space(source: Path, tmp_path: Path) -> None:
+    make_environment(source / ".venv", "--editable", source)
+    (source / ".venv" / "installed").touch()
+    call("make", "install", folder=source)
+    call(".venv/bin/inv", "model.demo", folder=source)
+    plan = json.loads(call(".venv/bin/inv", "bench", "--quick", "--dry-run", "--json", folder=source).stdout)
+    assert plan["trials"]
+    os.symlink(source / ".venv/bin/inv", tmp_path / "inv")
+    assert VERSION in call(tmp_path / "inv", "--version").stdout
 
 
 def test_settings_and_results_are_those_of_the_working_directory(run: Run, tmp_path: Path) -> None:
