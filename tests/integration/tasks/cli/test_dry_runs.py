@@ -22,6 +22,7 @@ from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Completed
 from remote.hosts.command import Command as HostCommand
+from remote.image.engine import EngineUsage
 from remote.providers import PROVIDERS
 from tasks import ns
 from tasks.adapter import serve
@@ -125,7 +126,10 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
     for module in (archive, build, model, vm):
         monkeypatch.setattr(module, "build_vm", fake_vm)
     monkeypatch.setattr(archive, "image_record", lambda *_: {"Id": DIGEST, "Size": 1, "Config": {"Labels": {}}})
-    monkeypatch.setattr(build, "plan_build", lambda *_, **__: None)
+    monkeypatch.setattr("remote.image.engine.connect", fake_vm)
+    usage = EngineUsage(image_count=2, image_bytes=4, cache_bytes=2, unused_cache_bytes=1, old_images={DIGEST: 2})
+    monkeypatch.setattr(vm, "engine_usage", lambda *_: usage)
+    monkeypatch.setattr(build, "plan_build", lambda *_, **__: (None, None))
     monkeypatch.setattr(serve, "component_hosts", lambda *_, **__: [SimpleNamespace()])
     monkeypatch.setattr("remote.image.vm_jobs.start", refuse("vm_jobs.start"))
     monkeypatch.setattr(model.vm_jobs, "claim", lambda *_, create=True: create and pytest.fail("a folder was claimed"))
@@ -201,6 +205,7 @@ CASES: dict[str, dict[str, Any] | Callable[[Path, Patch], dict[str, Any]]] = {
     "train": arrange_train,
     "tune": arrange_tune,
     "vm.engine": {"tmpdir": "/mnt/fss"},
+    "vm.prune": {},
 }
 
 
