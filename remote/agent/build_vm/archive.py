@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import DEVNULL, PIPE
 from typing import IO, Any, cast
 
 from remote.agent.build_vm.client import (
@@ -24,7 +24,6 @@ from remote.agent.build_vm.client import (
     inspect_image,
     query_engine,
     run_logged,
-    start_process,
 )
 from remote.agent.build_vm.job import JobLog, wrap_os_errors
 from remote.agent.shared.errors import VmAgentError
@@ -51,8 +50,8 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
 
 def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     """Save the image into the folder `path`, unless it has an intact archive of this image with its checksum."""
-    docker, environment = job["docker"], job["environment"]
-    image = inspect_image(docker, environment, job["image"])
+    docker = job["docker"]
+    image = inspect_image(docker, job["image"])
     if image is None:
         raise VmAgentError("usage", f"the engine has no image {job['image']}", remedy="build it with `inv build`")
     image_id = image["Id"]
@@ -75,7 +74,7 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     checksum.unlink(missing_ok=True)
     job_log.add(f"docker save {job['image']} | {name} > {path}", "archive")
     try:
-        digest = run_pipeline(job_log, [*docker, "save", job["image"]], [name, *options], environment, part)
+        digest = run_pipeline(job_log, [*docker, "save", job["image"]], [name, *options], part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -88,7 +87,7 @@ def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
 
 def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     """Load the archive `path` once its checksum is verified: the engine gets nothing of a damaged one."""
-    docker, environment = job["docker"], job["environment"]
+    docker = job["docker"]
     path = Path(job["path"])
     checksum = path.with_name(f"{path.name}.sha256")
     for file in (path, checksum):
@@ -107,7 +106,7 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         raise VmAgentError(
             "refused", f"{path}: its sha256 differs from {checksum.name}", remedy="copy the archive again"
         )
-    tags = image_tags(docker, environment)
+    tags = image_tags(docker)
     job_log.add(f"{program} -dc {path} | docker load")
     with (
         path.open("rb") as packed,
@@ -115,7 +114,7 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     ):
         output, errors = cast("IO[bytes]", unpack.stdout), cast("IO[bytes]", unpack.stderr)
         try:
-            code, lines = run_logged(job_log, [*docker, "load"], environment, stdin=output)
+            code, lines = run_logged(job_log, [*docker, "load"], stdin=output)
         finally:
             output.close()
         complaint = errors.read(MAX_OUTPUT_BYTES).decode(errors="replace")
@@ -124,35 +123,33 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     if unpack.returncode != 0:
         raise VmAgentError("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
     names = [match[1] for line in lines if (match := LOADED.match(line))]
-    loaded_ids = {name: loaded_id(docker, environment, name) for name in names}
+    loaded_ids = {name: loaded_id(docker, name) for name in names}
     if not names or (image_id is not None and set(loaded_ids.values()) != {image_id}):
-        restore_tags(job_log, docker, environment, names, tags)
+        restore_tags(job_log, docker, names, tags)
         contents = ", ".join(f"{name} {identity}" for name, identity in loaded_ids.items()) or "no image"
         expected = "" if image_id is None else f", not the image {image_id} of {checksum.name}"
         raise VmAgentError("refused", f"{path}: contains {contents}{expected}", remedy="copy both files again")
     return {"path": str(path), "image_id": loaded_ids[names[0]], "names": names}
 
 
-def loaded_id(docker: list[str], environment: dict[str, str], name: str) -> str:
+def loaded_id(docker: list[str], name: str) -> str:
     """Return the id of an image that was just loaded."""
-    image = inspect_image(docker, environment, name)
+    image = inspect_image(docker, name)
     if image is None:
         raise VmAgentError("failed", f"{name} was loaded, but the engine has no such image")
     return str(image["Id"])
 
 
-def image_tags(docker: list[str], environment: dict[str, str]) -> dict[str, str]:
+def image_tags(docker: list[str]) -> dict[str, str]:
     """Map each image name of the engine to its id."""
-    images = query_engine(docker, environment, "/images/json") or []
+    images = query_engine(docker, "/images/json") or []
     return {name: str(image["Id"]) for image in images for name in image.get("RepoTags") or ()}
 
 
-def restore_tags(
-    job_log: JobLog, docker: list[str], environment: dict[str, str], names: list[str], tags: dict[str, str]
-) -> None:
+def restore_tags(job_log: JobLog, docker: list[str], names: list[str], tags: dict[str, str]) -> None:
     """Undo a load: give each of these names the image that it had before, or remove it."""
     for name in names:
-        run_logged(job_log, [*docker, *(("tag", tags[name], name) if name in tags else ("rmi", name))], environment)
+        run_logged(job_log, [*docker, *(("tag", tags[name], name) if name in tags else ("rmi", name))])
 
 
 def read_checksum(path: Path) -> tuple[str | None, str | None]:
@@ -171,13 +168,11 @@ def create_file(path: Path) -> IO[bytes]:
     return os.fdopen(handle, "wb")
 
 
-def run_pipeline(
-    job_log: JobLog, source: list[str], compressor: list[str], environment: dict[str, str], path: Path
-) -> str:
+def run_pipeline(job_log: JobLog, source: list[str], compressor: list[str], path: Path) -> str:
     """Run `source | compressor > path`. Returns the sha256 of the file. Raises VmAgentError if either fails."""
     digest, size = hashlib.sha256(), 0
     with tempfile.TemporaryFile() as errors, create_file(path) as file:
-        save = start_process(source, environment, stderr=errors.fileno())
+        save = subprocess.Popen(source, stdin=DEVNULL, stdout=PIPE, stderr=errors)
         compress = subprocess.Popen(compressor, stdin=save.stdout, stdout=PIPE, stderr=errors)
         packed = cast("IO[bytes]", compress.stdout)
         # With our copy open, the engine's client would not notice that the compressor exited.

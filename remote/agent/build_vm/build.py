@@ -59,8 +59,7 @@ def _client_configuration(document: dict[str, Any]) -> Iterator[str]:
 
 
 def build(job_log: JobLog, job: dict[str, Any], docker: list[str]) -> dict[str, Any]:
-    environment = job["environment"]
-    existing = inspect_image(docker, environment, job["image"])
+    existing = inspect_image(docker, job["image"])
     labels = {} if existing is None else existing["Config"].get("Labels") or {}
     is_forced = job["anew"]  # vocabulary: key of the job document
     if existing is not None and labels.get(job["label"]) == job["digest"] and not is_forced:
@@ -73,9 +72,9 @@ def build(job_log: JobLog, job: dict[str, Any], docker: list[str]) -> dict[str, 
     if hashlib.sha256(dockerfile).hexdigest() != dict(job["code"])[DOCKERFILE]:
         raise _changed_file(Path(job["code_folder"], DOCKERFILE))
     # A local base image is used without a query, so that a build does not need the base's registry.
-    if inspect_image(docker, environment, job["base"]) is None:
+    if inspect_image(docker, job["base"]) is None:
         job_log.add(f"pulling {job['base']}", "base image")
-        code, lines = run_logged(job_log, [*docker, "pull", job["base"]], environment)
+        code, lines = run_logged(job_log, [*docker, "pull", job["base"]])
         if code != 0:
             raise classify_failure(lines, code)
     *options, context = job["argv"][1:]
@@ -83,12 +82,12 @@ def build(job_log: JobLog, job: dict[str, Any], docker: list[str]) -> dict[str, 
     with tempfile.TemporaryFile() as stdin:
         stdin.write(dockerfile)
         stdin.seek(0)
-        code, lines = run_logged(job_log, [*docker, *options, *sums_arguments, context], environment, stdin=stdin)
+        code, lines = run_logged(job_log, [*docker, *options, *sums_arguments, context], stdin=stdin)
     if code != 0:
         job_log.record_free_space()
         if (difference := next(filter(None, map(CONTEXT_DIFFERS.match, lines)), None)) is not None:
             # The engine's copy could be used again: it reads a file only if its size or time changed.
-            run_logged(job_log, [*docker, "builder", "prune", "--force", "--filter", "type=source.local"], environment)
+            run_logged(job_log, [*docker, "builder", "prune", "--force", "--filter", "type=source.local"])
             raise VmAgentError(
                 "refused",
                 f"{context}: the engine received other files than were sent ({difference[1]}): changed by another user "
@@ -102,7 +101,7 @@ def build(job_log: JobLog, job: dict[str, Any], docker: list[str]) -> dict[str, 
                 "full", f"no space left on device: {job['data_root']} was down to {left:.0f} MB: {failure}"
             )
         raise failure
-    built = inspect_image(docker, environment, job["image"])
+    built = inspect_image(docker, job["image"])
     if built is None:
         raise VmAgentError("failed", f"the build succeeded, but the engine has no image {job['image']}")
     return {"image_id": built["Id"], "size_bytes": built["Size"]}

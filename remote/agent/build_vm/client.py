@@ -10,7 +10,6 @@ import base64
 import contextlib
 import http.client
 import json
-import os
 import queue
 import re
 import signal
@@ -61,7 +60,6 @@ STAGE = re.compile(r"#\d+ \[([^\]]+)\]")
 @contextlib.contextmanager
 def request_engine(
     docker: list[str],
-    environment: dict[str, str],
     method: str,
     path: str,
     headers: dict[str, str] | None = None,
@@ -77,8 +75,8 @@ def request_engine(
     connection = http.client.HTTPConnection("engine")
     connection.sock = ours
     with contextlib.closing(connection), theirs:
-        streams = {"stdin": theirs.fileno(), "stdout": theirs.fileno()}
-        process = start_process([*docker, "system", "dial-stdio"], environment, **streams)
+        dial = [*docker, "system", "dial-stdio"]
+        process = subprocess.Popen(dial, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.PIPE)
         theirs.close()  # with our copy open, the end of the client would not end the connection
         with process, contextlib.ExitStack() as stack:
             try:
@@ -95,9 +93,9 @@ def request_engine(
                 process.kill()
 
 
-def query_engine(docker: list[str], environment: dict[str, str], path: str) -> Any:
+def query_engine(docker: list[str], path: str) -> Any:
     """Return the engine's JSON at `path`; None if it has no such object. Raises VmAgentError."""
-    with request_engine(docker, environment, "GET", path) as response:
+    with request_engine(docker, "GET", path) as response:
         content = read_response(response, max_bytes=MAX_OUTPUT_BYTES, timeout_sec=QUERY_TIMEOUT_SEC)
     if response.status == 404:
         return None
@@ -109,9 +107,9 @@ def query_engine(docker: list[str], environment: dict[str, str], path: str) -> A
         raise VmAgentError("transient", f"the engine's answer to {path} is not JSON") from error
 
 
-def inspect_image(docker: list[str], environment: dict[str, str], name: str) -> dict[str, Any] | None:
+def inspect_image(docker: list[str], name: str) -> dict[str, Any] | None:
     """Return the engine's record of an image; None if it has no such image. Raises VmAgentError."""
-    record: dict[str, Any] | None = query_engine(docker, environment, f"/images/{urllib.parse.quote(name)}/json")
+    record: dict[str, Any] | None = query_engine(docker, f"/images/{urllib.parse.quote(name)}/json")
     return record
 
 
@@ -124,9 +122,7 @@ def _refusal(response: http.client.HTTPResponse, content: bytes) -> VmAgentError
     return classify_failure([message or f"the engine returned {response.status} {response.reason}"], 1)
 
 
-def push_image(
-    job_log: JobLog, docker: list[str], environment: dict[str, str], reference: str, tag: str, login: str
-) -> None:
+def push_image(job_log: JobLog, docker: list[str], reference: str, tag: str, login: str) -> None:
     """Push an image with a login (`user:password` in base64). Raises VmAgentError.
 
     A push without progress is reported every minute. After 15 minutes it is ended like a broken connection.
@@ -137,7 +133,7 @@ def push_image(
     headers = {"X-Registry-Auth": base64.urlsafe_b64encode(account).decode()}
     path = f"/images/{urllib.parse.quote(reference)}/push?tag={urllib.parse.quote(tag)}"
     progress, logged_at, silent_sec = _PushProgress(), time.monotonic(), 0.0
-    with request_engine(docker, environment, "POST", path, headers, timeout_sec=STALL_TIMEOUT_SEC) as response:
+    with request_engine(docker, "POST", path, headers, timeout_sec=STALL_TIMEOUT_SEC) as response:
         if response.status != 200:
             raise _refusal(response, response.read(MAX_LINE_BYTES))
         messages = _read_messages(response)
@@ -216,24 +212,12 @@ class _PushProgress:
 # --- the engine's client ----------------------------------------------------------------------------------------------
 
 
-def start_process(
-    argv: list[str],
-    environment: dict[str, str],
-    *,
-    stdin: int | IO[bytes] = subprocess.DEVNULL,
-    stdout: int = subprocess.PIPE,
-    stderr: int = subprocess.PIPE,
-) -> subprocess.Popen[bytes]:
-    """Start `argv` with `environment` added to this process's environment."""
-    return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env={**os.environ, **environment})
-
-
 def run_logged(
-    job_log: JobLog, argv: list[str], environment: dict[str, str], *, stdin: int | IO[bytes] = subprocess.DEVNULL
+    job_log: JobLog, argv: list[str], *, stdin: int | IO[bytes] = subprocess.DEVNULL
 ) -> tuple[int, list[str]]:
     """Run the engine's client to its end and log its output. Returns its exit code and last lines."""
     last: deque[str] = deque(maxlen=200)
-    with start_process(argv, environment, stdin=stdin, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         output = cast("IO[bytes]", process.stdout)
         for raw in iter(lambda: output.readline(MAX_LINE_BYTES), b""):
             line = raw.decode(errors="replace").rstrip()

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -95,30 +96,22 @@ def write_json(path: Path, document: object) -> None:
 
 def read_secret() -> str:
     """Read what `scripts/send_token.py` sends from the laptop to a new named pipe of this user, and delete the pipe."""
-    pipe = Path(TOKEN_PIPE)
-    os.mkfifo(pipe, 0o600)
-    handle, content, until = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), b"", time.monotonic() + _SECRET_TIMEOUT_SEC
+    os.mkfifo(TOKEN_PIPE, 0o600)
     try:
-        while time.monotonic() < until and len(content) < _MAX_SECRET_BYTES:
-            try:
-                chunk = os.read(handle, 4096)
-            except BlockingIOError:
-                chunk = None
-            if chunk:
-                content += chunk
-            elif chunk == b"" and content:
-                return content.decode().strip()
-            else:
-                time.sleep(0.05)
+        with open(os.open(TOKEN_PIPE, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
+            select.select([pipe], [], [], _SECRET_TIMEOUT_SEC)
+            content = pipe.read(_MAX_SECRET_BYTES) or b""  # all of it: it is sent by one write
     finally:
-        os.close(handle)
-        pipe.unlink()
-    raise VmAgentError("stopped", "no secret arrived from the laptop")
+        os.unlink(TOKEN_PIPE)
+    if not content:
+        raise VmAgentError("stopped", "no secret arrived from the laptop")
+    return content.decode().strip()
 
 
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # at the deadline: a verb cleans up at its end
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    os.environ.update(job.get("environment") or {})  # the variables of the engine's client
     job_log = JobLog()
     with contextlib.suppress(OSError):
         write_atomic(RESERVE_FILE, os.urandom(RESERVE_BYTES))

@@ -217,16 +217,16 @@ def python_with_hub_client(job_log: JobLog, index_url: str | None, lock: str) ->
     requirements = Path.cwd() / "hub-client.txt"
     requirements.write_text(lock)
     job_log.add(f"installing huggingface_hub, pinned with hashes, into {home}", "preparing")
-    environment = {"PIP_INDEX_URL": index_url} if index_url else {}
     steps = (
         [sys.executable, "-m", "venv", "--clear", str(home)],
         [
             *(str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"),
             *("--only-binary", ":all:", "--require-hashes", "--requirement", str(requirements)),
+            *(("--index-url", index_url) if index_url else ()),
         ],
     )
     for step in steps:
-        code, lines = run_logged(job_log, step, environment)
+        code, lines = run_logged(job_log, step)
         if code != 0:
             reason = (lines or [f"exit {code}"])[-1][:200]
             raise VmAgentError(

@@ -21,8 +21,8 @@ FIRST_WAIT_SEC = 2.0
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    login, docker, environment = read_secret(), job["docker"], job["environment"]
-    image = inspect_image(docker, environment, job["image"])
+    login, docker = read_secret(), job["docker"]
+    image = inspect_image(docker, job["image"])
     if image is None:
         raise VmAgentError("usage", f"the engine has no image {job['image']}", remedy="build it with `inv build`")
     if image["Id"] != job["image_id"]:
@@ -33,7 +33,7 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     sent = not is_same_image(pushed, image["Id"]) or lacks_parts(job_log, registry, reference, pushed)
     if sent:
         query = urllib.parse.urlencode({"repo": f"{job['host']}/{job['path']}", "tag": job["tag"]})
-        with request_engine(docker, environment, "POST", f"/images/{image['Id']}/tag?{query}") as response:
+        with request_engine(docker, "POST", f"/images/{image['Id']}/tag?{query}") as response:
             if response.status != 201:
                 raise VmAgentError("failed", f"{reference}: the engine cannot set the tag: {response.reason}")
         registry.check_push_access()
@@ -73,7 +73,7 @@ def push_until_confirmed(
         registry.check_challenge()
         failure: VmAgentError | None = None
         try:
-            push_image(job_log, job["docker"], job["environment"], name, tag, login)
+            push_image(job_log, job["docker"], name, tag, login)
         except VmAgentError as error:
             if error.kind == "unauthorized":
                 message = f"{registry.host} refused user {registry.user} for {registry.path}: {error}"

@@ -26,17 +26,17 @@ def job_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobLog:
 
 def test_a_pipeline_fails_if_either_process_fails(job_log: JobLog, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    digest = archive.run_pipeline(job_log, ["printf", "abc"], ["gzip", "-c"], {}, out)
+    digest = archive.run_pipeline(job_log, ["printf", "abc"], ["gzip", "-c"], out)
     assert digest == hashlib.sha256(out.read_bytes()).hexdigest()
     with pytest.raises(VmAgentError, match="save broke"):
-        archive.run_pipeline(job_log, ["sh", "-c", "printf abc; echo save broke >&2; exit 1"], ["gzip", "-c"], {}, out)
+        archive.run_pipeline(job_log, ["sh", "-c", "printf abc; echo save broke >&2; exit 1"], ["gzip", "-c"], out)
     with pytest.raises(VmAgentError, match=r"^sh .*\b3$"):
-        archive.run_pipeline(job_log, ["printf", "abc"], ["sh", "-c", "cat; exit 3"], {}, out)
+        archive.run_pipeline(job_log, ["printf", "abc"], ["sh", "-c", "cat; exit 3"], out)
 
 
 def test_an_endless_source_is_ended_when_the_compressor_exits(job_log: JobLog, tmp_path: Path) -> None:
     with pytest.raises(VmAgentError):
-        archive.run_pipeline(job_log, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], {}, tmp_path / "out")
+        archive.run_pipeline(job_log, ["cat", "/dev/zero"], ["sh", "-c", "exit 1"], tmp_path / "out")
 
 
 @pytest.mark.parametrize("damage", ["nothing", "a byte", "its end"])
@@ -52,7 +52,7 @@ def test_a_damaged_archive_never_reaches_the_engine(job_log: JobLog, tmp_path: P
         path.write_bytes(intact[: 2 * archive.CHUNK_BYTES])
     load = f"cat > '{tmp_path}/received'; echo 'Loaded image: x:1'"
     engine = fake_engine(tmp_path, {"GET /images/x%3A1/json": {"Id": "sha256:x"}, "GET /images/json": []}, load=load)
-    job = {"action": "load", "path": str(path), "docker": [engine], "environment": {}}
+    job = {"action": "load", "path": str(path), "docker": [engine]}
     if damage == "nothing":
         assert archive.run(job_log, job)["image_id"] == "sha256:x"
         assert (tmp_path / "received").read_bytes() == content
@@ -68,7 +68,7 @@ def test_a_program_of_two_packages_runs_from_its_folder(tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     (tmp_path / "job.json").write_text('{"verb": "archive", "action": "load", "path": "/none.tar.gz", '
-                                       '"docker": ["false"], "environment": {}}')  # fmt: skip
+                                       '"docker": ["false"]}')  # fmt: skip
     argv = [sys.executable, "-I", "-S", "remote/agent/build_vm/__main__.py", "job.json"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (1, "")

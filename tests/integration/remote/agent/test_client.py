@@ -38,7 +38,7 @@ def push(job_log: JobLog, folder: Path, answer: int | list[Any]) -> None:
     response = {"lines": answer} if isinstance(answer, list) else answer
     docker = fake_engine(folder, {"POST /images/fra.ocir.io/ns/repo/push?tag=1 ": response})
     login = base64.b64encode(b"ns/me:pass:word").decode()
-    client.push_image(job_log, [docker], {}, "fra.ocir.io/ns/repo", "1", login)
+    client.push_image(job_log, [docker], "fra.ocir.io/ns/repo", "1", login)
 
 
 def test_a_push_logs_the_number_of_bytes_sent(job_log: JobLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_stalled_push_is_reported_and_ended_like_a_broken_connection(
 
 
 def test_an_endless_line_is_split(job_log: JobLog) -> None:
-    code, lines = client.run_logged(job_log, ["sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x"], {})
+    code, lines = client.run_logged(job_log, ["sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x"])
     assert code == 0
     assert max(map(len, lines)) <= client.MAX_LINE_BYTES
 
@@ -97,21 +97,21 @@ def test_an_endless_line_is_split(job_log: JobLog) -> None:
 def test_an_engine_that_cannot_be_reached_is_reported(tmp_path: Path, complaint: str, kind: str, token: str) -> None:
     docker = fake_engine(tmp_path, complaint=complaint)
     with raises_agent_error(kind, token):
-        client.inspect_image([docker], {}, "x")
+        client.inspect_image([docker], "x")
 
 
 def test_an_engine_error_differs_from_a_missing_image(tmp_path: Path) -> None:
     docker = [fake_engine(tmp_path, {"GET /images/r%3A5/x%3Ay/json": {"Id": "i"}, "GET /images/b/": 500})]
-    assert client.inspect_image(docker, {}, "r:5/x:y") == {"Id": "i"}
-    assert client.inspect_image(docker, {}, "a") is None
+    assert client.inspect_image(docker, "r:5/x:y") == {"Id": "i"}
+    assert client.inspect_image(docker, "a") is None
     with raises_agent_error("failed", "answer 500"):
-        client.inspect_image(docker, {}, "b")
+        client.inspect_image(docker, "b")
 
 
 def test_an_engine_that_does_not_respond_is_transient(tmp_path: Path) -> None:
     docker = fake_engine(tmp_path, system="exec sleep 300")
     with (
         raises_agent_error("transient", "GET /x: timed out"),
-        client.request_engine([docker], {}, "GET", "/x", timeout_sec=0.1),
+        client.request_engine([docker], "GET", "/x", timeout_sec=0.1),
     ):
         pass

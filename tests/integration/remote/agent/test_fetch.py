@@ -264,7 +264,7 @@ def test_the_hubs_client_is_installed_from_a_lock_with_hashes_and_again_after_an
 ) -> None:
     called = list[list[str]]()
 
-    def run_logged(_: JobLog, argv: list[str], __: object) -> tuple[int, list[str]]:  # its output is the job's progress
+    def run_logged(_: JobLog, argv: list[str]) -> tuple[int, list[str]]:  # its output is the job's progress
         called.append(argv)
         (tmp_path / "hub-client").mkdir(exist_ok=True)
         return 0, []

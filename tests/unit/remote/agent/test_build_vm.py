@@ -202,7 +202,6 @@ def test_a_truncated_weight_file_is_reported_with_tarfiles_message(
     request = {
         **job,
         "docker": ["docker"],
-        "environment": {},
         "image": "i",
         "label": "l",
         "digest": "d",
