@@ -17,7 +17,6 @@ import hashlib
 import json
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ MAX_JSON_BYTES = 64 << 20  # the index of a model of 671 billion parameters has 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     """Fetch or verify one model. Returns facts about it. Raises VmAgentError."""
-    folder, started_at = Path(job["folder"]), time.monotonic()
+    folder = Path(job["folder"])
     token = read_secret() if job["token"] else None
     with wrap_os_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,17 +43,13 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
             damaged = _remove_damaged(job_log, folder, previous["files"])
             if not damaged:
                 shutil.rmtree(folder / UPLOAD_FOLDER, ignore_errors=True)  # sent again although all is there
-                return _manifest_facts(
-                    previous, fetched_bytes=0, started_at=started_at, verified_against="the manifest of its fetch"
-                )
+                return _manifest_facts(previous, 0, "the manifest of its fetch")
             job_log.add(f"{', '.join(damaged)}: different from the manifest; fetching again")
             job = {**job, "revision": previous["revision"]}  # main may have moved on
         fetched_bytes, manifest = _fetch_all(job_log, folder, create_source(job_log, job, token), job, previous)
     origins = {"hub": "the digests of the hub", "cache": "the digests in the cache"}
     verified_against = origins.get(job["source"]["kind"], "the digests in the laptop's cache")
-    return _manifest_facts(
-        manifest, fetched_bytes=fetched_bytes, started_at=started_at, verified_against=verified_against
-    )
+    return _manifest_facts(manifest, fetched_bytes, verified_against)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -74,18 +69,15 @@ def _read_json(path: Path) -> Any:
     return json.loads(content)
 
 
-def _manifest_facts(
-    manifest: dict[str, Any], *, fetched_bytes: int, started_at: float, verified_against: str
-) -> dict[str, Any]:
-    size = sum(entry["size"] for entry in manifest["files"])
-    facts = {
+def _manifest_facts(manifest: dict[str, Any], fetched_bytes: int, verified_against: str) -> dict[str, Any]:
+    return {
+        "revision": manifest["revision"],
         "files": len(manifest["files"]),
-        "bytes": size,
+        "bytes": sum(entry["size"] for entry in manifest["files"]),
         "fetched_bytes": fetched_bytes,
         "verified_against": verified_against,
         "without_digest": manifest.get("without_digest", []),
     }
-    return {"revision": manifest["revision"], "wall_time_sec": round(time.monotonic() - started_at, 1), **facts}
 
 
 # --- fetch ------------------------------------------------------------------------------------------------------------
