@@ -29,12 +29,12 @@ NO_CODE = {
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 LARGEST = {
-    "source lines": 69_932,
-    "source tokens": 485_936,
-    "test lines": 65_986,
+    "source lines": 68_437,
+    "source tokens": 474_021,
+    "test lines": 64_945,
     "tasks": 42,
-    "settings": 161,
-    "words of documents": 53_190,
+    "settings": 157,
+    "words of documents": 49_886,
 }
 
 
