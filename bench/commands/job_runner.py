@@ -82,7 +82,7 @@ class JobRunner:
                 continue
             if self.rank == 0:
                 self._handle_exit(number, code, last_line)
-            if not self._is_stopped:
+            if not self._is_stopped and self._read_end() is None:
                 time.sleep(RETRY_DELAY_SEC)
         return end
 
