@@ -277,7 +277,10 @@ class _RunCollector:
     def _fetch_from_volume(
         self, collected: CollectedTrial, attempt: Attempt, target: Path, excluded: Collection[str]
     ) -> CollectedTrial:
-        """Fetch the attempt's files from the shared volume, through the first worker that answers."""
+        """Fetch the attempt's files from the shared volume, through the first worker that answers.
+
+        Raises HostError if a training's only reader does not.
+        """
         source = shared_output_folder(str(self.shared), self.run.run_id, collected.trial_id, attempt.number)
         for agent in self.agents.values():
             try:
@@ -285,6 +288,8 @@ class _RunCollector:
             except ChecksumMismatch as error:
                 return replace(collected, missing_reason=collapse_whitespace(error), is_corrupt=True)
             except HostError:
+                if self.run.suite == TRAIN:
+                    raise
                 continue
             return collected.with_files(moved) or collected
         return collected
