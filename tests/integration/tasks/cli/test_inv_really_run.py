@@ -130,8 +130,9 @@ def test_a_deleted_current_directory_is_one_line(project: Path) -> None:
     deleted.mkdir()
     code = f"import os, sys; os.rmdir(os.getcwd()); os.execv({str(INV)!r}, ['inv', '--list'])"
     completed = run((sys.executable, "-c", code), cwd=deleted, capture_output=True, text=True)
-    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
-    assert "`cd`" in completed.stderr
+    *of_the_shell, line = completed.stderr.splitlines()  # the shell that starts it may have a line of its own
+    assert (completed.returncode, len(of_the_shell) <= 1) == (2, True)
+    assert "`cd`" in line
 
 
 # Root reads every directory, but for these two capabilities.
