@@ -29,9 +29,9 @@ NO_CODE = {
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 LARGEST = {
-    "source lines": 68_437,
-    "source tokens": 474_021,
-    "test lines": 64_945,
+    "source lines": 68_442,
+    "source tokens": 474_039,
+    "test lines": 64_947,
     "tasks": 42,
     "settings": 157,
     "words of documents": 49_886,
