@@ -31,7 +31,7 @@ NO_CODE = {
 LARGEST = {
     "source lines": 68_442,
     "source tokens": 474_039,
-    "test lines": 64_947,
+    "test lines": 64_949,
     "tasks": 42,
     "settings": 157,
     "words of documents": 49_886,

@@ -23,6 +23,7 @@ from tests.support.forked import ForkServer
 from tests.support.hosts.fake_worker_finetune import install_fake_finetune
 from tests.support.inv_pods import LOOPBACK, make_workspace
 from tests.support.kubernetes import Cluster
+from tests.support.thorough import only_thorough
 from tests.system.cluster.conftest import PASSWORD, ROOT, Operator, make_operator
 
 # On a busy machine its waits take longer than those of any other test.
@@ -254,6 +255,7 @@ def test_one_pod_without_a_volume_keeps_its_adapter_until_it_is_collected(traine
     trainer.cluster.wait_until(lambda: conditions(trainer).get("Complete") == "True", "the pod to end")
 
 
+@only_thorough
 def test_real_ranks_in_two_pods_train_one_adapter(trainer: Operator, workspace: Path) -> None:
     """Killed ranks are covered by test_finetune_ranks.py, lost pods by the tests above."""
     module = workspace / "bench" / "workloads" / "finetune" / "finetune.py"
