@@ -44,7 +44,7 @@ def write_user_settings(values: Values) -> list[str]:
 
 
 def _user_config_path() -> Path:
-    """Return the user's settings file, by default ~/.invoke.yaml. Raises UsageError for one in JSON."""
+    """Return the user's settings file, by default ~/.invoke.yaml. Raises UsageError for a JSON file."""
     path = next(iter(find("~/.")), Path.home() / ".invoke.yaml")
     if path.suffix == ".json":
         raise UsageError(f"{display_path(path)}: only YAML can be edited", remedy="add the settings above by hand")
