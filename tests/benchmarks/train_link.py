@@ -5,14 +5,15 @@ in each, and a cable whose both ends the kernel shapes (tc, a token bucket). The
 large for it, so that gradients take time on such a link. In each round a single rank trains the same global batches,
 and two trainings of one rank run at once: they exchange nothing, so that no link can be faster.
 
-    python -m tests.benchmarks.train_link --model DIR [--targets attention,all-linear] [--cases direct:fp32:8,...]
+    python -m tests.benchmarks.train_link --model DIR [--targets attention,all-linear] [--cases direct:fp32:4:2,...]
 
-With a model folder (`python -m tests.model_shapes DIR`) each rank has a GPU of this host, and NCCL exchanges by sockets
-only; `direct` is the same without namespaces, by NVLink or PCIe. A case is a link, the gradients' type and the rows of
-a step. Rows have 4,096 tokens, adapters rank 16. One GPU trains half of the first case's rows, for comparison. With
-`--suite`, a `distributed` trial of the same rows follows each case of float32 gradients over a link.
+With a model folder (`python -m tests.model_shapes DIR`) each rank has a GPU of this host and a namespace, all cables
+meet in a router, and NCCL exchanges by sockets only; `direct` is the same without namespaces, by NVLink or PCIe. A case
+is a link, the gradients' type, the rows of a step on each rank, and the ranks. Rows have 4,096 tokens, adapters rank
+16. One GPU trains the first case's rows of a rank, for comparison. With `--suite`, a `distributed` trial of the same
+rows follows each case of float32 gradients over a link.
 
-Not covered: latency of a real network; more than two ranks.
+Not covered: latency of a real network.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,10 @@ ADDRESSES = ("10.79.9.1", "10.79.9.2")
 LIMIT_SEC = 1200.0
 BURST = "256kb"  # burst of the token bucket: 2 ms of 1 Gb/s
 WARM_STEPS = 2
+STAR = "10.79.1{}.{}"  # the cable of a machine and the end of it: 1 is the machine's, 2 the router's
+Ends = Sequence[tuple[Machine, str]]  # a machine and its network card
 TARGETS = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}
-GPU_CASES = "direct:fp32:8,10gbit:fp32:8,10gbit:bf16:8,1gbit:fp32:8,1gbit:bf16:8"
+GPU_CASES = "direct:fp32:4:2,10gbit:fp32:4:2,10gbit:bf16:4:2,1gbit:fp32:4:2,1gbit:bf16:4:2"
 CASES = tuple((rate, gradients) for rate in ("10gbit", "1gbit") for gradients in ("fp32", "bf16"))
 
 
@@ -55,9 +59,9 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rows", default="4,16", help="packed rows of a step, one measurement each")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", type=Path, help="measure on two GPUs with this model folder")
+    parser.add_argument("--model", type=Path, help="measure on GPUs with this model folder")
     parser.add_argument("--targets", default="attention,all-linear", help="with --model: what has adapters")
-    parser.add_argument("--cases", default=GPU_CASES, help="with --model: LINK:GRADIENTS:ROWS")
+    parser.add_argument("--cases", default=GPU_CASES, help="with --model: LINK:GRADIENTS:ROWS:RANKS")
     parser.add_argument("--suite", action="store_true", help="with --model: distributed trials too")
     parser.add_argument("--json", type=Path, help="with --model: every step time")
     arguments = parser.parse_args(argv)
@@ -73,7 +77,8 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
             machines = [opened.enter_context(Machine(name, here)) for name in ("one", "two")]
             link = opened.enter_context(Link(machines[0], ADDRESSES[0], machines[1], ADDRESSES[1]))
             servers = [opened.enter_context(_server(machine)) for machine in machines]
-            runs = Runs(here, (model, data), link, servers, arguments.steps)
+            ends = [(link.one, link.card), (link.other, link.other_card)]
+            runs = Runs(here, (model, data), ends, ADDRESSES[0], servers, arguments.steps)
             each = [runs.figures(int(rows), arguments.rounds) for rows in arguments.rows.split(",")]
             return [figure for figures in each for figure in figures]
 
@@ -105,36 +110,48 @@ def on_gpus(arguments: argparse.Namespace) -> list[Figure]:
         here = Path(folder)
         here.chmod(0o755)
         data = long_data(here / "chats.jsonl")
-        machines: list[Machine] = []
-        link = None
-        cases = [case.split(":") for case in arguments.cases.split(",")]
-        if any(link_name != "direct" for link_name, _, _ in cases):
-            require("tc")
-            machines = [opened.enter_context(Machine(name, here)) for name in ("one", "two")]
-            link = opened.enter_context(Link(machines[0], ADDRESSES[0], machines[1], ADDRESSES[1]))
+        texts = [case.split(":") for case in arguments.cases.split(",")]
+        cases = [(rate, gradients, int(rows), int(ranks)) for rate, gradients, rows, ranks in texts]
+        linked = [ranks for rate, _, _, ranks in cases if rate != "direct"]
+        ends = star(opened, here, max(linked)) if linked else []
         for targets in arguments.targets.split(","):
-            runs = GpuRuns(here, (arguments.model, data), link, machines, arguments.steps, targets)
-            single = runs.single(int(cases[0][2]) // 2)
+            runs = GpuRuns(here, (arguments.model, data), ends, STAR.format(0, 1), (), arguments.steps)
+            runs.targets = targets
+            single = runs.direct(cases[0][2], "fp32", 1)
             add_result(f"1 GPU, {targets}", single)
-            for rate, gradients, rows in cases:
-                record = (
-                    runs.direct(int(rows), gradients) if rate == "direct" else runs.together(int(rows), rate, gradients)
-                )
-                key = f"2 GPUs, {rate}, {targets}, {gradients}, {rows} rows"
+            for rate, gradients, rows, ranks in cases:
+                run = runs.direct if rate == "direct" else partial(runs.together, rate=rate)
+                record = run(rows * ranks, gradients=gradients, ranks=ranks)
+                key = f"{ranks} GPUs, {rate}, {targets}, {gradients}, {rows} rows each"
                 add_result(key, record)
                 predicted, measured = communication(record)
+                efficiency = [each / ranks / speed(single) for each in speeds(record)]
                 figures.append(
                     Figure(
                         name=key,
                         value=f"{speed(record):,.0f} tokens/s, communication {predicted:.1f} % predicted, "
                         f"{measured:.1f} % measured",
-                        ratio=f"{speed(record) / 2 / speed(single):.3f} of two GPUs apart",
-                        goal=">= 0.97" if rate == "direct" else ">= 0.95 at 10 Gb/s",
+                        ratio=spread(summarize(efficiency), f"of {ranks} GPUs apart"),
+                        goal=">= 0.97" if rate == "direct" else ">= 0.96 at 10 Gb/s",
                     )
                 )
                 if arguments.suite and gradients == "fp32" and rate != "direct":
-                    figures.append(runs.distributed(int(rows), rate))
+                    figures.append(runs.distributed(rows, rate, ranks))
     return figures
+
+
+def star(opened: contextlib.ExitStack, folder: Path, count: int) -> list[tuple[Machine, str]]:
+    """Create this many machines, whose cables meet in a router; return each with its network card."""
+    require("tc")
+    router = opened.enter_context(Machine("router", folder))
+    router.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+    ends = []
+    for number in range(count):
+        machine = opened.enter_context(Machine(f"node{number}", folder))
+        link = opened.enter_context(Link(machine, STAR.format(number, 1), router, STAR.format(number, 2)))
+        machine.run("ip", "route", "add", "default", "via", link.other_address)
+        ends += [(machine, link.card), (router, link.other_card)]
+    return ends
 
 
 def long_data(path: Path, chats: int = 4000) -> Path:
@@ -163,9 +180,11 @@ class Runs:
     """Trainings of the same global batches: by one rank, by two separate ones, and by two over a link."""
 
     def __init__(
-        self, here: Path, inputs: tuple[Path, Path], link: Link | None, servers: Sequence[ForkServer], steps: int
+        self, here: Path, inputs: tuple[Path, Path], ends: Ends, address: str, servers: Sequence[ForkServer], steps: int
     ) -> None:
-        self.here, self.inputs, self.link, self.servers, self.steps, self.number = here, inputs, link, servers, steps, 0
+        """`ends` are the cables' ends, `address` is that of the first."""
+        self.here, self.inputs, self.ends, self.address = here, inputs, ends, address
+        self.servers, self.steps, self.number = servers, steps, 0
 
     def figures(self, rows: int, rounds: int) -> list[Figure]:
         apart: list[float] = []
@@ -195,8 +214,7 @@ class Runs:
         )
 
     def shape(self, rate: str) -> None:
-        assert self.link is not None
-        for machine, card in ((self.link.one, self.link.card), (self.link.other, self.link.other_card)):
+        for machine, card in self.ends:
             limits = ("tbf", "rate", rate, "burst", BURST, "latency", "50ms")
             machine.run("tc", "qdisc", "replace", "dev", card, "root", *limits)
 
@@ -205,11 +223,13 @@ class Runs:
         trial = self.trial(rows, "fp32", 1)
         return sum(map(speed, self.ended([self.start(node, trial, {}) for node in range(count)])))
 
-    def together(self, rows: int, rate: str, gradients: str) -> TrainingRecord:
-        """Run one training of two ranks over the link."""
+    def together(self, rows: int, rate: str, gradients: str, ranks: int = 2) -> TrainingRecord:
+        """Run one training of several ranks over the link."""
         self.shape(rate)
-        trial = self.trial(rows, gradients, 2)
-        return self.ended([self.start(node, trial, self.meeting(node)) for node in (0, 1)])[0]
+        return self.ended(self.started(self.trial(rows, gradients, ranks)))[0]
+
+    def started(self, trial: Trial) -> list[tuple[subprocess.Popen[str], Path]]:
+        return [self.start(node, trial, self.meeting(node, trial)) for node in range(trial.world_size)]
 
     def trial(self, rows: int, gradients: str, ranks: int) -> Trial:
         return tiny_training.plan(
@@ -248,39 +268,31 @@ class Runs:
             output, _ = process.communicate(timeout=LIMIT_SEC)
             assert process.returncode == 0, output
 
-    def meeting(self, node: int) -> dict[str, str]:
-        assert self.link is not None
-        card = (self.link.card, self.link.other_card)[node]
+    def meeting(self, node: int, trial: Trial) -> dict[str, str]:
         return {
-            NODE_COUNT: "2",
+            NODE_COUNT: str(trial.world_size),
             NODE_RANK: str(node),
-            NODE_ADDRESS: ADDRESSES[0],
+            NODE_ADDRESS: self.address,
             NODE_PORT: "29400",
             NODE_TOKEN: "word",
-            "GLOO_SOCKET_IFNAME": card,
+            "GLOO_SOCKET_IFNAME": self.card(node),
         }
+
+    def card(self, node: int) -> str:
+        return self.ends[node][1]
 
 
 class GpuRuns(Runs):
-    """The same on GPUs: one rank, two on this host, and two in namespaces."""
+    """The same on GPUs: ranks on this host, and in namespaces around a router."""
 
-    def __init__(
-        self,
-        here: Path,
-        inputs: tuple[Path, Path],
-        link: Link | None,
-        machines: Sequence[Machine],
-        steps: int,
-        targets: str,
-    ) -> None:
-        super().__init__(here, inputs, link, (), steps)
-        self.machines, self.targets = machines, targets
+    targets = "attention"
 
-    def single(self, rows: int) -> TrainingRecord:
-        return self.ended([self.start(-1, self.trial(rows, "fp32", 1), {"CUDA_VISIBLE_DEVICES": "0"})])[0]
+    def direct(self, rows: int, gradients: str, ranks: int) -> TrainingRecord:
+        gpus = ",".join(map(str, range(ranks)))
+        return self.ended([self.start(-1, self.trial(rows, gradients, ranks), {"CUDA_VISIBLE_DEVICES": gpus})])[0]
 
-    def direct(self, rows: int, gradients: str) -> TrainingRecord:
-        return self.ended([self.start(-1, self.trial(rows, gradients, 2), {})])[0]
+    def card(self, node: int) -> str:
+        return self.ends[2 * node][1]
 
     def trial(self, rows: int, gradients: str, ranks: int) -> Trial:
         data = str(self.inputs[1])
@@ -291,21 +303,22 @@ class GpuRuns(Runs):
         )  # fmt: skip
         return self.gpu_trial(kind="finetune", world_size=ranks, training=training)
 
-    def distributed(self, rows: int, rate: str) -> Figure:
-        """Run a `distributed` trial of two ranks over the link."""
+    def distributed(self, rows: int, rate: str, ranks: int) -> Figure:
+        """Run a `distributed` trial of several ranks over the link, with these rows on each."""
         self.shape(rate)
         trial = self.gpu_trial(
-            kind="distributed", world_size=2, gradient_accumulation_steps=rows // 2, layout="pack",
+            kind="distributed", world_size=ranks, gradient_accumulation_steps=rows, layout="pack",
             warmup_steps=WARM_STEPS, measured_steps=self.steps,
         )  # fmt: skip
-        (_, out), _ = started = [self.start(node, trial, self.meeting(node)) for node in (0, 1)]
+        started = self.started(trial)
         self.wait(started)
+        _, out = started[0]
         measurements = {each.name: each for each in TrialResult.read(out / "result.json").measurements}
         share, efficiency = (
             measurements[name] for name in ("communication_share_no_sync_percent", "efficiency_percent")
         )
         return Figure(
-            name=f"distributed trial, {rate}, {self.targets}, fp32, {rows} rows",
+            name=f"distributed trial of {ranks}, {rate}, {self.targets}, fp32, {rows} rows each",
             value=f"communication {spread(share.interval, '%')}",
             ratio=f"{spread(efficiency.interval, '%')} of the same ranks without communication",
         )
@@ -323,7 +336,7 @@ class GpuRuns(Runs):
             return subprocess.Popen((sys.executable, *argv), env=env, cwd=ROOT, **pipes)
         environment = {**env, **SOCKETS_ONLY, "CUDA_VISIBLE_DEVICES": str(node)}
         environment["NCCL_SOCKET_IFNAME"] = environment["GLOO_SOCKET_IFNAME"]
-        return self.machines[node].start(sys.executable, *argv, env=environment, cwd=ROOT, **pipes)
+        return self.ends[2 * node][0].start(sys.executable, *argv, env=environment, cwd=ROOT, **pipes)
 
 
 def of_one(ratios: list[float]) -> str:
@@ -340,8 +353,12 @@ def communication(record: TrainingRecord) -> tuple[float, float]:
 
 def speed(record: TrainingRecord) -> float:
     """Return the useful tokens per second of the median step."""
+    return statistics.median(speeds(record))
+
+
+def speeds(record: TrainingRecord) -> list[float]:
     pairs = list(zip(record.steps.tokens, record.steps.step_time_sec, strict=True))[WARM_STEPS:]
-    return statistics.median(tokens / seconds for tokens, seconds in pairs)
+    return [tokens / seconds for tokens, seconds in pairs]
 
 
 if __name__ == "__main__":
