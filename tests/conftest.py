@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ("tests.support.fixtures", "tests.support.kubernetes.real_cluster")
+pytest_plugins = ("tests.support.fixtures",)
 # Cache rewritten asserts for the other workers and the next run, even if the environment disables bytecode files.
 sys.dont_write_bytecode = False
 # With one thread per core, several workers contend: 6 s of processor time for a test of recipes, 0.3 s with one thread.

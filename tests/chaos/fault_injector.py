@@ -16,7 +16,6 @@ from remote.hosts.command import Command
 from remote.jobs.job import Agent, Job, JobSpec, slot_path
 from tests.support.hosts.local_fleet import kill_kubectl_execs
 from tests.support.kubernetes.faults import ENDINGS
-from tests.support.kubernetes.real_cluster import RealCluster
 from tests.support.pods import PodFleet, with_short_silence
 
 TRIALS = ("fake_bench", "--trial-id", " start ")  # substrings of command lines that may be killed in a pod
@@ -71,8 +70,6 @@ class FaultInjector:
         of_machines = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
         by_switch += [self._credentials, self._rights, self._full_volume]
-        if isinstance(self.pods.cluster, RealCluster):
-            return anywhere
         return [*anywhere, *of_machines, *by_switch]
 
     def _repair(self) -> None:
@@ -166,10 +163,10 @@ class FaultInjector:
         quota = {
             "apiVersion": "v1",
             "kind": "ResourceQuota",
-            "metadata": {"name": "few", "namespace": self.pods.namespace},
+            "metadata": {"name": "few", "namespace": "default"},
             "spec": {"hard": {"requests.nvidia.com/gpu": "1", "pods": "1"}},
         }
-        kubectl, where = self.pods.cluster.kubectl, f"--namespace={self.pods.namespace}"
+        kubectl, where = self.pods.cluster.kubectl, "--namespace=default"
         kubectl("apply", "-f", "-", stdin=json.dumps(quota).encode())  # the server may be away
         self._delete()
         self._for_a_while()

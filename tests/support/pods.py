@@ -1,7 +1,5 @@
 """Workers in pods: real kubectl, an Indexed Job, and a volume that all of them share.
 
-The cluster is the fake one or that of `--kubeconfig` (hosts/sample_job.py describes the differences).
-
 The pods run the fake bench, which logs to the shared volume what it does, so that tests can count it.
 """
 
@@ -31,23 +29,13 @@ from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import INDEX_LABEL, PodIndex
 from tests.support.hosts.local_fleet import (
-    FAKE_BENCH,
     LocalFleet,
     LookupLoggingAgent,
     mounted_tmpfs,
     run_fake_bench,
     wait_for,
 )
-from tests.support.hosts.sample_job import (
-    POD_BENCH_FILE,
-    POD_PYTHON,
-    real_cluster_job,
-    real_cluster_volume,
-    recreate_failed_job,
-    shared_volume,
-)
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes.real_cluster import AnyCluster, RealCluster, real_cluster
 from tests.support.paths import ROOT
 
 SHARED = "/workspace/results"
@@ -61,7 +49,14 @@ LIMITS = RetryLimits(lost_after_sec=12.0, reconnect_timeout_sec=120.0, max_attem
 def volume() -> list[dict[str, Any]]:
     """Make the shared file system, bound by name like the one in manifests/base/storage.yaml."""
     csi = {"driver": "fss.csi.oraclecloud.com", "volumeHandle": "ocid1.filesystem.test:10.0.0.1:/shared"}
-    return shared_volume("shared", "default", csi=csi)
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    bound_to = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "shared", "namespace": "default"}
+    volume = {**common, "csi": csi, "capacity": {"storage": "1Gi"}, "claimRef": bound_to}
+    claim = {**common, "volumeName": "shared", "resources": {"requests": {"storage": "1Gi"}}}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "shared"}, "spec": volume},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": claim},
+    ]
 
 
 def job(size: int, *, grace_sec: int = 2) -> dict[str, Any]:
@@ -111,11 +106,10 @@ def job(size: int, *, grace_sec: int = 2) -> dict[str, Any]:
 class PodFleet(LocalFleet):
     """Fleet of pods instead of local folders; `cluster.faults` injects faults."""
 
-    def __init__(self, folder: Path, cluster: AnyCluster, size: int) -> None:
+    def __init__(self, folder: Path, cluster: Cluster, size: int) -> None:
         super().__init__(folder)
         self.cluster, self.size = cluster, size
-        self.namespace = cluster.default_namespace if isinstance(cluster, RealCluster) else "default"
-        self.pods = pods_of(cluster.kubeconfig, self.namespace)
+        self.pods = pods_of(cluster.kubeconfig)
         # Tests that share a cluster also share its pods: the label separates their files.
         self.label = secrets.token_hex(4)
         self.shared = f"{SHARED}/{self.label}"
@@ -126,11 +120,7 @@ class PodFleet(LocalFleet):
             path.chmod(0o777)
 
     def deploy(self) -> None:
-        if isinstance(self.cluster, RealCluster):
-            shutil.copy(FAKE_BENCH, self.cluster.claim_folder("shared") / POD_BENCH_FILE)
-            self.cluster.apply(*real_cluster_volume(self.cluster), real_cluster_job(self.cluster, job(self.size)))
-        else:
-            self.cluster.apply(*volume(), job(self.size))
+        self.cluster.apply(*volume(), job(self.size))
         self.wait_ready()
 
     def wait_ready(self) -> None:
@@ -164,15 +154,12 @@ class PodFleet(LocalFleet):
 
     def use_credential_program(self) -> None:
         """Get the hosts' credentials from a program from now on, as for OKE."""
-        if isinstance(self.cluster, RealCluster):
-            pytest.skip("only the fake cluster has a credential program with faults")
-        self.pods = pods_of(self.cluster.kubeconfig_with_program(), self.namespace)
+        self.pods = pods_of(self.cluster.kubeconfig_with_program())
 
     def restore_credentials(self) -> None:
         """Clear all faults that reject the operator's requests."""
         self.cluster.faults.clear()
-        if isinstance(self.cluster, Cluster):
-            self.cluster.repair_program()
+        self.cluster.repair_program()
 
     def repair(self) -> None:
         """Repair every reversible fault."""
@@ -181,13 +168,11 @@ class PodFleet(LocalFleet):
         faults.start_server()
         faults.resume_server()
         faults.repair_pulls("*")
-        if self.cluster.objects("resourcequotas", self.namespace):
-            self.cluster.kubectl("delete", "resourcequota", "--all", f"--namespace={self.namespace}")
+        if self.cluster.objects("resourcequotas", "default"):
+            self.cluster.kubectl("delete", "resourcequota", "--all")
         for node in self.cluster.objects("nodes"):
             faults.set_gpus(node["metadata"]["name"], 1)
             faults.restore_node(node["metadata"]["name"])
-        if isinstance(self.cluster, RealCluster):
-            recreate_failed_job(self.cluster, real_cluster_job(self.cluster, job(self.size)))
 
     @property
     def outputs(self) -> Path:
@@ -233,21 +218,12 @@ class PodFleet(LocalFleet):
 
 
 @contextlib.contextmanager
-def running_pod_fleet(
-    folder: Path, size: int, config: pytest.Config, *, volume_size: str | None = None, **options: Any
-) -> Iterator[PodFleet]:
+def running_pod_fleet(folder: Path, size: int, *, volume_size: str | None = None, **options: Any) -> Iterator[PodFleet]:
     """Run a cluster with one worker on each of `size` nodes. Skips the test if no cluster can be started.
 
     With `volume_size` the run's results on the shared volume are a file system of that size, which a test can fill.
-    `options` are those of `Cluster`. The cluster of --kubeconfig ignores both.
+    `options` are those of `Cluster`.
     """
-    real = real_cluster(config, folder)
-    if real is not None:
-        real.claim_folder("shared")  # skips the test if there is no shared volume
-        with real.in_own_namespace() as own_namespace, PodFleet(folder, own_namespace, size) as pods:
-            pods.deploy()
-            yield pods
-        return
     with (
         Cluster(nodes=size, **options) as cluster,
         PodFleet(folder, cluster, size) as pods,
@@ -266,8 +242,8 @@ def fixtures(size: int, **options: Any) -> tuple[Any, Any]:
     """
 
     @pytest.fixture(scope="module")
-    def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodFleet]:
-        with running_pod_fleet(tmp_path_factory.mktemp("pods"), size, pytestconfig, **options) as pods:
+    def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodFleet]:
+        with running_pod_fleet(tmp_path_factory.mktemp("pods"), size, **options) as pods:
             yield pods
 
     @pytest.fixture
@@ -304,14 +280,14 @@ def skewed_clock(folder: Path) -> Path:
     return library
 
 
-def alive(cluster: AnyCluster) -> list[dict[str, Any]]:
+def alive(cluster: Cluster) -> list[dict[str, Any]]:
     """Return the pods that run and are not being deleted."""
     pods = (pod for pod in cluster.objects("pods", "default") if not pod["metadata"].get("deletionTimestamp"))
     return [pod for pod in pods if pod.get("status", {}).get("phase") == "Running"]
 
 
-def pods_of(kubeconfig: Path, namespace: str = "default") -> PodIndex:
-    return PodIndex(Kubectl(namespace=namespace, kubeconfig=str(kubeconfig)), SELECTOR)
+def pods_of(kubeconfig: Path) -> PodIndex:
+    return PodIndex(Kubectl(namespace="default", kubeconfig=str(kubeconfig)), SELECTOR)
 
 
 def hosts_of(pods: PodIndex, size: int, label: str) -> list[PodHost]:
@@ -322,19 +298,13 @@ def hosts_of(pods: PodIndex, size: int, label: str) -> list[PodHost]:
             pods=pods,
             workdir=f"/scratch/{label}",
             container="bench",
-            python=(sys.executable,) if is_fake_cluster(pods) else POD_PYTHON,
+            python=(sys.executable,),
         )
         for index in range(size)
     ]
 
 
 def launch(shared: str, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-    bench = str(FAKE_BENCH) if host.python == (sys.executable,) else f"{SHARED}/{POD_BENCH_FILE}"
-    command = run_fake_bench(host, planned, attempt, folder, log=f"{shared}/bench.log", bench=bench)
+    command = run_fake_bench(host, planned, attempt, folder, log=f"{shared}/bench.log")
     output_folder = shared_output_folder(shared, "r1", planned.trial_id, attempt)
     return with_shared_output(command, host, output_folder, folder)
-
-
-def is_fake_cluster(pods: PodIndex) -> bool:
-    """Return whether these are pods of the fake cluster, which can use this machine's files and programs."""
-    return pods.kubectl.namespace == "default"

@@ -22,9 +22,9 @@ PODS = 3
 
 
 @pytest.fixture(scope="module")
-def shared_fleet(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PodFleet]:
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodFleet]:
     folder = tmp_path_factory.mktemp("pods")
-    with running_pod_fleet(folder, PODS, pytestconfig, volume_size="4m", toleration_scale=EVICTION_SCALE) as pods:
+    with running_pod_fleet(folder, PODS, volume_size="4m", toleration_scale=EVICTION_SCALE) as pods:
         yield pods
 
 

@@ -173,7 +173,7 @@ def test_a_replacement_that_cannot_start_delays_nothing(pods: PodFleet, fault: s
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
-        "metadata": {"name": "few", "namespace": pods.namespace},
+        "metadata": {"name": "few", "namespace": "default"},
         "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
     }
     pods.plan("slow start", "slow middle", "success-then-lingers last", workers=PODS)
@@ -223,13 +223,9 @@ def test_a_trial_is_requeued_once_and_a_resumed_run_retries_it(pods: PodFleet) -
     assert pods.winner("slow") == (3, "worker-1")
 
 
-def test_a_full_volume_ends_trials_with_the_reason_and_a_resume_with_space_runs_them(
-    tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_a_full_volume_ends_trials_with_the_reason_and_a_resume_with_space_runs_them(tmp_path: Path) -> None:
     """Fill the volume before a trial has a folder, before its result, and after its result: only the last succeeds."""
-    if pytestconfig.getoption("kubeconfig"):
-        pytest.skip("a volume of 4 MiB needs the tests' own cluster, and --kubeconfig names another")
-    with running_pod_fleet(tmp_path, PODS, pytestconfig, volume_size="4m") as pods:
+    with running_pod_fleet(tmp_path, PODS, volume_size="4m") as pods:
         pods.plan("slow middle", "success-then-lingers last", "fine start", workers=2)
         hosts = with_short_silence(pods.pod_hosts())[:2]
         with pods.running(pods.pod_fleet(hosts=hosts, limits=replace(LIMITS, max_attempts=2))):

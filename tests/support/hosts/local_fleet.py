@@ -293,9 +293,7 @@ class LocalFleet:
         return {trial_id: entry.reason for trial_id, entry in ledger.entries.items()}
 
 
-def run_fake_bench(
-    host: Host, planned: PlannedTrial, attempt: int, folder: str, *, log: str, bench: str = str(FAKE_BENCH)
-) -> Command:
+def run_fake_bench(host: Host, planned: PlannedTrial, attempt: int, folder: str, *, log: str) -> Command:
     """Return the command that starts the fake bench on `host` with the log file `log`."""
     flags = {
         "--trial": f"{folder}/{TRIAL_FILE}",
@@ -306,7 +304,9 @@ def run_fake_bench(
         "--attempt": str(attempt),
     }
     arguments = [argument for pair in flags.items() for argument in pair]
-    return Command(argv=(*host.python, "-S", "-B", bench, "run", *arguments), environment={"FAKE_BENCH_LOG": log})
+    return Command(
+        argv=(*host.python, "-S", "-B", str(FAKE_BENCH), "run", *arguments), environment={"FAKE_BENCH_LOG": log}
+    )
 
 
 def make_trial(name: str, *, deadline_sec: float = 300.0) -> Trial:

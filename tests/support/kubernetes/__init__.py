@@ -5,7 +5,7 @@
         cluster.faults.exec("close-1000-without-status", nth=3, after_stdout_bytes=4096)
 
 Its responses, events and stream endings that the product reads have the text of recordings of Kubernetes 1.34. It is
-frozen: it exists for faults that no real cluster offers; what a real one shows is tested with `--kubeconfig`.
+frozen: it exists for faults that no real cluster offers.
 `python -m tests.support.kubernetes` is the server; it dies with the process that started it, and every pod with it.
 
 Limits; tests on this cluster cannot show anything about them:
@@ -30,6 +30,5 @@ Limits; tests on this cluster cannot show anything about them:
 """
 
 from tests.support.kubernetes.cluster import Cluster, unavailable_reason
-from tests.support.kubernetes.kubectl import Kubectl
 
-__all__ = ["Cluster", "Kubectl", "unavailable_reason"]
+__all__ = ["Cluster", "unavailable_reason"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from typing import Any, Self
 import pytest
 
 from tests.support.kubernetes.api.answers import Json
-from tests.support.kubernetes.kubectl import Kubectl
 from tests.support.paths import ROOT
 
 _STOP_SEC = 30.0
+_KUBECTL_SEC = 120.0
+_NOISE = b"Unknown stream id 1, discarding message\n"
 
 
 def unavailable_reason() -> str:
@@ -36,7 +38,7 @@ def unavailable_reason() -> str:
     return "" if trial.returncode == 0 else f"cannot create namespaces: {trial.stderr.decode().strip()}"
 
 
-class Cluster(Kubectl):
+class Cluster:
     """The fake cluster in a separate process; a context manager. Skips the test if this machine cannot run it.
 
     `nodes` is the number of nodes, each with a GPU and tainted like OKE's GPU nodes. `image_paths` are folders that
@@ -47,7 +49,7 @@ class Cluster(Kubectl):
     """
 
     context = "tests"
-    _poll_sec = 0.05
+    patience_sec = 60.0  # the timeout of all waits
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Cluster(Kubectl):
             pytest.skip(reason)
         self._folder = Path(tempfile.mkdtemp(prefix="tests-cluster-"))
         self._folder.chmod(0o755)  # pods run as other users
-        super().__init__(self._folder / "kubeconfig", self._folder / "kube-cache")
+        self.kubeconfig, self._cache = self._folder / "kubeconfig", self._folder / "kube-cache"
         self._tokens = {f"token-of-{user}": user for user in users}
         self._configuration = {
             "state": str(self._folder),
@@ -199,6 +201,73 @@ class Cluster(Kubectl):
         if "error" in response:
             raise RuntimeError(response["error"])
         return response["result"]
+
+    # kubectl
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment for kubectl, `inv` and other programs that use this cluster."""
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._cache)}
+
+    def kubectl(
+        self, *arguments: str, stdin: bytes | None = None, timeout_sec: float = _KUBECTL_SEC
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run kubectl without checking its exit code.
+
+        Removes from its standard error a harmless line that it sometimes prints for WebSockets on a busy machine.
+        """
+        feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+        argv = ("kubectl", *arguments)
+        done = subprocess.run(argv, env=self.environment, capture_output=True, timeout=timeout_sec, check=False, **feed)
+        lines = done.stderr.splitlines(keepends=True)
+        done.stderr = b"".join(line for line in lines if not line.endswith(_NOISE))
+        return done
+
+    def start_kubectl(self, *arguments: str, **popen: Any) -> subprocess.Popen[bytes]:
+        """Start kubectl without waiting for it."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
+        return subprocess.Popen(("kubectl", *arguments), env=self.environment, **pipes)
+
+    def output(self, *arguments: str, stdin: bytes | None = None) -> str:
+        """Run kubectl, assert success and return its standard output."""
+        done = self.kubectl(*arguments, stdin=stdin)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr.decode()}"
+        return done.stdout.decode()
+
+    def apply(self, *objects: Json) -> None:
+        """Apply objects in order. Raises AssertionError if it fails."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self.output(
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--field-manager=tests",
+            "-f",
+            "-",
+            stdin=json.dumps(listed).encode(),
+        )
+
+    def wait_until(self, condition: Callable[[], Any], description: str) -> Any:
+        """Return the first true value of `condition`. Raises AssertionError after `patience_sec`."""
+        deadline = time.monotonic() + self.patience_sec
+        while time.monotonic() < deadline:
+            value = condition()
+            if value:
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"waited {self.patience_sec:.0f} s for {description}\n{self.diagnosis()}")
+
+    def wait_for_pod(self, name: str, namespace: str = "default", *, phase: str = "Running") -> Json:
+        """Wait until the pod has reached `phase` (and is Ready, for Running), and return it."""
+
+        def reached() -> Json | None:
+            pod = self.pod(name, namespace)
+            if pod is None or pod.get("status", {}).get("phase") != phase:
+                return None
+            conditions = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
+            return pod if phase != "Running" or conditions.get("Ready") == "True" else None
+
+        return self.wait_until(reached, f"pod {namespace}/{name} to be {phase}")  # type: ignore[no-any-return]
 
     # Inspection
 

@@ -1,7 +1,6 @@
 """Fixtures: an operator with its own project folder and namespace, and a cluster to deploy to.
 
-Real `inv`, kubectl and Python client. The cluster is the tests' own (see tests/support/kubernetes), or that of
-`--kubeconfig`; then `--cluster-image` is deployed.
+Real `inv`, kubectl and Python client. The cluster is the tests' own (see tests/support/kubernetes).
 """
 
 import os
@@ -19,19 +18,20 @@ import pytest
 import yaml
 
 from tests.support.forked import ForkServer
-from tests.support.kubernetes.real_cluster import AnyCluster, RealCluster, real_or_fake_cluster
+from tests.support.kubernetes import Cluster
 from tests.support.paths import ROOT
 
 INV = Path(sys.executable).with_name("inv")
 PASSWORD = "p 4\"ss'w$ord`&"
 DIGEST = "sha256:" + "ab" * 32
 OUR_USER = "ns/me"
+NODES = [f"node-{number}" for number in range(4)]
 
 
 @pytest.fixture(scope="session")
-def cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyCluster]:
+def cluster() -> Iterator[Cluster]:
     """Provide a cluster of four nodes with one GPU each. Shared: a test undoes its changes of nodes and its faults."""
-    with real_or_fake_cluster(pytestconfig, tmp_path_factory.mktemp("kube-cache"), nodes=4) as shared_cluster:
+    with Cluster(nodes=len(NODES)) as shared_cluster:
         yield shared_cluster
 
 
@@ -40,7 +40,7 @@ class Operator:
     """User who runs `inv` in a separate project. `settings` are the content of its -f file."""
 
     project: Path
-    cluster: AnyCluster
+    cluster: Cluster
     namespace: str
     settings: dict[str, Any]
     server: ForkServer
@@ -106,28 +106,11 @@ class Operator:
         return completed.stdout.decode()
 
     def changes(self, *arguments: str, stdin: str = "", code: int = 0) -> list[str]:
-        """Run `inv`; return its changes: modifying requests, or with --kubeconfig the objects that changed.
-
-        A Job's progress does not count.
-        """
-        if isinstance(self.cluster, RealCluster):
-            before = self._versions()
-            self.inv(*arguments, stdin=stdin, code=code)
-            after = self._versions()
-            return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+        """Run `inv`; return its requests that change something."""
         requests = self.requests_of(*arguments, stdin=stdin, code=code)
         # A review of our permissions and a dry run store nothing.
         harmless = ("GET ", "selfsubjectaccessreviews", "dryRun=All")
         return [request for request in requests if not any(part in request for part in harmless)]
-
-    def _versions(self) -> dict[str, tuple[str, ...]]:
-        kinds = "jobs,services,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,pvc"
-        versions = {}
-        for resource in self.objects(kinds):
-            meta = resource["metadata"]
-            version = str(meta["generation"]) if resource["kind"] == "Job" else meta["resourceVersion"]
-            versions[f"{resource['kind']}/{meta['name']}"] = (meta["uid"], version)
-        return versions
 
     def requests_of(self, *arguments: str, stdin: str = "", code: int = 0) -> list[str]:
         """Run `inv`; return its requests to the API server."""
@@ -136,7 +119,7 @@ class Operator:
         return self.cluster.requests()[before:]
 
 
-def make_operator(cluster: AnyCluster, folder: Path, server: ForkServer) -> Operator:
+def make_operator(cluster: Cluster, folder: Path, server: ForkServer) -> Operator:
     """Make an operator with a project in `folder` and a new namespace."""
     project = folder / "project"
     project.mkdir()
@@ -145,7 +128,7 @@ def make_operator(cluster: AnyCluster, folder: Path, server: ForkServer) -> Oper
     for name in ("tasks", "manifests"):
         (project / name).symlink_to(ROOT / name)
     namespace = f"fleet-{uuid.uuid4().hex[:8]}"
-    operator = Operator(
+    return Operator(
         project=project,
         cluster=cluster,
         namespace=namespace,
@@ -164,17 +147,10 @@ def make_operator(cluster: AnyCluster, folder: Path, server: ForkServer) -> Oper
             },
         },
     )
-    if isinstance(cluster, RealCluster):
-        options = cluster.options
-        operator.set_cluster(
-            image=options.image, instance_type=options.instance_type, registry_user=options.registry_user or OUR_USER
-        )
-        operator.password = options.password or PASSWORD
-    return operator
 
 
 @pytest.fixture
-def operator(cluster: AnyCluster, tmp_path: Path, inv_server: ForkServer) -> Iterator[Operator]:
+def operator(cluster: Cluster, tmp_path: Path, inv_server: ForkServer) -> Iterator[Operator]:
     """Provide an operator with a pushed image, settings for two small workers, and no deployment."""
     operator = make_operator(cluster, tmp_path, inv_server)
     yield operator
@@ -184,8 +160,6 @@ def operator(cluster: AnyCluster, tmp_path: Path, inv_server: ForkServer) -> Ite
     if cluster.objects("jobs.batch", namespace):
         cluster.kubectl("delete", "jobs", "--all", f"--namespace={namespace}", "--cascade=foreground", "--timeout=60s")
     cluster.wait_until(lambda: not cluster.objects("pods", namespace), f"the pods of {namespace} to go")
-    if isinstance(cluster, RealCluster):
-        cluster.delete_namespace(namespace)
 
 
 @pytest.fixture

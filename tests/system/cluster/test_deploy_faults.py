@@ -17,8 +17,8 @@ from remote.cluster.kubeconfig import resolve
 from tasks.cli.lock import acquire_lock
 from tasks.cluster import status as waiting
 from tasks.settings.load import Settings, parse_sections
-from tests.support.kubernetes.real_cluster import AnyCluster, RealCluster, gpu_nodes, skip_unless_nodes_may_break
-from tests.system.cluster.conftest import DIGEST, OUR_USER, Operator
+from tests.support.kubernetes import Cluster
+from tests.system.cluster.conftest import DIGEST, NODES, OUR_USER, Operator
 
 CHANGES = ("POST", "PATCH", "PUT", "DELETE")
 
@@ -142,7 +142,7 @@ def test_without_permission_to_list_nodes_a_deployment_continues(operator: Opera
 
 
 def test_too_few_nodes_are_reported_before_any_change(operator: Operator) -> None:
-    node_count = len(gpu_nodes(operator.cluster))
+    node_count = len(NODES)
     operator.set_cluster(size=node_count + 1)
     assert operator.changes("deploy", code=1) == []
     output = operator.inv("deploy", code=1)
@@ -152,13 +152,12 @@ def test_too_few_nodes_are_reported_before_any_change(operator: Operator) -> Non
     assert f"{node_count} of {node_count + 1} nodes qualify" in output
     document, _ = json.JSONDecoder().raw_decode(output)
     assert (document["kind"], document["needed"], document["room"]) == ("nodes", node_count + 1, node_count)
-    assert sorted(node["name"] for node in document["nodes"] if node["qualifies"]) == gpu_nodes(operator.cluster)
+    assert sorted(node["name"] for node in document["nodes"] if node["qualifies"]) == NODES
     assert all(node["findings"] for node in document["nodes"] if not node["qualifies"])
 
 
 @contextmanager
-def spoiled_node(cluster: AnyCluster, node: str, how: str) -> Iterator[None]:
-    skip_unless_nodes_may_break(cluster)
+def spoiled_node(cluster: Cluster, node: str, how: str) -> Iterator[None]:
     faults = cluster.faults
     spoil, restore = {
         "no GPU": (partial(faults.set_gpus, node, 0), partial(faults.set_gpus, node, 1)),
@@ -173,7 +172,7 @@ def spoiled_node(cluster: AnyCluster, node: str, how: str) -> Iterator[None]:
         cluster.wait_until(lambda: is_ready(cluster, node), f"{node} to be ready")
 
 
-def is_ready(cluster: AnyCluster, node: str) -> bool:
+def is_ready(cluster: Cluster, node: str) -> bool:
     (resource,) = (candidate for candidate in cluster.objects("nodes") if candidate["metadata"]["name"] == node)
     return {c["type"]: c["status"] for c in resource["status"]["conditions"]}["Ready"] == "True"
 
@@ -186,7 +185,7 @@ def is_ready(cluster: AnyCluster, node: str) -> bool:
     ],
 )
 def test_a_node_that_cannot_run_a_pod_is_named_with_the_remedy(how: str, message: str, operator: Operator) -> None:
-    nodes = gpu_nodes(operator.cluster)
+    nodes = NODES
     operator.set_cluster(size=len(nodes))
     with spoiled_node(operator.cluster, nodes[1], how):
         output = operator.inv("nodes", code=1)
@@ -195,7 +194,7 @@ def test_a_node_that_cannot_run_a_pod_is_named_with_the_remedy(how: str, message
 
 
 def test_a_node_whose_hardware_has_a_problem_is_named_and_cordoned_once(operator: Operator) -> None:
-    nodes = gpu_nodes(operator.cluster)
+    nodes = NODES
     operator.set_cluster(size=len(nodes))
     check = "oke.oraclecloud.com/active-health-checks-gpu-fryer"
     operator.cluster.output("label", "node", nodes[1], f"{check}=fail")
@@ -212,8 +211,6 @@ def test_a_node_whose_hardware_has_a_problem_is_named_and_cordoned_once(operator
 
 
 def test_a_volume_without_its_csi_driver_is_refused_before_any_change(operator: Operator) -> None:
-    if isinstance(operator.cluster, RealCluster):
-        pytest.skip("the drivers of the cluster of --kubeconfig are not changed")
     operator.set_cluster(volume={"handle": "ocid1.filesystem:10.0.0.1:/export"})
     name = "fss.csi.oraclecloud.com"
     driver = next(iter(operator.cluster.objects("csidrivers.storage.k8s.io")))

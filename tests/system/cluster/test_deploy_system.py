@@ -21,15 +21,14 @@ from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.job import Agent, Job, JobSpec, JobState, slot_path
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes.real_cluster import RealCluster, gpu_nodes
-from tests.system.cluster.conftest import DIGEST, PASSWORD, Operator
+from tests.system.cluster.conftest import DIGEST, NODES, PASSWORD, Operator
 
 
 def test_a_deployment_comes_up_and_a_second_one_only_reads(operator: Operator) -> None:
     output = operator.inv("deploy", stdin=f"{operator.password}\n")
     assert "2 of 2 pods are up" in output
     pods = operator.objects("pods")
-    assert {pod["spec"]["nodeName"] for pod in pods} <= set(gpu_nodes(operator.cluster))
+    assert {pod["spec"]["nodeName"] for pod in pods} <= set(NODES)
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 2, "one per node"
     assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {operator.image}
 
@@ -67,7 +66,7 @@ def test_before_a_deployment_a_dry_run_prints_the_plan_and_every_task_names_the_
     assert operator.changes("deploy", "--dry-run") == []
     assert "create     job/bench" in operator.inv("deploy", "--dry-run")
     assert operator.objects("jobs.batch") == []
-    assert f"{len(gpu_nodes(operator.cluster))} nodes qualify, 2 are needed" in operator.inv("nodes")
+    assert f"{len(NODES)} nodes qualify, 2 are needed" in operator.inv("nodes")
     assert "`inv deploy`" in operator.inv("status", code=1)
     assert "`inv deploy`" in operator.inv("shell", code=2)
     assert "`inv deploy`" in operator.inv("logs", code=2)
@@ -276,8 +275,6 @@ def test_uncollected_results_stop_a_command_that_would_lose_them(
 
 
 def test_another_operators_trial_stops_a_command_that_would_end_it(deployed: Operator) -> None:
-    if isinstance(deployed.cluster, RealCluster):
-        pytest.skip("a job in a pod needs this machine's Python there, and --kubeconfig names another cluster")
     host = PodHost(
         name="worker-1",
         index=1,

@@ -5,16 +5,11 @@ The image is a stand-in (tests/support/hosts/image_python). Not covered: a GPU, 
 
 import sys
 
-import pytest
-
-from tests.support.kubernetes.real_cluster import RealCluster
 from tests.support.paths import ROOT
 from tests.system.cluster.conftest import Operator
 
 
 def test_the_self_check_runs_on_a_gpu_node_and_leaves_nothing(operator: Operator) -> None:
-    if isinstance(operator.cluster, RealCluster):
-        pytest.skip("the stand-in of the image's Python is only on this machine")
     verify = ("image.verify", "--on-node")
     assert f"namespace {operator.namespace}; `inv deploy`" in operator.inv(*verify, code=2)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
