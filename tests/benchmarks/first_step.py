@@ -1,12 +1,12 @@
 """Seconds from Enter to the first step of `inv train`, by phase: without compiled kernels, and with them.
 
-    python -m tests.benchmarks.first_step [--model DIR] [--rounds 3]
+    python -m tests.benchmarks.first_step [--model DIR] [--rounds 3] [--workers 1]
 
 On a GPU DIR is a model folder (`python -m tests.model_shapes DIR`); without it, and on a CPU, the demo's small model.
 Each round types the same command twice, the first time with an empty cache of kernels. The phases are those of the
 record: a worker's check of the inputs and its ranks' import run while the data are read.
 
-Not covered: several ranks, pods, a model that is not in the page cache.
+Not covered: pods, a model that is not in the page cache.
 """
 
 import argparse
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.first_step")
     parser.add_argument("--model", type=Path, help="a model folder; needs a GPU")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", default="1", help="ranks, each on a GPU of this host")
     arguments = parser.parse_args(argv)
     seconds: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -42,13 +43,13 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
         (here / "server").mkdir()
         with ForkServer(here / "server", INV_LIBRARIES) as server, project_copy(here, server, "fleet") as project:
             project.environment |= {"INVOKE_MODEL_PATH": str(arguments.model or tiny), "INVOKE_DATA_PATH": data}
-            project.environment |= {"INVOKE_FLEET_SIZE": "1"}
+            project.environment |= {"INVOKE_FLEET_SIZE": arguments.workers}
             (project.folder / "settings.json").write_text(json.dumps({"train": TRAIN}))
             project.options = ("-f", "settings.json")
             for number in range(arguments.rounds):
                 for state in ("cold", "warm"):
                     kernels = {"TRITON_CACHE_DIR": str(here / f"kernels-{number}")}
-                    for phase, value in _round(project, kernels).items():
+                    for phase, value in _round(project, arguments.workers, kernels).items():
                         seconds.setdefault((state, phase), []).append(value)
     goals = {("cold", "first step"): "30 s", ("warm", "first step"): "20 s and the weights"}
     return [
@@ -57,10 +58,10 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     ]
 
 
-def _round(project: Project, environment: dict[str, str]) -> dict[str, float]:
+def _round(project: Project, workers: str, environment: dict[str, str]) -> dict[str, float]:
     """Train and return the seconds of PHASES, and those from the command to the end of the first step."""
     entered = time.time()
-    process = project.start("train", "--workers", "1", **environment)
+    process = project.start("train", "--workers", workers, **environment)
     output, complaint = process.communicate(timeout=LIMIT_SEC)
     assert process.returncode == 0, output + complaint
     (planned,) = RunRecord.read(project.run_folder() / "run.json").planned
