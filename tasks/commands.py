@@ -27,6 +27,11 @@ RECIPE = {
     "epochs": text("passes over the data", value="N", setting="train.epochs"),
     "max_steps": text("stop after this many steps", value="N", setting="train.max_steps"),
     "learning_rate": text("peak learning rate", setting="train.learning_rate"),
+    "columns": text(
+        """names of the data's columns, e.g. '{"prompt": "q", "completion": "a"}'""",
+        value="JSON",
+        setting="train.columns",
+    ),
     "matmul": text("products with frozen weights", value="bf16|int8_backward|int8", setting="train.matmul"),
 }
 YES = "do not ask for confirmation if the cluster looks like production"

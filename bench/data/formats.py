@@ -5,6 +5,7 @@
     instruction, output   Alpaca, with an optional "input"
     prompt, completion    text, or lists of messages; answers in the prompt are not trained on
     prompt, completions   a list of completions, each an answer to the same prompt
+    question, answer      a pair of PAIRS, with an optional context: only read of lines without the keys above
     text                  plain text without turns, for trainings on every token; not read next to the keys above
 
 A "system" text next to them is the first turn, "tools" are those of `bench.data.tool_calls`. A list of turns has
@@ -15,6 +16,8 @@ A key that decides what is trained on is honoured or refused by name, because `w
 left out of the prompt, is another training than the file describes. Other unknown keys are counted.
 """
 
+import json
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -60,15 +63,16 @@ def system_turn(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]
         yield RawTurn(f"{location}: system", "system", "system", document["system"])
 
 
-def _from_alpaca(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
-    instruction, input_text = document["instruction"], document.get("input")
-    input_text = "" if input_text is None else input_text
-    for key, value in (("instruction", instruction), ("input", input_text)):
+def _from_pair(
+    location: str, document: Mapping[str, Any], *, question: str, context: str, answer: str
+) -> Iterator[RawTurn]:
+    texts = {question: document[question], context: document.get(context)}
+    texts[context] = "" if texts[context] is None else texts[context]
+    for key, value in texts.items():
         if not isinstance(value, str):
             raise InputError(f"{location}: {key}: expected text, found {schema.type_name(value)}")
-    question = f"{instruction}\n\n{input_text}" if input_text.strip() else instruction
-    yield RawTurn(f"{location}: instruction", "instruction", "user", question)
-    yield RawTurn(f"{location}: output", "output", "assistant", document["output"])
+    yield RawTurn(f"{location}: {question}", question, "user", "\n\n".join(filter(str.strip, texts.values())))
+    yield RawTurn(f"{location}: {answer}", answer, "assistant", document[answer])
 
 
 def _from_completion(location: str, document: Mapping[str, Any]) -> Iterator[RawTurn]:
@@ -135,13 +139,14 @@ def _from_turn(location: str, key: str, turn: Mapping[str, Any]) -> RawTurn:
 class Format:
     """Format of a line: its name, the keys that identify it, the function that yields its turns, and optional keys.
 
-    With `is_text` it has one text in place of turns, and only counts for lines that have no other format.
+    A line has the format of the lowest `rank` whose keys it has. With `is_text` it has one text in place of turns.
     """
 
     name: str
     keys: tuple[str, ...]
     turns: Callable[[str, Mapping[str, Any]], Iterator[RawTurn]]
     optional: tuple[str, ...] = ("system", "tools")
+    rank: int = 0
     is_text: bool = False
 
     @property
@@ -161,14 +166,37 @@ def index_formats(formats: Iterable[Format]) -> dict[str, Format]:
     return indexed
 
 
+def _pair(name: str, question: str, context: str, answer: str, rank: int = 1) -> Format:
+    turns = partial(_from_pair, question=question, context=context, answer=answer)
+    return Format(name, (question, answer), turns, (context, "system", "tools"), rank)
+
+
+# The columns of a question, of an optional text that it is about, and of its answer, in published data sets.
+PAIRS = (
+    ("question", "context", "answer"),
+    ("question", "context", "response"),
+    ("question", "context", "output"),
+    ("instruction", "context", "response"),
+    ("instruction", "context", "answer"),
+    ("input", "context", "output"),
+    ("input", "context", "target"),
+    ("input", "context", "response"),
+    ("prompt", "context", "response"),
+    ("prompt", "context", "answer"),
+    ("query", "context", "response"),
+    ("query", "context", "answer"),
+    ("problem", "context", "solution"),
+    ("user", "context", "assistant"),
+)
 FORMATS = index_formats(
     [
         Format("messages", ("messages",), partial(_from_key, "messages")),
         Format("ShareGPT", ("conversations",), partial(_from_key, "conversations")),
-        Format("Alpaca", ("instruction", "output"), _from_alpaca, ("input", "system", "tools")),
+        _pair("Alpaca", "instruction", "input", "output", rank=0),
         Format("prompt and completion", ("prompt", "completion"), _from_completion),
         Format("prompt and completions", ("prompt", "completions"), _from_completions),
-        Format("text", ("text",), _from_text, optional=(), is_text=True),
+        *(_pair(f"{question} and {answer}", question, context, answer) for question, context, answer in PAIRS),
+        Format("text", ("text",), _from_text, optional=(), rank=2, is_text=True),
     ]
 )
 
@@ -176,14 +204,15 @@ FORMATS = index_formats(
 def detect_kind(location: str, document: Mapping[str, Any]) -> str:
     """Return the name of the one format whose keys are all there. Raises InputError for none or several."""
     matches = [data_format for data_format in FORMATS.values() if all(map(document.__contains__, data_format.keys))]
-    kinds = [data_format.name for data_format in matches if len(matches) == 1 or not data_format.is_text]
+    rank = min((data_format.rank for data_format in matches), default=0)
+    kinds = [data_format.name for data_format in matches if data_format.rank == rank]
     if len(kinds) != 1:
         actual = f"the keys of {' and '.join(kinds)}" if kinds else _list_keys(document)
-        remedy = "correct the keys, or name them in train.columns"
+        remedy = f"correct the keys, or say which is which: {_command(location, _example(document))}"
         if kinds:
             first, *others = (FORMATS[kind].keys for kind in kinds)
-            dropped = dict.fromkeys(f"{key}: null" for keys in others for key in keys if key not in first)
-            remedy = f"choose one: train.columns: {{{', '.join(dropped)}}} reads {kinds[0]}"
+            dropped = dict.fromkeys(key for keys in others for key in keys if key not in first)
+            remedy = f"choose one: {_command(location, dropped)} reads {kinds[0]}"
         raise InputError(f"{location}: expected an object with {expected_keys()}, found {actual}", remedy=remedy)
     return kinds[0]
 
@@ -194,13 +223,25 @@ def _list_keys(document: Mapping[str, Any]) -> str:
     return f"keys {shown}" if names else "no keys"
 
 
+def _example(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return names for the first columns with text: two as question and answer, one as plain text."""
+    names = [name for name, value in document.items() if value is None or isinstance(value, str)] or list(document)
+    return dict(zip(("prompt", "completion") if len(names) > 1 else ("text",), names, strict=False))
+
+
+def _command(location: str, columns: Mapping[str, str | None]) -> str:
+    file, text = location.rpartition(": ")[0], json.dumps(columns, ensure_ascii=False)
+    return f"`inv data.check {shlex.quote(file)} --columns={shlex.quote(text)}`"
+
+
 def shorten(key: str) -> str:
     """Return a key of the data for a message, without control characters and cut after 40 characters."""
     return repr(key)[1:-1][:40]
 
 
 def expected_keys() -> str:
-    return ", or ".join(" and ".join(data_format.keys) for data_format in FORMATS.values())
+    kinds = (" and ".join(each.keys) for each in FORMATS.values() if each.rank != 1)
+    return f"{', or '.join(kinds)}, or a pair such as question and answer"
 
 
 def check_turn(turn: RawTurn, index: int) -> tuple[str, str]:

@@ -87,4 +87,6 @@ def _shown(value: Any) -> str:
     """Format a value as in a settings file."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_shown(name)}: {_shown(item)}' for name, item in value.items())}}}"
     return escape_controls(value) if isinstance(value, str) else found_text(value)

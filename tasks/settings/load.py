@@ -118,12 +118,12 @@ def load_layers(context: Context) -> tuple[Settings, SettingsLayers]:
         _refuse_unknown(layer, layer.data)
     _refuse_unknown_variables()
     merged = layers.merged()
-    for keys, setting in SETTINGS.items():
-        strongest = layers.strongest(keys)
-        if strongest is not None and strongest.places is not None:
-            sources.set_value(merged, keys, _cast(strongest.get(keys), setting))
-    _resolve_auto_size(merged)
     try:
+        for keys, setting in SETTINGS.items():
+            strongest = layers.strongest(keys)
+            if strongest is not None and strongest.places is not None:
+                sources.set_value(merged, keys, _cast(strongest.get(keys), keys, setting))
+        _resolve_auto_size(merged)
         return Settings(root=layers.root, **parse_sections(merged)), layers
     except _InvalidSetting as error:
         raise UsageError(_describe(error, layers)) from error
@@ -288,14 +288,17 @@ def _refuse_unknown_variables() -> None:
             raise UsageError(f"environment {name}: unknown setting", remedy=advice)
 
 
-def _cast(text: str, setting: Setting) -> Any:
-    """Return the value of a variable or a flag: a text, or what it is in YAML."""
+def _cast(text: str, keys: Keys, setting: Setting) -> Any:
+    """Return the value of a variable or a flag: a text, or what it is in YAML or JSON. Raises _InvalidSetting."""
     if setting.kind is str:
         return None if setting.is_nullable and text == "" else text
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
-        return text  # parsing names it
+        return sources.parse_text(text)
+    except yaml.YAMLError as error:
+        if typing.get_origin(setting.kind) is None:
+            return text  # parsing names it
+        problem = getattr(error, "problem", None) or "a forbidden character"
+        raise _InvalidSetting(keys, f"expected JSON, {setting.expected or setting.values}; {problem}") from error
 
 
 def _describe(error: _InvalidSetting, layers: SettingsLayers) -> str:

@@ -206,6 +206,12 @@ def _parse_json(text: str, path: Path) -> tuple[Any, None]:
         raise UsageError(f"{display_path(path)}: unusable JSON: {error}") from error
 
 
+def parse_text(text: str) -> Any:
+    """Return the value of a variable's or a flag's text, YAML or JSON, by the rules of a file. Raises YAMLError."""
+    _check_structure(text)
+    return _Loader(text).get_single_data()
+
+
 @functools.lru_cache(maxsize=8)  # a command loads its settings several times
 def _parse_yaml(text: str, path: Path) -> tuple[Any, yaml.Node | None]:
     name = display_path(path)

@@ -3,6 +3,8 @@
 import codecs
 import gzip
 import hashlib
+import json
+import shlex
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -98,7 +100,7 @@ def test_of_two_formats_in_a_line_the_setting_leaves_one_out(name: str, tmp_path
     path = write(tmp_path / name, WRITERS[name](both))
     with pytest.raises(InputError) as caught:
         readers.read(path)
-    assert caught.value.remedy.startswith("choose one: train.columns: {prompt: null, completion: null} reads messages")
+    assert """ --columns='{"prompt": null, "completion": null}'` reads messages""" in caught.value.remedy
     for left_out, expected in (
         (("prompt", "completion"), CHATS),
         (("messages",), [{"prompt": "x?", "completion": "x"}]),
@@ -123,7 +125,7 @@ def test_a_byte_order_mark_is_skipped_in_every_type(name: str, tmp_path: Path) -
     ("columns", "expected"),
     [
         ({"prompt": "question"}, "no column question"),
-        ({"answer": "completion"}, "train.columns: answer: not a column"),
+        ({"reply": "completion"}, "train.columns: reply: not a column"),
         ({"promt": None}, "train.columns: promt: not a column"),
         ({"prompt": "id"}, "prompt: the file has this column as well as id"),
         ({"system": "context"}, "no column context"),
@@ -135,6 +137,20 @@ def test_a_wrong_name_of_a_column_is_named(
     path = write(tmp_path / name, {**WRITERS, "d.jsonl": as_jsonl}[name](ROWS))
     with pytest.raises(InputError, match=expected):
         readers.read(path, columns=columns)
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "d.jsonl"])
+@pytest.mark.parametrize("names", [("frage ü", "it's"), ("body",), ("prompt", "reply"), ("reply", "prompt")])
+def test_unknown_columns_are_named_in_a_command_that_reads_them(
+    name: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = write(tmp_path / f"a b{name}", WRITERS.get(name, as_jsonl)([dict.fromkeys(names, "x")] * 2))
+    with pytest.raises(InputError) as caught:
+        readers.read(path)
+    command = shlex.split(caught.value.remedy.split("`")[1])
+    assert command[:3] == ["inv", "data.check", str(path)]
+    data = readers.read(path, columns=DataOptions(columns=json.loads(command[3].removeprefix("--columns="))).columns)
+    assert (data.lines, data.kind) == (2, "text" if len(names) == 1 else "prompt and completion")
 
 
 def test_columns_may_change_places(tmp_path: Path) -> None:

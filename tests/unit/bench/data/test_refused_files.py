@@ -51,7 +51,7 @@ BROKEN = {
     "empty array": ("d.json", b" [ ] ", "empty"),
     "header only": ("d.csv", HEADER, "empty"),
     "no header": ("d.csv", b"What?,That.\nWho?,They.\n", "line 1: .*What"),
-    "a column unknown": ("d.csv", b"prompt,answer\na,b\n", "line 1: .*answer"),
+    "a column unknown": ("d.csv", b"prompt,reply\na,b\n", "line 1: .*reply"),
     "semicolons": ("d.csv", b"prompt;completion\na;b\n", "line 1: .*commas, found prompt;completion"),
     "UTF-16": ("d.csv", HEADER.decode().encode("utf-16"), "found UTF-16"),
     "a column twice": ("d.csv", b"prompt,completion,prompt\na,b,c\n", "line 1: "),
