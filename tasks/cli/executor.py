@@ -1,8 +1,8 @@
 """Executor of a chain of tasks: validates the settings, then runs one task after the other.
 
-It differs from Invoke's executor in four ways: a flag with an empty
-value and a bad setting are rejected before the first task starts, `collect report` still runs after a bench with failed
-trials, and Ctrl-C exits with 130.
+It differs from Invoke's executor in these ways: a flag with an empty value and a bad setting are rejected before the
+first task starts, a run named for one task is that of the next ones, `collect report` still runs after a bench with
+failed trials, and Ctrl-C exits with 130.
 """
 
 import errno
@@ -58,10 +58,17 @@ class ChainExecutor(Executor):
             calls = self.dedupe(calls)
         results: dict[Any, Any] = {}
         last_failure: SomeTrialsFailed | None = None
+        run: str | None = None
         for call in calls:
+            typed, flags = call.kwargs, getattr(call.task, "flags", {})  # a plain task has none
+            takes_newest = any((flag.name or name) == "run" and flag.unset for name, flag in flags.items())
+            named = [typed[flag] for flag in ("run", "resume") if isinstance(typed.get(flag), str)]
+            if takes_newest and not named:
+                typed["run"] = run
+            run = next(iter(named), run)
             log_command(call.task.name, results_folder)
             try:
-                results.update(super().execute((call.called_as or call.task.name, call.kwargs)))
+                results.update(super().execute((call.called_as or call.task.name, typed)))
             except SomeTrialsFailed as failure:
                 last_failure = failure
                 _logger.error("%s", failure)

@@ -48,14 +48,29 @@ def acquire_lock(results_folder: Path, command: str, *, follows: str | None = No
             # A flock, not the file's presence: the kernel releases it even when the holder is killed.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            name, _, followed = os.pread(handle, 1000, 0).decode(errors="replace").partition("\n")
-            raise ResultsInUse(results_folder, name.strip() or "another process", followed.strip() or None) from error
+            raise ResultsInUse(results_folder, *_read_holder(handle)) from error
         if follows is not None:
             (results_folder / follows / CANCEL_FILE).unlink(missing_ok=True)
         _write_holder(handle, f"`inv {command}`, process {os.getpid()} of {current_user()}\n{follows or ''}\n")
         yield
     finally:
         os.close(handle)
+
+
+def followed_run(results_folder: Path) -> str | None:
+    """Return the id of the run that a command follows now; None without one."""
+    with contextlib.suppress(OSError), (results_folder / LOCK_FILE).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_holder(file.fileno())[1]
+    return None
+
+
+def _read_holder(handle: int) -> tuple[str, str | None]:
+    """Return the holder's name, and the run that it follows."""
+    name, _, followed = os.pread(handle, 1000, 0).decode(errors="replace").partition("\n")
+    return name.strip() or "another process", followed.strip() or None
 
 
 def rename_followed(results_folder: Path, run_id: str, new_id: str) -> None:

@@ -33,6 +33,7 @@ from remote.fleet.worker import DOWNLOAD_FOLDER
 from remote.hosts.base import Host, HostError, check, read_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
+from remote.hosts.local import LocalHost
 from remote.jobs.job import Agent, Job, JobState, JobStatus, slot_path
 from remote.jobs.transfer import pull
 from reports.read.attempts import AttemptSpan
@@ -98,6 +99,13 @@ class HostJob:
     @contextlib.contextmanager
     def reader(self) -> Iterator[Host]:
         yield self.hosts[0]
+
+
+def is_job_active(run: RunRecord) -> bool:
+    """Check whether a training's job on this machine goes on. Raises HostError, and KeyError for another run."""
+    folder = Path(run_folder(run), f"job.{_turn(run)}")
+    host = LocalHost(name=run.workers[0], workdir=str(folder.parents[2]))
+    return folder.is_dir() and Job(Agent(host), str(folder)).status().state in (JobState.RUNNING, JobState.WAITING)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """`inv report`: build a run's report and print its summary. Reads only results/<run-id>/; no workers are needed."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,8 +14,9 @@ from invoke.context import Context
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from bench.records.paths import REPORT_FOLDER
+from bench.records.paths import LEDGER_FILE, REPORT_FOLDER
 from bench.records.status import TrialStatus
+from remote.fleet.ledger import Ledger, LedgerError
 from reports import formatting
 from reports.comparison.comparability import NAMES
 from reports.document import Cell, Table
@@ -33,7 +35,7 @@ from tasks.cli.terminal import console, print_path, ruled_table
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pending_results import missing_reason
 from tasks.fleet.pricing import pricing
-from tasks.fleet.run_store import find_run, is_training
+from tasks.fleet.run_store import find_run, is_training, resume_command
 from tasks.reports.compare import compare_trainings
 from tasks.settings.load import load
 from tasks.settings.sources import display_path
@@ -117,6 +119,10 @@ def _show(report: Report[Any], exported: Iterable[Path], *, opens: bool) -> None
 
 def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *, opens: bool) -> CommandResult:
     """Build and print the report of a training, with a comparison to `other` if given."""
+    with contextlib.suppress(LedgerError, OSError):  # the report names the reason
+        if list(Ledger(folder / LEDGER_FILE).open_trials()):
+            remedy = f"`{resume_command(folder.name)} collect report` goes on to its page"
+            raise RetryableError(f"run {folder.name}: the training has not ended", remedy=remedy)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         report = build_training(folder)
         exported = export(folder, formats)

@@ -1,4 +1,4 @@
-"""`inv runs`: list the runs in results/, newest first, with progress, bytes and the report's recommendation."""
+"""`inv runs`: list the runs in results/, newest first, with progress, bytes and recommendation or score."""
 
 import contextlib
 import os
@@ -12,15 +12,19 @@ from invoke.context import Context
 from bench.records import schema
 from bench.records.atomic_files import read_regular, regular_file_size
 from bench.records.checksummed import ResultError
-from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE
+from bench.records.paths import LEDGER_FILE, REPORT_FOLDER, RUN_FILE, TRAINING_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
+from bench.records.training import TrainingRecord
 from bench.records.units import format_size
 from remote.fleet.ledger import Ledger, LedgerError
+from remote.hosts.base import HostError
 from tasks.cli.command_result import CommandResult
+from tasks.cli.lock import followed_run
 from tasks.errors import escape_controls
 from tasks.fleet.pending_results import uncollected_reason
-from tasks.fleet.run_store import LATEST, count_statuses, format_statuses
+from tasks.fleet.run_store import LATEST, TRAIN, count_statuses, format_statuses
+from tasks.fleet.training_job import is_job_active
 from tasks.settings.load import load
 
 SUMMARY_FILE = "summary.json"
@@ -33,9 +37,10 @@ class RunInfo:
 
     Fields that could not be read are None.
 
-    `state` is "complete" (all trials have ended), "cancelled", "unfinished" or "unreadable: REASON"; `collected`,
-    whether all files of an ended run are in its folder. `headline` is the recommendation of a report that is up to
-    date.
+    `state` is "complete" (all trials have ended), "cancelled", "running", "abandoned" (nothing works on it), "in pods"
+    (a training that no command follows, and that may have ended) or "unreadable: REASON"; `collected`, whether all
+    files of an ended run are in its folder. `headline` is the recommendation of a report that is up to date; of a
+    training, its data and its score or held-out loss.
     """
 
     run_id: str
@@ -88,7 +93,8 @@ def find_runs(results_folder: Path) -> list[RunInfo]:
     folders = [path.parent for path in results_folder.glob(f"*/{RUN_FILE}") if path.parent.name != LATEST]
     # A folder and links to it are one run; its own name comes last and counts.
     by_folder = {folder.resolve(): folder for folder in sorted(folders, key=lambda folder: not folder.is_symlink())}
-    runs = [(folder, _read_run(folder)) for folder in by_folder.values()]
+    followed = followed_run(results_folder)
+    runs = [(folder, _read_run(folder, followed)) for folder in by_folder.values()]
     # A run that was deleted meanwhile is not a damaged one.
     return sorted(
         (run for folder, run in runs if folder.exists()),
@@ -97,7 +103,7 @@ def find_runs(results_folder: Path) -> list[RunInfo]:
     )
 
 
-def _read_run(folder: Path) -> RunInfo:
+def _read_run(folder: Path, followed: str | None) -> RunInfo:
     size = _byte_count(folder)
     try:
         record = RunRecord.read(folder / RUN_FILE)
@@ -105,7 +111,7 @@ def _read_run(folder: Path) -> RunInfo:
         reason = str(error).removeprefix(f"{folder}/")
         return RunInfo(run_id=folder.name, state=f"unreadable: {reason}", byte_count=size)
     planned = len(record.planned)
-    state, ends, is_collected = "unfinished", None, None
+    state, ends, is_collected = "", None, None
     try:
         regular_file_size(folder / LEDGER_FILE, follow=False)  # reading a pipe would block
         ends = count_statuses(Ledger(folder / LEDGER_FILE).entries.values())
@@ -115,6 +121,8 @@ def _read_run(folder: Path) -> RunInfo:
     if ends is not None and sum(ends.values()) >= planned:
         state = "cancelled" if TrialStatus.CANCELLED.value in ends else "complete"
         is_collected = uncollected_reason(folder, record) is None
+    state = state or ("running" if folder.name == followed else _state_of_job(record))
+    open_trials = planned - sum((ends or {}).values())
     return RunInfo(
         run_id=folder.name,
         state=state,
@@ -126,8 +134,36 @@ def _read_run(folder: Path) -> RunInfo:
         workers=len(record.workers),
         planned=planned,
         ends=ends,
-        headline=_headline(folder / REPORT_FOLDER / SUMMARY_FILE, planned - sum((ends or {}).values())),
+        headline=_training(folder, record)
+        if record.suite == TRAIN
+        else _headline(folder / REPORT_FOLDER / SUMMARY_FILE, open_trials),
     )
+
+
+def _state_of_job(run: RunRecord) -> str:
+    """Return the state of a run that no command follows: a training's job goes on without one."""
+    if run.suite == TRAIN and run.fleet_kind != "local":
+        return "in pods"
+    with contextlib.suppress(KeyError, TypeError, HostError):  # a benchmark, or a job whose folder is gone
+        if is_job_active(run):
+            return "running"
+    return "abandoned"
+
+
+def _training(folder: Path, run: RunRecord) -> str:
+    """Return a training's data, and once it is collected the change of its score or held-out loss."""
+    result = ""
+    with contextlib.suppress(ResultError):
+        record = TrainingRecord.read(folder / TRAINING_FILE)
+        losses = [evaluation.loss for evaluation in record.evaluations]
+        arrow = "\N{RIGHTWARDS ARROW}"
+        if record.score is not None and record.score.measures:
+            measure = record.score.measures[0]
+            result = f": score {100 * measure.before:.0f} {arrow} {100 * measure.after:.0f} %"
+        elif losses:
+            result = f": held-out loss {losses[0]:.2f} {arrow} {losses[-1]:.2f}"
+    training = run.planned[0].trial.training if run.planned else None
+    return f"{', '.join(training.data.files) if training else 'no data'}{result}"
 
 
 def _byte_count(folder: Path) -> int:

@@ -18,7 +18,7 @@ from tasks.cluster.commands import DeployOptions
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet import runner
 from tasks.fleet.collect import collect_run
-from tasks.fleet.run_store import TRAIN, newest_run, open_run
+from tasks.fleet.run_store import TRAIN, newest_run, open_run, point_latest_at
 from tasks.fleet.training_job import open_job
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings
@@ -68,6 +68,7 @@ def resume(settings: Settings, name: str | None, options: DeployOptions) -> Comm
     if options.dry_run:
         with runner.ledger_errors(run):
             return _describe_state(settings, run, Ledger(folder / LEDGER_FILE).entries.get(TRIAL_ID))
+    point_latest_at(folder)  # for `collect report` after it
     command = f"train --resume (run {run.run_id})"
     with acquire_lock(settings.results_folder, command, follows=run.run_id), runner.ledger_errors(run):
         ledger = Ledger.create(folder / LEDGER_FILE, [TRIAL_ID])

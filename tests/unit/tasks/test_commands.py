@@ -15,11 +15,13 @@ from invoke.parser import ParserContext, parser
 from bench.records.trial import SUITE_NAMES
 from tasks import ns
 from tasks.cli.command_result import CommandResult, Effect
+from tasks.cli.executor import ChainExecutor
 from tasks.cli.flags import Command, Section, number, positional, switch, text, words
 from tasks.cli.help import explain_command
 from tasks.cli.parser import PatchedParser
 from tasks.commands import suite_names
 from tasks.errors import UsageError
+from tasks.settings.sources import ProjectConfig
 from tests.support.cases import Case, load_cases
 
 try:
@@ -88,6 +90,34 @@ def test_a_function_gets_options_or_flags_by_name() -> None:
     command("a.b", target, path=positional("where"), **FLAGS)(Context(), "/here", count="4")
     by_name = {"path": "/here", "again": False, "name": None, "count": 4, "kinds": ()}
     assert [Options(again=True, kinds=("x",)), by_name] == CALLS
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("collect --run=X report", ["X", "X"]),
+        ("collect report", [None, None]),
+        ("report collect --run=X", [None, "X"]),
+        ("collect --run=X report --run=Y tensorboard", ["X", "Y", "Y"]),
+        ("train --resume=X collect report", ["X", "X", "X"]),
+        ("train --resume collect", [True, None]),
+        ("collect --run=X monitor", ["X", None]),
+    ],
+)
+def test_a_run_named_in_a_chain_is_that_of_the_tasks_after_it(
+    typed: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_context: Context, *_: str, **flags: Any) -> None:
+        CALLS.append(flags.get("run") or flags.get("resume"))
+
+    CALLS.clear()
+    monkeypatch.setattr(parser, "ParseMachine", PatchedParser)
+    parsed = parser.Parser(contexts=CONTEXTS.values(), initial=ParserContext()).parse_argv(shlex.split(typed))
+    tasks = [context for context in parsed if context.name]
+    for task in tasks:
+        monkeypatch.setattr(BY_NAME[task.name], "body", run)
+    ChainExecutor(ns, ProjectConfig()).execute(*tasks)
+    assert expected == CALLS
 
 
 def test_commands_of_one_name_in_two_groups_are_not_the_same_to_invoke() -> None:

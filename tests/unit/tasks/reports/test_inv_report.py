@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from invoke import Context
 
+from bench.records.paths import LEDGER_FILE
+from remote.fleet.ledger import Ledger
 from reports import exports
 from reports.output import build as building
 from reports.output import training
@@ -74,6 +76,16 @@ def test_without_a_display_nothing_is_built(
     with pytest.raises(UsageError) as raised:
         report.write_report(context(), "r", follow=False, against=None, opens=True)
     assert raised.value.remedy
+    assert not (folder / "report").exists()
+
+
+def test_a_training_that_has_not_ended_has_no_page_yet(folder: Path, context: MakeContext) -> None:
+    training_run.write_run(folder)
+    (folder / LEDGER_FILE).unlink()
+    Ledger.create(folder / LEDGER_FILE, ["train"])
+    with pytest.raises(RetryableError) as raised:
+        report.write_report(context(), "r", follow=False, against=None)
+    assert raised.value.remedy.startswith("`inv ")
     assert not (folder / "report").exists()
 
 

@@ -1,5 +1,6 @@
 """`inv runs`: lists every run's folder, also a damaged one."""
 
+import dataclasses
 import json
 import os
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ from invoke.context import Context
 
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import LEDGER_FILE, SUMS_FILE
+from bench.records.run import RunRecord
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
+from tasks.cli.lock import acquire_lock
 from tasks.commands import runs
 from tasks.reports import runs as listing
-from tests.support.reports import synthetic
+from tests.support.reports import synthetic, training_run
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_the_newest_run_is_first_with_its_state_and_recommendation(results, caps
     runs(Context())
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     cells = [second.name, "1", "1", "of", "2", "succeeded"]
-    assert (lines[1][:6], lines[1][7:]) == (cells, ["kB", "unfinished"])
+    assert (lines[1][:6], lines[1][7:]) == (cells, ["kB", "abandoned"])
     assert lines[2] == headline.split()
     assert lines[3][:8] == ["first", "1", "1", "of", "2", "succeeded", "(1", "FAILED)"]
     assert len(lines) == 4
@@ -105,7 +108,47 @@ def test_unreadable_files_are_reported_without_blocking(results):
     assert states["broken"].startswith("unreadable: run.json: ")
     assert states["piped"].startswith("unreadable: ledger.jsonl: ")
     assert states["of-1"].startswith("unreadable: run.json: written by qlora-fleet 1.x; ")
-    assert states["whole"] == "unfinished"
+    assert states["whole"] == "abandoned"
+
+
+def test_a_run_that_a_command_follows_is_running(results):
+    for name in ("left", "followed"):
+        planned(results, name)
+    with acquire_lock(results, "bench", follows="followed"):
+        states = {run.run_id: run.state for run in listing.find_runs(results)}
+    assert states == {"left": "abandoned", "followed": "running"}
+    assert {run.state for run in listing.find_runs(results)} == {"abandoned"}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (training_run.SCORED, "d.jsonl: score 0 \u2192 75 %"),
+        (training_run.RECORD, "d.jsonl: held-out loss 2.00 \u2192 1.50"),
+        (dataclasses.replace(training_run.RECORD, evaluations=[]), "d.jsonl"),
+        (None, "d.jsonl"),
+    ],
+)
+def test_a_training_has_its_data_and_its_score_or_loss(results, record, expected):
+    folder = training_run.write_run(results / "r", record or training_run.RECORD)
+    if record is not None:
+        record.write(folder)
+    (run,) = listing.find_runs(results)
+    assert run.headline == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_active", "state"),
+    [("local", False, "abandoned"), ("local", True, "running"), ("pods", False, "in pods")],
+)
+def test_a_training_that_no_command_follows_may_go_on(results, kind, is_active, state, monkeypatch):
+    monkeypatch.setattr(listing, "is_job_active", lambda _: is_active)
+    folder = training_run.write_run(results / "r")
+    record = RunRecord.read(folder / "run.json")
+    dataclasses.replace(record, fleet_kind=kind).write(folder)
+    (folder / LEDGER_FILE).unlink(missing_ok=True)
+    Ledger.create(folder / LEDGER_FILE, ["train"])
+    assert [run.state for run in listing.find_runs(results)] == [state]
 
 
 @pytest.mark.usefixtures("results")
