@@ -147,9 +147,6 @@ def _check(settings: Settings, context: Context, question: Question) -> bool:
 
 def _write(values: Values, options: InitOptions) -> CommandResult | None:
     path, old, new = plan_user_settings(values)
-    if old == new and not options.dry_run:
-        print(f"{display_path(path)} already has these settings")
-        return None
     screen = console()
     names = (display_path(path), f"{display_path(path)} (new)")
     for line in difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm=""):
@@ -157,7 +154,7 @@ def _write(values: Values, options: InitOptions) -> CommandResult | None:
     if options.dry_run:
         line = f"{'keep' if old == new else 'write'}  {display_path(path)}"
         return plan_result([line], file=str(path), changes=old != new, settings=values)
-    if not options.yes and not confirm(f"Write {display_path(path)}?"):
+    if old != new and not options.yes and not confirm(f"Write {display_path(path)}?"):
         raise ConfirmationRequired("nothing was written", remedy="pass --yes to confirm")
     for line in write_user_settings(values):
         print(line)

@@ -33,7 +33,8 @@ def write_user_settings(values: Values) -> list[str]:
     """Write the settings and return the lines to print. Raises UsageError and then changes nothing."""
     path, text, changed = plan_user_settings(values)
     if changed == text:
-        return [f"{display_path(path)} already has these settings"]
+        has_file = f"{display_path(path)} already has these settings"
+        return [has_file if path.exists() else f"every setting keeps its default: {display_path(path)} is not needed"]
     lines = []
     with file_errors(f"{display_path(path)}: cannot be written"):
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600

@@ -71,6 +71,18 @@ def test_a_terminal_is_asked_again_after_an_invalid_answer(home, context, monkey
     assert written(home) == {"cluster": {"provider": "oci"}, "registry": {"user": "me", "image": "ghcr.io/me/fleet:1"}}
 
 
+@pytest.mark.parametrize("text", [None, "model: {path: /m}\n"])
+def test_enter_at_every_question_changes_nothing_and_says_whether_there_is_a_file(
+    text, home, context, monkeypatch, capsys
+):
+    if text is not None:
+        (home / ".invoke.yaml").write_text(text)
+    type_answers(monkeypatch, *[""] * len(initialize.QUESTIONS))
+    initialize.initialize(context(), InitOptions())
+    assert [path.read_text() for path in files(home)] == ([] if text is None else [text])
+    assert ("already has" in capsys.readouterr().out) is (text is not None)
+
+
 def test_a_cluster_makes_the_fleet_one_of_pods(home, context, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(home / "absent"))
     initialize.initialize(context(), InitOptions(cluster="mine", data="/shared-data/x.jsonl", yes=True))
