@@ -22,7 +22,7 @@ from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, 
 from bench.architectures.unregistered import describe
 from bench.data.inputs import InputError, ModelFacts
 from bench.records.atomic_files import CHUNK_BYTES, sha256_of
-from bench.records.paths import NODE_NAME_VARIABLE, SUMS_FILE
+from bench.records.paths import DEMO_INPUTS, NODE_NAME_VARIABLE, SUMS_FILE
 from bench.records.schema import type_name
 
 # Formats that can run code when they are read: rejected anywhere in the folder.
@@ -39,6 +39,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Hashing this much takes 0.1 s; for larger files the sum in SHA256SUMS is trusted and the size is checked.
 ALWAYS_HASHED_BYTES = 64 << 20
 Shapes = dict[str, tuple[int, ...]]  # by tensor name
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LAYER = re.compile(rf"{re.escape(BLOCKS)}\.(\d{{1,6}})\.")
 
 
@@ -47,6 +48,9 @@ def check_model(folder: Path) -> ModelFacts:
     if not folder.is_dir():
         is_pod = NODE_NAME_VARIABLE in os.environ
         remedy = "copy it to the pods' volume, or set model.path" if is_pod else "`inv model.demo` makes a small one"
+        if not is_pod and HUB_NAME.fullmatch(name := str(folder)) and not folder.parent.exists():
+            target = f"{DEMO_INPUTS[False][0].partition('/')[0]}/{name.replace('/', '--')}"
+            remedy = f"`inv model.fetch --here --model={name}` brings it from the hub, then pass --model={target}"
         raise InputError(f"{folder}: no such model folder", remedy=remedy)
     try:
         for path in sorted(folder.rglob("*")):

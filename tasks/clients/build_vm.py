@@ -33,22 +33,22 @@ LOCAL_FOLDER = ".buildvm"  # the jobs' folder if this machine is the VM
 
 
 @contextlib.contextmanager
-def build_vm(settings: Settings, retry_command: str) -> Iterator[Host]:
-    """Connect to the host of `build.host`. `retry_command` is the command that resumes the task.
+def build_vm(settings: Settings, retry_command: str, *, here: bool = False) -> Iterator[Host]:
+    """Connect to the host of `build.host`, or `here` to this machine. `retry_command` resumes the task.
 
     Errors of the host inside the block become task errors with exit codes.
     """
     with contextlib.ExitStack() as stack:
         try:
-            yield stack.enter_context(_host(settings))
+            yield stack.enter_context(_host(settings, here=here))
         except HostError as error:
             raise to_task_error(error, retry_command) from error
 
 
 @contextlib.contextmanager
-def _host(settings: Settings) -> Iterator[Host]:
+def _host(settings: Settings, *, here: bool) -> Iterator[Host]:
     section = settings.build
-    if section.host is None:
+    if section.host is None or here:
         yield LocalHost(name="this machine", workdir=str(settings.folder / LOCAL_FOLDER))
         return
     with translate_errors(UsageError, ValueError, prefix="build.host: "):

@@ -132,18 +132,19 @@ class FetchOptions:
     cache_here: str | None = text(
         "copy from this Hugging Face cache on this machine instead of the hub", value="FOLDER"
     )
+    here: bool = switch("fetch to folder models on this machine, for `inv train --model` over local workers")
     dry_run: bool = switch("print the files to fetch, and change nothing")
 
 
 fetch = Command(
     "model.fetch",
     "tasks.image.model:fetch_models",
-    "Fetch models to the build VM and verify every file.",
+    "Fetch models, here or to the build VM, verified.",
     section=Section.BUILD,
     effect=Effect.CHANGES,
     examples=(
         "inv model.fetch --dry-run  # which models, from where, to where",
-        "inv model.fetch --model mistralai/Mistral-7B-Instruct-v0.3",
+        "inv model.fetch --here --model mistralai/Mistral-7B-v0.3  # to train here",
     ),
     options=FetchOptions,
 )

@@ -1,4 +1,4 @@
-"""`inv model.*`: create the demo model, download models to the build VM."""
+"""`inv model.*`: create the demo model, download models to this machine or the build VM."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from remote.image import model_fetch, vm_jobs
 from remote.image.model_fetch import Fetch
 from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
-from tasks.cli.flags import format_command
+from tasks.cli.flags import format_command, refuse_several
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import RetryableError, TaskFailed, UsageError, error_class, escape_controls
@@ -25,6 +25,7 @@ from tasks.settings.load import Settings, load
 from tasks.settings.schema import Sections
 
 DEMO_TIMEOUT_SEC = 1800.0
+HERE = "models"  # for local workers, like the demo's
 REAL_DEMO_MODEL, REAL_DEMO_DATA = DEMO_INPUTS[True]
 
 
@@ -75,15 +76,17 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
         raise UsageError(
             "image.models: empty", remedy="list models there, or name one: `inv model.fetch --model ORG/NAME`"
         )
-    if options.cache is not None and options.cache_here is not None:
-        raise UsageError("--cache and --cache-here exclude each other", remedy="give one of them")
+    refuse_several("model.fetch", {"--cache": options.cache, "--cache-here": options.cache_here})
+    refuse_several("model.fetch", {"--here": options.here, "--tmpdir": options.tmpdir})
     if options.cache is None and options.cache_here is None:
         secrets.check_hub_endpoint(settings)
     retry_command = format_command("model.fetch", **vars(options))
-    with build_vm(settings, retry_command) as host:
-        tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
-        vm_jobs.claim(host, tmp_folder, create=not options.dry_run)
-        home, planned = f"{vm_jobs.workdir_path(tmp_folder)}/models", list[dict[str, str | None]]()
+    with build_vm(settings, retry_command, here=options.here) as host:
+        home, planned = str(settings.workspace / HERE), list[dict[str, str | None]]()
+        if not options.here:
+            tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
+            vm_jobs.claim(host, tmp_folder, create=not options.dry_run)
+            home = f"{vm_jobs.workdir_path(tmp_folder)}/models"
         for model in models:
             fetch = Fetch(
                 model=model,
@@ -100,6 +103,8 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
                 )
             else:
                 _fetch(settings, vm_jobs.create_agent(host), fetch, retry_command)
+                if options.here:
+                    print(f"to use it: `inv train --model={HERE}/{Path(fetch.folder).name}`", flush=True)
     if not options.dry_run:
         return None
     revision = options.revision or "existing revision, or main"

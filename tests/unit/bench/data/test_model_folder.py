@@ -28,6 +28,21 @@ def error_of(folder: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_hub"),
+    [("mistralai/Mistral-7B-v0.3", True), ("models/absent", False), ("/srv/absent", False), ("absent", False)],
+)
+def test_a_name_on_the_hub_in_place_of_a_folder_is_answered_with_the_command(
+    name: str, is_hub: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    with pytest.raises(InputError) as caught:
+        check_model(Path(name))
+    command = f"`inv model.fetch --here --model={name}`"
+    assert (command in caught.value.remedy, "--model=models/mistralai--" in caught.value.remedy) == (is_hub, is_hub)
+
+
 @pytest.mark.parametrize(("folder", "files"), [("model_folder", 4), ("sharded_folder", 6)])
 @pytest.mark.parametrize("model_type", ["mistral", "llama"])
 def test_a_good_folder_of_one_or_several_shards_is_described(request, folder, files, model_type):
@@ -227,7 +242,7 @@ def test_trials_are_checked_together_and_the_wrong_one_is_named(model_folder: Pa
     check_trials([valid])
     for changes, expected in (
         ({"lora_targets": ("q_prj",)}, "lora_targets: "),
-        ({"model": "no/model"}, "no/model: .*; `inv model.demo`"),
+        ({"model": "no/model"}, "no/model: .*; `inv model.fetch --here"),
         ({"data": "no.jsonl"}, r"no\.jsonl: .*No such file"),
         ({"micro_batch_size": 21}, r" 21 .*\(micro_batch_size\), found 20"),
     ):
