@@ -52,16 +52,7 @@ class BenchOptions:
     only: str | None = text(
         "ids of the trials to run, separated by commas (`python -m bench list` shows all)", value="IDS"
     )
-    suite: str | None = text(f"{suite_names()} or all", unset="bench.suite")
-    spread: str | None = text(
-        "replicate: every trial on every worker; shard: every trial once", value="replicate|shard", unset="bench.spread"
-    )
     trial_file: str | None = text(f"JSON file with the trial to run, or a list of trials {TRIAL_FILE}")
-    repeats: int | None = number(int, "processes per trial and worker", ge=1, le=100, unset="bench.repeats")
-    strict: bool = switch(
-        "mark a trial on a shared or throttled GPU or CPU, or with another recipe, as FAILED instead of flagging it",
-        unset="bench.strict",
-    )
     quality: bool = switch(
         "then compare the held-out loss of the fastest configuration with the reference, after short trainings on your "
         "data",
@@ -78,6 +69,19 @@ class BenchOptions:
     yes: bool = switch(f"with fleet.after_success: teardown: {YES}")
 
 
+SUITE = {
+    "suite": text(f"{suite_names()} or all", setting="bench.suite"),
+    "spread": text(
+        "replicate: every trial on every worker; shard: every trial once",
+        value="replicate|shard",
+        setting="bench.spread",
+    ),
+    "repeats": text("processes per trial and worker, 1 to 100", value="N", setting="bench.repeats"),
+    "strict": switch(
+        "mark a trial on a shared or throttled GPU or CPU, or with another recipe, as FAILED instead of flagging it",
+        setting="bench.strict",
+    ),
+}
 bench = Command(
     "bench",
     "tasks.fleet.bench:run_bench",
@@ -90,7 +94,7 @@ bench = Command(
         "inv bench --full --dry-run  # 12 trials, and how long they take",
     ),
     options=BenchOptions,
-    settings=INPUTS,
+    settings=INPUTS | SUITE,
 )
 cancel = Command(
     "cancel",

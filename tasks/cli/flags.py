@@ -245,8 +245,8 @@ class Command(Task[Any]):
             value = flag.parse(label, typed.pop(name, None))
             if not flag.setting:
                 values[parameter] = value
-            elif value is not None:
-                replaced[tuple(flag.setting.split("."))] = (label, value)
+            elif value is not None and value is not False:
+                replaced[tuple(flag.setting.split("."))] = (label, "true" if value is True else value)
         if typed:
             raise TypeError(f"{self.full_name}: no such flags: {', '.join(typed)}")
         if replaced and values.get("resume"):

@@ -12,7 +12,6 @@ from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable,
 from remote.hosts.pods.kubectl import PodUnusable
 from remote.jobs.job import HostRefused
 from tasks.errors import RetryableError, UsageError, escape_controls
-from tasks.settings.load import Settings
 
 T = TypeVar("T")
 FIRST_LINE_SEC, LINE_INTERVAL_SEC = 10.0, 60.0
@@ -32,15 +31,15 @@ def translate_host_errors() -> Iterator[None]:
 
 
 def query_all(
-    settings: Settings, hosts: Sequence[Host], query: Callable[[Host], T], *, activity: str = "an answer"
+    hosts: Sequence[Host], query: Callable[[Host], T], lost_after_sec: float, *, activity: str = "an answer"
 ) -> list[T]:
     """Call `query` for all hosts at once; return the results in their order.
 
-    Like in a running bench, a host that does not answer is queried again until fleet.lost_after_sec have passed, with
-    one printed line. While hosts work, a line a minute says so and names the `activity` that is waited for. Errors of a
+    Like in a running bench, a host that does not answer is queried again until `lost_after_sec` have passed, with one
+    printed line. While hosts work, a line a minute says so and names the `activity` that is waited for. Errors of a
     host become task errors (`translate_host_errors`).
     """
-    policy = _RetryPolicy(settings.fleet.lost_after_sec)
+    policy = _RetryPolicy(lost_after_sec)
     with translate_host_errors(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         futures = {pool.submit(policy.retry, partial(query, host)): host.name for host in hosts}
         try:

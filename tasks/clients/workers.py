@@ -18,10 +18,9 @@ from remote.cluster.client import Cluster
 from remote.cluster.credential_cache import kubectl_of
 from remote.cluster.diagnosis.finding import grouped_lines
 from remote.cluster.diagnosis.readiness import build_fleet
-from remote.cluster.kubeconfig import Target
+from remote.cluster.kubeconfig import Target, resolve
 from remote.fleet.gang_agent import GangAgent
 from remote.fleet.outcome import OUT_FOLDER, TRIAL_FILE, shared_output_folder, with_shared_output
-from remote.fleet.worker import CommandFactory
 from remote.hosts.base import (
     CommandFailed,
     Completed,
@@ -33,12 +32,13 @@ from remote.hosts.base import (
     parse_json,
 )
 from remote.hosts.command import Command
+from remote.hosts.connectors import CONNECTORS
 from remote.hosts.pods.host import PodConnector, PodHost
 from remote.hosts.pods.kubectl import ClusterError
 from remote.jobs.job import Agent
 from tasks.clients.cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
-from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, error_class
+from tasks.errors import ConfirmationRequired, RetryableError, UsageError, error_class
 from tasks.settings.load import Settings
 
 logger = logging.getLogger(__name__)
@@ -118,25 +118,29 @@ def component_hosts(
 
 
 class PodDiagnosis:
-    """Why pods of the fleet are not up, as `inv status` says it. Read at most every `_DIAGNOSIS_SEC`; thread-safe."""
+    """Why pods of the fleet are not up, as `inv status` says it. Read at most every `_DIAGNOSIS_SEC`; thread-safe.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._lock = settings, threading.Lock()
+    Without a `target`, which is that of a fleet on this machine, there is nothing to read.
+    """
+
+    def __init__(self, target: Target | None) -> None:
+        self._target, self._lock = target, threading.Lock()
         self._read_at, self._text = -math.inf, ""
 
     def read(self) -> str | None:
         """Return the first problem and how many more there are; None without any, or if the cluster does not answer."""
         with self._lock:
-            if time.monotonic() - self._read_at >= _DIAGNOSIS_SEC:
+            if self._target is not None and time.monotonic() - self._read_at >= _DIAGNOSIS_SEC:
                 try:
-                    self._text = self._diagnose()
-                except (ClusterError, TaskFailed) as error:
+                    self._text = self._diagnose(self._target)
+                except ClusterError as error:
                     logger.debug("the pods cannot be diagnosed: %s", error)
                 self._read_at = time.monotonic()
             return self._text or None
 
-    def _diagnose(self) -> str:
-        cluster = Cluster(resolve_target(self._settings))
+    def _diagnose(self, target: Target) -> str:
+        # The kubeconfig is read again: a login during the run changes it.
+        cluster = Cluster(resolve(kubeconfig=target.kubeconfig, context=target.context, namespace=target.namespace))
         try:
             claims = cluster.list_fleet_objects("PersistentVolumeClaim")
             state = build_fleet(cluster.list_fleet_objects("Job"), cluster.pods(), claims, cluster.events())
@@ -151,17 +155,17 @@ class PodDiagnosis:
 class WorkerGroup:
     """Hosts with their agents, and the ids of the trials that they run."""
 
-    hosts: list[Host]
+    hosts: Sequence[Host]
     make_agent: Callable[[Host], Agent]
     trial_ids: frozenset[str]
 
 
-def worker_groups(settings: Settings, hosts: list[Host], run: RunRecord) -> list[WorkerGroup]:
+def worker_groups(run: RunRecord, hosts: Sequence[Host]) -> list[WorkerGroup]:
     """Return the groups that run the trials of a run one after the other: single workers, then all workers together.
 
     Over pods a distributed trial has one rank in each pod, and the first worker of the run's plan is the leader.
     """
-    gangs = [planned for planned in run.planned if is_gang(settings, planned)]
+    gangs = [planned for planned in run.planned if is_gang(run, planned)]
     gang_ids = frozenset(planned.trial_id for planned in gangs)
     single_ids = frozenset(planned.trial_id for planned in run.planned) - gang_ids
     single_workers = WorkerGroup(hosts=hosts, make_agent=Agent, trial_ids=single_ids)
@@ -177,9 +181,9 @@ def worker_groups(settings: Settings, hosts: list[Host], run: RunRecord) -> list
     return groups
 
 
-def is_gang(settings: Settings, planned: PlannedTrial) -> bool:
+def is_gang(run: RunRecord, planned: PlannedTrial) -> bool:
     """Tell whether a trial needs several workers at once."""
-    return settings.connector.is_cluster and planned.trial.workload.is_ranked
+    return CONNECTORS[run.fleet_kind].is_cluster and planned.trial.workload.is_ranked
 
 
 def require_same_fleet(settings: Settings, run: RunRecord) -> None:
@@ -203,36 +207,58 @@ def cluster_location(settings: Settings) -> dict[str, str]:
     return target_identity(resolve_target(settings))
 
 
-def launcher(settings: Settings, run_id: str, *, strict: bool = False) -> CommandFactory:
-    """Return a function that makes the command of a trial: `python -m bench run` in the fleet's workspace."""
+@dataclass(frozen=True, kw_only=True)
+class BenchProgram:
+    """`python -m bench` on the workers: its folder and threads there, and the folder that all workers share."""
 
-    shared = settings.shared_results
+    workspace: str
+    threads: int
+    shared: str | None
 
-    def launch(host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
-        checkpoints = f"{shared or f'{host.workdir}/runs'}/{run_id}/{CHECKPOINTS_FOLDER}"
-        command = _bench_command(
-            settings,
+    def command(self, host: Host, *arguments: str) -> Command:
+        """Return a command of the program."""
+        return Command(
+            argv=(*host.python, "-m", "bench", *arguments),
+            # Without these every worker starts one thread per core, which slows all workers down.
+            environment={
+                "OMP_NUM_THREADS": str(self.threads),
+                "MKL_NUM_THREADS": str(self.threads),
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",  # see `remote.hosts.bundle`
+            },
+            folder=self.workspace,
+        )
+
+    def trial_command(self, run: RunRecord, host: Host, planned: PlannedTrial, attempt: int, folder: str) -> Command:
+        """Return the command of one attempt at a trial; `folder` is that of its job."""
+        checkpoints = f"{self.shared or f'{host.workdir}/runs'}/{run.run_id}/{CHECKPOINTS_FOLDER}"
+        command = self.command(
             host,
             *("run", "--trial", f"{folder}/{TRIAL_FILE}", "--out", f"{folder}/{OUT_FOLDER}"),
             *("--trial-id", planned.trial_id, "--worker", host.name),
-            *("--run-id", run_id, "--attempt", str(attempt)),
-            *(["--strict"] if strict else []),
+            *("--run-id", run.run_id, "--attempt", str(attempt)),
+            *(["--strict"] if run.settings.get("bench", {}).get("strict") else []),
             *(["--checkpoints", checkpoints] if planned.trial.training is not None else []),
         )
-        if is_gang(settings, planned):
+        if is_gang(run, planned):
             count = {NODE_COUNT: str(planned.trial.world_size)}
             command = replace(command, environment={**command.environment, **count})
-        if shared is None:
+        if self.shared is None:
             return command
-        trial_folder = shared_output_folder(shared, run_id, planned.trial_id, attempt)
+        trial_folder = shared_output_folder(self.shared, run.run_id, planned.trial_id, attempt)
         return with_shared_output(command, host, trial_folder, folder)
 
-    return launch
+
+def bench_program(settings: Settings) -> BenchProgram:
+    """Return the program on the fleet's workers."""
+    fleet, workspace = settings.fleet, str(settings.workspace)
+    threads = fleet.pods.threads if settings.connector.is_cluster else fleet.local.threads
+    return BenchProgram(workspace=workspace, threads=threads, shared=settings.shared_results)
 
 
 def training_command(settings: Settings, host: Host, spec_json: str) -> Command:
     """Return the command that runs a training on one host until its end."""
-    command = _bench_command(settings, host, "train")
+    command = bench_program(settings).command(host, "train")
     return replace(command, environment={**command.environment, JOB_SPEC_VARIABLE: spec_json})
 
 
@@ -253,9 +279,9 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
     arguments, stdin = ("inspect", *_input_flags(settings), *profile, "--trials", "-"), _trials_json(trials)
 
     def inspect_host(host: Host) -> Mapping[str, Any]:
-        return _run_for_json(host, _bench_command(settings, host, *arguments), stdin)
+        return _run_for_json(host, bench_program(settings).command(host, *arguments), stdin)
 
-    first, *others = query_all(settings, hosts, inspect_host, activity=_CHECK)
+    first, *others = query_all(hosts, inspect_host, settings.fleet.lost_after_sec, activity=_CHECK)
     for host, inputs in zip(hosts[1:], others, strict=True):
         for name in ("model", "data"):
             if inputs[name]["sha256"] != first[name]["sha256"]:
@@ -269,19 +295,21 @@ def inspect(settings: Settings, hosts: Sequence[Host], trials: Sequence[Trial] =
 
 def survey(settings: Settings, host: Host, trials: Sequence[Trial]) -> Mapping[str, Any]:
     """Return `python -m bench survey`'s report on the host's GPU, the data and the trials. Raises like `inspect`."""
-    command = _bench_command(settings, host, "survey", *_input_flags(settings), "--trials", "-")
+    command = bench_program(settings).command(host, "survey", *_input_flags(settings), "--trials", "-")
     query = lambda host: _run_for_json(host, command, _trials_json(trials))  # noqa: E731
-    return query_all(settings, [host], query, activity=_CHECK)[0]
+    return query_all([host], query, settings.fleet.lost_after_sec, activity=_CHECK)[0]
 
 
 def forecast(settings: Settings, hosts: Sequence[Host], trial: Trial) -> list[Mapping[str, Any]]:
     """Return the report of `python -m bench forecast` on a training for each host. Raises like `inspect`."""
 
     def forecast_on(host: Host) -> Mapping[str, Any]:
-        command = _bench_command(settings, host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples")
+        command = bench_program(settings).command(
+            host, "forecast", "--trial", "-", "--cache", f"{host.workdir}/examples"
+        )
         return _run_for_json(host, command, trial.to_text().encode())
 
-    return query_all(settings, hosts, forecast_on, activity=_CHECK)
+    return query_all(hosts, forecast_on, settings.fleet.lost_after_sec, activity=_CHECK)
 
 
 def run_adapter_command(
@@ -291,7 +319,7 @@ def run_adapter_command(
 
     Raises UsageError and ConfirmationRequired with its error line, RetryableError on a full disk, and HostError.
     """
-    command = _bench_command(settings, host, "adapter", command_name, "--cache", f"{host.workdir}/examples")
+    command = bench_program(settings).command(host, "adapter", command_name, "--cache", f"{host.workdir}/examples")
     results: list[Mapping[str, Any]] = []
     buffer, last_document = bytearray(), b""
 
@@ -324,7 +352,7 @@ def run_adapter_command(
 
 def sample(settings: Settings, host: Host) -> Mapping[str, Any]:
     """Return the current state of the host's GPUs, as reported by `python -m bench sample`. Raises HostError."""
-    command = _bench_command(settings, host, "sample")
+    command = bench_program(settings).command(host, "sample")
     completed = check(host, command, host.run(command, timeout_sec=_SAMPLE_TIMEOUT_SEC))
     return _parse_document(host, command, completed)
 
@@ -333,22 +361,6 @@ def _parse_document(host: Host, command: Command, completed: Completed) -> dict[
     """Parse the output. Raises HostUnreachable if the transport truncated it, even with exit code 0."""
     document: dict[str, Any] = parse_json(host, completed.stdout, f"the answer to {command.render()}")
     return document
-
-
-def _bench_command(settings: Settings, host: Host, *arguments: str) -> Command:
-    fleet = settings.fleet
-    threads = str(fleet.pods.threads if settings.connector.is_cluster else fleet.local.threads)
-    return Command(
-        argv=(*host.python, "-m", "bench", *arguments),
-        # Without these every worker starts one thread per core, which slows all workers down.
-        environment={
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",  # see `remote.hosts.bundle`
-        },
-        folder=str(settings.workspace),
-    )
 
 
 def _trials_json(trials: Sequence[Trial]) -> bytes:

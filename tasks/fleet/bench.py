@@ -1,24 +1,18 @@
 """`inv bench` and `inv cancel`: run a suite of trials over the fleet, resume a run, or cancel it.
 
-`inv bench` reads the settings and inspects the workers, their model and data. It writes a plan (a RunRecord, which
-`--dry-run` prints), runs the fleet, and reports the outcome from the ledger.
+Settings and flags become a request; the workers inspect model and data. Both give the plan, which `--dry-run` prints,
+and which is written and run without the settings (`tasks.fleet.runner`).
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from invoke.context import Context
 from rich.text import Text
 
+from bench.records import Trial
 from bench.records.paths import LEDGER_FILE
-from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
-from bench.records.trial import SUITE_NAMES
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import Host
 from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target, refuse_several
@@ -29,7 +23,7 @@ from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
 from tasks.fleet import after_success, plan, runner
 from tasks.fleet.notify import check_command, notify_end
-from tasks.fleet.plan import expected_sec, expected_total_sec, size_text, steps_text
+from tasks.fleet.plan import BenchRequest, FleetPlan, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import cancel_training, describe_cancelled
 from tasks.settings.load import Settings, load
@@ -38,7 +32,7 @@ from tasks.settings.load import Settings, load
 def run_bench(context: Context, options: BenchOptions) -> CommandResult | None:
     """Start a run, return its plan, or resume a run."""
     settings = load(context)
-    _check_flags(options)
+    _check_flags(options, has_suite=("bench", "suite") in getattr(context.config, "typed_settings", ()))
     check_command(settings)
     after_success.check(settings, yes=options.yes, dry_run=options.dry_run)
     begin = _resume if options.resume else _start
@@ -49,45 +43,55 @@ def run_bench(context: Context, options: BenchOptions) -> CommandResult | None:
 
 
 def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
-    # The flags are written into the plan, so that a resume does not need them.
-    overrides: dict[str, Any] = {
-        "spread": options.spread or settings.bench.spread,
-        "strict": options.strict or settings.bench.strict,
-        "quality": options.quality or settings.bench.quality,
-        "repeats": settings.bench.repeats if options.repeats is None else options.repeats,
-    }
-    settings = settings.with_values(bench=overrides, fleet={"size": _worker_count(settings, options.workers)})
-    suite_name = "quick" if options.quick else "full" if options.full else options.suite or settings.bench.suite
-    run, hosts = _plan(settings, suite_name, options.only, options.trial_file)
-    if (warning := plan.shared_cores_warning(settings)) is not None:
+    count = _worker_count(settings, options.workers)
+    suite_name, trials = _choose_trials(settings, options)
+    hosts = fleet_hosts(settings)[:count]
+    request = BenchRequest(
+        suite=suite_name,
+        trials=trials,
+        workers=[host.name for host in hosts],
+        spread=settings.bench.spread,
+        repeats=settings.bench.repeats or plan.default_repeats(trials, len(hosts)),
+        quality=options.quality or settings.bench.quality,
+    )
+    run = plan.plan_run(settings, request, inspect(settings, hosts, trials))
+    fleet_plan = plan.plan_fleet(settings, run, settings.results_folder / run.run_id, hosts)
+    if (warning := plan.shared_cores_warning(settings, count)) is not None:
         print(f"! {warning}")
-    if settings.bench.quality:
+    if request.quality:
         print(load_target("tasks.tuning.quality:describe_power")(settings, settings.model.path, settings.data.path))
     if options.dry_run:
-        return _plan_answer(settings, run)
+        return _show_plan(fleet_plan, request.repeats, settings.fleet.after_success)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
         runner.refuse_busy_workers(settings, hosts)
-        run, folder, ledger = runner.write_plan(settings, run)
-        with _then_compare_losses(settings, run, folder, hosts, plain=options.plain):
-            runner.run_trials(settings, run, folder, ledger, hosts, plain=options.plain)
-        after_success.collect(settings, run, folder, hosts)
+        run = runner.write_plan(settings.results_folder, run)
+        fleet_plan = dataclasses.replace(fleet_plan, run=run, folder=settings.results_folder / run.run_id)
+        _finish(settings, fleet_plan, options, compares=request.quality)
     return None
 
 
-@contextlib.contextmanager
-def _then_compare_losses(
-    settings: Settings, run: RunRecord, folder: Path, hosts: list[Host], *, plain: bool
-) -> Iterator[None]:
-    """Run the block, then compare held-out losses if the run's plan says so, also if some of its trials failed."""
+def _choose_trials(settings: Settings, options: BenchOptions) -> tuple[str, tuple[Trial, ...]]:
+    """Return the suite and its trials, or those of a file. Raises UsageError."""
+    only = options.only
+    trial_ids = None if only is None else tuple(name.strip() for name in only.split(",") if name.strip())
+    if options.trial_file is not None:
+        return "trials", plan.read_trials(settings, options.trial_file, trial_ids)
+    suite_name = "quick" if options.quick else "full" if options.full else settings.bench.suite
+    return suite_name, plan.choose_trials(settings, suite_name, trial_ids)
+
+
+def _finish(settings: Settings, fleet_plan: FleetPlan, options: BenchOptions, *, compares: bool) -> None:
+    """Run the plan, compare held-out losses also if some of its trials failed, and collect it before a teardown."""
     failure: SomeTrialsFailed | None = None
     try:
-        yield
+        runner.act(fleet_plan, plain=options.plain, retries_failures=True)
     except SomeTrialsFailed as error:
         failure = error
-    if run.settings.get("bench", {}).get("quality"):
-        command = f"`{resume_command(run.run_id)}`"
+    run, folder, hosts = fleet_plan.run, fleet_plan.folder, fleet_plan.hosts
+    if compares:
+        command = f"`{resume_command(run)}`"
         try:
-            load_target("tasks.tuning.quality:compare_run")(settings, folder, hosts, plain=plain)
+            load_target("tasks.tuning.quality:compare_run")(settings, folder, hosts, plain=options.plain)
         except Interrupted as error:
             raise Interrupted(
                 f"run {run.run_id}: interrupted while losses were compared", remedy=f"resume it with {command}"
@@ -96,29 +100,23 @@ def _then_compare_losses(
             raise RetryableError.from_error(error, remedy=f"resume it with {command}") from error
     if failure is not None:
         raise failure
+    after_success.collect(settings, run, folder, hosts)
 
 
-def _check_flags(options: BenchOptions) -> None:
-    """Check values and combinations of flags. Raises UsageError."""
+def _check_flags(options: BenchOptions, *, has_suite: bool) -> None:
+    """Check combinations of flags. Raises UsageError."""
     suite_flags = {
         "--quick": options.quick,
         "--full": options.full,
-        "--suite": options.suite is not None,
+        "--suite": has_suite,
         "--trial-file": options.trial_file is not None,
     }
     refuse_several("bench", suite_flags)
-    flags = [name for name, is_set in suite_flags.items() if is_set]
-    plan_overrides = (options.only, options.spread, options.repeats, options.workers)
-    if options.resume and (flags or options.strict or any(value is not None for value in plan_overrides)):
+    if options.resume and (any(suite_flags.values()) or (options.only, options.workers) != (None, None)):
         raise UsageError(
             "bench: --resume uses the plan of the run",
-            remedy="leave out --quick, --full, --suite, --trial-file, --only, --spread, --repeats, --workers "
-            "and --strict",
+            remedy="leave out --quick, --full, --trial-file, --only and --workers",
         )
-    if options.suite is not None and options.suite not in SUITE_NAMES:
-        raise UsageError(f"bench: --suite: expected one of {', '.join(SUITE_NAMES)}, found {options.suite!r}")
-    if options.spread not in (None, "replicate", "shard"):
-        raise UsageError(f"bench: --spread: expected replicate or shard, found {options.spread!r}")
 
 
 def _worker_count(settings: Settings, flag: int | None) -> int:
@@ -152,12 +150,12 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
             return None
         if run.suite == TRAIN:
             if ledger.open_trials():
-                with notify_end(settings, run, folder, ledger):
+                with notify_end(settings.notify.command, run, folder, ledger):
                     cancel_training(settings, run, folder, ledger)
             print(describe_cancelled(run, ledger))
             return None
-        with notify_end(settings, run, folder, ledger):
-            for fleet in runner.make_fleets(settings, run, folder, ledger, run_hosts(settings, run)):
+        with notify_end(settings.notify.command, run, folder, ledger):
+            for fleet in runner.make_fleets(plan.plan_fleet(settings, run, folder, run_hosts(settings, run)), ledger):
                 fleet.stop()
                 fleet.run()
         outcomes = [entry.outcome for entry in ledger.entries.values() if entry.outcome is not None]
@@ -178,28 +176,10 @@ def cancel_run(context: Context, name: str | None, *, dry_run: bool = False) -> 
     return None
 
 
-def _plan(settings: Settings, suite_name: str, only: str | None, file: str | None) -> tuple[RunRecord, list[Host]]:
-    trial_ids = None if only is None else tuple(name.strip() for name in only.split(",") if name.strip())
-    if file is None:
-        trials = plan.choose_trials(settings, suite_name, trial_ids)
-    else:
-        trials, suite_name = plan.read_trials(settings, file, trial_ids), "trials"
-    hosts = fleet_hosts(settings)
-    names, spread = [host.name for host in hosts], settings.bench.spread
-    repeats = settings.bench.repeats or plan.default_repeats(trials, len(names))
-    settings = settings.with_values(bench={"repeats": repeats})
-    inputs = inspect(settings, hosts, trials)
-    run = runner.new_record(settings, suite_name, [], names, inputs=inputs)
-    is_over_pods = settings.connector.is_cluster
-    planned = plan.plan_trials(trials, names, spread, repeats, is_over_pods=is_over_pods, seed=run.run_id)
-    return dataclasses.replace(run, planned=planned), hosts
-
-
-def _plan_answer(settings: Settings, run: RunRecord) -> CommandResult:
+def _show_plan(fleet_plan: FleetPlan, repeats: int, after_success: str) -> CommandResult:
     """Print the plan and return it."""
-    expected_by_trial = expected_sec(settings, run)
-    repeats = run.settings["bench"]["repeats"]
-    spread_text = run.spread + (f", {repeats} repeats" if (repeats or 1) > 1 else "")
+    run, expected_by_trial = fleet_plan.run, fleet_plan.expected_sec
+    spread_text = run.spread + (f", {repeats} repeats" if repeats > 1 else "")
     print(
         f"plan: suite {run.suite}, profile {run.profile}, {formatting.count(len(run.planned), 'trial')} "
         f"({spread_text}) over {formatting.count(len(run.workers), 'worker')} of kind {run.fleet_kind}"
@@ -222,7 +202,7 @@ def _plan_answer(settings: Settings, run: RunRecord) -> CommandResult:
     console().print(rows)
     workers = [name for name in run.workers if any(planned.worker in (None, name) for planned in run.planned)]
     print(f"on {', '.join(workers)}")
-    total = expected_total_sec(run, expected_by_trial)
+    total = expected_total_sec(fleet_plan)
     expected_time = "unknown (some trials have never run here)" if total is None else f"about {formatting.clock(total)}"
     print(f"expected time: {expected_time}; nothing was changed")
     trials = [
@@ -235,7 +215,7 @@ def _plan_answer(settings: Settings, run: RunRecord) -> CommandResult:
         for planned in run.planned
     ]
     facts = {"suite": run.suite, "profile": run.profile, "spread": run.spread, "workers": run.workers}
-    facts |= {"after_success": settings.fleet.after_success}
+    facts |= {"after_success": after_success}
     return CommandResult(data={**facts, "expected_sec": total, "trials": trials})
 
 
@@ -255,14 +235,11 @@ def _resume(settings: Settings, options: BenchOptions) -> CommandResult | None:
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()
-        hosts = resume_hosts(settings, running)
-        planned = run if not options.quality else dataclasses.replace(run, settings=_with_quality(run.settings))
-        with _then_compare_losses(settings, planned, folder, hosts, plain=options.plain):
-            runner.resume(settings, run.run_id, hosts, plain=options.plain, retries_failures=True)
-        after_success.collect(settings, run, folder, hosts)
+        fleet_plan = plan.plan_fleet(settings, run, folder, resume_hosts(settings, running))
+        _finish(
+            settings,
+            fleet_plan,
+            options,
+            compares=options.quality or run.settings.get("bench", {}).get("quality", False),
+        )
     return None
-
-
-def _with_quality(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan's settings with --quality, which a resumed run may add."""
-    return {**settings, "bench": {**settings.get("bench", {}), "quality": True}}

@@ -178,7 +178,7 @@ def collect_run(
 def _collect_training(settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, *, may_be_open: bool) -> None:
     lost, ledger = job.end(), Ledger(folder / LEDGER_FILE)
     with job.reader() as host:
-        with notify_end(settings, run, folder, ledger):
+        with notify_end(settings.notify.command, run, folder, ledger):
             sync_ledger(run, folder, ledger, host, lost)
         if not (may_be_open and ledger.open_trials()):
             _fetch_results(settings, run, folder, [host])

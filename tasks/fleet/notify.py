@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,17 @@ def check_command(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def notify_end(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> Iterator[None]:
-    """Run the block; if it ended the run, which had open trials before, run notify.command."""
+def notify_end(argv: Sequence[str], run: RunRecord, folder: Path, ledger: Ledger) -> Iterator[None]:
+    """Run the block; if it ended the run, which had open trials before, run notify.command, which is `argv`."""
     was_open = bool(ledger.open_trials())
     try:
         yield
     finally:
-        if settings.notify.command and was_open and not ledger.open_trials():
-            _run_command(settings, run, folder, ledger)
+        if argv and was_open and not ledger.open_trials():
+            _run_command(argv, run, folder, ledger)
 
 
-def _run_command(settings: Settings, run: RunRecord, folder: Path, ledger: Ledger) -> None:
-    argv = tuple(settings.notify.command)
+def _run_command(argv: Sequence[str], run: RunRecord, folder: Path, ledger: Ledger) -> None:
     try:
         document = json.dumps(_describe_end(run, folder, ledger), ensure_ascii=False)
         done = run_program(argv, label=argv[0], stdin=f"{document}\n".encode(), timeout_sec=TIMEOUT_SEC)

@@ -1,10 +1,16 @@
-"""Planning of a run: trials, workers and expected time. Pure, except for reading git and old runs."""
+"""Planning of a run: a request of trials becomes a record, and that a plan, which is run without the settings.
+
+Pure, except for reading git and old runs.
+"""
 
 import dataclasses
+import datetime
 import itertools
 import os
 import random
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +20,118 @@ from bench.records.atomic_files import read_regular
 from bench.records.run import REPEATS, PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from bench.records.trial import MAX_BYTES
-from remote.hosts.connectors import CONNECTORS
+from remote.cluster.kubeconfig import Target
+from remote.fleet.retry_policy import RetryLimits
+from remote.hosts.base import Host
 from remote.hosts.local import run_git
 from reports import formatting
+from tasks.clients.cluster import resolve_target
+from tasks.clients.workers import BenchProgram, bench_program, cluster_location, is_gang
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.fleet.declared import data_options
 from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """Trials of a suite over workers. `quality`: compare held-out losses after them."""
+
+    suite: str
+    trials: Sequence[Trial]
+    workers: Sequence[str]
+    spread: str
+    repeats: int = 1
+    quality: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetPlan:
+    """A run over a fleet with all that running it takes. `target` is the cluster of its pods, None without one."""
+
+    run: RunRecord
+    folder: Path
+    hosts: Sequence[Host]
+    program: BenchProgram
+    limits: RetryLimits
+    expected_sec: Mapping[str, float | None]
+    price_usd_per_gpu_hour: float | None
+    notify_command: Sequence[str]
+    target: Target | None
+
+
+def new_record(
+    settings: Settings,
+    suite_name: str,
+    planned: Sequence[PlannedTrial],
+    workers: Sequence[str],
+    *,
+    inputs: Mapping[str, Any],
+    bench: Mapping[str, Any] | None = None,
+) -> RunRecord:
+    """Create the record of a new run; `bench` replaces values of section bench there."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    cluster, is_over_pods, document = cluster_location(settings), settings.connector.is_cluster, settings.public()
+    document["bench"] |= bench or {}
+    # Jobs in pods are found by run id, so runs that two operators start in the same second need different ids.
+    parts = [f"{now:%Y%m%d-%H%M%S}", suite_name, *([secrets.token_hex(3)] if is_over_pods else [])]
+    return RunRecord(
+        run_id="-".join(parts),
+        created_at=now.isoformat(timespec="seconds"),
+        suite=suite_name,
+        profile=settings.bench.profile,
+        spread=document["bench"]["spread"],
+        fleet_kind=settings.fleet.kind,
+        is_on_one_machine=settings.connector.is_local,
+        workers=list(workers),
+        planned=list(planned),
+        settings=document,
+        provenance={
+            **git_state(settings.root),
+            "inputs": dict(inputs),
+            **({"cluster": cluster} if cluster else {}),
+        },
+    )
+
+
+def plan_run(settings: Settings, request: BenchRequest, inputs: Mapping[str, Any]) -> RunRecord:
+    """Return the record of the request's run. Raises UsageError if there are too few workers."""
+    bench = {name: getattr(request, name) for name in ("spread", "repeats", "quality")}
+    run = new_record(settings, request.suite, [], request.workers, inputs=inputs, bench=bench)
+    planned = plan_trials(
+        request.trials,
+        request.workers,
+        request.spread,
+        request.repeats,
+        is_over_pods=settings.connector.is_cluster,
+        seed=run.run_id,
+    )
+    return dataclasses.replace(run, planned=planned)
+
+
+def plan_fleet(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> FleetPlan:
+    """Return the plan of running this record, in its folder, over these hosts."""
+    fleet, connector = settings.fleet, settings.connector
+    return FleetPlan(
+        run=run,
+        folder=folder,
+        hosts=hosts,
+        program=bench_program(settings),
+        limits=RetryLimits(
+            # The last command to a dead host must end within fleet.lost_after_sec.
+            lost_after_sec=max(1.0, fleet.lost_after_sec - connector.silence_sec),
+            reconnect_timeout_sec=fleet.reconnect_timeout_sec,
+            login_timeout_sec=fleet.login_timeout_sec,
+            max_attempts=fleet.max_attempts,
+            max_streams=connector.max_streams,
+        ),
+        expected_sec=expected_sec(settings, run),
+        price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
+        notify_command=settings.notify.command,
+        target=resolve_target(settings) if connector.is_cluster else None,
+    )
+
 
 _OVERRIDABLE_FIELDS = ("deadline_sec", "warmup_steps", "measured_steps", "learning_rate")
 
@@ -181,9 +291,8 @@ def _threads_per_core(settings: Settings, workers: int) -> float:
     return max(1.0, workers * settings.fleet.local.threads / (os.cpu_count() or 1))
 
 
-def shared_cores_warning(settings: Settings) -> str | None:
-    """Return a warning if the fleet's workers share cores; None if each has its own."""
-    workers = settings.fleet.size
+def shared_cores_warning(settings: Settings, workers: int) -> str | None:
+    """Return a warning if so many workers share cores; None if each has its own."""
     if _threads_per_core(settings, workers) <= 1.0:
         return None
     threads = formatting.count(settings.fleet.local.threads, "thread")
@@ -193,18 +302,18 @@ def shared_cores_warning(settings: Settings) -> str | None:
     )
 
 
-def expected_total_sec(run: RunRecord, expected_by_trial: Mapping[str, float | None]) -> float | None:
+def expected_total_sec(plan: FleetPlan) -> float | None:
     """Return the run's expected length in seconds; None if that of a trial is unknown.
 
     Each trial runs on its own worker, or on the one that is idle first. Trials over several pods follow all others, one
     after the other.
     """
-    worker_sec, multi_pod_sec = dict.fromkeys(run.workers, 0.0), 0.0
-    for planned in run.planned:
-        sec = expected_by_trial[planned.trial_id]
+    worker_sec, multi_pod_sec = dict.fromkeys(plan.run.workers, 0.0), 0.0
+    for planned in plan.run.planned:
+        sec = plan.expected_sec[planned.trial_id]
         if sec is None:
             return None
-        if CONNECTORS[run.fleet_kind].is_cluster and planned.trial.workload.is_ranked:
+        if is_gang(plan.run, planned):
             multi_pod_sec += sec
         else:
             worker_sec[planned.worker or min(worker_sec, key=lambda worker: worker_sec[worker])] += sec

@@ -5,24 +5,21 @@ The plan is on disk before anything starts; afterwards its ledger says what is l
 
 import contextlib
 import dataclasses
-import datetime
 import functools
-import secrets
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.records import schema
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE
-from bench.records.run import PlannedTrial, RunRecord
+from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.queue import FleetEvent
-from remote.fleet.retry_policy import LoginTimeout, RetryLimits
+from remote.fleet.retry_policy import LoginTimeout
 from remote.hosts.base import Host
 from remote.jobs.job import Agent, slot_path
 from reports import formatting
@@ -30,69 +27,36 @@ from tasks.cli.lock import is_cancel_requested, rename_followed
 from tasks.cli.log import open_run_log
 from tasks.cli.signals import as_ctrl_c
 from tasks.clients.worker_queries import query_all
-from tasks.clients.workers import PodDiagnosis, cluster_location, launcher, worker_groups
+from tasks.clients.workers import PodDiagnosis, worker_groups
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, escape_controls, results_write_errors
-from tasks.fleet import plan
 from tasks.fleet.live_display import FleetView
 from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import DISCARDED_FILE
-from tasks.fleet.plan import expected_sec
+from tasks.fleet.plan import FleetPlan, plan_fleet
 from tasks.fleet.run_store import make_folder, open_run, point_latest_at, refuse_copied_latest, resume_command
 from tasks.settings.load import Settings
 
 
-def new_record(
-    settings: Settings,
-    suite_name: str,
-    planned: list[PlannedTrial],
-    names: list[str],
-    *,
-    inputs: Mapping[str, Any],
-) -> RunRecord:
-    """Create the record of a new run over the workers of these names."""
-    now = datetime.datetime.now(datetime.timezone.utc)
-    cluster, is_over_pods = cluster_location(settings), settings.connector.is_cluster
-    # Jobs in pods are found by run id, so runs that two operators start in the same second need different ids.
-    parts = [f"{now:%Y%m%d-%H%M%S}", suite_name, *([secrets.token_hex(3)] if is_over_pods else [])]
-    return RunRecord(
-        run_id="-".join(parts),
-        created_at=now.isoformat(timespec="seconds"),
-        suite=suite_name,
-        profile=settings.bench.profile,
-        spread=settings.bench.spread,
-        fleet_kind=settings.fleet.kind,
-        is_on_one_machine=settings.connector.is_local,
-        workers=names,
-        planned=planned,
-        settings=settings.public(),
-        provenance={
-            **plan.git_state(settings.root),
-            "inputs": dict(inputs),
-            **({"cluster": cluster} if cluster else {}),
-        },
-    )
+def resume(settings: Settings, run_id: str, hosts: Sequence[Host], *, plain: bool, **options: bool) -> None:
+    """Resume a run of this machine; `options` are those of `act`."""
+    act(plan_fleet(settings, *open_run(settings, run_id), hosts), plain=plain, **options)
 
 
-def resume(
-    settings: Settings,
-    run_id: str,
-    hosts: list[Host],
-    *,
-    plain: bool,
-    retries_failures: bool = False,
-    notifies: bool = True,
-) -> None:
-    """Resume a run: reopen the trials that were stopped or lost, with `retries_failures` also those that failed."""
-    run, folder = open_run(settings, run_id)
+def act(plan: FleetPlan, *, plain: bool, retries_failures: bool = False, notifies: bool = True) -> None:
+    """Run the trials of a plan on disk that are open, were stopped or lost, with `retries_failures` those that failed.
+
+    `notifies`: run notify.command at the end.
+    """
+    run = plan.run
     trial_ids = [planned.trial_id for planned in run.planned]
     with ledger_errors(run.run_id):
-        ledger = Ledger.create(folder / LEDGER_FILE, trial_ids)
+        ledger = Ledger.create(plan.folder / LEDGER_FILE, trial_ids)
         for trial_id in trial_ids:
             status = ledger.entries[trial_id].status
             if status is not None and (status.is_external or (retries_failures and status.is_failure)):
                 ledger.reopen(trial_id)
         if ledger.open_trials():
-            run_trials(settings, run, folder, ledger, hosts, plain=plain, notifies=notifies)
+            run_trials(plan, ledger, plain=plain, notifies=notifies)
             return
         print(f"run {run.run_id}: nothing to resume")
         report_outcome(run, ledger, interrupted=False)
@@ -104,7 +68,7 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     Two runs on one worker would disturb each other's measurements. Two runs that start at the same time may both pass
     this check; their trials then take turns (`remote.fleet.retry_policy`).
     """
-    holders = query_all(settings, hosts, lambda host: Agent(host).holder(slot_path(host)))
+    holders = query_all(hosts, lambda host: Agent(host).holder(slot_path(host)), settings.fleet.lost_after_sec)
     jobs = {host.name: Path(holder) for host, holder in zip(hosts, holders, strict=True) if holder is not None}
     if not jobs:
         return
@@ -121,36 +85,35 @@ def refuse_busy_workers(settings: Settings, hosts: Sequence[Host]) -> None:
     )
 
 
-def write_plan(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
+def write_plan(results_folder: Path, run: RunRecord) -> RunRecord:
     """Write the plan and an empty ledger to a new run folder. Returns the run with its final id. Raises UsageError."""
-    refuse_copied_latest(settings.results_folder)
-    with results_write_errors(settings.results_folder):
-        settings.results_folder.mkdir(parents=True, exist_ok=True)
-        run_id, folder = make_folder(settings.results_folder, run.run_id)
+    refuse_copied_latest(results_folder)
+    with results_write_errors(results_folder):
+        results_folder.mkdir(parents=True, exist_ok=True)
+        run_id, folder = make_folder(results_folder, run.run_id)
         if run_id != run.run_id:
-            rename_followed(settings.results_folder, run.run_id, run_id)
+            rename_followed(results_folder, run.run_id, run_id)
         open_run_log(folder)
         run = dataclasses.replace(run, run_id=run_id)
         run.write(folder)
         with ledger_errors(run_id):
-            ledger = Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
+            Ledger.create(folder / LEDGER_FILE, [planned.trial_id for planned in run.planned])
         point_latest_at(folder)
-    return run, folder, ledger
+    return run
 
 
-def write_plan_once(settings: Settings, run: RunRecord) -> tuple[RunRecord, Path, Ledger]:
+def write_plan_once(results_folder: Path, run: RunRecord) -> RunRecord:
     """Return an equal plan of which a killed command started no trial, else write one. Raises like `write_plan`."""
-    for path in sorted(settings.results_folder.glob(f"*{run.suite}*/{RUN_FILE}")):
-        ledger_path = path.with_name(LEDGER_FILE)
+    for path in sorted(results_folder.glob(f"*{run.suite}*/{RUN_FILE}")):
         with contextlib.suppress(ResultError, LedgerError):
-            is_unused = not any(entry.attempts or entry.status for entry in Ledger(ledger_path).entries.values())
+            entries = Ledger(path.with_name(LEDGER_FILE)).entries
+            is_unused = not any(entry.attempts or entry.status for entry in entries.values())
             earlier = RunRecord.read(path) if is_unused else run
             same = dataclasses.replace(earlier, run_id=run.run_id, created_at=run.created_at)
             if is_unused and schema.to_json(same) == schema.to_json(run):
                 open_run_log(path.parent)
-                ledger = Ledger.create(ledger_path, [planned.trial_id for planned in earlier.planned])
-                return earlier, path.parent, ledger
-    return write_plan(settings, run)
+                return earlier
+    return write_plan(results_folder, run)
 
 
 def clear_discarded(folder: Path) -> None:
@@ -158,33 +121,25 @@ def clear_discarded(folder: Path) -> None:
     (folder / DISCARDED_FILE).unlink(missing_ok=True)
 
 
-def run_trials(
-    settings: Settings,
-    run: RunRecord,
-    folder: Path,
-    ledger: Ledger,
-    hosts: list[Host],
-    *,
-    plain: bool,
-    notifies: bool = True,
-) -> None:
-    """Run the ledger's open trials with a live view, then report the outcome. `notifies`: run notify.command."""
+def run_trials(plan: FleetPlan, ledger: Ledger, *, plain: bool, notifies: bool) -> None:
+    """Run the ledger's open trials with a live view, then report the outcome."""
+    run = plan.run
     with ledger_errors(run.run_id):
-        clear_discarded(folder)
+        clear_discarded(plan.folder)
     still_open = set(ledger.open_trials())
     view = FleetView(
         run_id=run.run_id,
         planned=[planned for planned in run.planned if planned.trial_id in still_open],
-        workers=[host.name for host in hosts],
-        expected_sec=expected_sec(settings, run),
-        price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
+        workers=[host.name for host in plan.hosts],
+        expected_sec=plan.expected_sec,
+        price_usd_per_gpu_hour=plan.price_usd_per_gpu_hour,
         plain=plain,
     )
     was_stopped = False
-    notification = notify_end(settings, run, folder, ledger) if notifies else contextlib.nullcontext()
+    notification = notify_end(plan.notify_command if notifies else (), run, plan.folder, ledger)
     with ledger_errors(run.run_id), as_ctrl_c(signal.SIGTERM), notification, view:
         try:
-            for fleet in make_fleets(settings, run, folder, ledger, hosts, view.handle):
+            for fleet in make_fleets(plan, ledger, view.handle):
                 if was_stopped:
                     fleet.stop()
                 fleet.run()
@@ -198,37 +153,24 @@ def run_trials(
 
 
 def make_fleets(
-    settings: Settings,
-    run: RunRecord,
-    folder: Path,
-    ledger: Ledger,
-    hosts: list[Host],
-    on_event: Callable[[FleetEvent], None] = lambda _: None,
+    plan: FleetPlan, ledger: Ledger, on_event: Callable[[FleetEvent], None] = lambda _: None
 ) -> Iterator[Fleet]:
-    """Yield the run's fleets, to be run one after the other. `on_event` gets every event."""
-    strict = run.settings.get("bench", {}).get("strict", False)
-    diagnose = PodDiagnosis(settings).read if settings.connector.is_cluster else lambda: None
-    for group in worker_groups(settings, hosts, run):
+    """Yield the plan's fleets, to be run one after the other. `on_event` gets every event."""
+    diagnosis = PodDiagnosis(plan.target)
+    for group in worker_groups(plan.run, plan.hosts):
         yield Fleet(
             hosts=group.hosts,
-            run=run,
-            run_folder=folder,
+            run=plan.run,
+            run_folder=plan.folder,
             ledger=ledger,
-            make_command=launcher(settings, run.run_id, strict=strict),
+            make_command=functools.partial(plan.program.trial_command, plan.run),
             on_event=on_event,
-            limits=RetryLimits(
-                # The last command to a dead host must end within fleet.lost_after_sec.
-                lost_after_sec=max(1.0, settings.fleet.lost_after_sec - settings.connector.silence_sec),
-                reconnect_timeout_sec=settings.fleet.reconnect_timeout_sec,
-                login_timeout_sec=settings.fleet.login_timeout_sec,
-                max_attempts=settings.fleet.max_attempts,
-                max_streams=settings.connector.max_streams,
-            ),
-            shared_folder=settings.shared_results,
+            limits=plan.limits,
+            shared_folder=plan.program.shared,
             make_agent=group.make_agent,
             trial_ids=group.trial_ids,
-            diagnose=diagnose,
-            is_cancel_requested=functools.partial(is_cancel_requested, folder),
+            diagnose=diagnosis.read,
+            is_cancel_requested=functools.partial(is_cancel_requested, plan.folder),
         )
 
 

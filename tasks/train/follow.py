@@ -16,6 +16,7 @@ from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.pods.kubectl import ClusterError
 from tasks.cli.lock import is_cancel_requested
 from tasks.cli.signals import as_ctrl_c
+from tasks.clients.cluster import resolve_target
 from tasks.clients.workers import PodDiagnosis
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, error_class
 from tasks.fleet import runner
@@ -77,7 +78,7 @@ class _Follower:
 
     def __init__(self, settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, view: TrainingView) -> None:
         self._settings, self._run, self._folder, self._job, self._view = settings, run, folder, job, view
-        self._diagnosis = PodDiagnosis(settings) if settings.connector.is_cluster else None
+        self._diagnosis = PodDiagnosis(resolve_target(settings) if settings.connector.is_cluster else None)
 
     def wait(self) -> None:
         """Return once the training has ended or was cancelled. Raises RetryableError if its place does not answer."""
@@ -85,7 +86,7 @@ class _Follower:
         while True:
             if is_cancel_requested(self._folder):
                 ledger = Ledger(self._folder / LEDGER_FILE)
-                with notify_end(self._settings, self._run, self._folder, ledger):
+                with notify_end(self._settings.notify.command, self._run, self._folder, ledger):
                     cancel_training(self._settings, self._run, self._folder, ledger)
                 return
             try:
@@ -112,7 +113,7 @@ class _Follower:
                 return read_state(self._run, host)
             except HostError as error:
                 reason = collapse_whitespace(error)
-        self._view.note((self._diagnosis.read() if self._diagnosis is not None else None) or reason)
+        self._view.note(self._diagnosis.read() or reason)
         return None
 
     def _show(self, state: TrainingState) -> None:

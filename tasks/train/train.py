@@ -27,6 +27,7 @@ from tasks.commands import TrainOptions
 from tasks.errors import UsageError, escape_controls, file_errors
 from tasks.fleet import runner, trial_spec
 from tasks.fleet.notify import check_command
+from tasks.fleet.plan import new_record
 from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, load
@@ -127,11 +128,11 @@ def train_fleet(context: Context, options: TrainOptions) -> CommandResult | None
     request = read_request(settings, options)
     facts = gather_facts(settings, request)
     plan = plan_training(request, facts)
-    run = runner.new_record(
+    run = new_record(
         settings,
         TRAIN,
         [PlannedTrial(trial_id=TRIAL_ID, trial=plan.trial, worker=plan.workers[0])],
-        list(plan.workers),
+        plan.workers,
         inputs=plan.inputs,
     )
     if options.dry_run:
@@ -236,5 +237,5 @@ def _act(settings: Settings, request: TrainRequest, run: RunRecord, plan: TrainP
         init_adapter.send(request.adapter, request.job, request.hosts)
         for line in plan.lines:
             print(escape_controls(line))
-        run, _ = submit(settings, run, deployment, lambda: runner.write_plan(settings, run)[0])
+        run, _ = submit(settings, run, deployment, lambda: runner.write_plan(settings.results_folder, run))
         follow(settings, run, settings.results_folder / run.run_id, plain=deployment.plain)

@@ -44,7 +44,7 @@ from tasks.errors import (
     translate_errors,
 )
 from tasks.fleet import runner, trial_spec
-from tasks.fleet.plan import plan_trials
+from tasks.fleet.plan import BenchRequest, plan_run
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import point_latest_at
 from tasks.settings.load import Settings
@@ -298,11 +298,10 @@ def _plan_stage(
     trials = [trial for trial in (*references, *arms) if trial.digest() not in known]
     comparison = dataclasses.replace(comparison, results=[*results, *comparison.results])
     print(describe_cost(settings, comparison, trials, 0 if check else parts * len((arms[0], references[0]))))
-    settings = settings.with_values(bench={"spread": "shard", "repeats": 1})
     names = [host.name for host in hosts]
-    planned = plan_trials(trials, names, "shard")
-    run = runner.new_record(settings, QUALITY.name, planned, names, inputs={"quality_of": folder.name})
-    run, _, _ = runner.write_plan_once(settings, run)
+    request = BenchRequest(suite=QUALITY.name, trials=trials, workers=names, spread="shard")
+    run = plan_run(settings, request, {"quality_of": folder.name})
+    run = runner.write_plan_once(settings.results_folder, run)
     if check is None:
         trial, reference = comparison.trial, comparison.reference
         check = LossCheck(

@@ -48,7 +48,7 @@ from tasks.errors import (
     translate_errors,
 )
 from tasks.fleet import runner
-from tasks.fleet.plan import input_trial, plan_trials
+from tasks.fleet.plan import BenchRequest, input_trial, plan_run
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import BEST_FILE, TUNE, newest_run, open_run
 from tasks.settings.load import Settings, load
@@ -86,7 +86,8 @@ def tune_fleet(
         print(quality.describe_power(settings, settings.model.path, settings.data.path))
     with acquire_lock(settings.results_folder, f"tune (search {search.run_id})"):
         if not resume:
-            search, folder, _ = runner.write_plan(settings, search)
+            search = runner.write_plan(settings.results_folder, search)
+            folder = settings.results_folder / search.run_id
         command = f"`inv tune --resume={search.run_id}`"
         try:
             _search(settings, search, folder, hosts, plain=plain)
@@ -160,8 +161,9 @@ def plan(
         "gpu": None if gpu is None else gpu["name"],
         "limit_bytes": limit,
     }
-    run = _new_run(settings, TUNE, [candidate.trial for candidate in chosen], hosts, facts, "shard", 1)
-    return candidates, limit, run
+    names, short = [host.name for host in hosts], [candidate.trial for candidate in chosen]
+    request = BenchRequest(suite=TUNE, trials=short, workers=names, spread="shard")
+    return candidates, limit, plan_run(settings, request, facts)
 
 
 def check_same_inputs(search: RunRecord, observed: Mapping[str, Any]) -> None:
@@ -209,25 +211,6 @@ def _check_limit(candidates: Sequence[Candidate], limit: int | None) -> None:
         )
 
 
-def _new_run(
-    settings: Settings,
-    suite: str,
-    trials: Sequence[Trial],
-    hosts: Sequence[Host],
-    facts: Mapping[str, Any],
-    spread: str,
-    repeats: int,
-) -> RunRecord:
-    """Return the plan of one of a search's runs. That of the second says that losses are to be compared."""
-    changes = {"spread": spread, "repeats": repeats, "quality": suite == TUNED and settings.tune.quality}
-    settings = settings.with_values(bench=changes)
-    names = [host.name for host in hosts]
-    run = runner.new_record(settings, suite, [], names, inputs=facts)
-    is_over_pods = settings.connector.is_cluster
-    planned = plan_trials(trials, names, spread, repeats, is_over_pods=is_over_pods, seed=run.run_id)
-    return replace(run, planned=planned)
-
-
 def _plan_answer(
     settings: Settings, candidates: Sequence[Candidate], limit: int | None, search: RunRecord
 ) -> CommandResult:
@@ -270,8 +253,16 @@ def _search(settings: Settings, search: RunRecord, folder: Path, hosts: list[Hos
         _run(settings, search.run_id, hosts, plain=plain)
         trials = choose_finalists(settings, hosts[0], search, measured_trials(search, folder))
         facts = {**search.provenance["inputs"], "search": search.run_id}
-        run = _new_run(settings, TUNED, trials, hosts, facts, "replicate", settings.tune.repeats)
-        _, final, _ = runner.write_plan(settings, run)
+        request = BenchRequest(
+            suite=TUNED,
+            trials=trials,
+            workers=[host.name for host in hosts],
+            spread="replicate",
+            repeats=settings.tune.repeats,
+            quality=settings.tune.quality,
+        )
+        run = runner.write_plan(settings.results_folder, plan_run(settings, request, facts))
+        final = settings.results_folder / run.run_id
     _run(settings, final.name, hosts, plain=plain)
     if settings.tune.quality:
         quality.compare_run(settings, final, hosts, plain=plain)

@@ -112,6 +112,7 @@ def test_cancel_has_the_command_that_follows_the_run_stop_it(
     monkeypatch.setattr(bench, "load", lambda _: SimpleNamespace(results_folder=local.folder, notify=notify))
     monkeypatch.setattr(bench, "open_run", lambda *_: (replace(run, run_id=folder.name), folder))
     monkeypatch.setattr(bench, "run_hosts", lambda *_: [])
+    monkeypatch.setattr(bench.plan, "plan_fleet", lambda *_: None)
     monkeypatch.setattr(bench.runner, "make_fleets", lambda *_: iter(()))
     (folder / CANCEL_FILE).touch()  # an old request, which does not stop a new follower
 

@@ -31,7 +31,6 @@ from tasks.cluster import deploy, nodes
 from tasks.fleet import bench
 from tasks.image import archive, build, model, vm
 from tasks.reports import tensorboard
-from tasks.settings.load import load
 from tasks.train import forecast, train
 from tasks.tuning import quality, tune
 from tests.support.dry_runs import plan_of, refuse
@@ -145,14 +144,9 @@ def write_training(results: Path) -> str:
     return folder.name
 
 
-def arrange_bench(results: Path, monkeypatch: Patch) -> dict[str, Any]:
-    settings = load(Context())
-
-    def plan(*_: object) -> tuple[RunRecord, list[Any]]:
-        return dataclasses.replace(RUN, settings=settings.public()), []
-
-    assert results.exists()
-    monkeypatch.setattr(bench, "_plan", plan)
+def arrange_bench(_: Path, monkeypatch: Patch) -> dict[str, Any]:
+    monkeypatch.setattr(bench, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
+    monkeypatch.setattr(bench, "inspect", lambda *_: {})
     return {"quick": True}
 
 

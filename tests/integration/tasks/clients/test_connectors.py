@@ -13,8 +13,7 @@ from remote.hosts.connectors import CONNECTORS, register
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import fleet_hosts, require_same_fleet, run_hosts, worker_groups
 from tasks.errors import UsageError
-from tasks.fleet.plan import plan_trials
-from tasks.fleet.runner import new_record
+from tasks.fleet.plan import new_record, plan_trials
 from tasks.settings.load import load
 from tests.support.hosts.local_fleet import LocalFleet
 
@@ -55,7 +54,7 @@ def test_trials_run_over_the_hosts_of_a_registered_connector(
     assert not run.is_on_one_machine
     monkeypatch.setattr(DummyConnector, "is_local", True)
     assert new_record(settings, "quick", planned, names, inputs={}).is_on_one_machine
-    (group,) = worker_groups(settings, run_hosts(settings, run), run)
+    (group,) = worker_groups(run, run_hosts(settings, run))
     local.plan("fine one", "fine two", "fine three")
     local.fleet(group.hosts[1:], make_agent=group.make_agent).run()
     assert set(local.statuses().values()) == {"SUCCEEDED"}

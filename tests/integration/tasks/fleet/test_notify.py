@@ -27,8 +27,7 @@ class Run:
 
     def end(self, *outcomes: Outcome, script: str = "") -> None:
         command = ["sh", "-c", f'cat >> "$1"; {script}', "sh", str(self.sent)]
-        settings = Settings(root=self.folder, notify=NotifySection(command=command))
-        with notify.notify_end(settings, self.record, self.folder, self.ledger):
+        with notify.notify_end(command, self.record, self.folder, self.ledger):
             for trial_id, outcome in zip(self.ledger.open_trials(), outcomes, strict=False):
                 self.ledger.record_end(trial_id, outcome, None)
 
@@ -84,8 +83,7 @@ def test_a_program_that_fails_or_hangs_is_one_line(
 
 
 def test_an_interrupted_command_notifies_only_of_a_run_that_has_ended(run: Run) -> None:
-    settings = Settings(root=run.folder, notify=NotifySection(command=["false"]))
-    with pytest.raises(KeyboardInterrupt), notify.notify_end(settings, run.record, run.folder, run.ledger):
+    with pytest.raises(KeyboardInterrupt), notify.notify_end(["false"], run.record, run.folder, run.ledger):
         raise KeyboardInterrupt
     assert run.documents() == []
 

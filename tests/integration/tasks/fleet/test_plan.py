@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.fleet.runner import new_record
+from tasks.fleet.plan import new_record
 from tasks.settings.load import Settings
 
 
@@ -12,7 +12,7 @@ def test_runs_over_pods_have_unique_ids_also_when_planned_in_the_same_second(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Operators do not coordinate, and jobs in the pods are found by the run's id."""
-    monkeypatch.setattr("tasks.fleet.runner.cluster_location", lambda _: {"context": "dev"})
+    monkeypatch.setattr("tasks.fleet.plan.cluster_location", lambda _: {"context": "dev"})
     settings = Settings(root=tmp_path)
     over_pods = settings.with_values(fleet={"kind": "pods"})
     names = [new_record(over_pods, "quick", [], [], inputs={}).run_id for _ in range(8)]

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from remote.cluster.kubeconfig import Target
 from remote.hosts.pods.kubectl import Unreachable
 from tasks.clients import workers
 
+TARGET = Target(context="dev", cluster="c", user="u", namespace="n")
 PULL_ERROR = {
     "name": "bench",
     "restartCount": 0,
@@ -50,10 +52,9 @@ class FakeCluster:
 @pytest.fixture
 def diagnosis(monkeypatch: pytest.MonkeyPatch) -> workers.PodDiagnosis:
     monkeypatch.setattr(workers, "Cluster", FakeCluster)
-    monkeypatch.setattr(workers, "resolve_target", lambda settings: settings)
+    monkeypatch.setattr(workers, "resolve", lambda **_: TARGET)
     FakeCluster.answers, FakeCluster.reads = True, 0
-    settings: Any = object()
-    return workers.PodDiagnosis(settings)
+    return workers.PodDiagnosis(TARGET)
 
 
 def test_a_pod_that_cannot_start_is_named_and_read_once(diagnosis: workers.PodDiagnosis) -> None:

@@ -11,7 +11,6 @@ from remote.jobs.job import HostRefused
 from tasks.clients import worker_queries
 from tasks.errors import RetryableError, escape_controls
 
-SETTINGS: Any = SimpleNamespace(fleet=SimpleNamespace(lost_after_sec=1.0))
 HOSTS: Any = [SimpleNamespace(name=f"worker-{index}") for index in range(3)]
 
 
@@ -32,7 +31,7 @@ def test_a_long_query_prints_whom_it_waits_for(
             assert may_end.wait(30)
         return str(host.name)
 
-    names = worker_queries.query_all(SETTINGS, HOSTS, query, activity="check of model and data")
+    names = worker_queries.query_all(HOSTS, query, 1.0, activity="check of model and data")
     assert names == [host.name for host in HOSTS]
     line = capsys.readouterr().out.splitlines()[0]
     assert line.startswith("waiting for worker-")
@@ -40,7 +39,7 @@ def test_a_long_query_prints_whom_it_waits_for(
 
 
 def test_a_short_query_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert worker_queries.query_all(SETTINGS, HOSTS, lambda host: host.name) == [host.name for host in HOSTS]
+    assert worker_queries.query_all(HOSTS, lambda host: host.name, 1.0) == [host.name for host in HOSTS]
     assert capsys.readouterr().out == ""
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -16,7 +15,7 @@ from remote.hosts.local import LocalHost
 from tasks.cluster import deploy
 from tasks.commands import BenchOptions
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
-from tasks.fleet import after_success, bench, collect, runner
+from tasks.fleet import after_success, bench, collect, plan, runner
 from tasks.settings.load import load
 from tests.support.reports import synthetic
 
@@ -34,15 +33,15 @@ class GoneHost(LocalHost):
 class Bench:
     """`inv bench` whose trials end as they are told to; `teardowns` are the calls of `inv teardown`."""
 
-    def __init__(self, folder: Path, make: Make) -> None:
-        self.folder, self.make = folder / "r", make
+    def __init__(self, make: Make) -> None:
+        self.folder, self.make = load(make()).results_folder / "r", make
         self.run = synthetic.write_run(
             self.folder, dataclasses.replace(synthetic.record(run_id="r", workers=1), settings=load(make()).public())
         )
         self.failure: TaskFailed | None = None
         self.teardowns: list[dict[str, bool]] = []
 
-    def run_trials(self, *_: object, **__: object) -> None:
+    def act(self, *_: object, **__: object) -> None:
         if self.failure is not None:
             raise self.failure
 
@@ -51,18 +50,21 @@ class Bench:
 
 
 @pytest.fixture
-def benching(tmp_path: Path, context: Make, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    made = Bench(tmp_path, context)
+def benching(context: Make, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(context)
     ledger = Ledger.create(made.folder / LEDGER_FILE, [planned.trial_id for planned in made.run.planned])
     for planned in made.run.planned:
         ledger.record_start(planned.trial_id, 1, "worker-0", f"/gone/{planned.trial_id}")
         ledger.record_end(planned.trial_id, Outcome(TrialStatus.SUCCEEDED), 1)
     collect._write_checksums(made.folder)
     hosts = [GoneHost(name="worker-0", workdir="/gone")]
-    monkeypatch.setattr(bench, "_plan", lambda *_: (made.run, hosts))
+    monkeypatch.setattr(bench, "fleet_hosts", lambda _: hosts)
+    monkeypatch.setattr(bench, "inspect", lambda *_: {})
+    monkeypatch.setattr(plan, "cluster_location", lambda _: {})
+    monkeypatch.setattr(plan, "resolve_target", lambda _: None)
     monkeypatch.setattr(runner, "refuse_busy_workers", lambda *_: None)
-    monkeypatch.setattr(runner, "write_plan", lambda *_: (made.run, made.folder, ledger))
-    monkeypatch.setattr(runner, "run_trials", made.run_trials)
+    monkeypatch.setattr(runner, "write_plan", lambda *_: made.run)
+    monkeypatch.setattr(runner, "act", made.act)
     monkeypatch.setattr(after_success, "resolve_target", lambda _: None)
     monkeypatch.setattr(after_success, "confirm_production", lambda *_, **__: None)
     monkeypatch.setattr(deploy, "delete_fleet", lambda _context, **flags: made.teardowns.append(flags))
@@ -126,9 +128,9 @@ def test_a_cluster_that_looks_like_production_is_confirmed_before_the_run(
             raise ConfirmationRequired("it looks like production")
 
     monkeypatch.setattr(after_success, "confirm_production", refuse)
-    monkeypatch.setattr(runner, "run_trials", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr(runner, "act", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(ConfirmationRequired):
         benching.inv()
-    monkeypatch.setattr(runner, "run_trials", benching.run_trials)
+    monkeypatch.setattr(runner, "act", benching.act)
     benching.inv(yes=True)
     assert len(benching.teardowns) == 1

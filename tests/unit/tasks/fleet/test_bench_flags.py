@@ -1,7 +1,6 @@
 """Flags of `inv bench` that are checked before anything starts."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,22 +10,17 @@ from bench.records import Trial
 from tasks.commands import BenchOptions
 from tasks.errors import UsageError
 from tasks.fleet import bench
+from tasks.fleet.plan import plan_fleet
 from tasks.settings.load import load
 from tests.support.reports import synthetic
 
 
 def test_the_flag_workers_limits_the_fleet(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    def plan(settings: Any, *_: object) -> tuple[None, list[Any]]:
-        sizes.append(settings.fleet.size)
-        return None, []
-
-    monkeypatch.setattr(bench, "_plan", plan)
-    monkeypatch.setattr(bench, "_plan_answer", lambda *_: None)
-    for workers in (None, 3, 4):
-        bench.run_bench(context(text="fleet: {size: 4}"), BenchOptions(workers=workers, dry_run=True))
-    assert sizes == [4, 3, 4]
+    monkeypatch.setattr(bench, "inspect", lambda *_: {})
+    for workers, expected in ((None, 4), (3, 3), (4, 4)):
+        answer = bench.run_bench(context(text="fleet: {size: 4}"), BenchOptions(workers=workers, dry_run=True))
+        assert answer is not None
+        assert len(answer.data["workers"]) == expected
 
 
 def test_a_number_of_workers_that_the_fleet_does_not_have_is_refused(context: Callable[..., Context]) -> None:
@@ -39,7 +33,8 @@ def test_a_line_break_in_a_trial_file_forges_no_line_of_the_plan(
 ) -> None:
     trial = make_trial(reason="odd\nforged: \x1b[2J")
     settings = load(context())
-    bench._plan_answer(settings, replace(synthetic.record((trial,), workers=1), settings=settings.public()))
+    fleet_plan = plan_fleet(settings, synthetic.record((trial,), workers=1), settings.results_folder, [])
+    bench._show_plan(fleet_plan, 1, "keep")
     assert "odd\\nforged: \\x1b[2J" in capsys.readouterr().out
 
 

@@ -12,7 +12,6 @@ from tasks.cli.lock import ResultsInUse, acquire_lock
 from tasks.errors import RetryableError
 from tasks.fleet import bench
 from tasks.fleet.runner import write_plan
-from tasks.settings.load import Settings
 from tests.support.reports import synthetic
 
 
@@ -22,7 +21,7 @@ def cancel(monkeypatch, tmp_path):
         planned = [SimpleNamespace(trial_id="baseline")]
         run = SimpleNamespace(run_id="20261122-080000-quick", suite="quick", planned=planned)
 
-        def fleet(_settings, _run, _folder, ledger, *_):
+        def fleet(_plan, ledger):
             ledger.record_start("baseline", 1, "worker-0", "/w/baseline.1")
             end = ("baseline", outcome, 1)
             yield SimpleNamespace(stop=lambda: None, run=lambda: ledger.record_end(*end))
@@ -31,6 +30,7 @@ def cancel(monkeypatch, tmp_path):
         monkeypatch.setattr(bench, "load", lambda _: settings)
         monkeypatch.setattr(bench, "open_run", lambda *_: (run, tmp_path))
         monkeypatch.setattr(bench, "run_hosts", lambda *_: [])
+        monkeypatch.setattr(bench.plan, "plan_fleet", lambda *_: None)
         monkeypatch.setattr(bench.runner, "make_fleets", fleet)
         bench.cancel_run(SimpleNamespace(), None)  # type: ignore[arg-type]
         assert Ledger(tmp_path / LEDGER_FILE).entries["baseline"].status is outcome.status
@@ -49,12 +49,10 @@ def test_a_trial_that_had_succeeded_is_not_called_cancelled(cancel, capsys):
 
 
 def test_a_new_run_that_got_another_id_is_the_one_that_can_be_cancelled(tmp_path: Path) -> None:
-    settings = Settings(root=tmp_path)
-    run = synthetic.record()
-    folder = settings.results_folder
+    run, folder = synthetic.record(), tmp_path
     (folder / run.run_id).mkdir(parents=True)  # an earlier run of the same second
     with acquire_lock(folder, f"bench (run {run.run_id})", follows=run.run_id):
-        new, _, _ = write_plan(settings, run)
+        new = write_plan(folder, run)
         assert new.run_id == f"{run.run_id}-2"
         with pytest.raises(ResultsInUse, match=new.run_id) as refused, acquire_lock(folder, "collect"):
             pytest.fail("the lock is held")

@@ -6,23 +6,26 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from invoke import Context
 
 from bench.records import Trial, suite
-from bench.records.run import PlannedTrial
+from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
 from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
 from bench.records.trial import SUITE_NAMES
+from remote.hosts.connectors import CONNECTORS
 from remote.hosts.local import LocalHost
-from tasks.clients.workers import launcher
+from tasks.clients.workers import bench_program
 from tasks.errors import UsageError
 from tasks.fleet import plan
 from tasks.fleet.plan import (
     expected_sec,
     expected_total_sec,
+    plan_fleet,
     plan_trials,
     read_trials,
     size_text,
@@ -41,6 +44,11 @@ FULL = suite("full", "tiny", "models/m", "data/d.jsonl")
 
 def planned_ids(spread: str, repeats: int = 1) -> list[str]:
     return [planned.trial_id for planned in plan_trials(TRIALS, WORKERS, spread, repeats)]
+
+
+def fleet_plan(run: RunRecord, expected: dict[str, float | None]) -> plan.FleetPlan:
+    made: Any = SimpleNamespace(run=run, expected_sec=expected)
+    return made
 
 
 def orders(planned: Sequence[PlannedTrial]) -> dict[str | None, list[str]]:
@@ -125,9 +133,9 @@ def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_
         synthetic.write_results(tmp_path / "results" / run_id, run, results)
     run = synthetic.record((known, unknown), workers=2, spread="shard")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    expected = expected_sec(Settings(root=tmp_path), run)
-    assert expected == {known.trial_id: 30.0, unknown.trial_id: None}
-    assert expected_total_sec(run, expected) is None
+    made = plan_fleet(Settings(root=tmp_path), run, tmp_path, [])
+    assert made.expected_sec == {known.trial_id: 30.0, unknown.trial_id: None}
+    assert expected_total_sec(made) is None
 
 
 @pytest.mark.parametrize(
@@ -144,15 +152,15 @@ def test_a_run_is_expected_to_take_as_long_as_its_busiest_worker(spread: str, wo
     run = synthetic.record(workers=workers, spread=spread)
     known = dict(zip((trial.name for trial in synthetic.quick()), (30.0, 10.0), strict=True))
     expected = {planned.trial_id: known[planned.trial.name] for planned in run.planned}
-    assert expected_total_sec(run, expected) == total
+    assert expected_total_sec(fleet_plan(run, expected)) == total
 
 
 def test_trials_that_take_several_pods_at_once_are_expected_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plan.CONNECTORS, "nomad", plan.CONNECTORS["pods"])
+    monkeypatch.setitem(CONNECTORS, "nomad", CONNECTORS["pods"])
     trials = (*TRIALS, *suite("distributed", "tiny", "models/m", "data/d.jsonl")[:2])
     planned = plan_trials(trials, WORKERS, "replicate", is_over_pods=True)
     run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="nomad")
-    assert expected_total_sec(run, {trial.trial_id: 10.0 for trial in planned}) == 40.0
+    assert expected_total_sec(fleet_plan(run, {trial.trial_id: 10.0 for trial in planned})) == 40.0
 
 
 @pytest.mark.parametrize(
@@ -176,11 +184,9 @@ def test_workers_that_share_the_cores_of_this_machine_are_expected_to_be_slower(
 
 def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
     host = LocalHost(name="worker-0", workdir=str(tmp_path))
-    planned = PlannedTrial(trial_id="optimized", trial=TRIALS[1])
-    commands = {
-        strict: launcher(Settings(root=tmp_path), "run", strict=strict)(host, planned, 1, "/jobs/1").argv
-        for strict in (False, True)
-    }
+    planned, program = PlannedTrial(trial_id="optimized", trial=TRIALS[1]), bench_program(Settings(root=tmp_path))
+    runs = {strict: synthetic.record(settings={"bench": {"strict": strict}}) for strict in (False, True)}
+    commands = {strict: program.trial_command(run, host, planned, 1, "/jobs/1").argv for strict, run in runs.items()}
     assert "--strict" not in commands[False]
     assert commands[True] == (*commands[False], "--strict")
 
@@ -258,7 +264,7 @@ def test_workers_that_share_cores_are_a_warning(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     settings = load(context(text=json.dumps({"fleet": fleet})))
-    warning = plan.shared_cores_warning(settings)
+    warning = plan.shared_cores_warning(settings, settings.fleet.size)
     assert (warning is not None) == warns
     assert not warns or "fleet.size" in str(warning)
 

@@ -32,6 +32,6 @@ def test_a_worker_beyond_the_fleet_is_kept_while_it_runs_a_trial(
     ledger.record_end("worker-2", Outcome(TrialStatus.SUCCEEDED), 1)
     ledger.record_retry("worker-4", 1, Outcome.of(ReasonCode.WORKER_LOST, "its worker is gone"))
     names: list[str] = []
-    monkeypatch.setattr(runner, "resume", lambda _settings, _run, hosts, **_: names.extend(host.name for host in hosts))
+    monkeypatch.setattr(runner, "act", lambda plan, **_: names.extend(host.name for host in plan.hosts))
     bench._resume(settings, BenchOptions(resume="r", plain=True))
     assert names == ["worker-0", "worker-1", "worker-3"]

@@ -89,7 +89,7 @@ def search(fleet: Fleet, *trials: Trial, run: RunRecord | None = None) -> tuple[
     """Run or resume a search of these trials; return the plan of its short trials and their folder."""
     folder = fleet.settings.results_folder
     if run is None:
-        run, _, _ = runner.write_plan(fleet.settings, make_search(*trials))
+        run = runner.write_plan(fleet.settings.results_folder, make_search(*trials))
     hosts: list[Host] = [Named("worker-1")]  # type: ignore[list-item]
     tune._search(fleet.settings, run, folder / run.run_id, hosts, plain=True)
     return run, folder / run.run_id
@@ -125,7 +125,7 @@ def test_the_fastest_is_measured_beside_the_baseline_and_named(fleet: Fleet) -> 
 def test_a_search_that_was_stopped_before_its_second_run_plans_it_once(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, _, _ = runner.write_plan(fleet.settings, make_search(*SHORT))
+    run = runner.write_plan(fleet.settings.results_folder, make_search(*SHORT))
     finish = fleet.resume
     with monkeypatch.context() as patch:
         patch.setattr(runner, "resume", lambda *_, **__: None)
@@ -178,7 +178,7 @@ def test_a_configuration_whose_losses_could_not_be_compared_is_no_answer(
         QualityRecord(max_increase_percent=0.15, steps=60, checks=checks).write(folder)
 
     monkeypatch.setattr(quality, "compare_run", compare)
-    run, _, _ = runner.write_plan(fleet.settings, make_search(*SHORT))
+    run = runner.write_plan(fleet.settings.results_folder, make_search(*SHORT))
     with pytest.raises(SomeTrialsFailed, match="no room"):
         search(fleet, run=run)
     folder = fleet.settings.results_folder / run.run_id
@@ -204,9 +204,9 @@ def test_results_of_another_gpu_or_damaged_ones_are_refused(fleet: Fleet) -> Non
 def test_the_error_for_a_missing_search_names_the_newest(fleet: Fleet) -> None:
     with pytest.raises(UsageError, match="`inv tune`"):
         tune.find_search(fleet.settings, None)
-    run, _, _ = runner.write_plan(fleet.settings, dataclasses.replace(make_search(*SHORT), fleet_kind="local"))
+    run = runner.write_plan(fleet.settings.results_folder, dataclasses.replace(make_search(*SHORT), fleet_kind="local"))
     other = dataclasses.replace(make_search(*SHORT), suite="quick", run_id="20261122-000000-quick", fleet_kind="local")
-    runner.write_plan(fleet.settings, other)
+    runner.write_plan(fleet.settings.results_folder, other)
     with pytest.raises(UsageError, match=run.run_id):
         tune.find_search(fleet.settings, other.run_id)
 
