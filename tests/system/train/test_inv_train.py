@@ -31,9 +31,10 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hold_file(project, examples: Path) -> Path:
     """Make the project's trainings compute nothing, and pause in their next step while this file exists."""
-    worker = project.folder / ".workers" / "worker-0"
-    worker.mkdir(parents=True)
-    (worker / "examples").symlink_to(examples)
+    for name in ("worker-0", "worker-1"):
+        worker = project.folder / ".workers" / name
+        worker.mkdir(parents=True)
+        (worker / "examples").symlink_to(examples)
     project.environment |= {
         "INVOKE_TRAIN_MAX_STEPS": str(STEPS),
         "INVOKE_TRAIN_MAX_SEQ_LEN": "256",
