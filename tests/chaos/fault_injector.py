@@ -1,10 +1,9 @@
-"""Random cluster faults with a seed: streams, API server, kubelets, nodes, pods, credentials, rights, quotas,
-images, GPUs, a full volume, another operator's trial in a pod."""
+"""Random cluster faults with a seed: streams, API server, kubelets, nodes, pods, credentials, rights, images,
+GPUs, a full volume, another operator's trial in a pod."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import threading
 from collections import Counter
@@ -66,7 +65,7 @@ class FaultInjector:
 
     def _faults_to_inject(self) -> list[Callable[[], None]]:
         """List the faults to choose from; a frequent one several times."""
-        anywhere = [*[self._process] * 3, self._delete, self._quota, self._other_operator, kill_kubectl_execs]
+        anywhere = [*[self._process] * 3, self._delete, self._other_operator, kill_kubectl_execs]
         of_machines = [self._server, self._black_hole, self._kubelet, self._evict, self._node, self._silent_node]
         by_switch = [*[self._stream] * 5, *[self._streams_of_a_node] * 2, self._out_of_memory, self._pulls, self._gpus]
         by_switch += [self._credentials, self._rights, self._full_volume]
@@ -158,19 +157,6 @@ class FaultInjector:
         self._delete()
         self._for_a_while()
         self.faults.repair_pulls("*")
-
-    def _quota(self) -> None:
-        quota = {
-            "apiVersion": "v1",
-            "kind": "ResourceQuota",
-            "metadata": {"name": "few", "namespace": "default"},
-            "spec": {"hard": {"requests.nvidia.com/gpu": "1", "pods": "1"}},
-        }
-        kubectl, where = self.pods.cluster.kubectl, "--namespace=default"
-        kubectl("apply", "-f", "-", stdin=json.dumps(quota).encode())  # the server may be away
-        self._delete()
-        self._for_a_while()
-        kubectl("delete", "resourcequota", "few", where, "--ignore-not-found")
 
     def _gpus(self) -> None:
         pod = self._pod()

@@ -168,8 +168,6 @@ class PodFleet(LocalFleet):
         faults.start_server()
         faults.resume_server()
         faults.repair_pulls("*")
-        if self.cluster.objects("resourcequotas", "default"):
-            self.cluster.kubectl("delete", "resourcequota", "--all")
         for node in self.cluster.objects("nodes"):
             faults.set_gpus(node["metadata"]["name"], 1)
             faults.restore_node(node["metadata"]["name"])

@@ -1,7 +1,7 @@
 """A ledger of planned trials over pods, and faults at random, seeded: streams, API server, kubelets, nodes, pods,
-credentials, rights, quotas, images, GPUs, a full volume, another operator's trial in a pod.
+credentials, rights, images, GPUs, a full volume, another operator's trial in a pod.
 
-Real kubectl, on any cluster. With any faults, every trial has exactly one end, every SUCCEEDED has a verified file, and
+Real kubectl. With any faults, every trial has exactly one end, every SUCCEEDED has a verified file, and
 no trial starts again after it has succeeded. More seeds by hand: CHAOS_SEEDS=100-139 pytest
 tests/faults/pods/test_pods_chaos.py. test_chaos_scenarios.py injects the same faults into commands.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.fault_injector import FaultInjector
+from tests.support.hosts.local_fleet import wait_for
 from tests.support.pods import EVICTION_SCALE, LIMITS, PodFleet, running_pod_fleet, with_short_silence
 from tests.support.thorough import chaos_seeds
 
@@ -35,6 +36,33 @@ def pods(shared_fleet: PodFleet, tmp_path: Path) -> PodFleet:
     shared_fleet.folder = tmp_path
     shared_fleet.wait_ready()
     return shared_fleet
+
+
+def test_a_full_volume_ends_trials_with_the_reason_and_a_resume_with_space_runs_them(pods: PodFleet) -> None:
+    """Fill the volume before a trial has a folder, before its result, and after its result: only the last succeeds."""
+    pods.plan("slow middle", "success-then-lingers last", "fine start", workers=2)
+    hosts = with_short_silence(pods.pod_hosts())[:2]
+    with pods.running(pods.pod_fleet(hosts=hosts, limits=replace(LIMITS, max_attempts=2))):
+        wait_for(
+            lambda: (
+                pods.bench_log_lines("started", "slow-middle")
+                and pods.bench_log_lines("succeeded", "success-then-lingers-last")
+            ),
+            "one runs, one is done",
+        )
+        pods.fill_volume()
+        pods.release_slow_trials()
+    assert pods.statuses() == {
+        "slow-middle": "LOST",
+        "success-then-lingers-last": "SUCCEEDED",
+        "fine-start": "LOST",
+    }
+    for trial_id in ("slow-middle", "fine-start"):
+        assert "No space left on device" in (pods.reasons()[trial_id] or "")
+    pods.free_volume()
+    pods.pod_fleet(hosts=hosts).run()
+    assert set(pods.statuses().values()) == {"SUCCEEDED"}
+    assert pods.started_after_success() == []
 
 
 @pytest.mark.timeout(600)

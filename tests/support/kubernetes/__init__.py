@@ -22,8 +22,8 @@ Limits; tests on this cluster cannot show anything about them:
 - No RBAC: switches deny requests, roles and bindings are only stored. Tokens, no client certificates.
 - A real pod of an index with its own limit stays, even if deleted by force, until its replacement exists; so a deleted
   namespace with such a Job never disappears. Here its pods go once the Job has counted them.
-- Controllers: Jobs, scheduler, taint eviction, claims, quotas, namespaces. None for Deployments, StatefulSets, JobSets,
-  CRDs, preemption, garbage collection beyond owners, disruption budgets, evictions by the API.
+- Controllers: Jobs, scheduler, taint eviction, claims, namespaces. None for Deployments, StatefulSets, JobSets,
+  CRDs, quotas, preemption, garbage collection beyond owners, disruption budgets, evictions by the API.
 - Validation: none but the immutable fields of a Job; the golden tests validate the manifests. No Pod Security. Patches
   merge no lists. `kubectl get` prints no columns of a kind, `kubectl explain` finds nothing.
 - A lost node, a silent server and a silent node are states of this process; no network is cut.

@@ -1,4 +1,4 @@
-"""Tests of errors of cluster, credentials, permissions, nodes, images and quotas: each is one line with a remedy.
+"""Tests of errors of cluster, credentials, permissions, nodes and images: each is one line with a remedy.
 
 Real `inv`, kubectl and Python client. The responses of the tests' own cluster to each fault are recorded ones.
 """

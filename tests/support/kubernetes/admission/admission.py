@@ -1,8 +1,7 @@
-"""Checks before an object is stored: its namespace, service account, quotas, immutable fields of a Job."""
+"""Checks before an object is stored: its namespace, service account, immutable fields of a Job."""
 
 import json
 
-from tests.support.kubernetes.admission import quota
 from tests.support.kubernetes.api.answers import Json, bad_request, forbidden, invalid, not_found
 from tests.support.kubernetes.store.resources import Resource
 from tests.support.kubernetes.store.store import Store
@@ -34,7 +33,6 @@ def admit(store: Store, resource: Resource, obj: Json) -> None:
     if account != "default" and store.find("serviceaccounts", namespace, account) is None:
         reason = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
         raise forbidden("pods", name, reason)
-    quota.check(store, namespace, name, spec)
 
 
 def check_change(resource: Resource, old: Json, new: Json) -> None:

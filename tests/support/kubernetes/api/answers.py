@@ -69,7 +69,7 @@ def unauthorized() -> Refusal:
 
 
 def forbidden(key: str, name: str, reason: str, **more: Any) -> Refusal:
-    """Return the 403 of admission: `pods "q" is forbidden: exceeded quota: ...`."""
+    """Return the 403 of admission: `pods "q" is forbidden: error looking up service account ...`."""
     return Refusal(403, "Forbidden", f'{key} "{name}" is forbidden: {reason}', details(key, name, **more))
 
 

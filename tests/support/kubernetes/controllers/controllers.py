@@ -1,4 +1,4 @@
-"""Controller loop: scheduling, Jobs, eviction from lost nodes, binding of claims, quotas, deletion of namespaces.
+"""Controller loop: scheduling, Jobs, eviction from lost nodes, binding of claims, deletion of namespaces.
 
 Each change of the store triggers a pass over all objects; the tests' clusters are small.
 """
@@ -9,7 +9,6 @@ import time
 from datetime import datetime
 
 from remote.cluster.quantities import parse_quantity
-from tests.support.kubernetes.admission import quota
 from tests.support.kubernetes.api.answers import Json, Refusal
 from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.controllers.events import Recorder
@@ -55,7 +54,6 @@ class Controllers:
         self.jobs.run()
         self._evict()
         self._scheduler.run()
-        quota.refresh(self._store)
 
     def _create_pod(self, namespace: str, pod: Json) -> None:
         if time.monotonic() < self._refused_at + 1.0:

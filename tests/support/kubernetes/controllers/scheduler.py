@@ -7,7 +7,6 @@ from collections import Counter
 from decimal import Decimal
 
 from remote.cluster.quantities import parse_quantity
-from tests.support.kubernetes.admission.quota import requests
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.selectors import selector_matches
 from tests.support.kubernetes.controllers.events import Recorder
@@ -15,6 +14,16 @@ from tests.support.kubernetes.store.store import Store, set_condition
 
 # Whether preemption could help differs in a real message; ours always says that it does not.
 _NO_HELP = "Preemption is not helpful for scheduling"
+
+
+def requests(spec: Json) -> dict[str, Decimal]:
+    """Return a pod's resource requests, by resource."""
+    total: dict[str, Decimal] = {}
+    for container in spec["containers"]:
+        resources = container.get("resources") or {}
+        for name, quantity in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
+            total[name] = total.get(name, Decimal(0)) + parse_quantity(quantity)
+    return total
 
 
 def tolerates(spec: Json, taint: Json) -> bool:
