@@ -1,6 +1,6 @@
 """Records that the operator's machine, the hosts and the report share. Standard library only, Python 3.10 to 3.13.
 
-adapter: config of a plain LoRA adapter, its check, and the sources of a merge
+adapter: config of a plain LoRA adapter, its base, its check, and the sources of a merge
 atomic_files: atomic writes, regular files, sha256
 bootstrap: median, quantiles and bootstrap interval
 checksummed: JSON records with a schema version and a checksum

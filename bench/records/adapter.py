@@ -1,4 +1,4 @@
-"""An adapter's config, and results of work on it: its check in each form for serving, and the sources of a merge."""
+"""An adapter's config, how the training held its base, and results of work on it: its check in each form, its merge."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from bench.records import schema
 from bench.records.atomic_files import read_regular
 from bench.records.checksummed import Checksummed, ResultError
-from bench.records.paths import ADAPTER_CHECK_FILE
+from bench.records.paths import ADAPTER_CHECK_FILE, BASE_FILE
 
 MAX_CONFIG_BYTES = 1 << 20
+NF4 = "nf4"  # kind of a quantized tensor
 # Keys of peft's LoraConfig (0.21) that are understood. Those of FREE_KEYS may have any value: it is read, checked with
 # the tensors, or changes nothing in a trained adapter.
 FREE_KEYS = frozenset(
@@ -62,6 +63,33 @@ def read_lora_config(path: Path) -> dict[str, Any]:
                 remedy="copy the adapter again",
             )
     return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldTensor:
+    """A tensor of a loaded model: `kind` is NF4 or a dtype such as "bfloat16"; `shape` is that before quantization.
+
+    `is_transposed`: NF4 quantized its transpose, as of the weights of GPT-2's layers.
+    """
+
+    kind: str
+    shape: list[int]
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRecord(Checksummed):
+    """The base as a training held it (base.json in the adapter's folder), read from the loaded model.
+
+    `tensors` are its parameters and saved buffers, and `adapters` the modules with an adapter, by transformers' names.
+    """
+
+    FILE, KIND = BASE_FILE, "base"
+
+    tensors: dict[str, HeldTensor]
+    adapters: list[str]
+    block_size: int = 64
+    has_double_quant: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
