@@ -2,6 +2,7 @@
 
 adamw8: AdamW with 8-bit state, one launch for all adapters
 attention: causal attention within samples
+groups: products of rows grouped by expert, and their sum for each token
 int8: products with frozen weights in INT8
 lora: the A side of LoRA adapters, with dropout
 lora_out: the B side of LoRA adapters

@@ -35,7 +35,8 @@ PROGRAM_WORDS = 512  # 256 to 1024 with 2 or 4 warps are within 2 % of each othe
 class Nf4:
     """Quantized weight of `shape` (out_features, in_features); the module's docstring explains the tensors.
 
-    `dtype` is that of the original weight, to which the library rounds.
+    Of a weight of three dimensions the first two are joined. `dtype` is that of the original weight, to which the
+    library rounds.
     """
 
     shape: tuple[int, int]
@@ -65,12 +66,10 @@ def from_bitsandbytes(weight: Any) -> Nf4:
         raise UnsupportedQuantization(
             f"NF4 in blocks of {state.blocksize} and {state.state2.blocksize}, not 64 and 256"
         )
-    if len(state.shape) != 2 or math.prod(state.shape) % WORD:
-        raise UnsupportedQuantization(
-            f"a quantized weight of shape {tuple(state.shape)}, not a matrix of a multiple of 8 numbers"
-        )
+    if math.prod(state.shape) % WORD:
+        raise UnsupportedQuantization(f"a quantized weight of shape {tuple(state.shape)}, not a multiple of 8 numbers")
     return Nf4(
-        shape=(int(state.shape[0]), int(state.shape[1])),
+        shape=(math.prod(state.shape[:-1]), int(state.shape[-1])),
         dtype=state.dtype,
         packed=weight.data.view(-1),
         levels=state.code,

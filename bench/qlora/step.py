@@ -21,6 +21,7 @@ from bench.harness.record import PhaseClock, Record
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, preflight
 from bench.machine.fingerprint import cpu_flags
+from bench.qlora import experts
 from bench.records import Trial
 from bench.torch_stack import Stack
 from bench.torch_stack import load as load_stack
@@ -86,6 +87,7 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
     torch = stack.torch
     quantization = None
     if trial.base_precision == "nf4":
+        experts.use_nf4(stack)
         quantization = stack.transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bench.kernels import attention, lora, lora_out, loss, nf4, norm, pinned_gather, rope, swiglu  # noqa: E402 - after the skips
+from bench.kernels import attention, groups, lora, lora_out, loss, nf4, norm, pinned_gather, rope, swiglu  # noqa: E402 - after the skips
 from bench.kernels.attention import Samples, attend, attend_backward, attend_reference  # noqa: E402
 from bench.kernels.lora import LoraInput, MaskSeed  # noqa: E402
 from tests.support.gpu import on_gpu, relative_error  # noqa: E402
@@ -316,3 +316,13 @@ def test_rows_of_a_matrix_in_the_hosts_memory(tokens, width, dtype):
     actual = pinned_gather.gather_rows(matrix, indices)
     assert actual.device == indices.device
     assert torch.equal(actual, pinned_gather.gather_rows_reference(matrix, indices))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("choices", "width"), [(1, 64), (3, 200), (8, 2048)])
+def test_sum_of_each_tokens_rows(dtype, choices, width):
+    ids = torch.randint(0, 16, (33, choices), device=DEVICE)
+    sorted_groups, rows = groups.Groups.sort(ids, 16), random(33 * choices, width, dtype=dtype)
+    for scores in (None, torch.rand(33, choices, device=DEVICE).to(dtype)):
+        expected = groups.combine_reference(rows.float(), sorted_groups, scores)
+        assert relative_error(groups.combine(rows, sorted_groups, scores), expected) < LIMIT[dtype]

@@ -13,6 +13,7 @@ import importlib.util
 from typing import Any
 
 from bench.architectures import find
+from bench.qlora import experts
 from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer
 from bench.records import Trial
 from bench.torch_stack import Stack
@@ -22,6 +23,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     features = []
     if placement.is_cuda:
         features.append("liger-kernel" if _patch_by_liger(base) else "no liger-kernel: all logits in memory")
+        experts.install(base)  # Liger's kernels for experts take weights in 16 bits
     if trial.gradient_checkpointing:
         base.enable_input_require_grads()
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,0 +1,184 @@
+"""Experts in NF4 against transformers' own loop over the dequantized weights."""
+
+import copy
+import importlib
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.qlora import experts
+
+CHOICES, TOKENS, WIDTH = 3, 20, 64
+# By structure: transformers' class and where it is.
+CLASSES = {
+    "gate and up joined": "qwen3_moe.Qwen3MoeExperts",
+    "transposed, interleaved, clamped, biases": "gpt_oss.GptOssExperts",
+    "no gate": "nemotron_h.NemotronHExperts",
+    "a norm behind each expert": "muse_spark.MuseSparkExperts",
+}
+
+
+def by_value(names):
+    return {name: value for value, group in names.items() for name in group.split()}
+
+
+SIZES = by_value(
+    {
+        WIDTH: "hidden_size moe_hidden_size moe_intermediate_size intermediate_size",
+        6: "num_experts num_local_experts n_routed_experts",
+        "silu": "hidden_act mlp_hidden_act",
+        None: "moe_latent_size",
+        1.702: "swiglu_alpha",
+        0.5: "swiglu_limit",
+        1e-6: "post_norm_eps",
+        "eager": "_experts_implementation",
+    }
+)
+TINY = by_value(
+    {
+        512: "max_position_embeddings",
+        264: "vocab_size",
+        128: "intermediate_size",
+        64: "hidden_size moe_intermediate_size expert_ffn_hidden_size",
+        16: "q_lora_rank kv_lora_rank v_head_dim linear_key_head_dim linear_value_head_dim",
+        8: "qk_rope_head_dim qk_nope_head_dim mamba_n_heads mamba_num_heads",
+        4: "num_attention_heads num_experts num_local_experts n_routed_experts linear_num_value_heads",
+        2: "num_hidden_layers num_key_value_heads num_experts_per_tok linear_num_key_heads n_group pad_token_id",
+        1: "topk_group",
+        False: "use_cache",
+    }
+)
+OWN_SIZES = {"axk2": {"num_key_value_heads": 4}}
+MAX_WEIGHTS = 1_000_000  # a type whose configuration ignores TINY is left out
+UNUSABLE = {"longcat_flash"}  # its router multiplies by a weight that bitsandbytes has packed
+
+
+def random_experts(modules, path):
+    module_name, _, class_name = path.partition(".")
+    module = importlib.import_module(f"transformers.models.{module_name}.modeling_{module_name}")
+    torch.manual_seed(5)
+    layer = getattr(module, class_name)(SimpleNamespace(**SIZES))
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3).requires_grad_(False)
+    reference = copy.deepcopy(layer)
+    for name in [name for name in layer._parameters if experts.is_expert_weight(layer, name)]:
+        layer._parameters[name] = experts.quantize(modules, layer._parameters[name])
+        reference._parameters[name] = torch.nn.Parameter(experts.dequantize(layer._parameters[name]))
+    experts.install(layer)
+    return layer, reference
+
+
+def run(layer, ids):
+    """Return output and gradients of hidden and scores, of random inputs."""
+    torch.manual_seed(7)
+    hidden = torch.randn(TOKENS, WIDTH, requires_grad=True)
+    scores = torch.rand(TOKENS, CHOICES, requires_grad=True)
+    out = layer(hidden, ids, scores)
+    out.backward(torch.randn(out.shape))
+    return out.detach(), hidden.grad, scores.grad
+
+
+@pytest.mark.parametrize("path", CLASSES.values(), ids=CLASSES)
+@pytest.mark.parametrize("used", [1 + CHOICES, 6], ids=["two without a token", "all experts"])
+def test_output_and_gradients_are_those_of_a_loop(modules, path, used):
+    layer, reference = random_experts(modules, path)
+    ids = torch.stack([torch.randperm(used)[:CHOICES] for _ in range(TOKENS)])
+    ours, again, theirs = run(layer, ids), run(layer, ids), run(reference, ids)
+    assert all(torch.equal(*pair) for pair in zip(ours, again, strict=True))
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert float((mine - expected).norm() / expected.norm()) < 2e-6
+    with torch.no_grad():
+        assert torch.equal(layer(torch.zeros(0, WIDTH), ids[:0], torch.zeros(0, CHOICES)), torch.zeros(0, WIDTH))
+
+
+def test_loading_keeps_one_weight_in_16_bits_at_a_time(modules, tmp_path, monkeypatch):
+    save_tiny(modules, "qwen3_moe", tmp_path)
+    alive, seen = [], []
+    quantize = experts.quantize
+
+    def watch(stack, weight):
+        seen.append(len([reference for reference in alive if reference() is not None]))
+        alive.append(weakref.ref(weight))
+        return quantize(stack, weight)
+
+    monkeypatch.setattr(experts, "quantize", watch)
+    model = load(modules, tmp_path)
+    assert seen == [0] * 4
+    assert sum(len(names) for _, names in experts.quantized_experts(model)) == 4
+
+
+def expert_types(modules):
+    """List the model types with experts in three dimensions that TINY builds."""
+    auto = modules.transformers.AutoModelForCausalLM
+    for config_class in auto._model_mapping:
+        try:
+            with torch.device("meta"):
+                model = auto.from_config(config_class(**TINY))
+        except Exception:  # noqa: BLE001, S112 - whatever a type says against sizes that are not its own
+            continue
+        parts = ((module, name) for module in model.modules() for name in module._parameters)
+        is_small = sum(parameter.numel() for parameter in model.parameters()) < MAX_WEIGHTS
+        if (
+            is_small
+            and config_class.model_type not in UNUSABLE
+            and any(experts.is_expert_weight(*part) for part in parts)
+        ):
+            yield config_class.model_type
+
+
+def save_tiny(modules, model_type, folder):
+    config = modules.transformers.AutoConfig.for_model(model_type, **TINY | OWN_SIZES.get(model_type, {}))
+    torch.manual_seed(1)
+    model = modules.transformers.AutoModelForCausalLM.from_config(config).float()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+
+
+def load(modules, folder):
+    experts.use_nf4(modules)
+    quantization = modules.transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    )
+    return modules.transformers.AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=quantization, device_map={"": "cpu"}, dtype=torch.float32
+    )
+
+
+def loss_and_gradient(model):
+    table = model.get_input_embeddings().weight.requires_grad_()
+    table.grad = None
+    ids = torch.randint(3, 250, (1, 16), generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(4)  # some routers add noise
+    loss = model.train()(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss.item(), table.grad.clone()
+
+
+def compare_with_a_loop(modules, model_type, folder):
+    """Return the relative differences of loss and gradient from a loop, and whether recomputing changed a bit."""
+    save_tiny(modules, model_type, folder)
+    model = load(modules, folder).requires_grad_(False)
+    reference = copy.deepcopy(model)
+    for module, names in experts.quantized_experts(reference):
+        del module.forward
+        for name in names:
+            module._parameters[name] = torch.nn.Parameter(experts.dequantize(module._parameters[name]))
+    reference.set_experts_implementation("eager")
+    (loss, gradient), (expected, expected_gradient) = loss_and_gradient(model), loss_and_gradient(reference)
+    error = float((gradient - expected_gradient).norm() / expected_gradient.norm())
+    is_same = True
+    if model.supports_gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        is_same = torch.equal(loss_and_gradient(model)[1], gradient)
+    return abs(loss / expected - 1), error, is_same
+
+
+def test_every_type_is_computed_as_by_its_own_loop(modules, tmp_path):
+    differences = {name: compare_with_a_loop(modules, name, tmp_path / name) for name in expert_types(modules)}
+    wrong = {name: row for name, row in differences.items() if not (row[0] < 1e-6 and row[1] < 2e-6 and row[2])}
+    assert len(differences) >= 30
+    assert not wrong
