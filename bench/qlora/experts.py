@@ -15,7 +15,7 @@ module that transformers itself cannot compute by groups (Llama 4, JetMoE) runs 
 
 import importlib
 from collections.abc import Iterator
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -71,6 +71,12 @@ def _make_quantizer(stack: Stack, base: Any) -> Any:
 
         reads_experts = True
 
+        def _process_model_before_weight_loading(self, model: Any, **options: Any) -> None:
+            super()._process_model_before_weight_loading(model, **options)
+            for module in model.modules():
+                for name in [name for name in module._parameters if is_expert_weight(module, name)]:
+                    module._parameters[name] = _as_nf4(stack, module._parameters[name])
+
         def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
             path, _, name = param_name.rpartition(".")
             is_linear: bool = super().param_needs_quantization(model, param_name, **options)
@@ -93,10 +99,14 @@ def _make_quantizer(stack: Stack, base: Any) -> Any:
 
 def quantize(stack: Stack, weight: Any) -> Any:
     """Return a parameter in NF4 on the device of `weight`; of its shape only `quant_state` knows."""
-    parameter = stack.bitsandbytes.nn.Params4bit(
-        weight.contiguous(), requires_grad=False, quant_type="nf4", compress_statistics=True, blocksize=nf4.BLOCK
+    return _as_nf4(stack, weight.contiguous()).to(weight.device)
+
+
+def _as_nf4(stack: Stack, weight: Any) -> Any:
+    """Return a parameter that is quantized when it is moved to a device."""
+    return stack.bitsandbytes.nn.Params4bit(
+        weight, requires_grad=False, quant_type="nf4", compress_statistics=True, blocksize=nf4.BLOCK
     )
-    return parameter.to(weight.device)
 
 
 def quantized_experts(model: Any) -> Iterator[tuple[Any, list[str]]]:
@@ -110,12 +120,20 @@ def quantized_experts(model: Any) -> Iterator[tuple[Any, list[str]]]:
 def install(model: Any) -> None:
     """Let modules with experts in NF4 compute with them. Again after a patch that replaced their `forward`."""
     for module, names in quantized_experts(model):
-        if hasattr(module, "is_transposed"):  # transformers' mark of experts that can be computed by groups
-            forward = partial(_forward_grouped, module)
-        else:
-            forward = partial(_forward_dequantized, module, names)
-        is_cuda = module._parameters[names[0]].is_cuda
-        module.forward = torch.compiler.disable(forward) if is_cuda else forward  # elsewhere nothing is compiled
+        vars(module).pop("forward", None)
+        # transformers marks experts that can be computed by groups with how it holds them
+        is_grouped, is_cuda = hasattr(module, "is_transposed"), module._parameters[names[0]].is_cuda
+        module.__class__ = _with_nf4(module.__class__, is_grouped=is_grouped, is_cuda=is_cuda)
+
+
+@cache
+def _with_nf4(base: Any, *, is_grouped: bool, is_cuda: bool) -> Any:
+    """Make the class of all layers' modules: compiled code that calls them is the same for all layers."""
+    if hasattr(base, "unquantized"):
+        return base
+    forward = _forward_grouped if is_grouped else _forward_dequantized
+    forward = torch.compiler.disable(forward) if is_cuda else forward  # elsewhere nothing is compiled
+    return type(base.__name__, (base,), {"forward": forward, "unquantized": base})
 
 
 def dequantize(parameter: Any) -> Any:
@@ -126,13 +144,14 @@ def dequantize(parameter: Any) -> Any:
     return out.view(parameter.quant_state.shape)
 
 
-def _forward_dequantized(module: Any, names: list[str], *args: Any, **options: Any) -> Any:
+def _forward_dequantized(module: Any, *args: Any, **options: Any) -> Any:
     """Run a module's own forward over dequantized weights."""
+    ((_, names),) = quantized_experts(module)
 
     def run(*args: Any, **options: Any) -> Any:
         vars(module).update({name: dequantize(module._parameters[name]) for name in names})
         try:
-            return type(module).forward(module, *args, **options)
+            return module.unquantized.forward(module, *args, **options)
         finally:
             for name in names:
                 del vars(module)[name]
