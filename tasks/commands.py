@@ -47,8 +47,8 @@ def suite_names() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    quick: bool = switch("run suite quick: 2 trials, the published baseline and optimum")
-    full: bool = switch("run suite full: 12 trials, one factor at a time")
+    quick: bool = switch("run suite quick: 3 trials, the published two and what `inv train` does")
+    full: bool = switch("run suite full: 13 trials, one factor at a time")
     only: str | None = text(
         "ids of the trials to run, separated by commas (`python -m bench list` shows all)", value="IDS"
     )
@@ -90,8 +90,8 @@ bench = Command(
     effect=Effect.CHANGES,
     is_daily=True,
     examples=(
-        "inv bench --quick collect report  # 2 trials on every worker, then the page",
-        "inv bench --full --dry-run  # 12 trials, and how long they take",
+        "inv bench --quick collect report  # 3 trials on every worker, then the page",
+        "inv bench --full --dry-run  # 13 trials, and how long they take",
     ),
     options=BenchOptions,
     settings=INPUTS | SUITE,

@@ -344,6 +344,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from bench.data import model_folder, readers, trial_inputs
+    from bench.predict.fit import fit_training
 
     if arguments.profile is not None:
         require_gpus_for(arguments.profile)
@@ -352,10 +353,14 @@ def _inspect(arguments: argparse.Namespace) -> int:
     data, _ = readers.read_data(Path(arguments.data), options)
     if options.needs_own_template:
         model_folder.check_template(Path(arguments.model))
-    trial_inputs.check_trials(trials)
+    derived = {trial.trial_id: fit_training(trial) for trial in trials if trial.derive}
+    trial_inputs.check_trials(
+        trial.with_derived(derived[trial.trial_id]) if trial.derive else trial for trial in trials
+    )
     model_facts = {name: getattr(model, name) for name in ("path", "sha256", "parameters", "bytes", "files")}
     data_facts = {name: getattr(data, name) for name in ("path", "sha256", "samples")}
-    return _print_json({"model": model_facts, "data": data_facts})
+    derived_values = {trial_id: fitted.values for trial_id, fitted in derived.items()}
+    return _print_json({"model": model_facts, "data": data_facts, "derived": derived_values})
 
 
 def _print_json(document: object) -> int:

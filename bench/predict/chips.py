@@ -43,7 +43,7 @@ def predict_chips(config: Mapping[str, Any], trial: Trial) -> list[ChipForecast]
     Raises ConfigError for a model whose sizes are not known.
     """
     positions = trial.micro_batch_size * trial.max_seq_len
-    open_fields = set(OPEN_FIELDS) & set(() if trial.training is None else trial.training.derive)
+    open_fields = set(OPEN_FIELDS) & set(trial.derive)
     low, middle, high = RATIOS[trial.recipe]
     forecasts = []
     for name, chip, tflops in _named_chips():

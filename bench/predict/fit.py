@@ -37,12 +37,12 @@ OPEN_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def fit_training(trial: Trial, too_large: DerivedSettings | None = None) -> DerivedSettings:
-    """Derive a training's open fields from this machine's first GPU; nothing without one.
+    """Derive a trial's open fields from this machine's first GPU; nothing without one.
 
     With `too_large`, a result whose training ran out of memory, return one that needs STEP_DOWN_BYTES less. Nothing is
     derived for a model whose sizes are not known, or if nothing fits.
     """
-    if trial.training is None or not (open_fields := set(trial.training.derive) & set(OPEN_FIELDS)):
+    if not (open_fields := set(trial.derive) & set(OPEN_FIELDS)):
         return DerivedSettings()
     nvml.number_gpus_by_bus()
     gpu = next(iter(nvml.visible_gpus()), None)

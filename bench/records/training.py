@@ -253,8 +253,6 @@ class Training:
     rejected. Empty if no worker has read them.
 
     `init_adapter`, in a plan: folder on the workers with the adapter that step 0 has, whose sha256 is `init_sha256`.
-
-    `derive`: fields of DerivedSettings whose values the attempts derive, from the data or from the GPU's memory.
     """
 
     data: TrainingData
@@ -331,7 +329,6 @@ class Training:
     max_hours: float | None = checked(None, gt=0, le=8760)
     limited_by: str = checked("train.max_hours", choices=tuple(LIMITS))
     input_digests: dict[str, str] = field(default_factory=dict)
-    derive: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the fields. Raises TrialError that names the field."""
@@ -348,7 +345,7 @@ class Training:
         """Return the settings with their derived values; the others stay."""
         share = self.data.validation_share if derived.validation_share is None else derived.validation_share
         values = {name: value for name, value in derived.values.items() if name in Training.__dataclass_fields__}
-        return replace(self, data=replace(self.data, validation_share=share), **values, derive=())
+        return replace(self, data=replace(self.data, validation_share=share), **values)
 
 
 @dataclass(frozen=True, kw_only=True)

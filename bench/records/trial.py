@@ -58,6 +58,9 @@ class Trial:
     dequantized weights in addition to NF4. `matmul` selects the matrix products with the frozen weights that are
     computed in int8: none (bf16), the gradient of each input (int8_backward), or both (int8); held layers then keep the
     weights in the form that is used. Only the recipe fast reads these four.
+
+    `derive` are fields that the user left open, which follow from GPU and data (`with_derived`). `is_usual`: a
+    benchmark's trial with the configuration of `inv train`, to which reports compare the others.
     """
 
     name: str
@@ -127,6 +130,8 @@ class Trial:
     deadline_sec: float = checked(1800.0, ge=1, le=604_800)
     training: Training | None = None
     data_options: DataOptions | None = None
+    derive: tuple[str, ...] = ()
+    is_usual: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -173,11 +178,10 @@ class Trial:
         return self.max_seq_len * self.micro_batch_size * self.gradient_accumulation_steps
 
     def with_derived(self, derived: DerivedSettings) -> Trial:
-        """Return the trial of a training with its derived values."""
-        if self.training is None:
-            return self
+        """Return the trial with its derived values; its other open fields keep their usual ones."""
         own = {name: value for name, value in derived.values.items() if name in Trial.__dataclass_fields__}
-        return replace(self, training=self.training.with_derived(derived), **own)
+        training = None if self.training is None else self.training.with_derived(derived)
+        return replace(self, training=training, derive=(), **own)
 
     def digest(self) -> str:
         """Return the sha256 of the configuration without name, reason and suite.

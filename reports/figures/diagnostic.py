@@ -18,6 +18,7 @@ from reports.summary.summary import Summary
 CENTRE = "optimized"
 # Field of a trial and of a published factor -> text with the values before and after.
 _CHANGE_TEXTS = {
+    "recipe": "recipe {0} \N{RIGHTWARDS ARROW} {1}",
     "max_seq_len": "sequence {0} \N{RIGHTWARDS ARROW} {1}",
     "micro_batch_size": "batch {0} \N{RIGHTWARDS ARROW} {1}",
     "gradient_accumulation_steps": "accumulation {0} \N{RIGHTWARDS ARROW} {1}",

@@ -53,8 +53,10 @@ def make(summary: Summary, pictures: Sequence[Picture] = (), skipped: Sequence[C
 
 
 def _train_command(summary: Summary) -> Commands | None:
-    command = summary.train_command
-    return None if command is None else Commands(items=((f"Train with {summary.recommended_label}", command),))
+    command, row = summary.train_command, summary.best_row
+    if command is None or row is None:
+        return None
+    return Commands(items=(("Train" if row.trial.is_usual else f"Train with {row.label}", command),))
 
 
 def _tiles(summary: Summary) -> Iterator[Tile]:

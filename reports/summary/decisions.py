@@ -1,7 +1,7 @@
 """The decisions of a benchmark as values: the configuration to train with, and the finding. `sentences` has the text.
 
-A configuration is recommended over the baseline only if it was shown to be faster, and, if losses were compared, only
-at the same loss.
+What `inv train` would do is recommended, or the baseline where that was not measured, unless another configuration was
+shown to be faster, and, if losses were compared, at the same loss.
 """
 
 import enum
@@ -19,7 +19,7 @@ from reports.summary.rows import ConfigurationRow, OtherConfiguration
 class Advice(enum.StrEnum):
     """The kinds of advice of a choice."""
 
-    TRAIN = "train"  # with the fastest, shown to be faster than the baseline
+    TRAIN = "train"  # with the fastest, shown to be faster than the reference
     STAY = "stay"  # the baseline is the fastest
     NOT_SHOWN = "not_shown"  # another is faster, but was not shown to be
     UNDECIDED = "undecided"  # one process of each: nothing can be shown
@@ -31,15 +31,19 @@ class Advice(enum.StrEnum):
 class Choice:
     """The configuration to train with: `row`.
 
-    `fastest` is the reliable configuration with the highest steady rate of those that were shown to be faster than the
-    baseline, else the one with the most useful tokens per second. `row` is `fastest` in the first case, else the
-    baseline. `tied` were not shown to differ from `fastest` (fastest first, including the baseline). `passed_over` were
-    faster, but are not reliable; `withheld` were faster, but not shown to be at the same loss.
+    A standard is what `inv train` would do, or the baseline where that was not measured. `fastest` is the reliable
+    configuration with the highest steady rate of those that were shown to be faster than the standard, else the one
+    with the most useful tokens per second. `row` is `fastest` in the first case, else the standard. `ratio` is that of
+    `fastest` in useful tokens to `reference`: the standard, or the baseline if the standard is the fastest. `tied` were
+    not shown to differ from `fastest` (fastest first, including the baseline). `passed_over` were faster, but are not
+    reliable; `withheld` were faster, but not shown to be at the same loss.
     """
 
     advice: Advice
     row: ConfigurationRow
     fastest: ConfigurationRow
+    reference: ConfigurationRow | None
+    ratio: Ratio | None
     tied: tuple[ConfigurationRow, ...]
     passed_over: tuple[ConfigurationRow, ...]
     withheld: tuple[ConfigurationRow, ...] = ()
@@ -89,18 +93,24 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
     if not eligible:
         return None
     reliable = [row for row in eligible if row.is_reliable] or eligible
-    shown = [row for row in reliable if _is_shown_faster(row.useful_tokens_ratio)]
+    baseline = next((row for row in reliable if row.is_baseline), None)
+    standard = next((row for row in reliable if row.trial.is_usual), baseline)
+    ratios = {row.label: _ratio(row, standard, comparisons=len(measured) - 1) for row in reliable}
+    shown = [row for row in reliable if _is_shown_faster(ratios[row.label])]
     fastest = max(shown, key=lambda row: row.steady_rate) if shown else reliable[0]
+    is_standard = fastest == standard
+    ratio = fastest.useful_tokens_ratio if is_standard else ratios[fastest.label]
     comparable = [
         row
         for row in reliable
         if row != fastest and (losses is None or row.is_baseline or verdicts[row.label] != "unknown")
     ]
-    baseline = next((row for row in reliable if row.is_baseline), None)
     choice = Choice(
         advice=Advice.TRAIN,
-        row=fastest if shown or baseline is None or fastest.useful_tokens_ratio is None else baseline,
+        row=fastest if shown or standard is None or ratio is None else standard,
         fastest=fastest,
+        reference=baseline if is_standard else standard,
+        ratio=ratio,
         tied=tuple(row for row in comparable if not _differ(row, fastest, comparisons=len(measured) - 1)),
         passed_over=tuple(row for row in eligible if not row.is_reliable and row.useful_rate > fastest.useful_rate),
         withheld=tuple(
@@ -111,16 +121,25 @@ def choose(rows: Sequence[ConfigurationRow], losses: QualityRecord | None = None
 
 
 def _advice(choice: Choice, n_measured: int) -> Advice:
-    ratio = choice.fastest.useful_tokens_ratio
-    if choice.fastest.is_baseline and n_measured > 1:
+    ratio = choice.ratio
+    if ratio is None and choice.fastest.is_baseline and n_measured > 1:
         return Advice.STAY
     if ratio is None:
         return Advice.ONLY if n_measured == 1 else Advice.FASTEST
     if _is_shown_faster(ratio):
         return Advice.TRAIN
-    both = (choice.fastest.measured, choice.row.measured)
-    is_single = choice.row != choice.fastest and all(each is not None and each.n_processes == 1 for each in both)
+    both = (choice.fastest.measured, None if choice.reference is None else choice.reference.measured)
+    is_single = all(each is not None and each.n_processes == 1 for each in both)
     return Advice.UNDECIDED if is_single and ratio.low is None else Advice.NOT_SHOWN
+
+
+def _ratio(row: ConfigurationRow, standard: ConfigurationRow | None, *, comparisons: int) -> Ratio | None:
+    """Return the ratio of a configuration to the standard; None for the standard itself."""
+    if standard is None or standard.is_baseline or row.measured is None or standard.measured is None:
+        return row.useful_tokens_ratio
+    if row == standard:
+        return None
+    return per_config.ratio(row.measured, standard.measured, "useful_tokens", comparisons=comparisons)
 
 
 def _is_shown_faster(ratio: Ratio | None) -> bool:
@@ -140,8 +159,9 @@ def find(rows: Sequence[ConfigurationRow], kinds: tuple[MeasuredKind, ...], n_wo
     measured = [row for row in rows if row.measured is not None]
     if not measured:
         return Finding(code=FindingCode.NOTHING, kinds=kinds, n_workers=n_workers)
-    compared = [row for row in measured if row.samples_ratio is not None]
-    best = max(compared or measured, key=lambda row: row.samples_rate)
+    others = [row for row in measured if not row.trial.is_usual] or measured  # the published comparison is of these
+    compared = [row for row in others if row.samples_ratio is not None]
+    best = max(compared or others, key=lambda row: row.samples_rate)
     ratio = best.samples_ratio
     if ratio is None:
         code = FindingCode.NOT_COMPARED

@@ -21,6 +21,7 @@ from reports.summary.warnings import RunWarning, WarningCode, count_ends
 ONE_PROCESS_BASIS = "The interval is of one process each; the distance to the next process is assumed, not measured."
 _YEAR_SEC, _DAY_SEC = 365.25 * 86_400.0, 86_400.0
 _MAX_PAIRS_SHOWN = 12
+USUAL = "plain `inv train`"
 
 
 def recommendation(summary: Summary) -> str:
@@ -44,9 +45,9 @@ def spell_out(sentence: str) -> str:
 
 def _advice(summary: Summary, chosen: Choice) -> str:
     fastest, where = chosen.fastest, _where(chosen.fastest.measured, summary)
-    ratio, loss = fastest.useful_tokens_ratio, loss_claim(summary.quality, fastest.trial)
+    ratio, loss = chosen.ratio, loss_claim(summary.quality, fastest.trial)
     passed = f"{_passed_over(chosen)}{_withheld(summary.quality, chosen.withheld)}"
-    tied = formatting.first_n([row.label for row in chosen.tied if not row.is_baseline], 3)
+    tied = formatting.first_n([row.label for row in chosen.tied if row != chosen.row and not row.is_baseline], 3)
     if chosen.advice is Advice.STAY:
         also = f"; {tied} {'was' if ',' not in tied else 'were'} not shown to be slower" if tied else ""
         return f"Stay with {fastest.label}: no configuration gave more useful tokens per second {where}{also}{passed}."
@@ -55,14 +56,15 @@ def _advice(summary: Summary, chosen: Choice) -> str:
         rank = "the only configuration measured" if chosen.advice is Advice.ONLY else "the fastest measured"
         speed = f"{rate} useful tokens per second per worker {where}{passed}"
         return f"{_counted(fastest)} is {rank}{f', {loss}' if loss else ''}: {speed}."
-    gain = f"{claim(ratio)} the useful tokens per second of {summary.baseline}"
+    reference = summary.baseline if chosen.reference is None else chosen.reference.label
+    gain = f"{claim(ratio)} the useful tokens per second of {reference}"
     if chosen.advice is Advice.UNDECIDED:
         return (
             f"Undecided: {fastest.label} gave {gain} {where}, but with one process of each a machine that changed "
             f"would look the same. Repeat it: `{repeat_command(summary.record)}`{passed}."
         )
     if chosen.advice is Advice.NOT_SHOWN:
-        verb = "Stay" if chosen.row.is_baseline else "Train"
+        verb = "Stay" if chosen.row.is_baseline or chosen.row.trial.is_usual else "Train"
         also = f"; neither were {tied}" if tied else ""
         return (
             f"{verb} with {_counted(chosen.row)}: {fastest.label} gave {gain} {where}, but was not shown to "
@@ -164,8 +166,9 @@ def repeat_command(record: RunRecord) -> str:
 
 
 def _counted(row: ConfigurationRow) -> str:
-    """Return the label, with the number of successful trials if some are lost, failed or missing."""
-    return row.label if row.succeeded == row.planned else f"{row.label} ({row.succeeded} of {row.planned} trials)"
+    """Return the name, with the number of successful trials if some are lost, failed or missing."""
+    name = USUAL if row.trial.is_usual else row.label
+    return name if row.succeeded == row.planned else f"{name} ({row.succeeded} of {row.planned} trials)"
 
 
 def _passed_over(chosen: Choice) -> str:

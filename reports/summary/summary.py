@@ -74,13 +74,15 @@ class Summary:
     def recommended_label(self) -> str | None:
         """The label of `best_row`; None if it was not compared with another configuration."""
         measured = self.measured_rows
-        is_compared = len(measured) > 1 and any(row.is_baseline for row in measured)
+        is_compared = len(measured) > 1 and any(row.is_baseline or row.trial.is_usual for row in measured)
         return self.best_row.label if self.best_row is not None and is_compared else None
 
     @property
     def train_command(self) -> str | None:
         """The command that trains with the recommended configuration; None if none is recommended."""
-        return None if self.recommended_label is None else f"inv train --from={self.record.run_id}"
+        if self.best_row is None or self.recommended_label is None:
+            return None
+        return "inv train" if self.best_row.trial.is_usual else f"inv train --from={self.record.run_id}"
 
     @property
     def recommended_first(self) -> tuple[ConfigurationRow, ...]:

@@ -60,8 +60,7 @@ def has_trial_file(training: TrainingReport) -> bool:
     """Return whether the training had a trial file: its configuration is not that of the settings."""
     trial, settings = training.run.planned[0].trial, training.run.settings.get("train", {})
     default = Trial(**{name: getattr(trial, name) for name in ("name", "reason", "suite", "profile", "model", "data")})
-    derived = () if trial.training is None else trial.training.derive
-    values = {name: AUTO if name in derived else getattr(trial, name) for name in CONFIGURATION}
+    values = {name: AUTO if name in trial.derive else getattr(trial, name) for name in CONFIGURATION}
     targets = {"attention": ATTENTION_PROJECTIONS, "all-linear": ALL_LINEAR}.get(settings.get("lora_targets", ""))
     return (
         any(name in settings and settings[name] != value for name, value in values.items())

@@ -1,14 +1,16 @@
 """Fields of records from the settings that they declare, in the section train."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.records import TrialError
+from bench.records import Trial, TrialError
 from bench.records.atomic_files import read_regular
-from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions
-from bench.records.validation import FieldError, settings_of
+from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions, DerivedSettings
+from bench.records.trial import SCALES
+from bench.records.validation import LORA_TARGETS, FieldError, settings_of
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
 from tasks.settings.schema import TRAIN_RECORDS
@@ -19,6 +21,14 @@ SETTING_NAMES = {field: setting.name for record in TRAIN_RECORDS for field, sett
     "files": "data",
     "weights": "data_weights",
 }
+_DERIVED_FIELDS = tuple(field.name for field in dataclasses.fields(DerivedSettings))
+_ROW_FIELDS = ("max_seq_len", "micro_batch_size")
+# Fields of a trial that a benchmark measures and a trial file sets; learning rate, seed, data and others are not here.
+CONFIGURATION_FIELDS = (
+    *("recipe", *_ROW_FIELDS, "base_precision", "optimizer"),
+    *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
+    *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "matmul"),
+)
 
 
 def data_options(settings: Settings) -> DataOptions | None:
@@ -58,6 +68,31 @@ def declared_values(record: type, section: object) -> dict[str, Any]:
         if values[field] is None and setting.usual is not None:
             values[field] = setting.usual
     return values
+
+
+def open_fields(settings: Settings) -> tuple[str, ...]:
+    """Return the fields that the workers derive, because the user has not set them."""
+    declared = [field for field in _DERIVED_FIELDS if field in SETTING_NAMES]
+    names = [field for field in declared if getattr(settings.train, SETTING_NAMES[field]) is None]
+    has_file = settings.train.validation_file is not None
+    return tuple(name for name in names if not (has_file and name == "validation_share"))
+
+
+def with_training_configuration(settings: Settings, trial: Trial) -> Trial:
+    """Return a benchmark's trial with the data and the configuration of `inv train`.
+
+    In a profile that scales lengths down its row stays. Raises UsageError.
+    """
+    values = declared_values(Trial, settings.train) | {"lora_targets": LORA_TARGETS[settings.train.lora_targets]}
+    is_scaled = SCALES[trial.profile].seq_divisor > 1
+    names = {name for name in CONFIGURATION_FIELDS if name in values and not (is_scaled and name in _ROW_FIELDS)}
+    with setting_errors():
+        return dataclasses.replace(
+            trial,
+            data=next(iter(settings.train.data), trial.data),
+            derive=tuple(name for name in open_fields(settings) if name in names),
+            **{name: values[name] for name in names},
+        )
 
 
 def _read_template(path: str) -> str:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records import Trial, TrialError, choose, suite
+from bench.records import Trial, TrialError, choose, schema, suite
 from bench.records import read_trials as bench_trials
 from bench.records.atomic_files import read_regular
 from bench.records.run import REPEATS, PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
+from bench.records.training import DerivedSettings
 from bench.records.trial import MAX_BYTES
 from remote.cluster.kubeconfig import Target
 from remote.fleet.retry_policy import RetryLimits
@@ -28,7 +29,7 @@ from reports import formatting
 from tasks.clients.cluster import resolve_target
 from tasks.clients.workers import BenchProgram, bench_program, cluster_location, is_gang
 from tasks.errors import UsageError, file_errors, translate_errors
-from tasks.fleet.declared import data_options
+from tasks.fleet.declared import data_options, with_training_configuration
 from tasks.fleet.run_store import newest_results
 from tasks.settings.load import Settings
 from tasks.settings.sources import display_path
@@ -100,7 +101,7 @@ def plan_run(settings: Settings, request: BenchRequest, inputs: Mapping[str, Any
     bench = {name: getattr(request, name) for name in ("spread", "repeats", "quality")}
     run = new_record(settings, request.suite, [], request.workers, inputs=inputs, bench=bench)
     planned = plan_trials(
-        request.trials,
+        with_derived(request.trials, inputs),
         request.workers,
         request.spread,
         request.repeats,
@@ -146,7 +147,18 @@ def choose_trials(settings: Settings, suite_name: str, only: Sequence[str] | Non
             dataclasses.replace(trial, seed=bench.seed, data_options=options, **overrides)
             for trial in suite(suite_name, bench.profile, settings.model.path, settings.data.path)
         )
-        return trials if only is None else choose(trials, tuple(only))
+        chosen = trials if only is None else choose(trials, tuple(only))
+    return tuple(with_training_configuration(settings, trial) if trial.is_usual else trial for trial in chosen)
+
+
+def with_derived(trials: Sequence[Trial], inputs: Mapping[str, Any]) -> tuple[Trial, ...]:
+    """Return the trials with the values that a worker derived for their open fields."""
+    return tuple(
+        trial.with_derived(schema.from_json(DerivedSettings, inputs["derived"][trial.trial_id]))
+        if trial.derive
+        else trial
+        for trial in trials
+    )
 
 
 def read_trials(

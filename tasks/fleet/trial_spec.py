@@ -9,19 +9,19 @@ from bench.records.trial import SCALES
 from bench.records.validation import LORA_TARGETS
 from bench.records.workloads import FINETUNE
 from tasks.errors import UsageError
-from tasks.fleet.declared import SETTING_NAMES, declared_values, option_values, setting_errors
+from tasks.fleet.declared import (
+    CONFIGURATION_FIELDS,
+    SETTING_NAMES,
+    declared_values,
+    open_fields,
+    option_values,
+    setting_errors,
+)
 from tasks.fleet.plan import read_trials
 from tasks.fleet.run_store import TRAIN
 from tasks.settings.load import Settings
 
 TRIAL_ID = "train"
-DERIVED_FIELDS = tuple(field.name for field in dataclasses.fields(DerivedSettings))
-# Fields that a trial file sets; the others (learning rate, seed, data, ...) come from the settings.
-FILE_FIELDS = (
-    *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer"),
-    *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"),
-    *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "matmul"),
-)
 # Measured on a 7B shape and on SmolLM2 with 12 seeds: docs/performance.md
 INT8_OFFER = "train.matmul: int8 takes 0.61 of the time of a step on an H200, at a held-out loss of at most +0.05 %"
 
@@ -100,7 +100,7 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
         values = declared_values(Training, train)
         if train.rows_per_step is None:
             values["rows_per_step"] = max(workers, values["rows_per_step"])
-        training = Training(data=data, max_hours=max_hours, derive=open_fields(settings), **values)
+        training = Training(data=data, max_hours=max_hours, **values)
         trial = Trial(
             name=TRIAL_ID,
             reason="the training of this run",
@@ -114,24 +114,17 @@ def make_trial(settings: Settings, file_trial: Trial | None, *, workers: int, ma
             lora_targets=LORA_TARGETS[train.lora_targets],
             deadline_sec=FINETUNE.deadlines[settings.bench.profile],
             training=training,
+            derive=open_fields(settings),
             **declared_values(Trial, train),
         )
     if file_trial is None:
         return trial
-    training = dataclasses.replace(
-        training,
-        data=dataclasses.replace(data, max_seq_len=file_trial.max_seq_len),
-        derive=tuple(name for name in training.derive if name not in FILE_FIELDS),
+    return dataclasses.replace(
+        trial,
+        training=dataclasses.replace(training, data=dataclasses.replace(data, max_seq_len=file_trial.max_seq_len)),
+        derive=tuple(name for name in trial.derive if name not in CONFIGURATION_FIELDS),
+        **{name: getattr(file_trial, name) for name in CONFIGURATION_FIELDS},
     )
-    return dataclasses.replace(trial, training=training, **{name: getattr(file_trial, name) for name in FILE_FIELDS})
-
-
-def open_fields(settings: Settings) -> tuple[str, ...]:
-    """Return the fields that the attempts derive, because the user has not set them."""
-    declared = [field for field in DERIVED_FIELDS if field in SETTING_NAMES]
-    names = [field for field in declared if getattr(settings.train, SETTING_NAMES[field]) is None]
-    has_file = settings.train.validation_file is not None
-    return tuple(name for name in names if not (has_file and name == "validation_share"))
 
 
 def derived_text(derived: DerivedSettings) -> list[str]:

@@ -7,7 +7,7 @@ from bench.records.trial import SCALES
 from reports import formatting
 from reports.read.load import load
 from reports.read.run import ReportError
-from reports.summary.sentences import not_shown_texts
+from reports.summary.sentences import not_shown_texts, recommendation, spell_out
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError, translate_errors
 from tasks.fleet.run_store import BEST_FILE, TUNE, find_run, is_training
@@ -16,19 +16,21 @@ from tasks.settings.load import Settings
 
 
 def recommended_trial(settings: Settings, name: str) -> tuple[Trial, list[str]]:
-    """Return the trial of a recommended configuration, and lines about it.
+    """Return the trial of a recommended configuration, and lines about it: why, and what is taken over.
 
     `name` is a benchmark's run, whose results are summarized again, or a search. Profile tiny measures a part of each
     length, so that its rows are replaced by those of the settings. Raises UsageError.
     """
-    trial = with_training_row(settings, _find_trial(settings, name))
-    return check_trial(settings, trial, f"train: --from: {name}"), list(describe_source(settings, trial, name))
+    measured, reasons = _find_trial(settings, name)
+    trial = with_training_row(settings, measured)
+    lines = [*reasons, *describe_source(settings, trial, name)]
+    return check_trial(settings, trial, f"train: --from: {name}"), lines
 
 
-def _find_trial(settings: Settings, name: str) -> Trial:
+def _find_trial(settings: Settings, name: str) -> tuple[Trial, list[str]]:
     folder = find_run(settings.results_folder, name)
     if (folder / BEST_FILE).is_file():
-        return read_trial(settings, str(folder / BEST_FILE), "train: --from")
+        return read_trial(settings, str(folder / BEST_FILE), "train: --from"), []
     source = f"train: --from: {folder.name}"
     if is_training(folder):
         raise UsageError(f"{source}: is a training, not a benchmark", remedy="name a run of `inv bench` or `inv tune`")
@@ -53,7 +55,7 @@ def _find_trial(settings: Settings, name: str) -> Trial:
             f"{source}: profile {row.trial.profile}, but bench.profile is {settings.bench.profile}",
             remedy="change the setting, or name another run",
         )
-    return row.trial
+    return row.trial, [spell_out(recommendation(summary))]
 
 
 def describe_source(settings: Settings, trial: Trial, source: str) -> Iterator[str]:

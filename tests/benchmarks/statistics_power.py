@@ -36,8 +36,10 @@ from tests.support.reports.drifts import DRIFTS
 from tests.support.reports.scenarios import STEP_SEC, USEFUL, Floats, Scenario
 
 RUNS = int(os.environ.get("TRUST_RUNS", "400"))
-FULL = Scenario(suite="full")
-QUICK = Scenario()
+FULL = Scenario(suite="full", configurations=12)
+QUICK = Scenario(
+    configurations=2,
+)
 # The noise of an example's change of loss, by its number of targets. The last is an exponential distribution.
 TRAINING_NOISES: Mapping[str, Callable[[np.random.Generator, Floats], Floats]] = {
     "per token": lambda random, targets: targets * random.normal(0.0, 0.05, len(targets)),

@@ -52,7 +52,7 @@ def derive(
     trial = replace(trial, **fitted.values)
     training, files, values = training_of(trial), None, fitted.values
     Scoring.load(training)
-    if "validation_share" in training.derive:
+    if "validation_share" in trial.derive:
         files = dataset.read(training.data)
         share = validation_share(sum(file.lines for file in files[0]), training.data.validation_share)
         values["validation_share"] = share
@@ -62,10 +62,10 @@ def derive(
     # Checked again: the files may have been replaced since `check_inputs` read them.
     check_digests(training.input_digests, {file.path: file.sha256 for file in data.files})
     material = TrainingSet.from_trial(replace(trial, training=training), data)
-    if "rows_per_step" in training.derive:
+    if "rows_per_step" in trial.derive:
         rows = len(material.sampling_plan.rows(0)) * training.epochs
         values["rows_per_step"] = rows_per_step(rows, trial.world_size, training.rows_per_step)
         material = replace(material, training=replace(training, rows_per_step=values["rows_per_step"]))
-    if "warmup_share" in training.derive:
+    if "warmup_share" in trial.derive:
         values["warmup_share"] = warmup_share(material.steps(), training.warmup_share)
     return material, DerivedSettings(**values), was_cached

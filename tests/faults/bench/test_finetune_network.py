@@ -5,6 +5,7 @@ connections between the processes of two machines, and a repair lets TCP go on. 
 watchdog ends a rank.
 """
 
+import dataclasses
 import os
 import re
 import signal
@@ -102,8 +103,8 @@ class Training:
     def start(self, *, held_after: int = STEPS) -> list[subprocess.Popen[str]]:
         self.number += 1
         training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": NODES, "evaluate_every": 0}
-        training["derive"] = ("warmup_share",)
         trial = tiny_training.plan(*self.inputs, world_size=NODES, training=training)
+        trial = dataclasses.replace(trial, derive=("warmup_share",))
         self.home.mkdir(exist_ok=True)
         (self.home / "trial.json").write_text(trial.to_text())
         shared = {NODE_COUNT: str(NODES), NODE_ADDRESS: "127.0.0.1", NODE_PORT: str(free_ports(2)), NODE_TOKEN: "word"}

@@ -4,6 +4,7 @@ Trials and their ranks are forked from a server that has imported the stack. Not
 machines, whose parents work as in a distributed trial (test_distributed_nodes.py).
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -94,8 +95,9 @@ class Attempts:
     ) -> subprocess.Popen:
         self.number += 1
         training = {"epochs": 2.0, "max_steps": STEPS, "rows_per_step": 4, "evaluate_every": 0, "max_hours": max_hours}
-        training |= {"score": self.score, "derive": ("validation_share", "warmup_share")}
+        training |= {"score": self.score}
         trial = tiny_training.plan(*self.inputs, world_size=ranks, training=training)
+        trial = dataclasses.replace(trial, derive=("validation_share", "warmup_share"))
         if self.plans_values:
             trial = trial.with_derived(derive(trial, None, DerivedSettings())[1])
         (self.home / "trial.json").write_text(trial.to_text())

@@ -14,12 +14,12 @@ from tests.support.cases import Case, load_cases
 SIZES = {
     "hardware": 1,
     "loading": 2,
-    "quick": 2,
-    "full": 12,
+    "quick": 3,
+    "full": 13,
     "recipes": 10,
     "inference": 2,
     "distributed": 3,
-    "all": 21,
+    "all": 22,
 }
 
 FIELDS = load_cases(__file__, "impossible_trials.yaml")
@@ -34,7 +34,7 @@ def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_key(make_trial,
 
 def test_every_field_is_tried_and_a_list_is_no_tuple(make_trial):
     names = {field.name for field in dataclasses.fields(Trial)}
-    assert names == {"training", "data_options", *(case.id for case in FIELDS)}
+    assert names == {"training", "data_options", "derive", *(case.id for case in FIELDS)}
     data = TrainingData(files=["d"], weights=[1.0], max_seq_len=64)
     for field, value in {"training": Training(data=data, rows_per_step=8), "lora_targets": ["q_proj"]}.items():
         with pytest.raises(TrialError, match=rf"^{field}: expected"):
@@ -83,7 +83,7 @@ def test_suites_have_their_published_sizes_and_unique_ids(name, profile, size):
 
 
 def test_the_full_suite_changes_one_factor_at_a_time():
-    centre, *others = suite("full", "gpu", "M", "D")
+    centre, *others = (trial for trial in suite("full", "gpu", "M", "D") if not trial.is_usual)
     for trial in others:
         changed = {
             field.name
@@ -96,8 +96,7 @@ def test_the_full_suite_changes_one_factor_at_a_time():
 
 def test_the_quick_trials_compute_equally_many_tokens_a_step():
     for profile in SCALES:
-        baseline, optimized = suite("quick", profile, "M", "D")
-        assert baseline.tokens_per_step == optimized.tokens_per_step
+        assert len({trial.tokens_per_step for trial in suite("quick", profile, "M", "D")}) == 1
 
 
 def test_unknown_suites_profiles_and_trials_are_refused_with_the_choice_whose_order_is_kept():

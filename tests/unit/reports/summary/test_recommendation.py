@@ -126,6 +126,41 @@ def test_a_summary_with_other_rows_has_another_choice_and_without_measurements_n
     assert replace(summary, rows=rest).recommended_label == "good"
 
 
+USUAL = "plain `inv train`"
+
+
+@pytest.mark.parametrize(
+    ("speeds", "workers", "advice", "row", "beginning", "reference"),
+    [
+        # seconds of a step of the baseline, of `other`, and of the trial that is what `inv train` does
+        ((0.16, 0.12, 0.04), 4, Advice.TRAIN, "train", f"Train with {USUAL}: ", "baseline"),
+        ((0.16, 0.04, 0.08), 4, Advice.TRAIN, "other", "Train with other: ", "train"),
+        ((0.04, 0.12, 0.08), 4, Advice.TRAIN, "baseline", "Train with baseline: ", "train"),
+        ((0.16, 0.0795, 0.08), 4, Advice.NOT_SHOWN, "train", f"Stay with {USUAL}: other gave ", "train"),
+        ((0.0840, 0.16, 0.0798), 4, Advice.NOT_SHOWN, "train", f"Stay with {USUAL}: train gave ", "baseline"),
+        ((0.16, 0.12, 0.04), 1, Advice.UNDECIDED, "train", "Undecided: train gave ", "baseline"),
+    ],
+)
+def test_a_configuration_is_recommended_over_the_usual_training_only_if_it_is_shown_to_be_faster(
+    tmp_path, speeds, workers, advice, row, beginning, reference
+):
+    trials = (*(synthetic.trial(name) for name in ("baseline", "other")), synthetic.trial("train", is_usual=True))
+    run = synthetic.record(trials, workers=workers)
+    names = [trial.name for trial in trials]
+    synthetic.write_run(tmp_path, run, speeds=dict(zip(names, speeds, strict=True)))
+    summary = summarize(load(tmp_path))
+    assert (summary.choice.advice, summary.choice.reference.label) == (advice, reference)
+    assert summary.recommended_label == row
+    sentence = sentences.recommendation(summary)
+    assert sentence.startswith(beginning)
+    assert f"the useful tokens per second of {reference}" in sentence
+    assert summary.train_command == ("inv train" if row == "train" else f"inv train --from={run.run_id}")
+    assert benchmark.make(summary).commands.items == (
+        ("Train" if row == "train" else f"Train with {row}", summary.train_command),
+    )
+    assert summary.finding.row.label in ("baseline", "other")  # the published comparison stays theirs
+
+
 def write_losses(summary, losses, folder):
     """Write quality.json with pairs of these losses for each configuration, against 2.0 of the reference."""
     trials = {row.label: row.trial for row in summary.rows}

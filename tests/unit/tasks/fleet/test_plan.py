@@ -35,7 +35,7 @@ from tasks.settings.load import Settings, load
 from tests.support.reports import synthetic
 
 MakeContext = Callable[..., Context]
-TRIALS = suite("quick", "tiny", "models/m", "data/d.jsonl")
+TRIALS = suite("quick", "tiny", "models/m", "data/d.jsonl")[:2]
 WORKERS = ["worker-0", "worker-1", "worker-2"]
 
 
@@ -194,7 +194,7 @@ def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("quick", ["128 x 4", "64 x 8"]),
+        ("quick", ["128 x 4", "64 x 8", "64 x 8"]),
         ("hardware", ["-"]),
         ("loading", ["nf4", "bf16"]),
         ("inference", ["64 + 64 x 32", "64 + 64 x 32"]),
@@ -298,6 +298,33 @@ def test_trials_read_data_by_the_settings_of_a_training(
     write_trial(project / "own.json", make_trial(data_options=DataOptions(system="Own")))
     (trial,) = read_trials(settings, "own.json", None)
     assert trial.reading.system == "Own"
+
+
+ROW, *REST = OPEN = ("micro_batch_size", "gradient_checkpointing", "held_layers", "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("profile", "train", "fields", "derive"),
+    [
+        ("gpu", {}, {"recipe": "fast", "max_seq_len": 512, "layout": "varlen"}, OPEN),
+        ("gpu", {"max_seq_len": 2048, "micro_batch_size": 2}, {"max_seq_len": 2048, "micro_batch_size": 2}, REST),
+        ("tiny", {"max_seq_len": 2048, "lora_rank": 8}, {"max_seq_len": 64, "lora_rank": 8}, REST),
+        ("gpu", {"data": ["mine.jsonl"], "matmul": "int8"}, {"data": "mine.jsonl", "matmul": "int8"}, OPEN),
+    ],
+)
+def test_one_trial_of_a_suite_is_what_the_settings_train(
+    profile: str, train: dict[str, Any], fields: dict[str, Any], derive: tuple[str, ...], context: MakeContext
+) -> None:
+    settings = load(context(text=json.dumps({"train": train, "bench": {"profile": profile}})))
+    for name in ("quick", "full"):
+        trials = plan.choose_trials(settings, name, None)
+        (usual,) = (trial for trial in trials if trial.is_usual)
+        assert {field: getattr(usual, field) for field in fields} == fields
+        assert set(usual.derive) == set(derive)
+        assert not any(trial.derive for trial in trials if trial is not usual)
+    fitted = {"derived": {"train": {"micro_batch_size": 4, "optimizer": "adamw_torch"}}}
+    assert [trial.derive for trial in plan.with_derived((usual,), fitted)] == [()]
+    assert plan.with_derived((usual,), fitted)[0].micro_batch_size == 4
 
 
 def test_data_options_are_part_of_a_trials_digest(make_trial: Callable[..., Trial]) -> None:

@@ -159,11 +159,12 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     fitted = {"micro_batch_size": 8, "gradient_checkpointing": True, "held_layers": 0, "optimizer": "adamw_torch"}
     trial = trial_of(settings(validation_fraction=0.1))
     training = output.training_of(trial)
-    assert (training.derive, training.rows_per_step) == (("rows_per_step", "warmup_share", *fitted), 4)
+    assert (trial.derive, training.rows_per_step) == (("rows_per_step", "warmup_share", *fitted), 4)
     assert {name: getattr(trial, name) for name in fitted} == fitted
     assert trial.with_derived(derived).checkpoint_every == 2
+    assert trial.with_derived(derived).derive == ()
     planned = output.training_of(trial.with_derived(derived))
-    assert (planned.derive, planned.rows_per_step, planned.warmup_share) == ((), 2, 0.1)
+    assert (planned.rows_per_step, planned.warmup_share) == (2, 0.1)
     assert planned.data == training.data
     lines = output.summary_lines(make_probe(derived=derived), trial, PREDICTED)
     named = "train.rows_per_step 2, train.warmup_share 0.1, train.gradient_checkpointing false"
@@ -174,9 +175,9 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     in_eight = dataclasses.replace(trial, matmul="int8")
     assert trial_spec.INT8_OFFER not in output.summary_lines(on_a_gpu, in_eight, PREDICTED)
     assert output.training_of(trial_of(settings(), workers=4)).rows_per_step == 4
-    assert "validation_share" not in output.training_of(trial_of(settings(validation_file="v"))).derive
+    assert "validation_share" not in trial_of(settings(validation_file="v")).derive
     explicit = settings(rows_per_step=8, warmup_share=0.0, validation_fraction=0.0, **fitted)
-    assert output.training_of(trial_of(explicit)).derive == ()
+    assert trial_of(explicit).derive == ()
 
 
 @pytest.mark.parametrize("case", load_cases(__file__, "small_data.yaml"))

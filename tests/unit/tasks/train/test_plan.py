@@ -30,7 +30,7 @@ def test_a_plan_does_not_depend_on_whether_a_worker_answered(settings: MakeSetti
     assert seen.trial.training.input_digests
     pinned = dataclasses.replace(seen.trial.training, input_digests={})
     assert dataclasses.replace(seen.trial, training=pinned) == unseen.trial
-    assert {"validation_share", "rows_per_step", "warmup_share"} <= set(pinned.derive)
+    assert {"validation_share", "rows_per_step", "warmup_share"} <= set(seen.trial.derive)
     assert (unseen.lines, unseen.predicted) == ([NO_WORKER], None)
 
 

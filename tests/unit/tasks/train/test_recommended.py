@@ -12,6 +12,7 @@ from reports.read.load import load
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError
 from tasks.fleet import trial_spec
+from tasks.fleet.declared import CONFIGURATION_FIELDS
 from tasks.settings.load import Settings
 from tasks.train import recommended
 from tests.support.reports import synthetic, training_run
@@ -40,13 +41,13 @@ def test_the_recommended_configuration_is_taken_over_and_the_rest_comes_from_the
     row = next(row for row in summarize(load(folder)).rows if row.label == "optimized")
     trial, lines = recommended.recommended_trial(configured, RUN)
     training = trial_spec.make_trial(configured, trial, workers=1, max_hours=None)
-    taken = {name: getattr(training, name) for name in trial_spec.FILE_FIELDS}
-    expected = {name: getattr(row.trial, name) for name in trial_spec.FILE_FIELDS}
+    taken = {name: getattr(training, name) for name in CONFIGURATION_FIELDS}
+    expected = {name: getattr(row.trial, name) for name in CONFIGURATION_FIELDS}
     assert taken == expected | {"max_seq_len": 512, "micro_batch_size": 8}
-    assert training.training.derive == ("validation_share", "rows_per_step", "warmup_share")
+    assert training.derive == ("validation_share", "rows_per_step", "warmup_share")
     assert training.learning_rate == 5e-4
     assert summarize(load(folder)).train_command == f"inv train --from={RUN}"
-    assert len(lines) == 1
+    assert len(lines) == 2
     shorter = dataclasses.replace(trial, max_seq_len=configured.train.max_seq_len - 1)
     assert len(list(recommended.describe_source(configured, shorter, RUN))) == 2
 
