@@ -49,9 +49,7 @@ def suite_names() -> str:
 class BenchOptions:
     quick: bool = switch("run suite quick: 3 trials, the published two and what `inv train` does")
     full: bool = switch("run suite full: 13 trials, one factor at a time")
-    only: str | None = text(
-        "ids of the trials to run, separated by commas (`python -m bench list` shows all)", value="IDS"
-    )
+    only: str | None = text("ids of the trials to run, separated by commas (--dry-run shows all)", value="IDS")
     trial_file: str | None = text(f"JSON file with the trial to run, or a list of trials {TRIAL_FILE}")
     quality: bool = switch(
         "then compare the held-out loss of the fastest configuration with the reference, after short trainings on your "

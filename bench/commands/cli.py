@@ -107,7 +107,7 @@ def _add_trial_commands(commands: Any) -> None:
         "any other status. All but 2, 4 and 74 leave a result with the reason. The trial comes from a file (--trial), "
         "or from flags: --suite quick --trial-name optimized --model DIR --data FILE --set max_seq_len=256.",
     )
-    run.add_argument("--trial", type=Path, metavar="FILE", help="trial as JSON, in the format of `show`")
+    run.add_argument("--trial", type=Path, metavar="FILE", help="trial as JSON")
     _add_trial_arguments(run)
     run.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for result.json and progress.json")
     checkpoints = "checkpoint folder of a fine-tuning, which resumes from the newest checkpoint"
@@ -141,12 +141,6 @@ def _add_trial_commands(commands: Any) -> None:
     _add_trial_arguments(profile)
     profile.add_argument("--json", type=Path, metavar="FILE", help="write the profile as JSON to this file")
     profile.set_defaults(trial=None)
-
-    _add_suite_arguments(_add_command(commands, "list", _list, "list the trials of a suite: id, configuration, reason"))
-    show = _add_command(commands, "show", _show, "print one trial as JSON, for `run --trial`")
-    show.add_argument("trial_id", metavar="ID", help="id from `list`")
-    _add_suite_arguments(show)
-    _add_input_arguments(show)
 
 
 def _add_input_commands(commands: Any) -> None:
@@ -206,7 +200,7 @@ def _add_other_commands(commands: Any) -> None:
 
 def _add_trial_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose a trial of a suite and change it."""
-    parser.add_argument("--trial-name", metavar="NAME", help="instead of --trial: a trial of a suite, see `list`")
+    parser.add_argument("--trial-name", metavar="NAME", help="instead of --trial: a trial of a suite")
     parser.add_argument("--suite", choices=sorted(SUITE_NAMES), help="with --trial-name; default: full")
     profile = "with --trial-name; default: gpu, the published sizes"
     parser.add_argument("--profile", choices=sorted(SCALES), help=profile)
@@ -214,11 +208,6 @@ def _add_trial_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="FILE", help="with --trial-name: the data file")
     settings = "with --trial-name: change a field of the trial, e.g. max_seq_len=256; repeatable"
     parser.add_argument("--set", dest="settings", action="append", metavar="KEY=VALUE", help=settings)
-
-
-def _add_suite_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", choices=sorted(SUITE_NAMES), default="full", help="default: full")
-    parser.add_argument("--profile", choices=sorted(SCALES), default="gpu", help="default: gpu, the published sizes")
 
 
 def _add_input_arguments(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
@@ -266,9 +255,7 @@ def _trial_from_flags(arguments: argparse.Namespace) -> Trial | None:
             )
         return None
     if not arguments.trial_name:
-        raise TrialError(
-            "no trial: pass --trial with a file, or --trial-name with a trial of a suite", remedy="see `list`"
-        )
+        raise TrialError("no trial: pass --trial FILE, or --suite and --trial-name with a trial of the suite")
     for name in ("model", "data"):
         if not getattr(arguments, name):
             raise TrialError(f"--{name}: missing", remedy="pass --model and --data with --trial-name")
@@ -314,31 +301,6 @@ def _profile(arguments: argparse.Namespace) -> int:
     print(format_profile(step_profile, trial))
     if arguments.json:
         arguments.json.write_text(step_profile.to_json(), encoding="utf-8")
-    return 0
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    scale = SCALES[arguments.profile]
-    trials = suite(arguments.suite, arguments.profile, "MODEL", "DATA")
-    print(f"suite {arguments.suite}, profile {scale.profile}: {scale.note}")
-    rows: list[tuple[str, ...]] = [
-        ("id", "seq", "batch", "layout", "base", "rank", "optimizer", "ckpt", "loaders", "reason")
-    ]
-    for trial in trials:
-        sizes = (trial.max_seq_len, trial.micro_batch_size)
-        kinds = (trial.layout, trial.base_precision, trial.lora_rank, trial.optimizer)
-        rest = ("yes" if trial.gradient_checkpointing else "no", trial.data_workers, trial.reason)
-        rows.append((trial.trial_id, *(str(value) for value in (*sizes, *kinds, *rest))))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
-    return 0
-
-
-def _show(arguments: argparse.Namespace) -> int:
-    trials = suite(arguments.suite, arguments.profile, arguments.model, arguments.data)
-    (trial,) = choose(trials, (arguments.trial_id,))
-    print(json.dumps(trial.to_json(), indent=1, ensure_ascii=False))
     return 0
 
 

@@ -277,7 +277,6 @@ class SuiteScale:
     """Size of a suite's trials. Every result names its profile, so that sizes cannot be confused."""
 
     profile: str
-    note: str
     seq_divisor: int
     warmup_steps: int
     measured_steps: int
@@ -288,7 +287,6 @@ class SuiteScale:
 SCALES: dict[str, SuiteScale] = {
     "gpu": SuiteScale(
         profile="gpu",
-        note="the published sizes, for one GPU",
         seq_divisor=1,
         warmup_steps=5,
         measured_steps=30,
@@ -298,8 +296,6 @@ SCALES: dict[str, SuiteScale] = {
     # With an eighth of each length both quick trials have 512 tokens a step; their originals both have 4096.
     "tiny": SuiteScale(
         profile="tiny",
-        note="scaled down for a machine without a GPU: an eighth of each sequence length, few steps; "
-        "these numbers say nothing about an A10",
         seq_divisor=8,
         warmup_steps=3,
         measured_steps=15,

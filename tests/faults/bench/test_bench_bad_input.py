@@ -87,7 +87,7 @@ def test_a_trial_comes_either_from_a_file_or_from_flags(rejection, tiny_data, tm
 def test_an_unknown_trial_is_rejected_with_those_of_the_suite(rejection, tiny_data):
     message = rejection(data=tiny_data, flags=("--suite", "quick", "--trial-name", "fastest"))
     assert "'fastest'" in message
-    assert message.endswith(" baseline, optimized\n")
+    assert message.endswith(" baseline, optimized, train\n")
 
 
 # A machine whose GPU cannot be used -----------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_run_never_overwrites_a_finished_result(tmp_path: Path, make_trial):
 def test_a_broken_pipe_exits_like_sigpipe():
     reader, writer = os.pipe()
     os.close(reader)
-    argv = (sys.executable, "-m", "bench", "list")
+    argv = (sys.executable, "-m", "bench", "sample")
     with open(writer, "wb") as broken_pipe:
         completed = subprocess.run(argv, cwd=ROOT, stdout=broken_pipe, stderr=subprocess.PIPE, timeout=60, check=False)
     assert (completed.returncode, completed.stderr) == (141, b"")

@@ -12,30 +12,12 @@ from bench.commands import cli, run
 from bench.data import demo
 from bench.data.inputs import InputError
 from bench.harness.record import summary_line
-from bench.records import Trial, suite
 from bench.records.result import Steps, TrialResult
 from bench.records.run import Progress
 from bench.records.status import Outcome, ReasonCode, TrialStatus, read_failure
-from bench.records.trial import SCALES
 from bench.records.workloads import WORKLOADS
 from bench.workloads import load
 from tests.support.reports.synthetic import metrics_of
-
-
-def test_list_prints_every_trial_with_its_reason(capsys):
-    assert cli.main(["list", "--suite", "full", "--profile", "tiny"]) == 0
-    output = capsys.readouterr().out
-    assert SCALES["tiny"].note in output
-    for trial in suite("full", "tiny", "M", "D"):
-        assert any(line.startswith(trial.trial_id) and line.endswith(trial.reason) for line in output.splitlines())
-
-
-def test_show_prints_a_trial_that_can_be_read_back(capsys, tmp_path: Path):
-    argv = ["show", "optimized", "--profile", "tiny", "--model", "it's/a model", "--data", 'a "b".jsonl']
-    assert cli.main(argv) == 0
-    (tmp_path / "trial.json").write_text(capsys.readouterr().out)
-    trial = Trial.read(tmp_path / "trial.json")
-    assert (trial.trial_id, trial.model, trial.data) == ("optimized", "it's/a model", 'a "b".jsonl')
 
 
 def test_survey_refuses_a_list_that_cannot_be_read_in_one_line(capsys, tmp_path: Path):
