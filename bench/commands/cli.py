@@ -373,7 +373,11 @@ def _forecast(arguments: argparse.Namespace) -> int:
     data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
     prediction = dataclasses.replace(
-        prediction, data=data, steps=examples.steps(), chips=chips.forecast_chips(trial), derived=derived
+        prediction,
+        data=data,
+        steps=examples.steps(),
+        chips=chips.forecast_chips(trial, prediction.gpu),
+        derived=derived,
     )
     return _print_json(schema.to_json(prediction))
 

@@ -5,14 +5,17 @@ times `RATIOS`: what measured steps took of that, with Mistral 7B's shape at 4,0
 tests/unit/bench/predict/measured_steps.yaml, are H200 and H100 for `fast` (n=5), and H200 and the published A10 for
 `reference` (n=2). No pair exists for an A100, an L40S or for `stock`, which has the range of all.
 
+A small model's steps take as long as their launches: no step is faster than `LAYER_SEC` for each layer and row.
+
 Not covered: a power limit that holds one chip back more than another, communication between GPUs, host memory.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.architectures import find
 from bench.architectures.architecture import ConfigError
 from bench.data.model_folder import read_config
 from bench.data.trial_inputs import as_stock, unsupported_reason
@@ -24,49 +27,46 @@ from bench.records.forecast import ChipForecast
 
 # Measured over predicted seconds: the smallest, the median and the largest of a recipe's pairs.
 RATIOS = {"fast": (0.64, 0.72, 0.79), "reference": (0.47, 0.55, 0.62), "stock": (0.47, 0.67, 0.79)}
+# Least seconds of a layer, forward and backward: SmolLM2-135M on an H200 took a tenth of a step's time for arithmetic.
+LAYER_SEC = (0.0007, 0.0014, 0.0028)
 
 
-def forecast_chips(trial: Trial) -> list[ChipForecast]:
-    """Predict the training on each chip of gpu_specs.json with one name. Empty if the model's sizes are not known."""
+def forecast_chips(trial: Trial, gpu: str | None) -> list[ChipForecast]:
+    """Predict the training on each chip with one name and on this GPU; [] if the model's sizes are not known."""
     config = read_config(Path(trial.model))
     if trial.recipe == "fast" and unsupported_reason(config, trial, None) is not None:
         trial = as_stock(trial)
     try:
-        return predict_chips(config, trial)
+        return predict_chips(config, trial, gpu)
     except ConfigError:
         return []
 
 
-def predict_chips(config: Mapping[str, Any], trial: Trial) -> list[ChipForecast]:
+def predict_chips(config: Mapping[str, Any], trial: Trial, gpu: str | None = None) -> list[ChipForecast]:
     """Predict a trial of a model's config.json, with its open fields as each chip's memory allows.
 
     Raises ConfigError for a model whose sizes are not known.
     """
     positions = trial.micro_batch_size * trial.max_seq_len
     open_fields = set(OPEN_FIELDS) & set(trial.derive)
-    low, middle, high = RATIOS[trial.recipe]
-    forecasts = []
-    for name, chip, tflops in _named_chips():
+    layers, forecasts = find(config).geometry(config).layers, []
+    for name, chip in _chips_by_name(gpu).items():
+        if chip.bf16 is None:
+            continue
         fitting = fastest_fit(config, trial, open_fields, _largest_peak(chip)) or trial
-        seconds = positions / (throughput.positions_per_sec(config, fitting) * tflops)
-        forecasts.append(
-            ChipForecast(
-                name=name,
-                fits=memory.peak_bytes(config, fitting) <= _largest_peak(chip),
-                row_sec=seconds * middle,
-                row_sec_low=seconds * low,
-                row_sec_high=seconds * high,
-            )
-        )
+        rate = throughput.positions_per_sec(config, fitting) * chip.bf16 * throughput.ACHIEVABLE_SHARE
+        ends = zip(RATIOS[trial.recipe], LAYER_SEC, strict=True)
+        low, middle, high = (max(positions / rate * ratio, layers * layer_sec) for ratio, layer_sec in ends)
+        fits = memory.peak_bytes(config, fitting) <= _largest_peak(chip)
+        forecasts.append(ChipForecast(name=name, fits=fits, row_sec=middle, row_sec_low=low, row_sec_high=high))
     return forecasts
 
 
-def _named_chips() -> Iterator[tuple[str, gpu_specs.GpuSpec, float]]:
-    """Yield name, figures and achievable TFLOP/s of each chip whose entry stands for one name."""
-    for chip in gpu_specs.CHIPS:
-        tflops = chip.matmul_tflops("bf16")
-        if tflops is not None and re.fullmatch(r"[\w -]+", chip.names) is not None:
-            yield f"NVIDIA {chip.names}", chip, tflops * throughput.ACHIEVABLE_SHARE
+def _chips_by_name(gpu: str | None) -> dict[str, gpu_specs.GpuSpec]:
+    """Return each chip whose entry stands for one name, and that of this GPU."""
+    chips = {f"NVIDIA {chip.names}": chip for chip in gpu_specs.CHIPS if re.fullmatch(r"[\w -]+", chip.names)}
+    own = gpu_specs.lookup(gpu)
+    return chips if gpu is None or own is None else chips | {gpu: own}
 
 
 def _largest_peak(chip: gpu_specs.GpuSpec) -> int:

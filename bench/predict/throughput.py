@@ -4,10 +4,7 @@
 seconds: samples are tokenized, no weights are read. One JSON document covers a whole list of trials.
 
 `forecast`, of a training: its peak memory on a GPU (`bench.predict.memory`; rows are packed to one length, so all are
-equal), and the time of one rank's step, without communication, from the GPU's published figures. It is an estimate;
-measured steps are better.
-
-Not covered: the time on CPUs and on GPUs without known figures.
+equal). `bench.predict.chips` has its time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +20,7 @@ from bench.data.packing import Row, bucket_by_length, pack_whole_samples
 from bench.data.readers import read_data
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import as_stock, built_recipe, check_trial_model, data_options, unsupported_reason
-from bench.machine import gpu_specs, nvml
+from bench.machine import nvml
 from bench.predict import flops, memory
 from bench.records import Trial
 from bench.records.forecast import Forecast
@@ -156,7 +153,7 @@ def _gpu() -> dict[str, Any] | None:
 
 
 def forecast(trial: Trial) -> Forecast:
-    """Predict memory and time. Raises InputError for a model that cannot be used or does not suit the trial."""
+    """Predict memory. Raises InputError for a model that cannot be used or does not suit the trial."""
     model, config = check_trial_model(trial), read_config(Path(trial.model))
     nvml.number_gpus_by_bus()
     gpus = nvml.visible_gpus()
@@ -174,16 +171,5 @@ def forecast(trial: Trial) -> Forecast:
         gpu_memory_bytes=None if gpu is None else gpu.read().memory_total_bytes,
         peak_bytes=None if gpu is None else flops.if_known(memory.peak_bytes, config, trial),
         adapter_weights=flops.adapter_weights(config, trial.lora_rank, trial.lora_targets),
-        row_sec=None if gpu is None else flops.if_known(_row_sec, config, trial, gpu.name),
         recipe=recipe,
     )
-
-
-def _row_sec(config: dict[str, Any], trial: Trial, gpu: str | None) -> float | None:
-    """Estimate the seconds of one packed row on a GPU of this name; None if its figures are unknown."""
-    chip = gpu_specs.lookup(gpu)
-    tflops = None if chip is None else chip.matmul_tflops("bf16")
-    if tflops is None:
-        return None
-    positions = trial.micro_batch_size * trial.max_seq_len
-    return positions / (positions_per_sec(config, trial) * tflops * ACHIEVABLE_SHARE)

@@ -20,9 +20,9 @@ class ChipForecast:
 class Forecast:
     """A worker's forecast of a training before it starts.
 
-    `peak_bytes` is GPU memory, `row_sec` one GPU's estimated time per packed row without communication; both are None
-    without a GPU or its published figures. `recipe` is the one that will be built, with the reason for a fallback.
-    `data` and `steps` are None until the data are read. `chips` is empty for a model whose sizes are not known.
+    `peak_bytes` is GPU memory, None without a GPU. `recipe` is the one that will be built, with the reason for a
+    fallback. `data` and `steps` are None until the data are read. `chips` have the times of a packed row, without
+    communication, also on this GPU if its figures are published; empty for a model whose sizes are not known.
     """
 
     model_sha256: str
@@ -31,7 +31,6 @@ class Forecast:
     gpu_memory_bytes: int | None
     peak_bytes: int | None
     adapter_weights: int
-    row_sec: float | None
     recipe: str
     data: DataReport | None = None
     steps: int | None = None

@@ -314,24 +314,17 @@ def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -
         row = Amount(value=samples / rate.value, low=low, high=high)
         step = _add_seconds(row.times(rows), (1 - rows) * _optimizer_sec(comparable))
         return step, f"from {rate.n} steps measured on {probe.device} (run {comparable[0].run_id})"
-    if (estimated := _estimated_row_sec(probe)) is not None:
-        basis = f"estimated from the figures of {probe.device}; no run here measured this configuration"
-        return estimated.times(rows), basis
-    return None, f"no run here measured this configuration on {probe.device}"
-
-
-def _estimated_row_sec(probe: ProbeResult) -> Amount | None:
-    """Return the estimate for a row on the worker's GPU, with its range if the GPU is one of the chips."""
     for chip in probe.forecast.chips:
         if chip.name == probe.device:
-            return Amount(value=chip.row_sec, low=chip.row_sec_low, high=chip.row_sec_high)
-    seconds = probe.forecast.row_sec
-    return None if seconds is None else Amount(value=seconds, low=None, high=None)
+            basis = f"estimated from the figures of {probe.device}; no run here measured this configuration"
+            row = Amount(value=chip.row_sec, low=chip.row_sec_low, high=chip.row_sec_high)
+            return row.times(rows), basis
+    return None, f"no run here measured this configuration on {probe.device}"
 
 
 def measured_step(settings: Settings, trial: Trial, probe: ProbeResult, gpu: str, rows: int) -> Amount | None:
     """Return the seconds of a step of `rows` rows on this kind of GPU, if an earlier run here measured them."""
-    other = dataclasses.replace(probe.forecast, gpu=gpu, row_sec=None, chips=[])
+    other = dataclasses.replace(probe.forecast, gpu=gpu, chips=[])
     return _step_sec(settings, trial, dataclasses.replace(probe, forecast=other), rows)[0]
 
 

@@ -66,3 +66,13 @@ def test_a_chip_has_one_name_and_says_whether_the_training_fits() -> None:
     assert all(name.replace(" ", "").replace("-", "").isalnum() for name in small)
     assert (small["NVIDIA A10"], large["NVIDIA A10"], large["NVIDIA H200"]) == (True, False, True)
     assert all(dataclasses.asdict(each)["row_sec"] > 0 for each in chips.predict_chips(MISTRAL_7B, trial_of()))
+    own = chips.predict_chips(MISTRAL_7B, trial_of(), "NVIDIA A100-SXM4-40GB")
+    assert "NVIDIA A100-SXM4-40GB" in {each.name for each in own}
+
+
+def test_no_row_of_a_small_model_is_faster_than_its_launches() -> None:
+    small = MISTRAL_7B | {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
+    forecasts = chips.predict_chips(small | {"num_key_value_heads": 2, "vocab_size": 264}, trial_of())
+    layers = MISTRAL_7B["num_hidden_layers"]
+    (floor,) = {(each.row_sec_low, each.row_sec, each.row_sec_high) for each in forecasts if each.name.endswith("H200")}
+    assert floor == tuple(layers * seconds for seconds in chips.LAYER_SEC)

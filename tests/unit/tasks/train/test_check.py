@@ -67,7 +67,7 @@ PREDICTED = forecast.TrainingForecast(
 
 
 def make_probe(**fields: Any) -> forecast.ProbeResult:
-    unknown = {"gpu": None, "gpus": 0, "gpu_memory_bytes": None, "peak_bytes": None, "row_sec": None}
+    unknown = {"gpu": None, "gpus": 0, "gpu_memory_bytes": None, "peak_bytes": None}
     answer = Forecast(**{"model_sha256": "0" * 64, "adapter_weights": 9, "recipe": "fast"} | unknown | fields)
     return forecast.ProbeResult(forecast=answer, data=REPORT)
 
