@@ -87,15 +87,26 @@ def check_trial_model(trial: Trial, load_model: Callable[[Path], ModelFacts] = c
             f"{trial.model} (config.json: max_position_embeddings)",
             remedy="reduce max_seq_len",
         )
-    architecture = find(read_config(Path(trial.model)))
+    config = read_config(Path(trial.model))
+    architecture = find(config)
     try:
         architecture.select(trial.lora_targets)
     except UnknownLayer as error:
+        reason = (
+            ": experts have no adapters, because one parameter holds the weights of all" if _has_experts(config) else ""
+        )
         raise InputError(
-            f"lora_targets: {trial.model} has no layer {error.name!r}",
+            f"lora_targets: {trial.model} has no layer {error.name!r}{reason}",
             remedy=f"it has {', '.join(sorted(layer.name for layer in architecture.linear_layers))}",
         ) from error
     return model
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json counts experts."""
+    text = config.get("text_config")
+    sizes = {**config, **(text if isinstance(text, dict) else {})}
+    return any("experts" in name and type(value) is int and value > 1 for name, value in sizes.items())
 
 
 # The recipe fast ------------------------------------------------------------------------------------------------------

@@ -121,8 +121,8 @@ def install(model: Any) -> None:
     """Let modules with experts in NF4 compute with them. Again after a patch that replaced their `forward`."""
     for module, names in quantized_experts(model):
         vars(module).pop("forward", None)
-        # transformers marks experts that can be computed by groups with how it holds them
-        is_grouped, is_cuda = hasattr(module, "is_transposed"), module._parameters[names[0]].is_cuda
+        is_grouped = not getattr(module, "has_post_expert_norm", True)  # a mark of transformers' grouped experts
+        is_cuda = module._parameters[names[0]].is_cuda
         module.__class__ = _with_nf4(module.__class__, is_grouped=is_grouped, is_cuda=is_cuda)
 
 
@@ -193,37 +193,27 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, module: Any, inputs: Any, hidden: Any, scores: Any, ids: Any) -> Any:
         ctx.module, ctx.inputs = module, inputs
-        layer = _Layer(module)
-        groups = Groups.sort(ids, layer.experts)
-        rows = layer.down(layer.act(layer.up(hidden[groups.tokens], groups)), groups)
-        return combine(layer.norm(rows), groups, scores).to(hidden.dtype)
+        groups = Groups.sort(ids, module.num_experts)
+        act = _act(module, _product(module, _up(module), hidden[groups.tokens], groups))
+        return combine(_product(module, "down_proj", act, groups), groups, scores).to(hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
+        module = ctx.module
         hidden, scores, ids = ctx.inputs.saved_tensors  # recomputes the layer up to here
-        layer = _Layer(ctx.module)
-        groups = Groups.sort(ids, layer.experts)
-        joined = layer.up(hidden[groups.tokens], groups)
-        act = layer.act(joined)
-        weights = scores.reshape(-1, 1)[groups.order].to(act.dtype)
+        groups = Groups.sort(ids, module.num_experts)
+        joined = _product(module, _up(module), hidden[groups.tokens], groups)
+        act = _act(module, joined)
         d_rows = gradient.to(act.dtype)[groups.tokens]
-        d_scores = torch.zeros((), device=act.device)
-        if layer.has_norm:
-            with torch.enable_grad():
-                rows = layer.down(act, groups).requires_grad_()
-                normed = layer.norm(rows)
-            d_scores = _dot(normed, d_rows)
-            (d_rows,) = torch.autograd.grad(normed, rows, d_rows * weights)
-            weights = torch.ones_like(weights)
-        elif layer.down_bias is not None:
-            d_scores = _dot(layer.down_bias[groups.experts], d_rows)
-        d_act = layer.down_backward(d_rows, groups)
-        del d_rows
-        if not layer.has_norm:
-            d_scores = d_scores + _dot(act, d_act)
-        d_joined = layer.act_backward(joined, d_act.mul_(weights))
-        d_hidden = combine(layer.up_backward(d_joined, groups), groups)
-        return None, None, d_hidden.to(hidden.dtype), d_scores[groups.places].view_as(scores).to(scores.dtype), None
+        d_act = _product(module, "down_proj", d_rows, groups, is_backward=True)
+        d_scores = _dot(act, d_act)
+        if module.has_bias:
+            d_scores += _dot(module.down_proj_bias[groups.experts], d_rows)
+        d_act *= scores.reshape(-1, 1)[groups.order].to(act.dtype)
+        del d_rows, act
+        d_rows = _product(module, _up(module), _act_backward(module, joined, d_act), groups, is_backward=True)
+        d_scores = d_scores[groups.places].view_as(scores).to(scores.dtype)
+        return None, None, combine(d_rows, groups).to(hidden.dtype), d_scores, None
 
 
 def _dot(first: Any, second: Any) -> Any:
@@ -231,53 +221,36 @@ def _dot(first: Any, second: Any) -> Any:
     return (first * second).sum(-1, dtype=torch.float32)
 
 
-class _Layer:
-    """Weights and activation of one module of experts, by transformers' attributes."""
+def _up(module: Any) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
 
-    def __init__(self, module: Any) -> None:
-        self._module, self.has_norm = module, module.has_post_expert_norm
-        self._up = module.gate_up_proj if module.has_gate else module.up_proj
-        self._up_bias, self.down_bias = None, None
-        if module.has_bias:
-            self._up_bias = module.gate_up_proj_bias if module.has_gate else module.up_proj_bias
-            self.down_bias = module.down_proj_bias
-        self.experts = int(self._up.quant_state.shape[0])
-        plain_gate = importlib.import_module("transformers.integrations.moe")._default_apply_gate
-        is_plain = module.has_gate and type(module)._apply_gate is plain_gate
-        self._is_swiglu = is_plain and isinstance(module.act_fn, torch.nn.SiLU)
 
-    def up(self, rows: Any, groups: Groups) -> Any:
-        return self._product(rows, self._up, self._up_bias, groups)
+def _product(module: Any, name: str, rows: Any, groups: Groups, *, is_backward: bool = False) -> Any:
+    weight = dequantize(module._parameters[name])
+    # (E, input, output): transformers holds experts as linear layers do, or transposed.
+    weight = weight if module.is_transposed is not is_backward else weight.transpose(-2, -1)
+    out = grouped_product(rows.to(weight.dtype), weight, groups.ends)
+    if module.has_bias and not is_backward:
+        out += module._parameters[f"{name}_bias"].to(out.dtype)[groups.experts]
+    return out
 
-    def up_backward(self, gradient: Any, groups: Groups) -> Any:
-        return self._product(gradient, self._up, None, groups, backward=True)
 
-    def down(self, rows: Any, groups: Groups) -> Any:
-        return self._product(rows, self._module.down_proj, self.down_bias, groups)
+def _is_swiglu(module: Any) -> bool:
+    plain_gate = importlib.import_module("transformers.integrations.moe")._default_apply_gate
+    return module.has_gate and type(module)._apply_gate is plain_gate and isinstance(module.act_fn, torch.nn.SiLU)
 
-    def down_backward(self, gradient: Any, groups: Groups) -> Any:
-        return self._product(gradient, self._module.down_proj, None, groups, backward=True)
 
-    def act(self, joined: Any) -> Any:
-        if self._is_swiglu:
-            return swiglu(joined)
-        return self._module._apply_gate(joined) if self._module.has_gate else self._module.act_fn(joined)
+def _act(module: Any, joined: Any) -> Any:
+    if _is_swiglu(module):
+        return swiglu(joined)
+    return module._apply_gate(joined) if module.has_gate else module.act_fn(joined)
 
-    def act_backward(self, joined: Any, d_act: Any) -> Any:
-        """Return the gradient of `joined`, which may be overwritten."""
-        if self._is_swiglu:
-            swiglu_backward_(joined, d_act, keep_act=False)
-            return joined
-        with torch.enable_grad():
-            joined = joined.detach().requires_grad_()
-            return torch.autograd.grad(self.act(joined), joined, d_act)[0]
 
-    def norm(self, rows: Any) -> Any:
-        return self._module.post_expert_norm(rows) if self.has_norm else rows
-
-    def _product(self, rows: Any, parameter: Any, bias: Any, groups: Groups, *, backward: bool = False) -> Any:
-        weight = dequantize(parameter)
-        # (E, input, output): transformers holds experts as linear layers do, or transposed.
-        weight = weight if self._module.is_transposed is not backward else weight.transpose(-2, -1)
-        out = grouped_product(rows.to(weight.dtype), weight, groups.ends)
-        return out if bias is None else out.add_(bias.to(out.dtype)[groups.experts])
+def _act_backward(module: Any, joined: Any, d_act: Any) -> Any:
+    """Return the gradient of `joined`, which may be overwritten."""
+    if _is_swiglu(module):
+        swiglu_backward_(joined, d_act, keep_act=False)
+        return joined
+    with torch.enable_grad():
+        joined = joined.detach().requires_grad_()
+        return torch.autograd.grad(_act(module, joined), joined, d_act)[0]

@@ -8,7 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.data.inputs import InputError
+from bench.data.trial_inputs import check_trial_model
 from bench.qlora import experts
+from bench.records.validation import ALL_LINEAR
+from tests.support import tiny_models, tiny_training
 
 CHOICES, TOKENS, WIDTH = 3, 20, 64
 # By structure: transformers' class and where it is.
@@ -36,23 +40,8 @@ SIZES = by_value(
         "eager": "_experts_implementation",
     }
 )
-TINY = by_value(
-    {
-        512: "max_position_embeddings",
-        264: "vocab_size",
-        128: "intermediate_size",
-        64: "hidden_size moe_intermediate_size expert_ffn_hidden_size",
-        16: "q_lora_rank kv_lora_rank v_head_dim linear_key_head_dim linear_value_head_dim",
-        8: "qk_rope_head_dim qk_nope_head_dim mamba_n_heads mamba_num_heads",
-        4: "num_attention_heads num_experts num_local_experts n_routed_experts linear_num_value_heads",
-        2: "num_hidden_layers num_key_value_heads num_experts_per_tok linear_num_key_heads n_group pad_token_id",
-        1: "topk_group",
-        False: "use_cache",
-    }
-)
-OWN_SIZES = {"axk2": {"num_key_value_heads": 4}}
-MAX_WEIGHTS = 1_000_000  # a type whose configuration ignores TINY is left out
-UNUSABLE = {"longcat_flash"}  # its router multiplies by a weight that bitsandbytes has packed
+# A router that multiplies by a weight that bitsandbytes has packed, and a recurrence of 18 seconds.
+LEFT_OUT = {"longcat_flash", "kimi_linear"}
 
 
 def random_experts(modules, path):
@@ -109,29 +98,21 @@ def test_loading_keeps_one_weight_in_16_bits_at_a_time(modules, tmp_path, monkey
     assert sum(len(names) for _, names in experts.quantized_experts(model)) == 4
 
 
-def expert_types(modules):
-    """List the model types with experts in three dimensions that TINY builds."""
-    auto = modules.transformers.AutoModelForCausalLM
-    for config_class in auto._model_mapping:
+def expert_models(modules):
+    """Make the tiny models of all types that have experts in three dimensions, by type."""
+    for model_type in tiny_models.types(modules):
         try:
             with torch.device("meta"):
-                model = auto.from_config(config_class(**TINY))
-        except Exception:  # noqa: BLE001, S112 - whatever a type says against sizes that are not its own
+                model = tiny_models.tiny_model(modules, model_type)
+        except Exception:  # noqa: BLE001, S112 - whatever a type says against such sizes
             continue
         parts = ((module, name) for module in model.modules() for name in module._parameters)
-        is_small = sum(parameter.numel() for parameter in model.parameters()) < MAX_WEIGHTS
-        if (
-            is_small
-            and config_class.model_type not in UNUSABLE
-            and any(experts.is_expert_weight(*part) for part in parts)
-        ):
-            yield config_class.model_type
+        if model_type not in LEFT_OUT and any(experts.is_expert_weight(*part) for part in parts):
+            yield model_type
 
 
 def save_tiny(modules, model_type, folder):
-    config = modules.transformers.AutoConfig.for_model(model_type, **TINY | OWN_SIZES.get(model_type, {}))
-    torch.manual_seed(1)
-    model = modules.transformers.AutoModelForCausalLM.from_config(config).float()
+    model = tiny_models.tiny_model(modules, model_type, use_cache=False).float()
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -178,7 +159,14 @@ def compare_with_a_loop(modules, model_type, folder):
 
 
 def test_every_type_is_computed_as_by_its_own_loop(modules, tmp_path):
-    differences = {name: compare_with_a_loop(modules, name, tmp_path / name) for name in expert_types(modules)}
+    differences = {name: compare_with_a_loop(modules, name, tmp_path / name) for name in expert_models(modules)}
     wrong = {name: row for name, row in differences.items() if not (row[0] < 1e-6 and row[1] < 2e-6 and row[2])}
-    assert len(differences) >= 30
+    assert len(differences) >= 40
     assert not wrong
+
+
+def test_adapters_on_experts_are_refused_with_the_reason(modules, tmp_path):
+    folder = tiny_training.make_folder(modules, tmp_path / "model", model_type="mixtral", num_local_experts=2)
+    trial = tiny_training.plan(folder, tiny_training.make_data(tmp_path / "chats.jsonl"), lora_targets=ALL_LINEAR)
+    with pytest.raises(InputError, match=r"^lora_targets: .* 'gate_proj': experts have no adapters"):
+        check_trial_model(trial)
