@@ -2,7 +2,6 @@
 
 context: the files of the build context
 engine: the container engine, its data-root and login, and the VM's disks
-model_fetch: fetches models to the VM
 plan: computes a build from what was observed
 references: validates names of registries, images and users
 vm_jobs: long work on the VM as one detached job

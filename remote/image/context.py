@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.records.status import Failure
 from bench.records.units import format_gb
 from remote.agent.shared.files import hash_file
+from remote.hosts.base import HostError
 from remote.jobs.transfer import FileEntry
 
 SLOTS = 16  # the number that the Dockerfile's stage `models` copies
@@ -23,7 +23,7 @@ _IMAGE_FILES = (DOCKERFILE, "image/Dockerfile.dockerignore", "image/selfcheck.py
 _IGNORED_FOLDERS = frozenset({"__pycache__", ".git", "build", "dist"})
 
 
-class ContextError(Failure, ValueError):
+class ContextError(HostError):
     """Error raised if the project's folder or the models do not make a build context; the message has the remedy."""
 
 

@@ -106,7 +106,7 @@ class EngineUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskInfo:
-    """The VM's disks and models. `docker_tmpdir` is None if it is not set or cannot be read."""
+    """The VM's disks and models. `docker_tmpdir`, one of the folders, is None if it is not set or cannot be read."""
 
     folders: tuple[FolderInfo, ...]
     models: tuple[Mapping[str, Any], ...]
@@ -114,6 +114,20 @@ class DiskInfo:
 
     def folder(self, path: str) -> FolderInfo:
         return next(folder for folder in self.folders if folder.path == path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineImage:
+    """An image of the engine: its id, size unpacked in bytes, labels, and environment."""
+
+    image_id: str
+    size: int
+    labels: Mapping[str, str]
+    environment: Mapping[str, str]
+
+    @property
+    def short_id(self) -> str:
+        return self.image_id.removeprefix("sha256:")[:12]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,18 +301,33 @@ class Engine:
                 has_buildx=has_buildx,
             )
 
-    def inspect(self, reference: str) -> Mapping[str, Any] | None:
-        """Return the engine's record of an image, or None if it has no such image."""
+    def find_image(self, name: str) -> EngineImage | None:
+        """Return an image, or None if the engine has no such image."""
         try:
-            record: Mapping[str, Any] = self._api.inspect_image(reference)
+            record = self._api.inspect_image(name)
         except _sdk().errors.NotFound:
             return None
-        return record
+        with _valid_answer(self._host):
+            config = record["Config"]
+            pairs = (variable.partition("=") for variable in config.get("Env") or ())
+            return EngineImage(
+                image_id=str(record["Id"]),
+                size=int(record["Size"]),
+                labels=dict(config.get("Labels") or {}),
+                environment={key: value for key, _, value in pairs},
+            )
 
-    def layers(self, reference: str) -> list[ImageLayer]:
+    def image(self, name: str) -> EngineImage:
+        """Return an image. Raises EngineError if the engine has no such image."""
+        image = self.find_image(name)
+        if image is None:
+            raise EngineError(f"{self._host.name}: no image {name}", remedy="`inv build` builds it")
+        return image
+
+    def layers(self, image_id: str) -> list[ImageLayer]:
         """List the history steps of an image that are not empty, oldest first."""
         with _valid_answer(self._host):
-            history = [_to_layer(entry) for entry in reversed(self._api.history(reference))]
+            history = [_to_layer(entry) for entry in reversed(self._api.history(image_id))]
         return [layer for layer in history if layer.size > 0]
 
     def run_check(self, image_id: str, argv: tuple[str, ...], *, timeout_sec: float) -> Completed:
@@ -361,7 +390,7 @@ class Engine:
         self._api.timeout, freed_bytes = _PRUNE_TIMEOUT_SEC, 0
         for image_id, size in usage.old_images.items():
             with contextlib.suppress(_sdk().errors.APIError):
-                for name in (self.inspect(image_id) or {}).get("RepoTags") or [image_id]:
+                for name in self._api.inspect_image(image_id)["RepoTags"] or [image_id]:
                     self._api.remove_image(name)
                 freed_bytes += size
         return freed_bytes + int(self._api.prune_builds(all=True).get("SpaceReclaimed") or 0)

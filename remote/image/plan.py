@@ -26,8 +26,7 @@ BUILD_LABEL = f"{LABEL}.build"
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs")
 # Files on these are lost with the machine, use its memory, or have no hard links or modes.
 UNSUITABLE_FILESYSTEMS = ("tmpfs", "ramfs", "vfat", "exfat", "ntfs", "ntfs3", "iso9660", "squashfs", "proc", "sysfs")
-INLINE_CACHE = "inline"  # value of image.cache_to: the cache metadata is stored in the image
-# nvcc's package is the first; torch's own build needs the others in addition to the lock's wheels.
+# An extension needs the first; torch's own build needs the others in addition to the lock's wheels.
 CUDA_TOOLKIT_PACKAGES = (
     *("cuda-minimal-build", "cuda-libraries-dev", "cuda-cupti-dev", "cuda-nvtx", "cuda-nvml-dev", "cuda-profiler-api"),
 )
@@ -71,11 +70,11 @@ class BuildProfile:
     torch_from_source: bool = True
     environment: str | None = None
 
-    def cuda_packages(self) -> tuple[str, ...]:
-        """List NVIDIA's packages for compiling CUDA, nvcc's first. Raises ContextError if `cuda` is not set."""
+    def cuda_packages(self) -> str:
+        """Return the names of NVIDIA's packages for compiling CUDA. Raises ContextError if `cuda` is not set."""
         if self.cuda is None:
             raise ContextError(f"image/profiles.yaml: {self.name}: cuda: not set, but nvcc's package needs it")
-        return tuple(f"{name}-{self.cuda}" for name in CUDA_TOOLKIT_PACKAGES)
+        return " ".join(f"{name}-{self.cuda}" for name in CUDA_TOOLKIT_PACKAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +115,7 @@ class ImageSpec:
         if any(file.path.startswith("extension/") for file in self.code):
             arguments["EXTENSION"] = "own"
         if arguments:
-            arguments["TOOLKIT"] = " ".join(self.profile.cuda_packages())
-        if self.section.nvcc and self.section.target == "dev":
-            arguments["NVCC"] = self.profile.cuda_packages()[0]
+            arguments["TOOLKIT"] = self.profile.cuda_packages()
         if self.section.apt_snapshot is not None:
             arguments["APT_SNAPSHOT"] = self.section.apt_snapshot
         if self.profile.environment is not None:
@@ -159,11 +156,10 @@ class BuildPlan:
     needs: tuple[SpaceNeed, ...]
     notes: tuple[str, ...]
 
-    def to_job(self, *, force: bool = False) -> dict[str, Any]:
-        """Build the job document for `remote.agent.build_vm.build`; `force`: also if the image has this digest."""
-        fields = {key: value for key, value in asdict(self).items() if key not in ("needs", "notes")}
-        forced = {"anew": force}  # vocabulary: key of the job document
-        return {**fields, "label": BUILD_LABEL, "docker": [self.argv[0]], **forced}
+    def to_job(self) -> dict[str, Any]:
+        """Build the request for `remote.agent.build_vm.build`."""
+        fields = {key: value for key, value in asdict(self).items() if key not in ("digest", "needs", "notes")}
+        return {**fields, "docker": [self.argv[0]]}
 
 
 def model_folders(disks: DiskInfo) -> tuple[ModelFolder, ...]:
@@ -190,29 +186,21 @@ def model_folders(disks: DiskInfo) -> tuple[ModelFolder, ...]:
     return tuple(folders)
 
 
-def plan(spec: ImageSpec, facts: EngineFacts, disks: DiskInfo, existing: Mapping[str, str]) -> BuildPlan:
-    """Plan the build of `spec`. `existing` are the labels of the image that currently has its name.
+def plan(
+    spec: ImageSpec, facts: EngineFacts, root: FolderInfo, disks: DiskInfo, existing: Mapping[str, str]
+) -> BuildPlan:
+    """Plan the build of `spec`. `root`: the engine's data-root; `existing`: labels of the image that has this name.
 
-    Raises InsufficientSpace, EngineError for incomplete models, and ContextError.
+    Raises InsufficientSpace for an unsuitable file system, EngineError for incomplete models, and ContextError.
     """
     models = model_folders(disks)
     packed = assign_slots(models)
-    tmp, root = disks.folder(spec.tmpdir), disks.folder(facts.data_root)
-    check_tmpdir(tmp)
+    tmp = disks.folder(spec.tmpdir)
     check_data_root(root, facts, tmp.path)
     labels = _labels(spec, _model_digests(models))
-    digest = labels[BUILD_LABEL]
-    needs = _space_needs(spec, models, packed, tmp, root, existing)
-    check_free_space(needs, root)
-    cache_to = spec.section.cache_to
-    if cache_to not in (None, INLINE_CACHE) and not facts.has_buildx:
-        raise EngineError(
-            f"image.cache_to: {cache_to}: {spec.client.program} cannot write a cache: plugin buildx is missing",
-            remedy=f"apt-get install docker-buildx on the VM, or set image.cache_to to {INLINE_CACHE}",
-        )
     return BuildPlan(
         image=spec.image,
-        digest=digest,
+        digest=labels[BUILD_LABEL],
         argv=_build_argv(spec, labels),
         environment=spec.client.environment,
         base=spec.profile.base,
@@ -221,7 +209,7 @@ def plan(spec: ImageSpec, facts: EngineFacts, disks: DiskInfo, existing: Mapping
         packed=packed,
         context=f"{spec.workdir}/context",
         data_root=facts.data_root,
-        needs=needs,
+        needs=_space_needs(spec, models, packed, tmp, root, existing),
         notes=_notes(facts, tmp, root, disks),
     )
 
@@ -296,13 +284,7 @@ def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
         **({"PIP_INDEX_URL": spec.index_url} if spec.index_url is not None else {}),
         **spec.options(),
         **({"WEIGHTS": "models"} if spec.section.models else {}),
-        **({"BUILDKIT_INLINE_CACHE": "1"} if spec.section.cache_to == INLINE_CACHE else {}),
     }
-    cache_to = (
-        ()
-        if spec.section.cache_to in (None, INLINE_CACHE)
-        else (f"type=registry,ref={spec.section.cache_to},mode=max",)
-    )
     return (
         # The job writes the verified Dockerfile to standard input.
         *(spec.client.program, "build", "--progress=plain", "--file", "-"),
@@ -310,8 +292,6 @@ def _build_argv(spec: ImageSpec, labels: Mapping[str, str]) -> tuple[str, ...]:
         *(word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")),
         *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
         *(("--secret", f"id=pip.conf,src={spec.section.pip_conf}") if spec.section.pip_conf is not None else ()),
-        *(word for name in spec.section.cache_from for word in ("--cache-from", name)),
-        *(word for name in cache_to for word in ("--cache-to", name)),
         context,
     )
 
@@ -372,19 +352,19 @@ def _space_needs(
     )
 
 
-def check_free_space(needs: Sequence[SpaceNeed], root: FolderInfo) -> None:
+def check_free_space(needs: Sequence[SpaceNeed], data_root: str) -> None:
     """Check that each disk has enough free space for all its needs. Raises InsufficientSpace."""
     by_device: dict[int, list[SpaceNeed]] = {}
     for need in needs:
         by_device.setdefault(need.folder.device, []).append(need)
-    for device, device_needs in by_device.items():
-        total, folder = sum(need.need_bytes for need in device_needs), device_needs[0].folder
-        if total > folder.free_bytes:
-            paths = " and ".join(dict.fromkeys(need.folder.path for need in device_needs))
-            is_engine_disk = device == root.device
+    for device_needs in by_device.values():
+        total, free = sum(need.need_bytes for need in device_needs), device_needs[0].folder.free_bytes
+        if total > free:
+            paths = tuple(dict.fromkeys(need.folder.path for need in device_needs))
+            is_engine_disk = data_root in paths
             prune = "`inv vm.prune` removes old cache, `inv vm.engine` starts an engine on the share"
             raise InsufficientSpace(
-                f"{paths}: {format_gb(folder.free_bytes)} free, this build needs {format_gb(total)}",
+                f"{' and '.join(paths)}: {format_gb(free)} free, this build needs {format_gb(total)}",
                 remedy=f"free some: {prune}" if is_engine_disk else "free some, or set --tmpdir to another disk",
                 is_engine_disk=is_engine_disk,
             )

@@ -27,7 +27,6 @@ class ImageSection:
     )
     name: str = setting("qlora-fleet", "image name on the build VM; the tag is the profile")
     base: str | None = setting(None, "base image, preferably NAME@sha256:...; null: that of the profile")
-    python: str | None = setting(None, "Python version of the base image; null: that of the profile")
     target: str = setting("prod", "build stage: prod, or dev (prod with development tools)", choices=("prod", "dev"))
     models: tuple[str, ...] = setting(
         (), "models to include, e.g. [mistralai/Mistral-7B-Instruct-v0.3]; on the VM in TMPDIR/qlora-fleet/models"
@@ -55,18 +54,11 @@ class ImageSection:
     extension: str | None = setting(
         None, "local folder of a Python package with CUDA sources, built against the image's torch and installed"
     )
-    nvcc: bool = setting(False, "true: target dev includes CUDA's compiler and headers")
     apt_snapshot: str | None = setting(
         None,
         "date of Ubuntu's package archive, e.g. 20260901T000000Z; null: today's packages",
         pattern=r"^\d{8}T\d{6}Z$",
         expected="a time like 20260901T000000Z, as text",
-    )
-    cache_from: tuple[str, ...] = setting(
-        (), "images in a registry to take layers from, e.g. [fra.ocir.io/ns/qlora-fleet:cache]"
-    )
-    cache_to: str | None = setting(
-        None, "inline: cache_from may name the image itself; or an image name for all layers (needs buildx)"
     )
     deadline_sec: float = setting(14_400.0, "time limit of a build, push or archive", unit="seconds", ge=60, le=604_800)
 

@@ -15,8 +15,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bench.records.status import Failure, join_remedy
@@ -139,9 +140,71 @@ class JobLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The facts that the job reported, and its duration."""
+class JobOptions:
+    """The command that follows a job again, the job's deadline, and this machine's folder for its log."""
 
+    command: str
+    deadline_sec: float
+    logs: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class VmWork:
+    """Work for the VM as one job of `verb`. Commands with equal requests share a job; `details` need not be equal.
+
+    `name` makes the job's folder readable.
+    """
+
+    verb: str
+    name: str
+    request: Mapping[str, Any]
+    options: JobOptions
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def new_job(self, agent: Agent) -> Job:
+        """Return a job for this work, not started."""
+        moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        plain = re.sub(r"[^A-Za-z0-9_]+", "-", self.name)[:60]
+        job_id = f"{plain}-{self.digest}-{moment}-{secrets.token_hex(3)}"
+        return Job(agent, f"{agent.host.workdir}/jobs/{self.verb}-{job_id}", slot=slot_path(agent))
+
+    def is_done_by(self, job: Job) -> bool:
+        """Return True if a job does exactly this work."""
+        parts = job.folder.rpartition("/")[2].split("-")
+        return parts[0] == self.verb and len(parts) > 3 and parts[-3] == self.digest
+
+    def log_path(self, job_folder: str) -> Path:
+        return self.options.logs / f"{job_folder.rpartition('/')[2]}.txt"
+
+    @property
+    def digest(self) -> str:
+        """The first 32 hex digits of the request's sha256, which identify the work in a folder's name."""
+        return hashlib.sha256(json.dumps(self.request, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+    def start(self, job: Job, secret: Secret | None = None) -> None:
+        """Start `job`, then send it its secret, which is not in its document.
+
+        Raises HostBusy if another one runs, and like `Agent`.
+        """
+        host, agent = job.agent.host, job.agent
+        agent.path(f"{_VM_AGENT}.{self.verb}")  # KeyError for a verb without a module
+        command = Command(argv=(*host.python, "-X", "utf8", agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
+        document = {"verb": self.verb, **self.request, **self.details}
+        files = {"job.json": json.dumps(document), STARTED_BY_FILE: current_user()}
+        _logger.info("%s: %s starts as job %s", host.name, self.verb, job.folder)
+        job.start(JobSpec(command=command, deadline_sec=self.options.deadline_sec, files=files))
+        if secret is not None:
+            send = inline_command(
+                host, "remote.agent.scripts.send_token", f"{job.folder}/{TOKEN_PIPE}", secrets=(secret,)
+            )
+            check(host, send, host.run(send, stdin=secret.reveal().encode(), timeout_sec=_SEND_SECRET_TIMEOUT_SEC))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The facts that the job in the folder `job` reported, and its duration."""
+
+    job: str
     facts: Mapping[str, Any]
     wall_time_sec: float
 
@@ -170,46 +233,9 @@ def verb_of(job: Job) -> str:
     return job.folder.rpartition("/")[2].partition("-")[0]
 
 
-def new_job(agent: Agent, verb: str, name: str, request: Mapping[str, Any]) -> Job:
-    """Create a job for `request`, not started. `name` makes its folder readable."""
-    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    plain = re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]
-    job_id = f"{plain}-{request_digest(request)}-{moment}-{secrets.token_hex(3)}"
-    return Job(agent, f"{agent.host.workdir}/jobs/{verb}-{job_id}", slot=slot_path(agent))
-
-
-def matches_request(job: Job, verb: str, request: Mapping[str, Any]) -> bool:
-    """Return True if a job does exactly this work."""
-    parts = job.folder.rpartition("/")[2].split("-")
-    return parts[0] == verb and len(parts) > 3 and parts[-3] == request_digest(request)
-
-
-def request_digest(request: Mapping[str, Any]) -> str:
-    """Return the first 32 hex digits of the request's sha256, which identify the work in a folder's name."""
-    return hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
 def started_by(job: Job) -> str:
     """Return the user who started a job, in the form of `me`; empty if unknown."""
     return " ".join(job.agent.tail(job.folder, STARTED_BY_FILE, 200).split())
-
-
-def start(job: Job, document: Mapping[str, Any], *, secret: Secret | None = None, deadline_sec: float) -> JobStatus:
-    """Start `job`, then send it its secret, which is not in its document.
-
-    Raises HostBusy if another one runs, and like `Agent`.
-    """
-    verb, agent = verb_of(job), job.agent
-    agent.path(f"{_VM_AGENT}.{verb}")  # KeyError for a verb without a module
-    command = Command(argv=(*agent.host.python, "-X", "utf8", agent.path(f"{_VM_AGENT}.__main__"), "job.json"))
-    files = {"job.json": json.dumps({"verb": verb, **document}), STARTED_BY_FILE: current_user()}
-    _logger.info("%s: %s starts as job %s", agent.host.name, verb, job.folder)
-    status = job.start(JobSpec(command=command, deadline_sec=deadline_sec, files=files))
-    if secret is not None:
-        host, pipe = agent.host, f"{job.folder}/{TOKEN_PIPE}"
-        send = inline_command(host, "remote.agent.scripts.send_token", pipe, secrets=(secret,))
-        check(host, send, host.run(send, stdin=secret.reveal().encode(), timeout_sec=_SEND_SECRET_TIMEOUT_SEC))
-    return status
 
 
 def query_registry(agent: Agent, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -294,4 +320,4 @@ def _outcome(job: Job, status: JobStatus) -> Outcome:
             raise
         raise JobFailed("stopped", f"the job {end}", log) from failure
     _logger.info("%s: job %s: ok", job.agent.host.name, job.folder)
-    return Outcome(facts=facts, wall_time_sec=status.wall_time_sec or 0.0)
+    return Outcome(job=job.folder, facts=facts, wall_time_sec=status.wall_time_sec or 0.0)

@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -146,12 +146,8 @@ def push(
     root: str,
     *,
     timeout_sec: float = 3600.0,
-    on_progress: Callable[[int, int], None] = lambda _sent, _total: None,
 ) -> TransferResult:
-    """Copy every regular file below `source`, or files by name, into `root` on the host. Raises like `pull`.
-
-    `on_progress` receives the bytes sent of a stream, and its total.
-    """
+    """Copy every regular file below `source`, or files by name, into `root` on the host. Raises like `pull`."""
     files = dict(sorted(source.items())) if isinstance(source, Mapping) else _files_below(source)
     entries = [
         FileEntry(path=name, size=size, sha256=sha256)
@@ -177,7 +173,7 @@ def push(
             already = complete if already is None else already
             if not wanted:
                 break
-            stream = _UploadStream(files, wanted, present_bytes, on_progress)
+            stream = _UploadStream(files, wanted, present_bytes)
             answers = agent.call_lines(
                 "receive",
                 {"root": root},
@@ -214,15 +210,8 @@ def _files_below(folder: Path) -> dict[str, Path]:
 class _UploadStream:
     """Missing bytes of all wanted files, concatenated as one ByteReader."""
 
-    def __init__(
-        self,
-        files: Mapping[str, Path],
-        wanted: Sequence[FileEntry],
-        present_bytes: dict[str, int],
-        on_progress: Callable[[int, int], None],
-    ) -> None:
-        self.byte_count, self._on_progress = 0, on_progress
-        self._total = sum(max(0, entry.size - present_bytes[entry.path]) for entry in wanted)
+    def __init__(self, files: Mapping[str, Path], wanted: Sequence[FileEntry], present_bytes: dict[str, int]) -> None:
+        self.byte_count = 0
         self._chunks = self._read(files, wanted, present_bytes)
         self._rest = b""
 
@@ -231,7 +220,6 @@ class _UploadStream:
             self._rest = next(self._chunks, b"")
         piece, self._rest = self._rest[:size], self._rest[size:]
         self.byte_count += len(piece)
-        self._on_progress(self.byte_count, self._total)
         return piece
 
     @staticmethod

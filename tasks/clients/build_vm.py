@@ -15,8 +15,8 @@ from remote.hosts.base import (
 from remote.hosts.local import LocalHost
 from remote.hosts.ssh.config import Destination
 from remote.hosts.ssh.host import SshHost
+from remote.image.context import ContextError
 from remote.image.engine import EngineDown, EngineError
-from remote.image.model_fetch import CacheUnsafe, FetchError
 from remote.image.plan import ModelDamaged
 from remote.image.vm_jobs import JobFailed, JobLine, WorkdirError, WorkdirUnsafe
 from tasks.errors import (
@@ -70,11 +70,11 @@ def resolve_tmpdir(settings: Settings, host: Host, flag: str | None) -> str:
 
 def to_task_error(error: HostError, retry_command: str) -> TaskFailed:
     """Translate an error of the VM to a task error, with the retry command if the message has no remedy."""
-    if isinstance(error, (HostKeyRefused, WorkdirUnsafe, ModelDamaged, CacheUnsafe)):
+    if isinstance(error, (HostKeyRefused, WorkdirUnsafe, ModelDamaged)):
         return ConfirmationRequired.from_error(error)
     if isinstance(error, EngineDown):
         return RetryableError.from_error(error, remedy=f"then `{retry_command}`")
-    if isinstance(error, (InvalidAddress, LoginRefused, EngineError, FetchError, WorkdirError)):
+    if isinstance(error, (InvalidAddress, LoginRefused, EngineError, ContextError, WorkdirError)):
         return UsageError.from_error(error)
     if isinstance(error, TooMuchOutput):  # a retry would print the same output
         return TaskFailed.from_error(error)
@@ -102,8 +102,8 @@ def _from_job_error(error: JobFailed, retry_command: str) -> TaskFailed:
 
 def print_job_line(line: JobLine) -> None:
     """Print a line of a job's log: seconds since its start, the stage, the text."""
-    # Escape line breaks, which could forge a line of this log.
-    print(f"[{line.elapsed_sec:7.1f}s] {escape_controls(line.stage):<12.12} {escape_controls(line.text)}", flush=True)
+    # Escape line breaks, which could forge a line of this log. No bracket: a terminal's stream does not wrap JSON.
+    print(f"{line.elapsed_sec:8.1f} s {escape_controls(line.stage):<12.12} {escape_controls(line.text)}", flush=True)
 
 
 def print_reconnect(error: HostError) -> None:

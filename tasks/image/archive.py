@@ -1,27 +1,51 @@
 """`inv image.archive` and `image.load`: save and load the image as a file, for air-gapped sites."""
 
 import shlex
-from typing import Any
+from dataclasses import dataclass
 
 from invoke.context import Context
 
 from bench.records.units import format_gb
+from remote.hosts.base import Host
 from remote.hosts.command import Command
-from remote.image import engine, vm_jobs
-from remote.image.vm_jobs import Outcome
-from remote.jobs.job import Agent, HostBusy
+from remote.image import engine
+from remote.image.engine import Client
+from remote.image.vm_jobs import JobOptions, VmWork
+from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
-from tasks.errors import RetryableError, UsageError, translate_errors
+from tasks.errors import UsageError
 from tasks.image import build_profiles, jobs
-from tasks.image.build import engine_client, image_record
+from tasks.image.build import engine_client
 from tasks.settings.load import Settings, load
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArchiveRequest:
+    """An archive to save or load as settings and flags ask for it. `path`: its folder, or the file to load."""
+
+    action: str
+    path: str
+    image: str
+    client: Client
+    options: JobOptions
+
+
 def save_archive(context: Context, path: str, *, dry_run: bool = False) -> CommandResult | None:
-    if dry_run:
-        return _plan(context, "archive", path)
-    outcome = _archive_job(context, "archive", path)
+    settings, request = _read_request(context, "archive", path)
+    with build_vm(settings, request.options.command) as host:
+        with engine.connect(host, request.client) as vm_engine:
+            image, data_root = vm_engine.image(request.image), vm_engine.observe().data_root
+        if dry_run:
+            size = format_gb(image.size, 2)
+            line = f"archive  {request.image} ({size} unpacked) into {path} on {host.name}"
+            return plan_result([line], image_id=image.image_id, unpacked_bytes=image.size, folder=path)
+
+        def prepare(_: Agent) -> None:
+            _check_free_space(host, image.size, path, data_root)
+
+        work = plan_archive(request, image=request.image, image_id=image.image_id)
+        outcome = jobs.run(host, work, prepare)
     facts = outcome.facts
     compressor = facts["compressor"]
     result = "already there" if compressor is None else f"by {compressor}, {outcome.wall_time_sec:.1f} s"
@@ -31,79 +55,54 @@ def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Comma
 
 
 def load_archive(context: Context, path: str, *, dry_run: bool = False) -> CommandResult | None:
-    if dry_run:
-        return _plan(context, "load", path)
-    outcome = _archive_job(context, "load", path)
-    print(f"{outcome.facts['path']} is loaded: {', '.join(outcome.facts['names'])} {outcome.facts['image_id']}")
-    return None
-
-
-def _plan(context: Context, action: str, path: str) -> CommandResult:
-    """Return the plan of a job with an archive: the image and its size, or the archive and its checksum."""
-    settings = load(context)
-    _check_path(action, path)
-    with build_vm(settings, _command(action, path)) as host:
-        if action == "archive":
-            with engine.connect(host, engine_client(settings)) as vm_engine:
-                image = image_record(settings, host, vm_engine)
-            size = format_gb(image["Size"], 2)
-            line = f"archive  {build_profiles.image_name(settings)} ({size} unpacked) into {path} on {host.name}"
-            return plan_result([line], image_id=image["Id"], unpacked_bytes=image["Size"], folder=path)
-        files = [path, f"{path}.sha256"]
-        missing = [file for file in files if host.run(Command(argv=("test", "-f", file)), timeout_sec=60.0).exit_code]
-    if missing:
-        raise UsageError(f"{missing[0]}: no such file on {host.name}", remedy="`inv image.archive` writes both files")
+    settings, request = _read_request(context, "load", path)
+    files = [path, f"{path}.sha256"]
+    with build_vm(settings, request.options.command) as host:
+        if not dry_run:
+            facts = jobs.run(host, plan_archive(request), lambda _: None).facts
+            print(f"{path} is loaded: {', '.join(facts['names'])} {facts['image_id'] or ''}".rstrip())
+            return None
+        for file in files:
+            if host.run(Command(argv=("test", "-f", file)), timeout_sec=60.0).exit_code:
+                raise UsageError(f"{file}: no such file on {host.name}", remedy="`inv image.archive` writes both files")
     return plan_result([f"load  {path} into the engine of {host.name}"], files=files)
 
 
-def _command(action: str, path: str) -> str:
-    return f"inv image.{action} {shlex.quote(path)}"
-
-
-def _check_path(action: str, path: str) -> None:
+def _read_request(context: Context, action: str, path: str) -> tuple[Settings, ArchiveRequest]:
     if not path.startswith("/"):
         raise UsageError(f"image.{action}: expected an absolute path on the VM, found {path!r}")
-
-
-def _archive_job(context: Context, action: str, path: str) -> Outcome:
     settings = load(context)
-    _check_path(action, path)
-    client = engine_client(settings)
-    request: dict[str, Any] = {
-        "docker": [client.program],
-        "environment": client.environment,
-        "image": build_profiles.image_name(settings),
-        "action": action,
-        "path": path,
+    return settings, ArchiveRequest(
+        action=action,
+        path=path,
+        image=build_profiles.image_name(settings),
+        client=engine_client(settings),
+        options=jobs.options(settings, f"inv image.{action} {shlex.quote(path)}"),
+    )
+
+
+def plan_archive(request: ArchiveRequest, **image: str) -> VmWork:
+    """Plan the job that saves the `image`, or loads the archive."""
+    document = {
+        "docker": [request.client.program],
+        "environment": request.client.environment,
+        "action": request.action,
+        "path": request.path,
+        **image,
     }
-    retry_command = _command(action, path)
-    with build_vm(settings, retry_command) as host:
-        agent = vm_jobs.create_agent(host)
-        if action == "archive":
-            with engine.connect(host, client) as vm_engine:
-                request["image_id"] = image_record(settings, host, vm_engine)["Id"]
-        job = jobs.matching_job(agent, "archive", request, retry_command)
-        if job is None:
-            if action == "archive":
-                _check_free_space(settings, agent, path)
-            job = vm_jobs.new_job(agent, "archive", f"{action}-{path}", request)
-            with translate_errors(RetryableError, HostBusy, remedy=f"when that has ended, `{retry_command}`"):
-                vm_jobs.start(job, request, deadline_sec=settings.image.deadline_sec)
-        return jobs.follow(settings, job, retry_command)
+    name = f"{request.action}-{request.path}"
+    return VmWork(verb="archive", name=name, request=document, options=request.options)
 
 
-def _check_free_space(settings: Settings, agent: Agent, path: str) -> None:
+def _check_free_space(host: Host, size: int, path: str, data_root: str) -> None:
     """Check for enough disk space: `docker save` unpacks the whole image before it writes. Raises UsageError."""
-    with engine.connect(agent.host, engine_client(settings)) as vm_engine:
-        facts, image = vm_engine.observe(), image_record(settings, agent.host, vm_engine)
-    disks = engine.disk_info(agent.host, (path, facts.data_root))
-    unpack_folder = disks.docker_tmpdir or facts.data_root
-    disks = engine.disk_info(agent.host, (path, unpack_folder))
-    for folder, purpose, remedy in (
-        (unpack_folder, "docker save unpacks the image there", "set DOCKER_TMPDIR for the engine to a larger disk"),
+    disks = engine.disk_info(host, (path, data_root))
+    unpacked, remedy = "docker save unpacks the image there", "set DOCKER_TMPDIR for the engine to a larger disk"
+    for folder, purpose, fix in (
+        (disks.docker_tmpdir or data_root, unpacked, remedy),
         (path, "the archive", "choose a larger disk"),
     ):
-        free, size = disks.folder(folder).free_bytes, image["Size"]
+        free = disks.folder(folder).free_bytes
         if free < size:
             problem = f"{folder}: {format_gb(free)} free, up to {format_gb(size)} needed: {purpose}"
-            raise UsageError(problem, remedy=remedy)
+            raise UsageError(problem, remedy=fix)

@@ -39,15 +39,14 @@ def load_profiles(root: Path) -> dict[str, BuildProfile]:
 
 
 def selected_profile(settings: Settings) -> BuildProfile:
-    """Return the profile of image.profile, with image.base and image.python applied. Raises UsageError."""
+    """Return the profile of image.profile, with image.base applied. Raises UsageError."""
     profiles, name = load_profiles(settings.root), settings.image.profile
     if name not in profiles:
         raise UsageError(
             f"image.profile: expected one of {', '.join(profiles)}, found {name!r}", remedy=f"see {PROFILES_FILE}"
         )
     profile = profiles[name]
-    base = settings.image.base or pinned_base(settings.root, profile)
-    return dataclasses.replace(profile, base=base, python=settings.image.python or profile.python)
+    return dataclasses.replace(profile, base=settings.image.base or pinned_base(settings.root, profile))
 
 
 def pinned_base(root: Path, profile: BuildProfile) -> str:

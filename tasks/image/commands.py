@@ -129,9 +129,6 @@ class FetchOptions:
         "parent folder of the models on the VM, e.g. /mnt/fss", value="FOLDER", unset=TMPDIR_SETTING
     )
     cache: str | None = text("copy from this Hugging Face cache on the VM instead of the hub", value="FOLDER")
-    cache_here: str | None = text(
-        "copy from this Hugging Face cache on this machine instead of the hub", value="FOLDER"
-    )
     here: bool = switch("fetch to folder models on this machine, for `inv train --model` over local workers")
     dry_run: bool = switch("print the files to fetch, and change nothing")
 

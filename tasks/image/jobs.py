@@ -1,17 +1,17 @@
-"""Jobs on the build VM: follow one, save its log locally, cancel it."""
+"""Jobs on the build VM: run one or follow the running one, save its log locally, cancel it."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bench.records.scratch_folders import scratch_folder
-from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
+from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable
+from remote.hosts.command import Secret
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
-from remote.image.vm_jobs import JobFailed, Outcome
+from remote.image.vm_jobs import JobFailed, JobOptions, Outcome, VmWork
 from remote.jobs import transfer
-from remote.jobs.job import LOG_FILE, Agent, Job, JobState
+from remote.jobs.job import LOG_FILE, Agent, HostBusy, Job, JobState
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import print_job_line, print_reconnect, to_task_error
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
@@ -20,43 +20,65 @@ from tasks.settings.load import Settings
 CANCELLABLE_VERBS = ("build", "push")
 
 
-def follow(settings: Settings, job: Job, resume_command: str) -> Outcome:
+def options(settings: Settings, command: str) -> JobOptions:
+    """Return the options of the jobs of `command`."""
+    logs = settings.results_folder / "jobs"
+    return JobOptions(command=command, deadline_sec=settings.image.deadline_sec, logs=logs)
+
+
+def run(host: Host, work: VmWork, prepare: Callable[[Agent], Secret | None]) -> Outcome:
+    """Follow the running job that does this work, or `prepare` and start one, with the secret that `prepare` returns.
+
+    Raises RetryableError if another one runs, and like `follow`.
+    """
+    agent = vm_jobs.create_agent(host)
+    job = vm_jobs.running_job(agent)
+    if job is None:
+        secret, job = prepare(agent), work.new_job(agent)
+        try:
+            work.start(job, secret)
+        except HostBusy as busy:  # another command was faster
+            job = Job(agent, busy.holder, slot=job.slot)
+        else:
+            return follow(job, work)
+    if not work.is_done_by(job):
+        raise busy_error(job, work.options.command)
+    print(f"{host.name}: a {work.verb} is already running ({job.folder}); following it", flush=True)
+    return follow(job, work)
+
+
+def follow(job: Job, work: VmWork) -> Outcome:
     """Follow a job to its end and save its log locally, even if it fails.
 
-    Ctrl-C and a lost connection leave the job running: Interrupted and RetryableError name `resume_command`, which
-    follows it again. Raises JobFailed.
+    Ctrl-C and a lost connection leave the job running: Interrupted and RetryableError name the command that follows it
+    again. Raises JobFailed.
     """
+    log = work.log_path(job.folder)
     try:
         outcome = vm_jobs.follow(job, print_job_line, print_reconnect)
     except KeyboardInterrupt as error:
-        remedy = ", ".join((f"the job on the VM continues; `{resume_command}` resumes", *_stop_hints(job)))
+        remedy = ", ".join((f"the job on the VM continues; `{work.options.command}` resumes", *_stop_hints(job)))
         raise Interrupted("detached", remedy=remedy) from error
     except (HostUnreachable, CommandTimedOut) as error:
-        raise to_task_error(error, resume_command) from error
+        raise to_task_error(error, work.options.command) from error
     except JobFailed as failure:
-        log = save_log(settings, job)
-        if log is None:
+        if not save_log(job, log):
             raise
         raise JobFailed(failure.kind, failure.problem, str(log), remedy=failure.own_remedy) from failure
-    save_log(settings, job)
+    save_log(job, log)
     return outcome
 
 
-def save_log(settings: Settings, job: Job) -> Path | None:
-    """Fetch a job's log into results/jobs; None if that fails, so that the job's own outcome is reported."""
-    path = log_path(settings, job)
+def save_log(job: Job, path: Path) -> bool:
+    """Fetch a job's log to `path`; False if that fails, so that the job's own outcome is reported."""
     with contextlib.suppress(HostError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Use a temporary folder: several commands may follow one job and fetch its log at the same time.
         with scratch_folder(".log-", path.parent) as folder:
             transfer.pull(job.agent, job.folder, folder, only=(LOG_FILE,))
             (folder / LOG_FILE).replace(path)
-        return path
-    return None
-
-
-def log_path(settings: Settings, job: Job) -> Path:
-    return settings.results_folder / "jobs" / f"{job.folder.rpartition('/')[2]}.txt"
+        return True
+    return False
 
 
 def busy_error(job: Job, retry_command: str) -> RetryableError:
@@ -71,22 +93,14 @@ def _stop_hints(job: Job) -> list[str]:
     return [f"`inv {verb} --cancel` stops it"] if verb in CANCELLABLE_VERBS else []
 
 
-def matching_job(agent: Agent, verb: str, request: Mapping[str, Any], retry_command: str) -> Job | None:
-    """Return the running job for `request`, or None if none runs. Raises RetryableError if another one runs."""
-    job = vm_jobs.running_job(agent)
-    if job is not None and not vm_jobs.matches_request(job, verb, request):
-        raise busy_error(job, retry_command)
-    return job
-
-
-def cancel(agent: Agent, verb: str) -> None:
+def cancel(host: Host, verb: str) -> None:
     """Cancel the running job if it is a `verb`; ask for confirmation if another user started it."""
-    job = vm_jobs.running_job(agent)
+    job = vm_jobs.running_job(vm_jobs.create_agent(host))
     if job is None:
         print("nothing runs on the VM")
         return
     if vm_jobs.verb_of(job) != verb:
-        problem = f"{agent.host.name}: no {verb} is running, but {job.folder} is"
+        problem = f"{host.name}: no {verb} is running, but {job.folder} is"
         raise UsageError(problem, remedy="".join(_stop_hints(job)))
     starter = vm_jobs.started_by(job)
     if starter != current_user() and not confirm(

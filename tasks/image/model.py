@@ -1,18 +1,24 @@
 """`inv model.*`: create the demo model, download models to this machine or the build VM."""
 
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from invoke.context import Context
 
 from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode
 from bench.records.units import format_gb
+from remote.hosts.base import Host
 from remote.hosts.command import Command, Secret
-from remote.image import model_fetch, vm_jobs
-from remote.image.model_fetch import Fetch
+from remote.image import vm_jobs
+from remote.image.vm_jobs import JobOptions, VmWork
 from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
@@ -27,6 +33,8 @@ from tasks.settings.schema import Sections
 DEMO_TIMEOUT_SEC = 1800.0
 HERE = "models"  # for local workers, like the demo's
 REAL_DEMO_MODEL, REAL_DEMO_DATA = DEMO_INPUTS[True]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*\Z")
 
 
 def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) -> CommandResult | None:
@@ -69,6 +77,34 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
     return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Request for one model in `folder` on the VM. `revision` None means the one in the folder, or else main's commit.
+
+    `cache` is a Hugging Face cache on the VM; without it the source is the hub.
+    """
+
+    model: str
+    folder: str
+    revision: str | None = None
+    endpoint: str | None = None
+    index_url: str | None = None
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.match(self.model) or ".." in self.model:
+            raise UsageError(f"{self.model!r} is not a model name", remedy="expected ORGANISATION/NAME")
+        if self.revision is not None and (not _REVISION.match(self.revision) or ".." in self.revision):
+            raise UsageError(f"{self.revision!r} is not a revision", remedy="expected a commit, tag or branch")
+
+    @property
+    def source(self) -> str:
+        return self.cache or self.endpoint or "https://huggingface.co"
+
+    def work(self, options: JobOptions, details: Mapping[str, Any]) -> VmWork:
+        return VmWork(verb="fetch", name=self.model, request=asdict(self), options=options, details=details)
+
+
 def fetch_models(context: Context, options: FetchOptions) -> CommandResult | None:
     settings = load(context)
     models = settings.image.models if options.model is None else (options.model,)
@@ -76,58 +112,64 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
         raise UsageError(
             "image.models: empty", remedy="list models there, or name one: `inv model.fetch --model ORG/NAME`"
         )
-    refuse_several("model.fetch", {"--cache": options.cache, "--cache-here": options.cache_here})
     refuse_several("model.fetch", {"--here": options.here, "--tmpdir": options.tmpdir})
-    if options.cache is None and options.cache_here is None:
+    is_from_hub = options.cache is None
+    if is_from_hub:
         secrets.check_hub_endpoint(settings)
-    retry_command = format_command("model.fetch", **vars(options))
-    with build_vm(settings, retry_command, here=options.here) as host:
-        home, planned = str(settings.workspace / HERE), list[dict[str, str | None]]()
+    command = format_command("model.fetch", **vars(options))
+    with build_vm(settings, command, here=options.here) as host:
+        home = str(settings.workspace / HERE)
         if not options.here:
             tmp_folder = resolve_tmpdir(settings, host, options.tmpdir)
             vm_jobs.claim(host, tmp_folder, create=not options.dry_run)
             home = f"{vm_jobs.workdir_path(tmp_folder)}/models"
-        for model in models:
-            fetch = Fetch(
+        fetches = [
+            Fetch(
                 model=model,
                 folder=f"{home}/{model.replace('/', '--')}",
                 revision=options.revision,
                 endpoint=settings.hub.endpoint,
                 index_url=secrets.checked_index_url(settings),
                 cache=options.cache,
-                cache_here=None if options.cache_here is None else Path(options.cache_here),
             )
-            if options.dry_run:
-                planned.append(
-                    {"model": model, "revision": options.revision, "source": fetch.source, "folder": fetch.folder}
-                )
-            else:
-                _fetch(settings, vm_jobs.create_agent(host), fetch, retry_command)
-                if options.here:
-                    print(f"to use it: `inv train --model={HERE}/{Path(fetch.folder).name}`", flush=True)
-    if not options.dry_run:
-        return None
-    revision = options.revision or "existing revision, or main"
-    lines = [f"{each['model']} ({revision}) from {each['source']} -> {each['folder']}" for each in planned]
-    return plan_result(lines, models=planned)
+            for model in models
+        ]
+        if options.dry_run:
+            return _show_plan(fetches)
+        has_token = is_from_hub and settings.hub.token_file is not None
+        details = {"token": has_token, "client_lock": build_profiles.hub_client_lock(settings.root)}
+        for fetch in fetches:
+            work = fetch.work(jobs.options(settings, command), details)
+            _fetch(host, fetch, work, partial(_hub_token, settings) if has_token else lambda: None)
+            if options.here:
+                print(f"to use it: `inv train --model={HERE}/{Path(fetch.folder).name}`", flush=True)
+    return None
 
 
-def _fetch(settings: Settings, agent: Agent, fetch: Fetch, retry_command: str) -> None:
+def _show_plan(fetches: Sequence[Fetch]) -> CommandResult:
+    lines = [
+        f"{fetch.model} ({fetch.revision or 'existing revision, or main'}) from {fetch.source} -> {fetch.folder}"
+        for fetch in fetches
+    ]
+    models = [
+        {"model": fetch.model, "revision": fetch.revision, "source": fetch.source, "folder": fetch.folder}
+        for fetch in fetches
+    ]
+    return plan_result(lines, models=models)
+
+
+def _hub_token(settings: Settings) -> Secret:
+    return secrets.read_secret(settings, "hub.token_file", settings.hub.token_file or "", in_header=True)
+
+
+def _fetch(host: Host, fetch: Fetch, work: VmWork, token: Callable[[], Secret | None]) -> None:
     started_at = time.monotonic()
-    job = jobs.matching_job(agent, model_fetch.VERB, fetch.request, retry_command)
-    if job is not None:
-        print(f"{agent.host.name}: a download of {fetch.model} is running ({job.folder}); following it", flush=True)
-    else:
-        print(f"{fetch.model} from {fetch.source} -> {agent.host.name}:{fetch.folder}", flush=True)
-        job = model_fetch.start(
-            agent,
-            fetch,
-            token=_hub_token(settings, fetch),
-            deadline_sec=settings.image.deadline_sec,
-            client_lock=build_profiles.hub_client_lock(settings.root),
-            on_progress=_UploadLines(),
-        )
-    facts = jobs.follow(settings, job, retry_command).facts
+
+    def prepare(_: Agent) -> Secret | None:
+        print(f"{fetch.model} from {fetch.source} -> {host.name}:{fetch.folder}", flush=True)
+        return token()
+
+    facts = jobs.run(host, work, prepare).facts
     fetched = facts["fetched_bytes"]
     transfer = f"{format_gb(fetched, 2)} of it downloaded now" if fetched else "already there; nothing was downloaded"
     size = f"{facts['files']} files, {format_gb(facts['bytes'], 2)}"
@@ -143,21 +185,3 @@ def _fetch(settings: Settings, agent: Agent, fetch: Fetch, retry_command: str) -
             f"were copied: {names}{' ...' if len(without_digest) > 5 else ''}",
             flush=True,
         )
-
-
-def _hub_token(settings: Settings, fetch: Fetch) -> Secret | None:
-    if settings.hub.token_file is None or fetch.cache is not None or fetch.cache_here is not None:
-        return None
-    return secrets.read_secret(settings, "hub.token_file", settings.hub.token_file, in_header=True)
-
-
-class _UploadLines:
-    """Progress printer for uploading a local cache to the VM: one line every two seconds."""
-
-    def __init__(self) -> None:
-        self._printed_at = time.monotonic()
-
-    def __call__(self, sent_bytes: int, total_bytes: int) -> None:
-        if time.monotonic() - self._printed_at > 2.0:
-            self._printed_at = time.monotonic()
-            print(f"sent {format_gb(sent_bytes, 2)}, {100 * sent_bytes // max(1, total_bytes)} %", flush=True)

@@ -9,7 +9,8 @@ from tasks.cli.command_result import CommandResult
 from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import read_push_record
 from tasks.errors import escape_controls
-from tasks.image.build import engine_client, image_record
+from tasks.image import build_profiles
+from tasks.image.build import engine_client
 from tasks.settings.load import Settings, load
 
 # Compression ratios for the estimate before a first push, as measured.
@@ -20,7 +21,7 @@ AS_PUSHED = "as pushed"  # the source of a measured size
 def show_size(context: Context, mbps: float, allocatable_gb: float) -> CommandResult:
     settings = load(context)
     with build_vm(settings, "inv image.size") as host, engine.connect(host, engine_client(settings)) as vm_engine:
-        layers = vm_engine.layers(image_record(settings, host, vm_engine)["Id"])
+        layers = vm_engine.layers(vm_engine.image(build_profiles.image_name(settings)).image_id)
     for layer in layers:
         print(escape_controls(f"{format_mb(layer.size, 2):>15}  {layer.kind:<8} {layer.step[:80]}"))
     total = sum(layer.size for layer in layers)

@@ -21,7 +21,7 @@ from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.registry import read_push_record, resolve_image
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.image import build_profiles
-from tasks.image.build import engine_client, image_labels, image_record
+from tasks.image.build import engine_client
 from tasks.settings.load import Settings, load
 
 VERIFY_TIMEOUT_SEC = 3600.0  # the check reads 14 GB in full
@@ -46,14 +46,14 @@ def verify_image(context: Context, *, on_node: bool, dry_run: bool = False) -> C
         return _verify_on_node(settings)
     name = build_profiles.image_name(settings)
     with build_vm(settings, "inv image.verify") as host, engine.connect(host, engine_client(settings)) as vm_engine:
-        image = image_record(settings, host, vm_engine)
-        print(f"{name} {image['Id'][7:19]}, {format_gb(image['Size'], 2)} unpacked")
-        for key, value in sorted(image_labels(image).items()):
+        image = vm_engine.image(name)
+        print(f"{name} {image.short_id}, {format_gb(image.size, 2)} unpacked")
+        for key, value in sorted(image.labels.items()):
             print(escape_controls(f"  {key} = {value}"))
         command = ("sh", "-c", _SCRIPT, "python")
-        completed = vm_engine.run_check(image["Id"], command, timeout_sec=VERIFY_TIMEOUT_SEC)
+        completed = vm_engine.run_check(image.image_id, command, timeout_sec=VERIFY_TIMEOUT_SEC)
     output = (completed.stdout + completed.stderr).decode(errors="replace")
-    report, problems = evaluate(name, output, model_digests(image_labels(image)))
+    report, problems = evaluate(name, output, model_digests(image.labels))
     if not report["device"]["visible"] and not build_profiles.selected_profile(settings).runs_on_cpu:
         print("  no GPU here, and this profile trains only on a GPU: its trial does not count")
         problems = [problem for problem in problems if not problem.startswith(_TRIAL)]

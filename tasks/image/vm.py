@@ -22,7 +22,7 @@ from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.image import jobs
-from tasks.image.build import engine_client, engine_usage
+from tasks.image.build import engine_client, registry_repository
 from tasks.settings.load import Settings, load
 
 MOUNT = "/var/lib/qlora-fleet-engine"
@@ -67,7 +67,7 @@ def check_vm(context: Context, tmpdir: str | None) -> CommandResult:
 def _check_engine(settings: Settings, host: Host, tmp_folder: str) -> dict[str, Any]:
     """Print what the engine is and uses, and return it as JSON. Raises EngineError if a build would, and HostError."""
     with engine.connect(host, engine_client(settings)) as vm_engine:
-        facts, usage = vm_engine.observe(), engine_usage(settings, vm_engine)
+        facts, usage = vm_engine.observe(), vm_engine.usage(buildplan.BUILD_LABEL, registry_repository(settings))
     (root,) = engine.disk_info(host, (facts.data_root,)).folders
     plugin = "buildx" if facts.has_buildx else "the client's own"
     print(f"  engine {facts.version}, API {facts.api_version}, {facts.storage_driver}; BuildKit: {plugin}")
@@ -83,7 +83,7 @@ def prune_vm(context: Context, *, dry_run: bool, yes: bool) -> CommandResult | N
     """Remove the engine's unused build cache, and images of earlier builds that have no name of their own."""
     settings, command = load(context), format_command("vm.prune", yes=yes)
     with build_vm(settings, command) as host, engine.connect(host, engine_client(settings)) as vm_engine:
-        usage = engine_usage(settings, vm_engine)
+        usage = vm_engine.usage(buildplan.BUILD_LABEL, registry_repository(settings))
         image_bytes = sum(usage.old_images.values())
         lines = [
             f"{host.name}: frees {format_gb(usage.prunable_bytes, 2)}; the next build repeats its steps",

@@ -22,7 +22,6 @@ from remote.agent.build_vm.client import (
     MAX_OUTPUT_BYTES,
     classify_failure,
     inspect_image,
-    query_engine,
     run_logged,
 )
 from remote.agent.build_vm.job import JobLog, wrap_os_errors
@@ -50,13 +49,10 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
 
 def archive(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     """Save the image into the folder `path`, unless it has an intact archive of this image with its checksum."""
-    docker = job["docker"]
+    docker, image_id = job["docker"], job["image_id"]
     image = inspect_image(docker, job["image"])
-    if image is None:
-        raise VmAgentError("usage", f"the engine has no image {job['image']}", remedy="build it with `inv build`")
-    image_id = image["Id"]
-    if image_id != job["image_id"]:
-        raise VmAgentError("changed", f"{job['image']} was rebuilt after this command started")
+    if image is None or image["Id"] != image_id:
+        raise VmAgentError("changed", f"{job['image']} was removed or rebuilt after this command started")
     name, options, suffix = next(entry for entry in COMPRESSORS if shutil.which(entry[0]))
     path = Path(job["path"], re.sub(r"[^A-Za-z0-9._-]", "-", job["image"]) + suffix)
     checksum = path.with_name(f"{path.name}.sha256")
@@ -106,7 +102,6 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         raise VmAgentError(
             "refused", f"{path}: its sha256 differs from {checksum.name}", remedy="copy the archive again"
         )
-    tags = image_tags(docker)
     job_log.add(f"{program} -dc {path} | docker load")
     with (
         path.open("rb") as packed,
@@ -123,33 +118,9 @@ def load(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     if unpack.returncode != 0:
         raise VmAgentError("failed", f"{program}: {complaint.strip() or f'exit {unpack.returncode}'}")
     names = [match[1] for line in lines if (match := LOADED.match(line))]
-    loaded_ids = {name: loaded_id(docker, name) for name in names}
-    if not names or (image_id is not None and set(loaded_ids.values()) != {image_id}):
-        restore_tags(job_log, docker, names, tags)
-        contents = ", ".join(f"{name} {identity}" for name, identity in loaded_ids.items()) or "no image"
-        expected = "" if image_id is None else f", not the image {image_id} of {checksum.name}"
-        raise VmAgentError("refused", f"{path}: contains {contents}{expected}", remedy="copy both files again")
-    return {"path": str(path), "image_id": loaded_ids[names[0]], "names": names}
-
-
-def loaded_id(docker: list[str], name: str) -> str:
-    """Return the id of an image that was just loaded."""
-    image = inspect_image(docker, name)
-    if image is None:
-        raise VmAgentError("failed", f"{name} was loaded, but the engine has no such image")
-    return str(image["Id"])
-
-
-def image_tags(docker: list[str]) -> dict[str, str]:
-    """Map each image name of the engine to its id."""
-    images = query_engine(docker, "/images/json") or []
-    return {name: str(image["Id"]) for image in images for name in image.get("RepoTags") or ()}
-
-
-def restore_tags(job_log: JobLog, docker: list[str], names: list[str], tags: dict[str, str]) -> None:
-    """Undo a load: give each of these names the image that it had before, or remove it."""
-    for name in names:
-        run_logged(job_log, [*docker, *(("tag", tags[name], name) if name in tags else ("rmi", name))])
+    if not names:
+        raise VmAgentError("refused", f"{path}: contains no image", remedy="copy both files again")
+    return {"image_id": image_id, "names": names}
 
 
 def read_checksum(path: Path) -> tuple[str | None, str | None]:

@@ -7,24 +7,21 @@ context, whose digests are arguments of the build. The Dockerfile itself goes ov
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from remote.agent.build_vm.client import classify_failure, inspect_image, run_logged
-from remote.agent.build_vm.job import JobLog, read_secret, wrap_os_errors, write_json
+from remote.agent.build_vm.job import JobLog, wrap_os_errors, write_json
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import hash_file, read_json, write_atomic
-from remote.agent.shared.registry_api import Registry
 from remote.agent.shared.secure_dir import ForeignOwner, ensure_own_folder
 
 DISK_FULL_BYTES = 64 << 20  # with less free space, a build failure is attributed to the engine's disk
@@ -37,46 +34,19 @@ CONTEXT_DIFFERS = re.compile(r"#\d+ [\d.]+ context differs from what was sent: (
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    if job.get("registry") is None:
-        return build(job_log, job, job["docker"])
-    host, login = job["registry"]["host"], read_secret()
-    Registry(host, job["registry"]["path"], login, job["registry"]["token_hosts"]).check_challenge()
-    with _client_configuration({"auths": {host: {"auth": login}}}) as folder:
-        return build(job_log, job, [*job["docker"], "--config", folder])
-
-
-@contextlib.contextmanager
-def _client_configuration(document: dict[str, Any]) -> Iterator[str]:
-    """Yield a configuration folder for the engine's client. Its content is in this process's memory, in no file."""
-    handle = os.memfd_create("config")
-    try:
-        os.write(handle, json.dumps(document).encode())
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-            Path(folder, "config.json").symlink_to(f"/proc/{os.getpid()}/fd/{handle}")
-            yield folder
-    finally:
-        os.close(handle)
-
-
-def build(job_log: JobLog, job: dict[str, Any], docker: list[str]) -> dict[str, Any]:
-    existing = inspect_image(docker, job["image"])
-    labels = {} if existing is None else existing["Config"].get("Labels") or {}
-    is_forced = job["anew"]  # vocabulary: key of the job document
-    if existing is not None and labels.get(job["label"]) == job["digest"] and not is_forced:
-        job_log.add(f"{job['image']}: another job has already built this image", "built")
-        return {"image_id": existing["Id"], "size_bytes": existing["Size"]}
+    docker = job["docker"]
     job_log.watched_path = job["data_root"]
-    with wrap_os_errors(job["context"]):
-        sums = assemble(job_log, job)
-        dockerfile = Path(job["code_folder"], DOCKERFILE).read_bytes()  # the client gets it over standard input
-    if hashlib.sha256(dockerfile).hexdigest() != dict(job["code"])[DOCKERFILE]:
-        raise _changed_file(Path(job["code_folder"], DOCKERFILE))
     # A local base image is used without a query, so that a build does not need the base's registry.
     if inspect_image(docker, job["base"]) is None:
         job_log.add(f"pulling {job['base']}", "base image")
         code, lines = run_logged(job_log, [*docker, "pull", job["base"]])
         if code != 0:
             raise classify_failure(lines, code)
+    with wrap_os_errors(job["context"]):
+        sums = assemble(job_log, job)
+        dockerfile = Path(job["code_folder"], DOCKERFILE).read_bytes()  # the client gets it over standard input
+    if hashlib.sha256(dockerfile).hexdigest() != dict(job["code"])[DOCKERFILE]:
+        raise _changed_file(Path(job["code_folder"], DOCKERFILE))
     *options, context = job["argv"][1:]
     sums_arguments = (word for name, sha256 in sums.items() for word in ("--build-arg", f"{name}={sha256}"))
     with tempfile.TemporaryFile() as stdin:

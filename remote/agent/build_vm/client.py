@@ -93,24 +93,28 @@ def request_engine(
                 process.kill()
 
 
-def query_engine(docker: list[str], path: str) -> Any:
-    """Return the engine's JSON at `path`; None if it has no such object. Raises VmAgentError."""
-    with request_engine(docker, "GET", path) as response:
+def inspect_image(docker: list[str], name: str) -> dict[str, Any] | None:
+    """Return the engine's record of an image; None if it has no such image. Raises VmAgentError."""
+    with request_engine(docker, "GET", f"/images/{urllib.parse.quote(name)}/json") as response:
         content = read_response(response, max_bytes=MAX_OUTPUT_BYTES, timeout_sec=QUERY_TIMEOUT_SEC)
     if response.status == 404:
         return None
     if response.status != 200:
         raise _refusal(response, content)
     try:
-        return json.loads(content)
-    except ValueError as error:
-        raise VmAgentError("transient", f"the engine's answer to {path} is not JSON") from error
+        return {**json.loads(content)}
+    except (ValueError, TypeError) as error:
+        raise VmAgentError("transient", f"the engine's answer about {name} is not JSON") from error
 
 
-def inspect_image(docker: list[str], name: str) -> dict[str, Any] | None:
-    """Return the engine's record of an image; None if it has no such image. Raises VmAgentError."""
-    record: dict[str, Any] | None = query_engine(docker, f"/images/{urllib.parse.quote(name)}/json")
-    return record
+def tag_image(docker: list[str], image_id: str, repository: str, tag: str) -> None:
+    """Give an image a name. Raises VmAgentError, of kind changed if the image is gone."""
+    query = urllib.parse.urlencode({"repo": repository, "tag": tag})
+    with request_engine(docker, "POST", f"/images/{image_id}/tag?{query}") as response:
+        if response.status == 404:
+            raise VmAgentError("changed", f"the engine no longer has the image {image_id}")
+        if response.status != 201:
+            raise _refusal(response, response.read(MAX_LINE_BYTES))
 
 
 def _refusal(response: http.client.HTTPResponse, content: bytes) -> VmAgentError:

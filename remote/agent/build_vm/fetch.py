@@ -1,7 +1,7 @@
 """Fetch of a model into its folder, a detached job on the build VM. Verifies each file and writes the manifest last.
 
     {"model": "org/name", "revision": "v1.0" or null, "folder": "/mnt/fss/qlora-fleet/models/org--name", "token": false,
-     "endpoint": null, "index_url": null, "source": {"kind": "hub"} or {"kind": "cache", "path": "/home/me/.cache/..."}}
+     "endpoint": null, "index_url": null, "cache": null for the hub, or "/home/me/.cache/..."}
 
 `manifest.json` has model, commit, and path, size and sha256 of each file. SHA256SUMS has the digests for `sha256sum -c`
 and for the bench. A folder with a manifest is complete; a fetch into a folder without one is resumed. If no revision is
@@ -24,7 +24,7 @@ from remote.agent.build_vm.job import JobLog, read_secret, wrap_os_errors
 from remote.agent.build_vm.model_sources import Source, create_source, report_progress
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.files import CHUNK_BYTES, write_atomic
-from remote.agent.shared.model_files import UPLOAD_FOLDER, Entry, is_plain_name, select_files
+from remote.agent.shared.model_files import Entry, is_plain_name, select_files
 
 MANIFEST_FILE, SUMS_FILE = "manifest.json", "SHA256SUMS"
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -42,14 +42,11 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         if previous is not None and job["revision"] in (None, previous["revision"], previous.get("asked")):
             damaged = _remove_damaged(job_log, folder, previous["files"])
             if not damaged:
-                shutil.rmtree(folder / UPLOAD_FOLDER, ignore_errors=True)  # sent again although all is there
                 return _manifest_facts(previous, 0, "the manifest of its fetch")
             job_log.add(f"{', '.join(damaged)}: different from the manifest; fetching again")
             job = {**job, "revision": previous["revision"]}  # main may have moved on
         fetched_bytes, manifest = _fetch_all(job_log, folder, create_source(job_log, job, token), job, previous)
-    origins = {"hub": "the digests of the hub", "cache": "the digests in the cache"}
-    verified_against = origins.get(job["source"]["kind"], "the digests in the laptop's cache")
-    return _manifest_facts(manifest, fetched_bytes, verified_against)
+    return _manifest_facts(manifest, fetched_bytes, f"the digests {'in the cache' if job['cache'] else 'of the hub'}")
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -106,7 +103,6 @@ def _fetch_all(
         if entry["path"] not in current_names and is_plain_name(entry["path"]):
             (folder / entry["path"]).unlink(missing_ok=True)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub client's records of interrupted downloads
-    shutil.rmtree(folder / UPLOAD_FOLDER, ignore_errors=True)
     done.sort(key=lambda entry: entry["path"])
     write_atomic(folder / SUMS_FILE, "".join(f"{entry['sha256']}  {entry['path']}\n" for entry in done).encode())
     size, sha256, _ = digests(job_log, folder / SUMS_FILE)
@@ -147,9 +143,8 @@ def _check_free_space(folder: Path, entries: list[Entry]) -> None:
         present = path.stat().st_size if path.is_file() else 0
         missing += max(0, (entry["size"] or 0) - present)
     cached = sum(path.stat().st_size for path in (folder / ".cache").rglob("*.incomplete"))
-    uploaded = sum(path.stat().st_size for path in (folder / UPLOAD_FOLDER).rglob("*") if path.is_file())
-    need, free = missing - cached - uploaded + _HEADROOM_BYTES, shutil.disk_usage(folder).free
-    if missing > cached + uploaded and need > free:
+    need, free = missing - cached + _HEADROOM_BYTES, shutil.disk_usage(folder).free
+    if missing > cached and need > free:
         raise VmAgentError(
             "full", f"{folder}: {free / 1e9:.2f} GB free, the rest of the model needs {need / 1e9:.2f} GB"
         )

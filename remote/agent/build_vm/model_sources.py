@@ -1,4 +1,4 @@
-"""Sources of a model for `remote.agent.build_vm.fetch`: the hub, a Hugging Face cache, or files from the laptop."""
+"""Sources of a model for `remote.agent.build_vm.fetch`: the hub, or a Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remote.agent.build_vm.client import MAX_OUTPUT_BYTES, STALL_TIMEOUT_SEC, ru
 from remote.agent.build_vm.job import JobLog
 from remote.agent.shared.errors import VmAgentError, with_retries
 from remote.agent.shared.files import CHUNK_BYTES
-from remote.agent.shared.model_files import UPLOAD_FOLDER, Entry, find_snapshot, resolve_inside, snapshot_files
+from remote.agent.shared.model_files import Entry, find_snapshot, resolve_inside, snapshot_files
 from remote.agent.shared.registry_api import is_loopback_http
 
 _FIRST_WAIT_SEC = 1.0
@@ -40,12 +40,9 @@ class Source(Protocol):
 
 
 def create_source(job_log: JobLog, job: dict[str, Any], token: str | None) -> Source:
-    source = job["source"]
-    if source["kind"] == "hub":
+    if job["cache"] is None:
         return HubSource(job_log, job, token)
-    if source["kind"] == "cache":
-        return CacheSource(Path(source["path"]), job["model"], job["revision"])
-    return UploadedSource(Path(job["folder"]) / UPLOAD_FOLDER, source["revision"], source["files"])
+    return CacheSource(Path(job["cache"]), job["model"], job["revision"])
 
 
 class HubSource:
@@ -154,24 +151,6 @@ class CacheSource:
         part.replace(folder / entry["path"])
 
 
-class UploadedSource:
-    """Files that the laptop has uploaded, with the digests from its cache."""
-
-    def __init__(self, folder: Path, revision: str, files: list[Entry]) -> None:
-        self._folder, self._revision, self._files = folder, revision, files
-
-    def list_files(self) -> tuple[str, list[Entry]]:
-        return self._revision, self._files
-
-    def fetch(self, entry: Entry, folder: Path) -> None:
-        try:
-            (self._folder / entry["path"]).replace(folder / entry["path"])
-        except FileNotFoundError as error:
-            # Second attempt: the uploaded file was complete but had another digest than the cache says.
-            problem = f"{entry['path']}: its digest differs from the one in the laptop's cache"
-            raise VmAgentError("refused", problem, remedy="choose another source") from error
-
-
 @contextlib.contextmanager
 def report_progress(job_log: JobLog, label: str, total: int, read_size: Callable[[], int]) -> Iterator[None]:
     """Log the size that is done, and the speed, every two seconds."""
@@ -233,8 +212,7 @@ def python_with_hub_client(job_log: JobLog, index_url: str | None, lock: str) ->
                 "usage",
                 f"huggingface_hub is not on the VM and cannot be installed ({reason})",
                 remedy="install python3-venv "
-                "there and set image.index_url to a reachable package index, or fetch the model from a cache (--cache, "
-                "--cache-here)",
+                "there and set image.index_url to a reachable package index, or fetch the model from a cache (--cache)",
             )
     ready.write_text(lock_digest)
     return str(python)

@@ -9,10 +9,9 @@ for the push, after the registry's challenge was checked: it sends the password 
 
 from __future__ import annotations
 
-import urllib.parse
 from typing import Any
 
-from remote.agent.build_vm.client import inspect_image, push_image, request_engine
+from remote.agent.build_vm.client import push_image, tag_image
 from remote.agent.build_vm.job import JobLog, read_secret
 from remote.agent.shared.errors import VmAgentError, with_retries
 from remote.agent.shared.registry_api import Registry, push_forbidden_message
@@ -21,21 +20,13 @@ FIRST_WAIT_SEC = 2.0
 
 
 def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
-    login, docker = read_secret(), job["docker"]
-    image = inspect_image(docker, job["image"])
-    if image is None:
-        raise VmAgentError("usage", f"the engine has no image {job['image']}", remedy="build it with `inv build`")
-    if image["Id"] != job["image_id"]:
-        raise VmAgentError("changed", f"{job['image']} was rebuilt after this push started")
+    login, image_id = read_secret(), job["image_id"]
     registry = Registry(job["host"], job["path"], login, job["token_hosts"])
     reference = f"{job['host']}/{job['path']}:{job['tag']}"
     pushed = manifest_with_retries(job_log, registry, job["tag"])
-    sent = not is_same_image(pushed, image["Id"]) or lacks_parts(job_log, registry, reference, pushed)
+    sent = not is_same_image(pushed, image_id) or lacks_parts(job_log, registry, reference, pushed)
     if sent:
-        query = urllib.parse.urlencode({"repo": f"{job['host']}/{job['path']}", "tag": job["tag"]})
-        with request_engine(docker, "POST", f"/images/{image['Id']}/tag?{query}") as response:
-            if response.status != 201:
-                raise VmAgentError("failed", f"{reference}: the engine cannot set the tag: {response.reason}")
+        tag_image(job["docker"], image_id, f"{job['host']}/{job['path']}", job["tag"])
         registry.check_push_access()
         pushed = push_until_confirmed(job_log, job, registry, login)
     else:
@@ -50,17 +41,7 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
     if registry.manifest(digest) is None:
         raise VmAgentError("transient", f"{reference}: the registry does not have {digest}, which it just returned")
     job_log.add(f"{reference}@{digest}: confirmed by the registry", "confirmed")
-    # The base image's environment has the driver versions that it requires.
-    variables = dict(variable.split("=", 1) for variable in image["Config"].get("Env") or () if "=" in variable)
-    return {
-        "digest": digest,
-        "image_id": image["Id"],
-        "size_bytes": image["Size"],
-        "compressed_bytes": sum(sizes),
-        "labels": image["Config"].get("Labels") or {},
-        "requires": variables.get("NVIDIA_REQUIRE_CUDA"),
-        "sent": sent,
-    }
+    return {"digest": digest, "compressed_bytes": sum(sizes), "sent": sent}
 
 
 def push_until_confirmed(

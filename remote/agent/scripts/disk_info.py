@@ -2,8 +2,8 @@
 
     python -c THIS '{"places": ["/mnt/fss", ...], "models": [["org--name", "/mnt/fss/..."], ...]}'
 
-For a folder that does not exist, its nearest existing parent is examined. DOCKER_TMPDIR is null if this user may not
-read it.
+For a folder that does not exist, its nearest existing parent is examined. DOCKER_TMPDIR is null if
+this user may not read it, and otherwise one of the places.
 """
 
 from __future__ import annotations
@@ -101,10 +101,11 @@ def find_tmpdir(pairs: list[str]) -> str | None:
 
 def main() -> None:
     request, mounted = json.loads(sys.argv[1]), parse_mounts(Path("/proc/self/mountinfo").read_bytes())
+    unpack_folder = docker_tmpdir()
     answer = {
-        "places": [folder_info(path, mounted) for path in request["places"]],
+        "places": [folder_info(path, mounted) for path in (*request["places"], unpack_folder) if path],
         "models": [model_info(name, folder) for name, folder in request["models"]],
-        "docker_tmpdir": docker_tmpdir(),
+        "docker_tmpdir": unpack_folder,
     }
     sys.stdout.write(json.dumps(answer) + "\n")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from remote.agent.shared.errors import VmAgentError
 
-UPLOAD_FOLDER = ".brought"  # below a model's folder: unverified files from the laptop
 TOKEN_PIPE = "token.pipe"  # noqa: S105 - a file name
 # The files that a trial reads, and the licence. No pickles; no `consolidated.safetensors`, a copy of the weights.
 ALLOWED_FILES = (

@@ -17,7 +17,7 @@ from tasks.clients import registry, secrets
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 from tasks.image import build_profiles
-from tasks.image.build import plan_build
+from tasks.image.build import check_space, plan_build, read_request
 
 CHECKS, REGISTRY_CHECKS = Checks("vm"), Checks("registry")
 
@@ -111,11 +111,19 @@ def models(context: CheckContext) -> CheckResult:
 @CHECKS.register("room", "Do the disks of build.tmpdir and of the engine's data-root fit the next build?")
 def room(context: CheckContext) -> CheckResult:
     context.engine.get_or_skip()
-    plan, _ = context.on_vm(lambda host: plan_build(context.settings, host, context.tmpdir(host)))
+    plan = context.on_vm(lambda host: _plan_next_build(context, host))
     if plan is None:
         return passed(f"{build_profiles.image_name(context.settings)} exists and is up to date")
     needs = sum(need.need_bytes for need in plan.needs)
     return passed(f"the next build needs {format_gb(needs)}, and there is room")
+
+
+def _plan_next_build(context: CheckContext, host: Host) -> buildplan.BuildPlan | None:
+    request = read_request(context.settings, context.tmpdir(host), force=False)
+    plan, _ = plan_build(request, host)
+    if plan is not None:
+        check_space(request, host, plan)
+    return plan
 
 
 LOGIN = Fault("login rejected: {message}", "{registry-login}")

@@ -139,20 +139,6 @@ def test_a_blob_that_the_registry_lost_is_sent_again(build_vm: BuildVm) -> None:
         assert read_record(build_vm)["digest"] == digest
 
 
-def test_an_engine_without_cache_reads_the_layers_from_the_registry(build_vm: BuildVm) -> None:
-    build_vm.edit_bench("with a cache inside")
-    build_vm.inv("build", IMAGE_CACHE_TO="inline")
-    build_vm.inv("push")
-    layers = build_vm.layers(IMAGE)
-    build_vm.docker("builder", "prune", "--all", "--force")
-    settings = build_vm.folder / "cache.yaml"
-    settings.write_text(json.dumps({"image": {"cache_from": [f"{REPOSITORY}:test"]}}))
-    build_vm.inv("-f", str(settings), "build", "--force")
-    log = (build_vm.job_folders()[-1] / "log.txt").read_text()
-    assert "Successfully installed tinystack" not in log
-    assert build_vm.layers(IMAGE) == layers
-
-
 def test_a_tag_that_another_user_moved_is_pushed_again_with_the_same_digest(build_vm: BuildVm) -> None:
     build_vm.inv("push")
     digest = read_record(build_vm)["digest"]

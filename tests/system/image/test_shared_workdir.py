@@ -72,7 +72,12 @@ def test_our_folders_on_the_vm_are_private_with_any_umask_and_existing_ones_are_
     assert [path for folder in (ours, on_share) for path in folder.rglob("*") if path.lstat().st_mode & 0o022
             and not path.is_symlink()] == []  # fmt: skip
     ours.chmod(0o777)  # another user may have planted a program
-    commands = (("build",), ("push",), ("model.fetch", "--model", "org/name"), ("image.archive", build_vm.tmpdir))
+    commands = (
+        ("build", "--force"),
+        ("push",),
+        ("model.fetch", "--model", "org/name"),
+        ("image.archive", build_vm.tmpdir),
+    )
     for command in commands:
         assert f"{ours}" in build_vm.inv(*command, code=4).stderr
     results = json.loads(build_vm.inv("doctor", "--only", "vm", "--json", code=1).stdout)["answers"]

@@ -45,16 +45,17 @@ def test_a_damaged_archive_never_reaches_the_engine(job_log: JobLog, tmp_path: P
     path = tmp_path / "image.tar.gz"
     path.write_bytes(gzip.compress(content, 1))
     intact = path.read_bytes()
-    (tmp_path / "image.tar.gz.sha256").write_text(f"{hashlib.sha256(intact).hexdigest()}  image.tar.gz\n")
+    checksum = f"{hashlib.sha256(intact).hexdigest()}  image.tar.gz\n# image sha256:x\n"
+    (tmp_path / "image.tar.gz.sha256").write_text(checksum)
     if damage == "a byte":
         path.write_bytes(intact[:-9] + bytes([intact[-9] ^ 1]) + intact[-8:])
     elif damage == "its end":
         path.write_bytes(intact[: 2 * archive.CHUNK_BYTES])
     load = f"cat > '{tmp_path}/received'; echo 'Loaded image: x:1'"
-    engine = fake_engine(tmp_path, {"GET /images/x%3A1/json": {"Id": "sha256:x"}, "GET /images/json": []}, load=load)
+    engine = fake_engine(tmp_path, load=load)
     job = {"action": "load", "path": str(path), "docker": [engine]}
     if damage == "nothing":
-        assert archive.run(job_log, job)["image_id"] == "sha256:x"
+        assert archive.run(job_log, job) == {"image_id": "sha256:x", "names": ["x:1"]}
         assert (tmp_path / "received").read_bytes() == content
         return
     with raises_agent_error("refused", rf"^{path}: .*image\.tar\.gz\.sha256; "):

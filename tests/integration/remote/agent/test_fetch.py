@@ -21,7 +21,8 @@ from remote.agent.build_vm.model_sources import CacheSource
 from remote.agent.shared.model_files import find_snapshot, select_files, snapshot_files
 from remote.hosts.local import LocalHost
 from remote.image import vm_jobs
-from remote.image.model_fetch import Fetch, FetchError, start
+from tasks.errors import UsageError
+from tasks.image.model import Fetch
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.hosts.pythons import other_python
 from tests.support.machines.failures import raises_agent_error
@@ -188,10 +189,10 @@ def test_a_link_out_of_a_cache_is_refused_and_not_copied(tmp_path: Path, subfold
 
 def test_an_invalid_model_name_or_revision_is_refused() -> None:
     for model in ("name", "org/", "/name", "org/../x", "org/na me", "-x/y", "a/b/c", "org/.."):
-        with pytest.raises(FetchError, match=rf"^{model!r} .*; expected ORGANISATION/NAME"):
+        with pytest.raises(UsageError, match=rf"^{model!r} .*; expected ORGANISATION/NAME"):
             Fetch(model=model, folder="/x")
     for revision in ("", "-x", "a b", "../x", "a\n"):
-        with pytest.raises(FetchError, match="revision"):
+        with pytest.raises(UsageError, match="revision"):
             Fetch(model="org/name", folder="/x", revision=revision)
 
 
@@ -240,11 +241,15 @@ def test_a_model_is_fetched_from_a_cache_with_another_python_without_packages(lo
     agent = vm_jobs.create_agent(LocalHost(name="vm", workdir=str(local.folder / "work"), python=(python,)))
     folder = local.folder / "models" / "org--name"
     request = Fetch(model="org/name", folder=str(folder), revision=COMMIT, cache=str(local.folder / "cache"))
+    options = vm_jobs.JobOptions(command="inv model.fetch", deadline_sec=60.0, logs=local.folder)
+    work = request.work(options, {"token": False})
     lines: list[vm_jobs.JobLine] = []
 
     def fetch() -> Mapping[str, Any]:
         assert vm_jobs.running_job(agent) is None
-        return vm_jobs.follow(start(agent, request, deadline_sec=60.0), lines.append, lambda _: None).facts
+        job = work.new_job(agent)
+        work.start(job)
+        return vm_jobs.follow(job, lines.append, lambda _: None).facts
 
     facts = fetch()
     assert (facts["revision"], facts["files"], facts["fetched_bytes"]) == (COMMIT, 3, 2 + len(weights))

@@ -14,10 +14,11 @@ import pytest
 from remote.hosts.base import Completed, HostError, TooMuchOutput
 from remote.hosts.command import Command
 from remote.hosts.local import LocalHost
-from remote.image.engine import Client, EngineDown, EngineError, connect
+from remote.image.engine import Client, EngineDown, EngineError, EngineImage, connect
 from tests.support.machines.fake_engine import VERSION, fake_engine, requests_of
 
 INFO = {"DockerRootDir": "/var/lib/docker", "Driver": "overlay2"}
+IMAGE = {"Id": "i", "Size": 9, "Config": {"Labels": {"a": "b"}, "Env": ["PATH=/bin", "X=1=2"]}}
 PODMAN = {**VERSION, "Components": [{"Name": "Podman Engine"}]}
 LABEL, REPOSITORY = "qlora-fleet.build", "r.example/ns/repo"
 
@@ -77,10 +78,14 @@ def test_an_engine_is_observed(tmp_path: Path, client_version: str, has_buildx: 
 def test_images_and_their_layers_are_read(tmp_path: Path) -> None:
     steps = {"": 5, "ADD model[s]/00 /models": 9, "COPY /layers/1 /": 2, "ENV A=b": 0, "COPY bench /opt # buildkit": 3}
     history = [{"CreatedBy": step, "Size": size} for step, size in reversed(steps.items())]
-    docker = fake_engine(tmp_path, {"GET /images/x:1/json": {"Id": "i"}, "GET /images/i/history": history})
+    docker = fake_engine(tmp_path, {"GET /images/x:1/json": IMAGE, "GET /images/i/history": history})
     with connect(host(), Client(program=docker)) as vm_engine:
-        assert vm_engine.inspect("x:1") == {"Id": "i"}
-        assert vm_engine.inspect("y:1") is None
+        assert vm_engine.image("x:1") == EngineImage(
+            image_id="i", size=9, labels={"a": "b"}, environment={"PATH": "/bin", "X": "1=2"}
+        )
+        assert vm_engine.find_image("y:1") is None
+        with pytest.raises(EngineError, match=r"^vm: .* y:1; `inv build`"):
+            vm_engine.image("y:1")
         layers = [(layer.step, layer.kind, layer.size) for layer in vm_engine.layers("i")]
     assert layers == [
         ("(imported)", "system", 5),

@@ -22,7 +22,7 @@ from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
 from remote.hosts.base import Completed
 from remote.hosts.command import Command as HostCommand
-from remote.image.engine import EngineUsage
+from remote.image.engine import EngineImage, EngineUsage
 from remote.providers import PROVIDERS
 from tasks import ns
 from tasks.adapter import serve
@@ -97,6 +97,19 @@ class HostWithoutChanges:
         return Completed(exit_code=0, stdout=b"", stderr=b"")
 
 
+class EngineWithoutChanges:
+    """Engine that has the image."""
+
+    def image(self, _name: str) -> EngineImage:
+        return EngineImage(image_id=DIGEST, size=1, labels={}, environment={})
+
+    def observe(self) -> SimpleNamespace:
+        return SimpleNamespace(data_root="/var/lib/docker")
+
+    def usage(self, *_: object) -> EngineUsage:
+        return EngineUsage(image_count=2, image_bytes=4, cache_bytes=2, unused_cache_bytes=1, old_images={DIGEST: 2})
+
+
 @pytest.fixture
 def results(project: Path) -> Path:
     folder = project / "results"
@@ -117,20 +130,21 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
         yield ClusterWithoutChanges()
 
     @contextlib.contextmanager
-    def fake_vm(*_: object) -> Iterator[HostWithoutChanges]:
+    def fake_vm(*_: object, **__: object) -> Iterator[HostWithoutChanges]:
         yield HostWithoutChanges()
+
+    @contextlib.contextmanager
+    def fake_engine(*_: object) -> Iterator[EngineWithoutChanges]:
+        yield EngineWithoutChanges()
 
     for module in (deploy, nodes, serve):
         monkeypatch.setattr(module, "open_cluster", fake_cluster)
     for module in (archive, build, model, vm):
         monkeypatch.setattr(module, "build_vm", fake_vm)
-    monkeypatch.setattr(archive, "image_record", lambda *_: {"Id": DIGEST, "Size": 1, "Config": {"Labels": {}}})
-    monkeypatch.setattr("remote.image.engine.connect", fake_vm)
-    usage = EngineUsage(image_count=2, image_bytes=4, cache_bytes=2, unused_cache_bytes=1, old_images={DIGEST: 2})
-    monkeypatch.setattr(vm, "engine_usage", lambda *_: usage)
+    monkeypatch.setattr("remote.image.engine.connect", fake_engine)
     monkeypatch.setattr(build, "plan_build", lambda *_, **__: (None, None))
     monkeypatch.setattr(serve, "component_hosts", lambda *_, **__: [SimpleNamespace()])
-    monkeypatch.setattr("remote.image.vm_jobs.start", refuse("vm_jobs.start"))
+    monkeypatch.setattr("remote.image.vm_jobs.VmWork.start", refuse("VmWork.start"))
     monkeypatch.setattr(model.vm_jobs, "claim", lambda *_, create=True: create and pytest.fail("a folder was claimed"))
 
 

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command, Secret
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
-from remote.image.model_fetch import Fetch
+from remote.image.vm_jobs import JobOptions, VmWork
 from remote.jobs.job import Agent, Job, JobSpec, JobState, JobStatus
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
 from tasks.image import build, jobs
-from tasks.settings.load import load
+from tasks.image.model import Fetch
 from tests.support.hosts.local_fleet import LocalFleet
 
 # A client of an engine that answers nothing, so that the job stays.
@@ -31,10 +30,15 @@ def agent(local: LocalFleet) -> Agent:
     return vm_jobs.create_agent(local.host())
 
 
+def work(request: dict[str, Any], verb: str = "push", *, deadline_sec: float = 120.0) -> VmWork:
+    options = JobOptions(command=f"inv {verb}", deadline_sec=deadline_sec, logs=Path("/nowhere"))
+    return VmWork(verb=verb, name="image", request=request, options=options)
+
+
 @contextlib.contextmanager
-def running(agent: Agent, request: dict[str, Any], verb: str = "push") -> Iterator[Job]:
-    job = vm_jobs.new_job(agent, verb, f"{request['path']}-{request['tag']}", request)
-    vm_jobs.start(job, request, deadline_sec=120.0)
+def running(agent: Agent, started: VmWork) -> Iterator[Job]:
+    job = started.new_job(agent)
+    started.start(job)
     try:
         yield job
     finally:
@@ -58,26 +62,23 @@ def test_a_build_that_is_cut_before_its_job_names_the_command_that_was_typed(
 
 
 @pytest.mark.parametrize(("cause", "end"), [(KeyboardInterrupt, Interrupted), (HostUnreachable, RetryableError)])
-def test_a_forced_build_is_followed_by_the_same_command_and_not_repeated(
-    agent: Agent, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, cause: type[Exception],
-    end: type[TaskFailed],
-) -> None:  # fmt: skip
-    built = []
-    plan = SimpleNamespace(to_job=lambda *, force: {**REQUEST, "forced": force})
-    image = {"Id": "sha256:i", "Size": 1}
-    monkeypatch.setattr(build, "plan_build", lambda *_, force: (plan if force or not built else None, image))
+def test_work_that_another_command_has_started_is_followed(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, cause: type[Exception], end: type[TaskFailed]
+) -> None:
+    followed = []
 
-    def follow(*_: object) -> None:
-        if not built:
-            built.append(True)
-            raise cause("cut")
+    def follow(job: Job, *_: object) -> None:
+        followed.append(job.folder)
+        raise cause("cut")
 
     monkeypatch.setattr(vm_jobs, "follow", follow)
-    with running(agent, plan.to_job(force=True), "build") as job:
-        with pytest.raises(end, match="`inv build --force` "):
-            build._build_until_current(load(context()), agent, "/tmp", "inv build", 0.0, force=True)
-        monkeypatch.setattr(vm_jobs, "running_job", lambda _, answers=[job]: answers.pop() if answers else None)
-        build._build_until_current(load(context()), agent, "/tmp", "inv build", 0.0, force=True)
+    with running(agent, work(REQUEST)) as job:
+        for is_seen in (True, False):  # False: it was started after the look at the slot
+            if not is_seen:
+                monkeypatch.setattr(vm_jobs, "running_job", lambda _: None)
+            with pytest.raises(end, match="`inv push` "):
+                jobs.run(agent.host, work(REQUEST), lambda _: None)
+    assert followed == [job.folder] * 2
 
 
 OTHERS = {
@@ -89,14 +90,13 @@ OTHERS = {
 
 
 def test_a_push_is_followed_only_by_the_same_push(agent: Agent) -> None:
-    with running(agent, REQUEST):
-        job = jobs.matching_job(agent, "push", dict(reversed(REQUEST.items())), "inv push")
-        assert job is not None
-        assert not vm_jobs.matches_request(job, "build", REQUEST)
+    with running(agent, work(REQUEST)) as job:
+        assert work(dict(reversed(REQUEST.items()))).is_done_by(job)
+        assert not work(REQUEST, "build").is_done_by(job)
         for other in OTHERS.values():
-            assert not vm_jobs.matches_request(job, "push", {**REQUEST, **other}), other
+            assert not work({**REQUEST, **other}).is_done_by(job), other
         with pytest.raises(RetryableError) as busy:
-            jobs.matching_job(agent, "push", {**REQUEST, **other}, "inv push")
+            jobs.run(agent.host, work({**REQUEST, **other}), lambda _: pytest.fail("another push was prepared"))
         line = str(busy.value)
         assert job.folder in line
         assert current_user() in line
@@ -107,7 +107,7 @@ def test_a_push_is_followed_only_by_the_same_push(agent: Agent) -> None:
 
 @pytest.mark.parametrize("outcome", ["{}", "[]", '{"ok": 1}', '{"ok": false}', '{"ok": false, "kind": 3}'])
 def test_a_malformed_outcome_is_never_a_success(agent: Agent, outcome: str) -> None:
-    job = vm_jobs.new_job(agent, "push", "odd", {})
+    job = work({}).new_job(agent)
     files = {"progress.json": '{"lines": [["x"]], "count": "y"}', "outcome.json": outcome}
     job.start(JobSpec(command=Command(argv=("true",)), deadline_sec=60.0, files=files))
     with pytest.raises(HostUnreachable):
@@ -115,7 +115,7 @@ def test_a_malformed_outcome_is_never_a_success(agent: Agent, outcome: str) -> N
 
 
 def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> None:
-    job = vm_jobs.new_job(agent, "push", "odd", {})
+    job = work({}).new_job(agent)
     watch, files = job.watch, {"outcome.json": '{"ok": true}'}
 
     def watch_or_start(*arguments: Any, **limits: Any) -> JobStatus:
@@ -129,8 +129,9 @@ def test_a_job_that_another_command_is_starting_is_followed(agent: Agent) -> Non
 
 
 def test_a_job_at_its_deadline_says_so(agent: Agent) -> None:
-    job = vm_jobs.new_job(agent, "push", "image", REQUEST)
-    vm_jobs.start(job, REQUEST, deadline_sec=1.0)  # waits for its login
+    late = work(REQUEST, deadline_sec=1.0)
+    job = late.new_job(agent)
+    late.start(job)  # waits for its login
     with pytest.raises(vm_jobs.JobFailed, match="deadline") as failed:
         vm_jobs.follow(job, lambda _: None, lambda _: None)
     assert failed.value.kind == "stopped"
@@ -138,15 +139,16 @@ def test_a_job_at_its_deadline_says_so(agent: Agent) -> None:
 
 
 def test_a_job_that_ends_before_it_reads_its_secret_reports_its_own_failure(agent: Agent) -> None:
-    job = vm_jobs.new_job(agent, "push", "image", REQUEST)
-    vm_jobs.start(job, {"verb": "absent"}, secret=Secret("hidden-words"), deadline_sec=60.0)
+    odd = work({"verb": "absent"})
+    job = odd.new_job(agent)
+    odd.start(job, Secret("hidden-words"))
     with pytest.raises(vm_jobs.JobFailed, match="ModuleNotFoundError") as failed:
         vm_jobs.follow(job, lambda _: None, lambda _: None)
     assert failed.value.kind == "failed"
 
 
 def test_a_job_that_nobody_starts_is_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = vm_jobs.new_job(agent, "push", "odd", {})
+    job = work({}).new_job(agent)
     claim_folder(job.folder, {})
     monkeypatch.setattr(vm_jobs, "_MAX_START_SEC", 0.0)
     with pytest.raises(vm_jobs.JobFailed) as failed:
@@ -160,34 +162,35 @@ def test_fetches_of_one_model_with_different_options_are_different_jobs() -> Non
         Fetch(model="org/name", folder="/y"),
         Fetch(model="org/name", folder="/x", revision="v1"),
         Fetch(model="org/name", folder="/x", cache="/c"),
-        Fetch(model="org/name", folder="/x", cache_here=Path("/c")),
     ]
-    assert len({vm_jobs.request_digest(fetch.request) for fetch in [first, *others]}) == 5
-    assert vm_jobs.request_digest(first.request) == vm_jobs.request_digest(Fetch(model="org/name", folder="/x").request)
+    options = work({}).options
+    digests = [fetch.work(options, {}).digest for fetch in (first, *others)]
+    assert len(set(digests)) == 4
+    assert Fetch(model="org/name", folder="/x").work(options, {"token": True}).digest == digests[0]
 
 
 def test_a_user_s_own_job_is_cancelled_and_a_job_of_another_verb_is_not(
     agent: Agent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.cancel(agent, "push")
+    jobs.cancel(agent.host, "push")
     assert capsys.readouterr().out == "nothing runs on the VM\n"
-    with running(agent, REQUEST) as job:
+    with running(agent, work(REQUEST)) as job:
         with pytest.raises(UsageError, match=r"; `inv push --cancel`"):
-            jobs.cancel(agent, "build")
+            jobs.cancel(agent.host, "build")
         assert job.status().state is JobState.RUNNING
-        jobs.cancel(agent, "push")
+        jobs.cancel(agent.host, "push")
         assert job.status().state is JobState.ENDED
         assert capsys.readouterr().out == f"{job.folder}: stopped\n"
 
 
 def test_another_user_s_job_is_cancelled_only_after_confirmation(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(agent, REQUEST) as job:
+    with running(agent, work(REQUEST)) as job:
         monkeypatch.setattr(jobs, "current_user", lambda: "alice@elsewhere")
         with pytest.raises(ConfirmationRequired, match=r"alice@elsewhere.*; .*`inv push --cancel`"):
-            jobs.cancel(agent, "push")
+            jobs.cancel(agent.host, "push")
         assert job.status().state is JobState.RUNNING
         questions = []
         monkeypatch.setattr(jobs, "confirm", lambda question: bool(questions.append(question)) or True)
-        jobs.cancel(agent, "push")
+        jobs.cancel(agent.host, "push")
         assert job.folder in questions[0]
         assert job.status().state is JobState.ENDED

@@ -198,16 +198,8 @@ def test_a_truncated_weight_file_is_reported_with_tarfiles_message(
         raise OSError("unexpected end of data")  # as tarfile raises it: without a number and a file name
 
     monkeypatch.setattr(build, "_write_archive", fail)
-    monkeypatch.setattr(build, "inspect_image", lambda *_: None)
-    request = {
-        **job,
-        "docker": ["docker"],
-        "image": "i",
-        "label": "l",
-        "digest": "d",
-        "data_root": "/",
-        "anew": False,  # vocabulary: key of the job document
-    }
+    monkeypatch.setattr(build, "inspect_image", lambda *_: {})
+    request = {**job, "docker": ["docker"], "image": "i", "base": "b", "data_root": "/"}
     with pytest.raises(VmAgentError, match=r"/context: unexpected end of data$"):
         build.run(job_log, request)
 

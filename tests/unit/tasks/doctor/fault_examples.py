@@ -91,7 +91,7 @@ def room() -> Rows:
     facts = EngineFacts(version="", api_version="", data_root="", storage_driver="overlay2", has_buildx=True)
     need = SpaceNeed(folder=root, purpose="the image", need_bytes=25_000_000_000)
     return [
-        _error_row(lambda: check_free_space([need], root)),
+        _error_row(lambda: check_free_space([need], root.path)),
         _error_row(lambda: check_tmpdir(replace(tmpdir, exists=False))),
         _error_row(lambda: check_tmpdir(replace(tmpdir, writable=False))),
         _error_row(lambda: check_tmpdir(replace(tmpdir, kind="tmpfs"))),

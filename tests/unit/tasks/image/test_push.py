@@ -1,14 +1,21 @@
 """`inv push` to a repository that does not exist, or that refuses the login."""
 
-import contextlib
 from collections.abc import Callable
 
 import pytest
 from invoke import Context
 
+from remote.hosts.command import Secret
+from remote.hosts.local import LocalHost
+from remote.image.engine import EngineImage
+from remote.image.plan import BuildProfile, ImageSpec
 from remote.image.vm_jobs import JobFailed
+from tasks.clients.registry import configured_image
 from tasks.errors import UsageError
 from tasks.image import push
+from tasks.settings.load import load
+
+PROFILE = BuildProfile(name="current", base="b", python="3.12", stack_bytes=1, runs_on_cpu=True)
 
 
 @pytest.mark.parametrize(("kind", "image", "remedy"), [
@@ -25,10 +32,17 @@ def test_a_refused_push_names_what_to_type(
 
     monkeypatch.setenv("INVOKE_REGISTRY_IMAGE", image)
     monkeypatch.setenv("INVOKE_REGISTRY_USER", "ns/me@example.com")
-    monkeypatch.setattr(push, "build_vm", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(push, "_image_id", lambda *_, **__: "sha256:i")
-    monkeypatch.setattr(push.vm_jobs, "create_agent", lambda _: None)
-    monkeypatch.setattr(push, "_push", refuse)
+    monkeypatch.setattr(push.jobs, "run", refuse)
+    settings, built = load(context()), EngineImage(image_id="sha256:i", size=1, labels={}, environment={})
+    target, user = configured_image(settings)
+    request = push.PushRequest(
+        spec=ImageSpec(image="i", section=settings.image, profile=PROFILE, tmpdir="/t", code=()),
+        target=target,
+        user=user,
+        token_hosts=(),
+        options=push.jobs.options(settings, "inv push"),
+        record=settings.image_file,
+    )
     with pytest.raises(JobFailed if remedy is None else UsageError) as failed:
-        push.push_image(context(), dry_run=False, force=False, cancel=False)
+        push._push(request, LocalHost(name="vm", workdir="/w"), built, lambda: Secret("x"))
     assert (remedy or "") in failed.value.remedy

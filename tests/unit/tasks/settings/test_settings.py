@@ -146,7 +146,6 @@ def test_the_expected_values_of_a_setting_are_described() -> None:
         ("results", "folder"): "text: folder for runs on this machine",
         ("notify", "command"): "a list: program and its arguments on this machine, e.g. [bin/notify-me]",
         ("cluster", "preemptible"): "true or false",
-        ("image", "nvcc"): "true or false",
     }
     assert {keys: SETTINGS[keys].values for keys in expected} == expected
 
