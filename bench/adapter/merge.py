@@ -34,7 +34,7 @@ from bench.data.model_folder import INDEX, read_config, read_shapes, weight_file
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import page_cache
 from bench.records import schema
-from bench.records.adapter import MergeFacts
+from bench.records.adapter import BASES, MergeFacts
 from bench.records.atomic_files import DISK_ERRNOS, sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
 from bench.records.sums_file import folder_fault
@@ -43,7 +43,6 @@ from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 
 MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", ".lock", "README.md"
 GENERATION_FILE = "generation_config.json"
-BASES = ("bf16", "nf4")
 OVERHEAD_BYTES = 32 << 20  # tokenizer, index and card
 Shapes = Mapping[str, tuple[int, ...]]
 WeightReader: TypeAlias = Callable[[str], Any]

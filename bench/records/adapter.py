@@ -30,6 +30,9 @@ PLAIN_VALUES = {
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
 }
 
+BASES = ("bf16", "nf4")  # into which an adapter can be merged
+MIN_NATS = 0.002  # a smaller change of the loss is not reported
+MAX_HIDDEN_NATS = 0.02  # a change of 2 % of the perplexity; a check that could miss more says so
 FORM_LABELS = {  # by ServedForm.name
     "trained": "as trained",
     "bf16": "adapter on the bf16 base",
@@ -116,6 +119,16 @@ class ServedForm:
     score_high: float | None = None
     unscored: int = 0
 
+    def has_other_loss(self, minimum: float = MIN_NATS) -> bool:
+        """Tell whether the loss differs from the trained one, beyond the interval of their difference."""
+        if self.change is None or abs(self.change) < minimum:
+            return False
+        return self.change_low is None or self.change_high is None or self.change_low > 0 or self.change_high < 0
+
+    def is_another_model(self, base: object, trained_base: str) -> bool:
+        """Tell whether a merge into this base has another loss than was trained, beyond its rounding."""
+        return self.has_other_loss(MAX_HIDDEN_NATS if base == trained_base else MIN_NATS)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterCheck(Checksummed):
@@ -143,6 +156,19 @@ class AdapterCheck(Checksummed):
     arithmetic: str
     score: str | None = None
     unscored_place: str | None = None
+
+    def merged_form(self, base: object) -> ServedForm | None:
+        return next((form for form in self.forms if form.name == f"merged-{base}"), None)
+
+    def best_base(self, trained_base: str) -> str | None:
+        """Return the base with the lowest loss of those into which a merge stays the trained model; None if none is."""
+        forms = {base: form for base in BASES if (form := self.merged_form(base)) is not None}
+        same = {
+            base: form.loss
+            for base, form in forms.items()
+            if not form.is_another_model(base, trained_base) and form.unended <= self.forms[0].unended
+        }
+        return min(same, key=lambda base: same[base], default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

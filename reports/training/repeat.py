@@ -1,10 +1,12 @@
 """The commands that continue a training or repeat it, and the files that repeating needs."""
 
+import contextlib
 import json
 
 from bench.records.trial import Trial
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, AUTO
-from reports.training.summary import TrainingReport, check_command
+from reports.read.run import ReportError
+from reports.training.summary import TrainingReport, check_command, read_check
 
 SETTINGS_FILE, TRIAL_FILE = "settings.json", "trial.json"
 # Fields of a trial that a trial file sets: those with a setting of the same name, and those without a setting.
@@ -26,11 +28,11 @@ def commands(training: TrainingReport) -> list[tuple[str, str]]:
         return [("resume from the last checkpoint", f"inv train --resume={run_id}"), repeat]
     if not training.record.evaluations:  # adapter.check needs held-out data
         return [("merge it into one model folder", f"inv adapter.merge --run={run_id} --force"), repeat]
-    return [
-        ("measure the adapter in each form that can be served", check_command(training)),
-        ("merge it into one model folder", f"inv adapter.merge --run={run_id}"),
-        repeat,
-    ]
+    measure, base = ("measure the adapter in each form that can be served", check_command(training)), None
+    with contextlib.suppress(ReportError):  # without a check there is no merge
+        base = read_check(training).best_base(training.run.planned[0].trial.base_precision)
+    merge = ("merge it into one model folder", f"inv adapter.merge --run={run_id} --base={base}")
+    return [measure, *([] if base is None else [merge]), repeat]
 
 
 def files(training: TrainingReport) -> dict[str, bytes]:

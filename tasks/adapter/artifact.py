@@ -26,6 +26,7 @@ from tasks.fleet.runner import refuse_busy_workers
 from tasks.settings.load import Settings
 
 MERGED, MERGED_FILE = "merged", "merged.json"  # folder of the merged model in a run, and its record
+VOLUME = "/shared-data"  # mounted in pods
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records import schema
-from bench.records.adapter import FORM_LABELS, AdapterCheck, ServedForm
+from bench.records.adapter import FORM_LABELS, MAX_HIDDEN_NATS, MIN_NATS, AdapterCheck, ServedForm
 from reports import formatting
 from tasks.adapter.artifact import TrainedAdapter, open_training, run_on_worker
 from tasks.cli.command_result import CommandResult
@@ -26,8 +26,7 @@ from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_e
 from tasks.settings.load import Settings, load
 
 FOLDER = "folder"  # the form that is measured only from the files of a merge
-MIN_NATS, SAME_NATS = 0.002, 0.00005
-MAX_HIDDEN_NATS = 0.02  # a change of 2 % of the perplexity; a check that could miss more says so
+SAME_NATS = 0.00005
 
 
 def check_adapter(context: Context, run: str | None, *, answers: int) -> CommandResult:
@@ -61,25 +60,9 @@ def measure(settings: Settings, trained: TrainedAdapter, answers: int) -> Adapte
     return check
 
 
-def merged_form(check: AdapterCheck, base: object) -> ServedForm | None:
-    return next((form for form in check.forms if form.name == f"merged-{base}"), None)
-
-
-def is_another_model(trained: TrainedAdapter, form: ServedForm, base: object) -> bool:
-    """Tell whether a merge into this base has another loss than was trained, beyond its rounding."""
-    return has_other_loss(form, MAX_HIDDEN_NATS if base == trained.trial.base_precision else MIN_NATS)
-
-
-def has_other_loss(form: ServedForm, minimum: float = MIN_NATS) -> bool:
-    """Tell whether a form's loss differs from the trained one, beyond the interval of their difference."""
-    if form.change is None or abs(form.change) < minimum:
-        return False
-    return form.change_low is None or form.change_high is None or form.change_low > 0 or form.change_high < 0
-
-
 def hidden_change_warning(check: AdapterCheck, form: ServedForm) -> str | None:
     """Return how large a change of the loss the held-out examples could not show; None if it is small or was shown."""
-    if form.change is None or has_other_loss(form):
+    if form.change is None or form.has_other_loss():
         return None
     examples = formatting.count(len(check.examples), "held-out example")
     advice = "hold out more (train.validation_fraction)"
@@ -110,14 +93,14 @@ def find_failure(trained: TrainedAdapter, check: AdapterCheck) -> str | None:
     if folder is None:
         return None
     label, base = FORM_LABELS[FOLDER], (trained.read_merged() or {}).get("base")
-    predicted = merged_form(check, base)
+    predicted = check.merged_form(base)
     if predicted is not None and abs(folder.loss - predicted.loss) > SAME_NATS:
         again = f"inv adapter.merge --run={trained.run.run_id} --base={base} --out={shlex.quote(str(check.merged))}"
         return (
             f"{label}'s loss is {folder.loss:.5f}, that of the same merge in memory {predicted.loss:.5f}; remove "
             f"{check.merged}, then type: {again}"
         )
-    if is_another_model(trained, folder, base):
+    if folder.is_another_model(base, trained.trial.base_precision):
         change = format_change(folder)
         return f"{label}'s loss differs from the trained one by {change} nats a token; serve another form"
     if folder.unended > first.unended:
@@ -147,7 +130,7 @@ def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> N
     )
     out.print(check_table(check))
     for form in check.forms[1:]:
-        if has_other_loss(form):
+        if form.has_other_loss():
             change = format_change(form)
             out.print(Text(f"! {FORM_LABELS[form.name]}: {change} nats a token compared with the trained form"))
         elif (warning := hidden_change_warning(check, form)) is not None:
@@ -158,9 +141,8 @@ def print_check(out: Console, trained: TrainedAdapter, check: AdapterCheck) -> N
         if form.unscored:
             where = f"first {check.unscored_place}"
             out.print(Text(f"! {FORM_LABELS[form.name]}: {form.unscored} answers have no score; {where}"))
-    if check.merged is None:
-        merge = f"inv adapter.merge --run={trained.run.run_id}"
-        out.print(Text(f"next: {merge}, then repeat the check to measure the merged folder"))
+    if check.merged is None and (base := check.best_base(trained.trial.base_precision)) is not None:
+        out.print(Text(f"next: inv adapter.merge --run={trained.run.run_id} --base={base} adapter.check"))
 
 
 def check_table(check: AdapterCheck) -> Table:

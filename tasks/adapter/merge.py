@@ -12,18 +12,17 @@ from pathlib import Path
 
 from invoke.context import Context
 
-from bench.records.adapter import FORM_LABELS, AdapterCheck
+from bench.records.adapter import BASES, FORM_LABELS, AdapterCheck
 from reports import formatting
 from reports.read.run import ReportError
 from reports.training import sentences, summary
-from tasks.adapter.artifact import MERGED, TrainedAdapter, open_training, run_on_worker
-from tasks.adapter.check import format_change, hidden_change_warning, is_another_model, merged_form
+from tasks.adapter.artifact import MERGED, VOLUME, TrainedAdapter, open_training, run_on_worker
+from tasks.adapter.check import format_change, hidden_change_warning
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
 from tasks.settings.load import load
 
-BASES = ("bf16", "nf4")
 SHOWN_SETTINGS = (
     *("recipe", "base_precision", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "optimizer"),
     *("learning_rate", "max_seq_len", "micro_batch_size", "seed"),
@@ -47,17 +46,18 @@ def merge_adapter(
         raise UsageError(
             f"adapter.merge: --base: run {trained.run.run_id} was trained on a bf16 base", remedy="omit it"
         )
-    if out is None and not settings.connector.is_local:
+    if out is None and not settings.connector.is_local and settings.shared_results is None:
         raise UsageError("adapter.merge: --out: missing", remedy="name a folder in the pods, best on the shared volume")
     if out is not None and not Path(out).is_absolute():
         raise UsageError(f"adapter.merge: --out: {out}: expected an absolute path on the worker")
     check = trained.read_check()
     if not force:
         require_same_loss(trained, check, base)
-    form = None if check is None else merged_form(check, base)
+    form = None if check is None else check.merged_form(base)
     if check is not None and form is not None and (warning := hidden_change_warning(check, form)) is not None:
         print(f"! {warning}")
-    merged_folder = out or str(trained.folder / MERGED)
+    is_local = settings.connector.is_local
+    merged_folder = out or (str(trained.folder / MERGED) if is_local else f"{VOLUME}/merged/{trained.run.run_id}")
     if dry_run:
         verdict = "not checked" if check is None else f"checked over {len(check.examples):,} held-out examples"
         lines = [f"merge  run {trained.run.run_id} into its {base} base: {merged_folder}", verdict]
@@ -80,7 +80,7 @@ def merge_adapter(
         with results_write_errors(trained.folder):
             trained.write_merged(merged_folder, dict(facts))
     if trained.record.evaluations:  # else there is nothing to measure it on
-        print(f"next: inv adapter.check --run={trained.run.run_id} measures the folder with plain transformers")
+        print(f"next: inv adapter.check --run={trained.run.run_id}")
     return None
 
 
@@ -91,14 +91,13 @@ def require_same_loss(trained: TrainedAdapter, check: AdapterCheck | None, base:
         raise ConfirmationRequired(
             f"run {run_id}: no data was held out, so no check is possible", remedy="--force merges nevertheless"
         )
-    form = None if check is None else merged_form(check, base)
+    form = None if check is None else check.merged_form(base)
     if check is None or form is None:
         raise ConfirmationRequired(
             f"run {run_id}: the adapter was not checked", remedy=f"type: inv adapter.check --run={run_id}"
         )
-    if is_another_model(trained, form, base):
-        forms = {other: its for other in BASES if other != base and (its := merged_form(check, other)) is not None}
-        better_base = next((other for other, its in forms.items() if not is_another_model(trained, its, other)), None)
+    if form.is_another_model(base, trained.trial.base_precision):
+        better_base = check.best_base(trained.trial.base_precision)
         alternative = f"`inv adapter.merge --base={better_base}` keeps the trained loss; " if better_base else ""
         evidence = "beyond the interval" if form.change_low is not None else "over one example, without an interval"
         change = f"{format_change(form)} nats a token compared with the trained form"

@@ -32,7 +32,7 @@ from remote.hosts.pods.kubectl import Forbidden
 from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from remote.serving import ServerSoftware
-from tasks.adapter.artifact import TrainedAdapter, open_training
+from tasks.adapter.artifact import VOLUME, TrainedAdapter, open_training
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
 from tasks.clients.cluster import open_cluster
@@ -44,7 +44,7 @@ from tasks.errors import UsageError, escape_controls
 from tasks.settings.load import Settings, load
 
 CLUSTER_URL = "cluster"  # stands for the server that `inv serve` deployed
-KEY_SECRET, VOLUME, SERVE_FOLDER = "serve-key", "/shared-data", "/scratch/serve"
+KEY_SECRET, SERVE_FOLDER = "serve-key", "/scratch/serve"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 512)  # the values of --max-lora-rank
 _DELETE_TIMEOUT_SEC, _PROBE_TIMEOUT_SEC, _CHECK_TIMEOUT_SEC = 120.0, 30.0, 120.0
 CHECK_POD, VERSIONS_PROGRAM = "serve-check", "remote.agent.scripts.server_software"
@@ -111,8 +111,7 @@ def merge_command(trained: TrainedAdapter) -> str:
     run = f"--run={trained.run.run_id}"
     steps = [f"serve --merged {run}"]
     if trained.read_merged() is None:
-        out = "" if trained.run.is_on_one_machine else f" --out={VOLUME}/merged/{trained.run.run_id}"
-        steps.insert(0, f"adapter.merge {run} --base={trained.trial.base_precision}{out}")
+        steps.insert(0, f"adapter.merge {run} --base={trained.trial.base_precision}")
         if trained.read_check() is None:
             steps.insert(0, f"adapter.check {run}")
     return f"inv {' '.join(steps)}"

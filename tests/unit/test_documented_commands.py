@@ -1,6 +1,9 @@
 """Every command in a code block of a document is accepted by the program that it is for, with its flags and values."""
 
+import ast
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,36 @@ def test_every_command_of_a_code_block_is_accepted(document: Path, parser: Parse
             except (ParseError, UsageError, SystemExit, AssertionError, KeyError) as error:
                 problems.append(f"line {block.line}: {program} {' '.join(arguments)}: {error}")
     assert not problems, "\n".join(problems)
+
+
+def printed_commands() -> Iterator[tuple[str, str]]:
+    """Yield file and text of the commands of `inv` in the strings of the program; a value in them is a placeholder."""
+    for package in ("bench", "remote", "reports", "tasks"):
+        for path in (ROOT / package).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            nested = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+            for node in ast.walk(tree):
+                if id(node) in documentation | nested or not isinstance(node, (ast.Constant, ast.JoinedStr)):
+                    continue
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in parts)
+                commands = map("".join, re.findall(r"`(inv [a-z][^`]*)`|(?:next|type): (inv [^;,]+)", text))
+                yield from ((path.name, command) for command in commands if command.split()[1] not in {"VALUE", "help"})
+
+
+def test_every_command_that_inv_prints_is_accepted(parser: Parser) -> None:
+    problems, commands = [], [*printed_commands()]
+    assert len(commands) > 80
+    for name, command in commands:
+        try:
+            check_inv(parser, shlex.split(command)[1:])
+        except (ParseError, UsageError, KeyError, ValueError) as error:
+            problems.append(f"{name}: {command}: {error}")
+    # These two name a task and a flag, in a sentence.
+    assert [problem.partition(": ")[2].partition(": ")[0] for problem in problems] == [
+        *("inv train --model", "inv image.archive"),
+    ], problems
 
 
 def test_a_block_of_commands_in_a_tutorial_is_typed_or_by_hand() -> None:

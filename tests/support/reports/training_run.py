@@ -100,11 +100,12 @@ FORM = ServedForm(
 )  # fmt: skip
 
 
-def write_checked(folder: Path, examples: dict[str, float]) -> Path:
+def write_checked(folder: Path, examples: dict[str, float], *merged: ServedForm) -> Path:
     """Write a training with these losses per token; each example has ten targets."""
     AdapterCheck(
         adapter_sha256=RECORD.adapter_sha256 or "", model_sha256="m", data_sha256="d", merged=None, end_ids=[2],
-        places=[], prompts=[], forms=[FORM], examples=list(examples), losses=[10 * loss for loss in examples.values()],
-        targets=[10] * len(examples), device="CPU", arithmetic="float32",
+        places=[], prompts=[], forms=[FORM, *merged], examples=list(examples),
+        losses=[10 * loss for loss in examples.values()], targets=[10] * len(examples),
+        device="CPU", arithmetic="float32",
     ).write(write_run(folder))  # fmt: skip
     return folder

@@ -12,7 +12,7 @@ from bench.records.training import DataFinding
 from reports.read.run import ReportError
 from reports.training import repeat, sentences, summary
 from tests.support.reports import hostile
-from tests.support.reports.training_run import RECORD, write_run
+from tests.support.reports.training_run import FORM, RECORD, write_checked, write_run
 
 
 def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
@@ -82,7 +82,12 @@ def test_a_finding_counts_the_places_that_it_does_not_name() -> None:
 def test_the_next_commands_and_the_settings_that_repeat_the_training(tmp_path: Path) -> None:
     training = summary.read(write_run(tmp_path / "run"))
     commands = dict(repeat.commands(training))
-    assert commands["merge it into one model folder"] == "inv adapter.merge --run=run"
+    assert "inv adapter.check --run=run" in commands.values()
+    assert not any("merge" in command for command in commands.values())  # before the check it is refused
+    best = dataclasses.replace(FORM, name="merged-nf4", change=0.0, change_low=-0.001, change_high=0.001)
+    worse = dataclasses.replace(best, name="merged-bf16", loss=2.02, change=0.02, change_low=0.01, change_high=0.03)
+    checked = summary.read(write_checked(tmp_path / "checked", {"e": 2.0}, worse, best))
+    assert dict(repeat.commands(checked))["merge it into one model folder"].endswith("--run=checked --base=nf4")
     without_validation = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
     assert repeat.commands(without_validation)[0][1] == "inv adapter.merge --run=run --force"
     stopped = dataclasses.replace(training, record=dataclasses.replace(RECORD, status="PREEMPTED", reason="max_hours"))

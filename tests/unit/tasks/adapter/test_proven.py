@@ -18,7 +18,6 @@ from tasks.adapter.check import (
     find_failure,
     find_unscored,
     format_change,
-    has_other_loss,
     hidden_change_warning,
 )
 from tasks.adapter.merge import render_card, require_same_loss
@@ -43,7 +42,7 @@ def test_a_change_is_named_or_what_could_be_hidden(
 ) -> None:
     measured = form("merged-bf16", change, half)
     check = adapter_check(measured)
-    assert has_other_loss(measured) is is_named
+    assert measured.has_other_loss() is is_named
     warning = hidden_change_warning(check, measured)
     assert (warning is None) == (hidden is None)
     assert (hidden or "") in (warning or "")
@@ -52,7 +51,7 @@ def test_a_change_is_named_or_what_could_be_hidden(
 
 def test_the_trained_form_has_no_change_and_one_example_no_interval() -> None:
     trained_form = form("trained")
-    assert not has_other_loss(trained_form)
+    assert not trained_form.has_other_loss()
     assert hidden_change_warning(adapter_check(), trained_form) is None
     single = dataclasses.replace(form("merged-bf16", 0.001, 0.01), change_low=None, change_high=None)
     assert "train.validation_fraction" in str(hidden_change_warning(adapter_check(single), single))
