@@ -23,6 +23,7 @@ from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import ADAPTER_CONTAINER, SERVE
 from remote.cluster.manifests import Image, key_secret
+from remote.cluster.settings import ClusterSection
 from remote.hosts.base import HostError
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Command, Secret
@@ -35,7 +36,7 @@ from remote.serving import ServerSoftware
 from tasks.adapter.artifact import VOLUME, TrainedAdapter, open_training
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
-from tasks.clients.cluster import open_cluster
+from tasks.clients.cluster import open_cluster, place_pods
 from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.workers import component_hosts
 from tasks.cluster import deploy
@@ -66,7 +67,6 @@ def start_server(
     image = configured_image(settings)
     trained = open_training(settings, run)
     files = merged_files(trained) if merged else adapter_files(trained)
-    cluster_settings = settings.with_values(cluster={"overlay": SERVE, "gpus_per_pod": 1})
     options = DeployOptions(dry_run=dry_run, yes=yes, discard_results=discard_results, plain=plain, force=True)
     values: dict[str, str | int | list[str]] = {
         "serve": json.dumps(stage_request(settings, trained, files), sort_keys=True),
@@ -76,7 +76,7 @@ def start_server(
     upload = FilesUpload(settings, files)
     needs_nf4 = not merged and trained.trial.base_precision == "nf4"
     retry_command = format_command("serve", run=run, merged=merged)
-    nf4_check = NF4Check(cluster_settings, image, merge_command(trained), retry_command) if needs_nf4 else None
+    nf4_check = NF4Check(settings.cluster, image, merge_command(trained), retry_command) if needs_nf4 else None
 
     def before_pods(cluster: Cluster) -> None:
         if nf4_check is not None:
@@ -84,9 +84,11 @@ def start_server(
         _create_key(cluster)
 
     answer = deploy.apply(
-        cluster_settings,
+        settings,
         options,
         deploy.DeployHooks(
+            overlay=SERVE,
+            gpus=1,
             values=values,
             server=image,
             on_start=lambda cluster: None if nf4_check is None else nf4_check.run_early(cluster),
@@ -252,14 +254,14 @@ class FilesUpload:
 class NF4Check:
     """Check that is made once, as soon as the namespace and its pull secret exist."""
 
-    def __init__(self, settings: Settings, image: Image, merge_command: str, retry_command: str) -> None:
-        self._settings, self._image = settings, image
+    def __init__(self, section: ClusterSection, image: Image, merge_command: str, retry_command: str) -> None:
+        self._section, self._image = section, image
         self._merge_command, self._retry_command = merge_command, retry_command
         self._is_due = True
 
     def run_early(self, cluster: Cluster) -> None:
         """Run the check if this is not the first deployment into the namespace. Raises a task's errors."""
-        secret = self._settings.cluster.pull_secret
+        secret = place_pods(self._section, cluster.provider, overlay=SERVE).pull_secret
         if self._is_due and cluster.namespace() is not None and (secret is None or cluster.has_secret(secret)):
             self.run(cluster)
 
@@ -279,7 +281,7 @@ class NF4Check:
             retry_command=self._retry_command,
         )
         try:
-            _, text = run_pod_check(self._settings, cluster, check)
+            _, text = run_pod_check(place_pods(self._section, cluster.provider, overlay=SERVE), cluster, check)
         except Forbidden as error:
             print(f"the version of vLLM in serve.image cannot be checked: {escape_controls(str(error))}", flush=True)
             return

@@ -3,14 +3,19 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from bench.records import schema
 from bench.records.atomic_files import write_atomic
 from bench.records.validation import AUTO
 from remote.cluster.client import Cluster
-from remote.cluster.diagnosis.nodes import ANY_PRODUCT
+from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_RESOURCE
 from remote.cluster.kubeconfig import Target, resolve
-from remote.cluster.manifests import Image, ManifestValues
+from remote.cluster.labels import SERVE
+from remote.cluster.manifests import PREEMPTIBLE_OVERLAY, Image, ManifestValues
+from remote.cluster.settings import ClusterSection
 from remote.hosts.pods.kubectl import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
 from tasks.cli.terminal import confirm
@@ -63,10 +68,10 @@ def resolve_target(settings: Settings) -> Target:
         )
 
 
-def record_last_cluster(settings: Settings, target: Target) -> None:
+def record_last_cluster(results_folder: Path, target: Target) -> None:
     """Record the cluster that was changed last. Raises OSError."""
-    settings.results_folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(settings.results_folder / LAST_FILE, (json.dumps(target_identity(target)) + "\n").encode())
+    results_folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(results_folder / LAST_FILE, (json.dumps(target_identity(target)) + "\n").encode())
 
 
 @contextlib.contextmanager
@@ -121,13 +126,40 @@ def known_provider(settings: Settings) -> Provider | None:
     return detect(registries=[image.partition("/")[0] for image in images], volume=section.volume.handle)
 
 
-def resolve_provider(settings: Settings, cluster: Cluster) -> Settings:
-    """Return the settings with the cluster's provider, and its defaults for what is left to it.
+@dataclass(frozen=True, kw_only=True)
+class PodPlacement:
+    """Nodes and registry login of a deployment's pods: section cluster with the defaults of its provider.
 
-    Raises UsageError for a setting that this provider cannot fulfil.
+    `preemptible_label`: label of the nodes to use, and key of their taint; None: any nodes.
     """
-    section, provider = settings.cluster, cluster.provider
-    if uses_preemptible_nodes(settings) and provider.preemptible_label is None:
+
+    section: ClusterSection
+    provider: Provider
+    overlay: str
+    gpus: int
+    instance_type: str | None
+    pull_secret: str | None
+    preemptible_label: str | None
+
+    @property
+    def tolerations(self) -> list[dict[str, Any]]:
+        """Tolerations of the pods, in addition to those of pods that run for long."""
+        tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
+        if self.preemptible_label is not None:
+            tolerations.append({"key": self.preemptible_label, "operator": "Exists"})
+        return tolerations
+
+
+def place_pods(
+    section: ClusterSection, provider: Provider, *, overlay: str | None = None, gpus: int | None = None
+) -> PodPlacement:
+    """Return the placement; `overlay` and `gpus` replace those of the section.
+
+    Raises UsageError for a setting that the provider cannot fulfil.
+    """
+    # A server does not take the preemptible nodes of the workers.
+    uses_preemptible = section.preemptible or (section.overlay == PREEMPTIBLE_OVERLAY and overlay != SERVE)
+    if uses_preemptible and provider.preemptible_label is None:
         raise UsageError(
             f"cluster.preemptible: provider {provider.name} has no label for preemptible nodes",
             remedy="set it to false, and cluster.overlay to one other than preemptible",
@@ -137,46 +169,39 @@ def resolve_provider(settings: Settings, cluster: Cluster) -> Settings:
         raise UsageError(
             f"cluster.volume.handle: {handle}: expected {provider.volume_form} for provider {provider.name}"
         )
-    resolved = {
-        "provider": provider.name,
-        "instance_type": section.instance_type or provider.instance_type,
-        "pull_secret": provider.pull_secret if section.pull_secret == AUTO else section.pull_secret,
-    }
-    return settings.with_values(cluster=resolved)
+    return PodPlacement(
+        section=section,
+        provider=provider,
+        overlay=overlay or section.overlay,
+        gpus=gpus or section.gpus_per_pod,
+        instance_type=section.instance_type or provider.instance_type,
+        pull_secret=provider.pull_secret if section.pull_secret == AUTO else section.pull_secret,
+        preemptible_label=provider.preemptible_label if uses_preemptible else None,
+    )
 
 
-def resolved_provider(settings: Settings) -> Provider:
-    """Return the provider of the settings that `resolve_provider` returned. Raises KeyError for others."""
-    return PROVIDERS[settings.cluster.provider]
-
-
-def uses_preemptible_nodes(settings: Settings) -> bool:
-    return settings.cluster.preemptible or settings.cluster.overlay == "preemptible"
-
-
-def manifest_values(settings: Settings, image: Image, overlay: str | None = None) -> ManifestValues:
-    """Return the values of the manifests: every text and number of section cluster, and some of other sections.
-
-    `settings` are those of `resolve_provider`. `overlay` replaces cluster.overlay.
-    """
-    cluster, provider = settings.cluster, resolved_provider(settings)
+def manifest_values(settings: Settings, placement: PodPlacement, image: Image) -> ManifestValues:
+    """Return the values of the manifests: every text and number of section cluster, and some of other sections."""
+    cluster, instance_type = placement.section, placement.instance_type
     copied = {**vars(cluster), **vars(cluster.volume), "size": settings.fleet.size, "profile": settings.bench.profile}
-    copied |= {"model": settings.model.path, "data": settings.data.path}
-    copied |= {"instance_type": cluster.instance_type or "any"}  # which the component any-node removes
-    copied |= {"gpus_per_pod": str(cluster.gpus_per_pod), "least_up": settings.fleet.size - 1}
+    copied |= {"model": settings.model.path, "data": settings.data.path, "pull_secret": placement.pull_secret}
+    copied |= {"instance_type": instance_type or "any"}  # which the component any-node removes
+    copied |= {"gpus_per_pod": str(placement.gpus), "least_up": settings.fleet.size - 1}
     components = {
-        "any-node": cluster.instance_type is None,
+        "any-node": instance_type is None,
         "several-per-node": not cluster.one_per_node,
         "gpu-product": cluster.gpu not in (None, ANY_PRODUCT),
         "cpu-limit": cluster.cpu_limit is not None,
     }
     return ManifestValues(
         namespace=cluster.namespace,
-        overlay=overlay or cluster.overlay,
+        overlay=placement.overlay,
         image=image,
-        preemptible_label=provider.preemptible_label if uses_preemptible_nodes(settings) else None,
-        pull_secret=cluster.pull_secret,
-        volume_source=None if cluster.volume.handle is None else provider.volume_source(cluster.volume.handle),
+        preemptible_label=placement.preemptible_label,
+        pull_secret=placement.pull_secret,
+        volume_source=None
+        if cluster.volume.handle is None
+        else placement.provider.volume_source(cluster.volume.handle),
         extra_settings={name: value for name, value in copied.items() if isinstance(value, (str, int))},
         components=tuple(name for name, is_used in components.items() if is_used),
     )

@@ -7,10 +7,8 @@ from typing import Any
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
 from remote.cluster.diagnosis.pods import diagnose_pod
-from remote.cluster.settings import ClusterSection
-from tasks.clients.cluster import resolve_provider, uses_preemptible_nodes
+from tasks.clients.cluster import PodPlacement
 from tasks.errors import RetryableError, TaskFailed, escape_controls
-from tasks.settings.load import Settings
 
 DELETE_TIMEOUT_SEC = 60.0
 _POLL_INTERVAL_SEC = 1.0
@@ -31,35 +29,25 @@ class PodCheck:
     retry_command: str
 
 
-def run_pod_check(settings: Settings, cluster: Cluster, check: PodCheck) -> tuple[str, str]:
+def run_pod_check(placement: PodPlacement, cluster: Cluster, check: PodCheck) -> tuple[str, str]:
     """Run the pod until it ends, and delete it. Returns its node and its log. Raises a task's errors."""
-    settings = resolve_provider(settings, cluster)
-    secret = settings.cluster.pull_secret
-    pod = pod_manifest(
-        check,
-        settings.cluster,
-        preemptible_label=cluster.provider.preemptible_label if uses_preemptible_nodes(settings) else None,
-        pull_secret=secret if secret is not None and cluster.has_secret(secret) else None,
-    )
+    secret = placement.pull_secret
+    pod = pod_manifest(check, placement, has_secret=secret is not None and cluster.has_secret(secret))
     cluster.delete([pod], wait_sec=DELETE_TIMEOUT_SEC)  # left behind by a killed check
     cluster.apply([pod])
     print(f"pod {check.name} checks {check.image}", flush=True)
     try:
-        node = _wait_until_ended(cluster, settings, check)
+        node = _wait_until_ended(cluster, placement.section.ready_timeout_sec, check)
         return node, cluster.logs(check.name)
     finally:
         cluster.delete([pod], wait_sec=DELETE_TIMEOUT_SEC)
 
 
-def pod_manifest(
-    check: PodCheck, section: ClusterSection, *, preemptible_label: str | None, pull_secret: str | None
-) -> dict[str, Any]:
+def pod_manifest(check: PodCheck, placement: PodPlacement, *, has_secret: bool) -> dict[str, Any]:
     """Build the pod: this share of a node, no volume except /tmp, killed at its deadline."""
-    tolerations = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
-    if preemptible_label is not None:
-        tolerations.append({"key": preemptible_label, "operator": "Exists"})
+    section = placement.section
     product = None if section.gpu == ANY_PRODUCT else section.gpu
-    labels = {INSTANCE_TYPE_LABEL: section.instance_type, GPU_PRODUCT_LABEL: product}
+    labels = {INSTANCE_TYPE_LABEL: placement.instance_type, GPU_PRODUCT_LABEL: product}
     node_selector = {name: value for name, value in labels.items() if value is not None}
     program = {"command": check.command, "args": check.args}
     container = {
@@ -89,7 +77,7 @@ def pod_manifest(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
         "nodeSelector": node_selector,
-        "tolerations": tolerations,
+        "tolerations": placement.tolerations,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": 1000,
@@ -99,16 +87,16 @@ def pod_manifest(
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
     }
-    if pull_secret is not None:
-        spec["imagePullSecrets"] = [{"name": pull_secret}]
+    if has_secret:
+        spec["imagePullSecrets"] = [{"name": placement.pull_secret}]
     metadata = {"name": check.name, "namespace": section.namespace}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _wait_until_ended(cluster: Cluster, settings: Settings, check: PodCheck) -> str:
+def _wait_until_ended(cluster: Cluster, ready_timeout_sec: float, check: PodCheck) -> str:
     """Wait until the pod has ended and return its node. Raises a task's errors."""
     started_at, first_seen = time.monotonic(), dict[str, float]()
-    limit = settings.cluster.ready_timeout_sec
+    limit = ready_timeout_sec
     while True:
         pod = cluster.pod(check.name)
         if pod is None:
@@ -117,7 +105,7 @@ def _wait_until_ended(cluster: Cluster, settings: Settings, check: PodCheck) -> 
         if phase in ("Succeeded", "Failed"):
             return str(pod["spec"].get("nodeName", "?"))
         if phase == "Running":
-            limit = settings.cluster.ready_timeout_sec + check.timeout_sec
+            limit = ready_timeout_sec + check.timeout_sec
         else:
             for finding in diagnose_pod(pod, cluster.events(), cluster.provider)[:1]:
                 if str(finding) not in first_seen:

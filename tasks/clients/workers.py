@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from bench.records import Trial, schema
@@ -33,7 +34,7 @@ from remote.hosts.base import (
 )
 from remote.hosts.command import Command
 from remote.hosts.connectors import CONNECTORS
-from remote.hosts.pods.host import PodConnector, PodHost
+from remote.hosts.pods.host import PodConnector, PodHost, PodsSection
 from remote.hosts.pods.kubectl import ClusterError
 from remote.jobs.job import Agent
 from tasks.clients.cluster import print_target, resolve_target, target_identity
@@ -89,32 +90,23 @@ def _worker_names(settings: Settings, others: Collection[str] = ()) -> list[str]
     return [f"worker-{index}" for index in range(max(settings.fleet.size, *(index + 1 for index in indices), 1))]
 
 
-def pod_hosts(settings: Settings, target: Target, names: Collection[str] = ()) -> list[PodHost]:
-    """Return the pods of `fleet.pods` in this cluster and namespace as hosts, for any kind of fleet.
+def pod_hosts(target: Target, pods: PodsSection, size: int, *, include_starting: bool = False) -> list[PodHost]:
+    """Return the first `size` pods of this cluster and namespace as hosts with the names of workers.
 
-    Also those of the workers `names` beyond the present fleet.size.
+    `include_starting`: also those that are not Ready.
     """
-    return _make_pod_hosts(settings, target, _worker_names(settings, names), settings.fleet.pods)
-
-
-def _make_pod_hosts(
-    settings: Settings, target: Target, names: Sequence[str], options: object, *, include_starting: bool = False
-) -> list[PodHost]:
-    request = FleetRequest(names=names, options=options, root=settings.folder, kubectl=kubectl_of(target))
+    names = [f"worker-{index}" for index in range(size)]
+    request = FleetRequest(names=names, options=pods, root=Path(), kubectl=kubectl_of(target))
     return PodConnector().make_hosts(request, include_starting=include_starting)
 
 
 def component_hosts(
     settings: Settings, component: str, *, size: int = 1, container: str = "bench", include_starting: bool = False
 ) -> list[PodHost]:
-    """Return `size` pods of another component of the deployment than the workers; `include_starting`: not Ready ones.
-
-    Their names are those of workers.
-    """
+    """Return `size` pods of another component of the deployment than the workers, like `pod_hosts`."""
     selector = f"app.kubernetes.io/component={component}"
-    options = replace(settings.fleet.pods, selector=selector, container=container)
-    names, target = [f"worker-{index}" for index in range(size)], resolve_target(settings)
-    return _make_pod_hosts(settings, target, names, options, include_starting=include_starting)
+    pods = replace(settings.fleet.pods, selector=selector, container=container)
+    return pod_hosts(resolve_target(settings), pods, size, include_starting=include_starting)
 
 
 class PodDiagnosis:

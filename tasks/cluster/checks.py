@@ -5,12 +5,16 @@ The faults of a cluster are here; the checks of `inv doctor` report the same one
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from remote.cluster.client import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Cluster, Kind
 from remote.cluster.manifests import Image
 from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
+from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.kubectl import Forbidden
+from tasks.clients.cluster import PodPlacement, record_last_cluster
 from tasks.cluster.nodes import (
     capacity,
     check_capacity,
@@ -19,10 +23,9 @@ from tasks.cluster.nodes import (
     pod_requirements,
     print_nodes,
 )
-from tasks.errors import ConfirmationRequired
+from tasks.errors import ConfirmationRequired, results_write_errors
 from tasks.faults import CheckStatus, Fault
-from tasks.fleet.pending_results import PendingRun, foreign_active_jobs, has_training_ended, pending_runs
-from tasks.settings.load import Settings
+from tasks.fleet.pending_results import PendingRun, discard, foreign_active_jobs, has_training_ended, pending_runs
 
 NOTHING_CHANGED = "nothing was changed"
 NO_PERMISSION = Fault(
@@ -51,7 +54,7 @@ OVERLAY_CONTROLLERS = {"job-4gpu-jobset": ("jobset.x-k8s.io", "JobSet"), "job-4g
 
 
 def check_node_capacity(
-    settings: Settings, cluster: Cluster, image: Image, cluster_plan: ClusterPlan, *, partial: bool
+    placement: PodPlacement, cluster: Cluster, image: Image, cluster_plan: ClusterPlan, *, partial: bool
 ) -> None:
     """Raise TaskFailed if fewer nodes qualify than the plan's pods need, unless `partial`."""
     starts = [a for a in cluster_plan.with_verb(Verb.CREATE, Verb.REPLACE) if a.kind in ("Job", "JobSet") and a.desired]
@@ -59,7 +62,7 @@ def check_node_capacity(
         return
     needed = max(_parallelism(action) for action in starts)
     try:
-        reports = node_reports(cluster, pod_requirements(settings, image))
+        reports = node_reports(cluster, pod_requirements(placement, image))
     except Forbidden as error:
         print(f"the nodes cannot be checked: {error}")
         return
@@ -67,11 +70,11 @@ def check_node_capacity(
     if available < needed:
         print_nodes(reports)
     if available < needed and partial:
-        check_gpu_products(settings, reports)
+        check_gpu_products(placement.section, reports)
         print(f"nodes: room for only {available} of {needed} pods", flush=True)
     else:
         advice = f"; or pass --partial; {NOTHING_CHANGED}"
-        print(check_capacity(settings, needed, reports, advice), flush=True)
+        print(check_capacity(placement, needed, reports, advice), flush=True)
 
 
 def _parallelism(action: Action) -> int:
@@ -139,49 +142,64 @@ def missing_permissions(cluster: Cluster, permissions: Sequence[tuple[str, Kind,
     ]
 
 
-def check_pending_results(
-    settings: Settings, cluster: Cluster, cluster_plan: ClusterPlan, *, discard_results: bool
-) -> list[PendingRun]:
-    """Return the runs whose results are lost with the pods that the plan deletes.
+@dataclass(frozen=True)
+class ResultsGuard:
+    """Protection of results that are only in the pods. With `discards`, the operator gives them up.
 
-    Raises ConfirmationRequired if there are any, unless `discard_results`.
+    `results_folder` has the runs of this machine; `pods` says which pods run trials of others.
     """
-    if not cluster_plan.pod_ending_actions:
-        return []
-    for action in cluster_plan.pod_ending_actions:
-        if discard_results or action.live is None or has_training_ended(settings.results_folder, action.live):
-            continue
-        if is_training(action.live):
+
+    cluster: Cluster
+    results_folder: Path
+    pods: PodsSection
+    discards: bool
+
+    def check(self, cluster_plan: ClusterPlan) -> list[PendingRun]:
+        """Return the runs whose results are lost with the pods that the plan deletes.
+
+        Raises ConfirmationRequired if there are any, unless `discards`.
+        """
+        if not cluster_plan.pod_ending_actions:
+            return []
+        for action in cluster_plan.pod_ending_actions:
+            if self.discards or action.live is None or has_training_ended(self.results_folder, action.live):
+                continue
+            if is_training(action.live):
+                raise ConfirmationRequired(
+                    f"{action.title} is still training",
+                    remedy="wait until it ends (`inv status`), or pass --discard-results; nothing was changed",
+                )
+        ended = cluster_plan.with_verb(Verb.REPLACE, Verb.DELETE)
+        is_volume_kept = all(action.kind != "PersistentVolumeClaim" for action in ended)
+        lost = pending_runs(self.results_folder, self.cluster.target, is_volume_kept=is_volume_kept)
+        if self.discards:
+            return lost
+        first = cluster_plan.pod_ending_actions[0].title
+        if lost:
+            more = f"; and {len(lost) - 3} more: `inv collect --all` fetches what has ended" if len(lost) > 3 else ""
             raise ConfirmationRequired(
-                f"{action.title} is still training",
-                remedy="wait until it ends (`inv status`), or pass --discard-results; nothing was changed",
+                f"{first} would be deleted with results in its pods: "
+                f"{'; '.join(run.description for run in lost[:3])}{more}",
+                remedy="or pass --discard-results; nothing was changed",
             )
-    ended = cluster_plan.with_verb(Verb.REPLACE, Verb.DELETE)
-    is_volume_kept = all(action.kind != "PersistentVolumeClaim" for action in ended)
-    lost = pending_runs(settings.results_folder, cluster.target, is_volume_kept=is_volume_kept)
-    if lost and not discard_results:
-        more = f"; and {len(lost) - 3} more: `inv collect --all` fetches what has ended" if len(lost) > 3 else ""
-        raise ConfirmationRequired(
-            f"{cluster_plan.pod_ending_actions[0].title} would be deleted with results in its pods: "
-            f"{'; '.join(run.description for run in lost[:3])}{more}",
-            remedy="or pass --discard-results; nothing was changed",
-        )
-    busy = [] if discard_results else foreign_active_jobs(settings, cluster)
-    if busy:
-        raise ConfirmationRequired(
-            f"{cluster_plan.pod_ending_actions[0].title} would be deleted with running jobs: {'; '.join(busy[:3])}",
-            remedy="wait until they end (`inv monitor`), or pass --discard-results; nothing was changed",
-        )
-    return lost
+        if busy := foreign_active_jobs(self.results_folder, self.cluster, self.pods):
+            raise ConfirmationRequired(
+                f"{first} would be deleted with running jobs: {'; '.join(busy[:3])}",
+                remedy="wait until they end (`inv monitor`), or pass --discard-results; nothing was changed",
+            )
+        return lost
 
+    def print_refusal(self, cluster_plan: ClusterPlan) -> str | None:
+        """Print, in a dry run, why the plan itself would be refused; return the reason, None without one."""
+        try:
+            self.check(cluster_plan)
+        except ConfirmationRequired as error:
+            print(f"would be refused: {error}")
+            return str(error)
+        return None
 
-def print_refusal(
-    settings: Settings, cluster: Cluster, cluster_plan: ClusterPlan, *, discard_results: bool
-) -> str | None:
-    """Print, in a dry run, why the plan itself would be refused; return the reason, None without one."""
-    try:
-        check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
-    except ConfirmationRequired as error:
-        print(f"would be refused: {error}")
-        return str(error)
-    return None
+    def record_change(self, lost: list[PendingRun]) -> None:
+        """Record this cluster as the last changed one, and the runs as discarded. Raises UsageError."""
+        with results_write_errors(self.results_folder):
+            record_last_cluster(self.results_folder, self.cluster.target)
+            discard(lost)

@@ -11,7 +11,14 @@ from invoke.context import Context
 from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object, is_owned
-from remote.cluster.manifests import JOB_PREFIX, Image, pull_secret, render
+from remote.cluster.manifests import (
+    JOB_PREFIX,
+    PREEMPTIBLE_OVERLAY,
+    Image,
+    ManifestValues,
+    pull_secret,
+    render,
+)
 from remote.cluster.plan import Action, ClusterPlan, Verb, comparable, describe_change, is_being_deleted, plan
 from remote.hosts.command import Secret
 from remote.hosts.pods.kubectl import Forbidden
@@ -19,22 +26,20 @@ from remote.providers import registry_provider
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import confirm
-from tasks.clients.cluster import MANIFESTS, manifest_values, open_cluster, resolve_provider
+from tasks.clients.cluster import MANIFESTS, PodPlacement, manifest_values, open_cluster, place_pods
 from tasks.clients.registry import resolve_image
 from tasks.clients.secrets import check_registry_user, registry_password
 from tasks.cluster.checks import (
     NO_SECRET,
+    ResultsGuard,
     check_controller,
     check_node_capacity,
-    check_pending_results,
     check_permissions,
     check_storage,
-    print_refusal,
 )
 from tasks.cluster.commands import DeployOptions
 from tasks.cluster.status import read_state, wait_for_pods
 from tasks.errors import ConfirmationRequired, UsageError
-from tasks.fleet.pending_results import record_change
 from tasks.settings.load import Settings, load
 
 DELETE_TIMEOUT_SEC = 180.0
@@ -44,15 +49,15 @@ DELETE_TIMEOUT_SEC = 180.0
 class DeployHooks:
     """Values and callbacks of a task that deploys, in addition to the settings.
 
-    `overlay` replaces cluster.overlay. `values` go to the manifests, where `components` read them; `server` is the
-    image of a server. `on_start` is called after the last check, and `before_pods` when everything exists except the
-    pods. `on_state` gets each state of the pods during the wait, which `wait` turns on. `is_locked`: the task holds the
-    lock of the results. `retry_command` is the command that resumes.
+    `overlay` and `gpus` replace those of the settings. `values` go to the manifests; `server` is the image of a server.
+    `on_start` is called after the last check, and `before_pods` when everything exists except the pods. `on_state` gets
+    each state of the pods during the wait, which `wait` turns on. `is_locked`: the task holds the lock of the results.
+    `retry_command` is the command that resumes.
     """
 
     overlay: str | None = None
+    gpus: int | None = None
     values: Mapping[str, str | int | list[str]] = field(default_factory=dict)
-    components: tuple[str, ...] = ()
     server: Image | None = None
     on_start: Callable[[Cluster], object] = lambda _cluster: None
     before_pods: Callable[[Cluster], object] = lambda _cluster: None
@@ -60,6 +65,20 @@ class DeployHooks:
     wait: bool = True
     is_locked: bool = False
     retry_command: str = "inv deploy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployRequest:
+    """A deployment as settings, flags and the task ask for it; `advice` is printed once the pods are up."""
+
+    options: DeployOptions
+    hooks: DeployHooks
+    placement: PodPlacement
+    values: ManifestValues
+    guard: ResultsGuard
+    registry_user: str | None
+    read_password: Callable[[], Secret]
+    advice: str
 
 
 def deploy_fleet(context: Context, options: DeployOptions) -> CommandResult | None:
@@ -71,63 +90,82 @@ def deploy_fleet(context: Context, options: DeployOptions) -> CommandResult | No
 
 def apply(settings: Settings, options: DeployOptions, hooks: DeployHooks | None = None) -> CommandResult | None:
     """Apply the settings to the cluster and wait for the pods. Returns the plan of a dry run."""
-    hooks = hooks or DeployHooks()
     image = resolve_image(settings)
     with open_cluster(settings, changes=not options.dry_run, yes=options.yes) as cluster:
-        settings = resolve_provider(settings, cluster)
-        values = manifest_values(settings, image, hooks.overlay)
-        values = replace(
-            values,
-            extra_settings={**values.extra_settings, **hooks.values},
-            components=(*values.components, *hooks.components),
-            server_image=hooks.server,
-        )
-        desired = render(values, settings.root / MANIFESTS)
-        live = cluster.live_objects()
-        makes_secret = _needs_secret(settings, cluster, image, renew=options.renew_secret)
+        request = read_request(settings, options, hooks or DeployHooks(), image, cluster)
+        desired, live = render(request.values, settings.root / MANIFESTS), cluster.live_objects()
+        makes_secret = _needs_secret(request, cluster)
         applied = _try_changes(cluster, comparable(desired, live), force_conflicts=options.force_conflicts)
         cluster_plan = plan(desired, live, applied, makes_secret=makes_secret, replace_ended=options.force)
-        _print_plan(cluster_plan, image, settings, values.overlay)
+        _print_plan(cluster_plan, request)
         jobs = [item for item in desired if item["kind"] == "Job"]
-        await_pods = partial(
-            wait_for_pods,
-            settings,
-            cluster,
-            jobs,
-            plain=options.plain,
-            on_state=hooks.on_state,
-            retry_command=hooks.retry_command,
-        )
         if cluster_plan.is_empty:
             state = read_state(cluster, jobs)
             if state.is_up or options.dry_run or not jobs:
                 print(f"nothing to do: {state.up_count} of {len(state.rows)} pods are up")
                 return CommandResult(data=_document(cluster_plan, image)) if options.dry_run else None
-            await_pods()
+            _wait(request, cluster, jobs)
             return None
-        check_node_capacity(settings, cluster, image, cluster_plan, partial=options.partial or options.dry_run)
-        check_controller(values.overlay, cluster, cluster_plan)
+        is_enough = options.partial or options.dry_run
+        check_node_capacity(request.placement, cluster, image, cluster_plan, partial=is_enough)
+        check_controller(request.values.overlay, cluster, cluster_plan)
         check_storage(cluster, cluster_plan)
         check_permissions(cluster, cluster_plan)
         if options.dry_run:
-            refused = print_refusal(settings, cluster, cluster_plan, discard_results=options.discard_results)
+            refused = request.guard.print_refusal(cluster_plan)
             _print_diff(cluster, cluster_plan, force_conflicts=options.force_conflicts)
             return CommandResult(data={**_document(cluster_plan, image), "refused": refused})
-        # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
-        needs_lock = bool(cluster_plan.pod_ending_actions) and not hooks.is_locked
-        with acquire_lock(settings.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
-            lost = check_pending_results(settings, cluster, cluster_plan, discard_results=options.discard_results)
-            user = settings.registry.user or ""
-            secret = registry_password(settings, user, image.registry, "inv deploy") if makes_secret else None
-            hooks.on_start(cluster)
-            _execute_plan(
-                settings, cluster, cluster_plan, image, secret, hooks, force_conflicts=options.force_conflicts
-            )
-            record_change(settings, cluster.target, lost)
-        if jobs and hooks.wait:
+        act(request, cluster, cluster_plan)
+        if jobs and request.hooks.wait:
             old_pods = not any(action.kind == "Job" for action in cluster_plan.changes)
-            await_pods(new_login=makes_secret and old_pods)
+            _wait(request, cluster, jobs, new_login=cluster_plan.makes_secret and old_pods)
     return None
+
+
+def read_request(
+    settings: Settings, options: DeployOptions, hooks: DeployHooks, image: Image, cluster: Cluster
+) -> DeployRequest:
+    """Read what settings, flags and task ask for, with the defaults of the cluster's provider. Raises UsageError."""
+    user = settings.registry.user
+    placement = place_pods(settings.cluster, cluster.provider, overlay=hooks.overlay, gpus=hooks.gpus)
+    values = manifest_values(settings, placement, image)
+    runs_workers = placement.overlay in ("pods", PREEMPTIBLE_OVERLAY) and not settings.connector.is_cluster
+    return DeployRequest(
+        options=options,
+        hooks=hooks,
+        placement=placement,
+        values=replace(values, extra_settings={**values.extra_settings, **hooks.values}, server_image=hooks.server),
+        guard=ResultsGuard(cluster, settings.results_folder, settings.fleet.pods, discards=options.discard_results),
+        registry_user=user,
+        read_password=partial(registry_password, settings, user or "", image.registry, "inv deploy"),
+        advice="set fleet.kind to pods to run `inv bench` on them" if runs_workers else "",
+    )
+
+
+def act(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan) -> None:
+    """Make the changes of the plan. Raises a task's errors."""
+    # Lock only if pods end: a run whose Job was deleted holds the lock and waits for this deployment.
+    needs_lock, guard = bool(cluster_plan.pod_ending_actions) and not request.hooks.is_locked, request.guard
+    with acquire_lock(guard.results_folder, "deploy") if needs_lock else contextlib.nullcontext():
+        lost = guard.check(cluster_plan)
+        secret = request.read_password() if cluster_plan.makes_secret else None
+        request.hooks.on_start(cluster)
+        _execute_plan(request, cluster, cluster_plan, secret)
+        guard.record_change(lost)
+
+
+def _wait(request: DeployRequest, cluster: Cluster, jobs: Sequence[Object], *, new_login: bool = False) -> None:
+    wait_for_pods(
+        cluster,
+        jobs,
+        request.placement.section.ready_timeout_sec,
+        plain=request.options.plain,
+        new_login=new_login,
+        on_state=request.hooks.on_state,
+        retry_command=request.hooks.retry_command,
+    )
+    if request.advice:
+        print(request.advice)
 
 
 def _try_changes(cluster: Cluster, objects: Sequence[Object], *, force_conflicts: bool) -> Sequence[Object]:
@@ -155,33 +193,33 @@ def _document(cluster_plan: ClusterPlan, image: Image | None = None) -> dict[str
     }
 
 
-def _needs_secret(settings: Settings, cluster: Cluster, image: Image, *, renew: bool) -> bool:
-    section, user = settings.cluster, settings.registry.user
-    if section.pull_secret is None:
-        if renew:
+def _needs_secret(request: DeployRequest, cluster: Cluster) -> bool:
+    name, user, image = request.placement.pull_secret, request.registry_user, request.values.image
+    if name is None:
+        if request.options.renew_secret:
             raise UsageError(
                 "deploy: --renew-secret: cluster.pull_secret is null (a public image)", remedy="give it a name"
             )
         return False
-    if not renew and cluster.has_secret(section.pull_secret):
+    if not request.options.renew_secret and cluster.has_secret(name):
         return False
     if user is None:
         provider = registry_provider(image.registry)
-        raise NO_SECRET.error(provider, namespace=section.namespace, secret=section.pull_secret)
+        raise NO_SECRET.error(provider, namespace=request.values.namespace, secret=name)
     check_registry_user(user, image.repository)
     return True
 
 
-def _print_plan(cluster_plan: ClusterPlan, image: Image, settings: Settings, overlay: str) -> None:
-    print(f"image: {image.reference}")
+def _print_plan(cluster_plan: ClusterPlan, request: DeployRequest) -> None:
+    print(f"image: {request.values.image.reference}")
     changes = [action for action in cluster_plan.actions if action.verb is not Verb.KEEP]
     unchanged = len(cluster_plan.actions) - len(changes)
     for action in changes:
         print(action)
     if cluster_plan.makes_secret:
-        print(f"{'write':9}  secret/{settings.cluster.pull_secret}")
+        print(f"{'write':9}  secret/{request.placement.pull_secret}")
     counts = f"{len(cluster_plan.changes)} to change, {unchanged} unchanged"
-    print(f"plan: overlay {overlay}: {counts}", flush=True)
+    print(f"plan: overlay {request.values.overlay}: {counts}", flush=True)
 
 
 def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan, *, force_conflicts: bool) -> None:
@@ -202,18 +240,9 @@ def _print_diff(cluster: Cluster, cluster_plan: ClusterPlan, *, force_conflicts:
     print("dry run: nothing was changed")
 
 
-def _execute_plan(
-    settings: Settings,
-    cluster: Cluster,
-    cluster_plan: ClusterPlan,
-    image: Image,
-    secret: Secret | None,
-    hooks: DeployHooks,
-    *,
-    force_conflicts: bool,
-) -> None:
+def _execute_plan(request: DeployRequest, cluster: Cluster, cluster_plan: ClusterPlan, secret: Secret | None) -> None:
     """Apply the plan in the order of dependencies: other objects, the secret, old Jobs deleted, new Jobs."""
-    section = settings.cluster
+    force_conflicts, name, user = request.options.force_conflicts, request.placement.pull_secret, request.registry_user
     gone = [a.live for a in cluster_plan.with_verb(Verb.DELETE, Verb.REPLACE) if a.live is not None]
     ending = [live for live in gone if is_being_deleted(live)]
     deleted = [live for live in gone if not is_being_deleted(live)]
@@ -226,17 +255,17 @@ def _execute_plan(
     if others:
         cluster.apply(others, force_conflicts=force_conflicts)
         print(f"applied {len(others)} object{'' if len(others) == 1 else 's'}", flush=True)
-    if secret is not None and section.pull_secret is not None and settings.registry.user is not None:
+    if secret is not None and name is not None and user is not None:
         secret_object, hidden = pull_secret(
-            name=section.pull_secret,
-            namespace=section.namespace,
-            registry=image.registry,
-            user=settings.registry.user,
+            name=name,
+            namespace=request.values.namespace,
+            registry=request.values.image.registry,
+            user=user,
             password=secret,
         )
         cluster.apply([secret_object], force_conflicts=True, secrets=hidden)
-        print(f"wrote secret/{section.pull_secret}", flush=True)
-    hooks.before_pods(cluster)
+        print(f"wrote secret/{name}", flush=True)
+    request.hooks.before_pods(cluster)
     if deleted:
         cluster.check_creation([a.desired for a in cluster_plan.with_verb(Verb.REPLACE) if a.desired in workloads])
         print(f"deleting {_titles(deleted)}, and waiting until their pods are gone", flush=True)
@@ -259,6 +288,7 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
         # Workloads first: they use the other objects.
         own.sort(key=lambda item: item["kind"] not in ("Job", "JobSet"))
         cluster_plan = ClusterPlan(actions=tuple(map(_deletion, own)))
+        guard = ResultsGuard(cluster, settings.results_folder, settings.fleet.pods, discards=discard_results)
         if not own:
             print("nothing to do: nothing of this fleet is deployed")
             return CommandResult(data=_document(cluster_plan)) if dry_run else None
@@ -267,20 +297,19 @@ def delete_fleet(context: Context, *, dry_run: bool, yes: bool, discard_results:
         volume = ", and the files on the shared volume" if settings.cluster.volume.handle else ""
         print(f"kept: namespace {cluster.target.namespace}{volume}")
         if dry_run:
-            refused = print_refusal(settings, cluster, cluster_plan, discard_results=discard_results)
+            refused = guard.print_refusal(cluster_plan)
             return plan_result([], **_document(cluster_plan), refused=refused)
         with acquire_lock(settings.results_folder, "teardown"):
-            lost = check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
+            lost = guard.check(cluster_plan)
             if not yes:
                 if not confirm(f"Delete these {len(own)} objects in {cluster.target.namespace}?"):
                     raise ConfirmationRequired("nothing was deleted", remedy="pass --yes to confirm")
-                # The question may have waited for long.
-                lost = check_pending_results(settings, cluster, cluster_plan, discard_results=discard_results)
+                lost = guard.check(cluster_plan)  # the question may have waited for long
             workloads = [item for item in own if item["kind"] in ("Job", "JobSet")]
             for group in (workloads, [item for item in own if item not in workloads]):
                 if group:
                     cluster.delete(group, wait_sec=DELETE_TIMEOUT_SEC)
-            record_change(settings, cluster.target, lost)
+            guard.record_change(lost)
         print(f"deleted {len(own)} objects")
     return None
 

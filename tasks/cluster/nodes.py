@@ -21,14 +21,15 @@ from remote.cluster.diagnosis.nodes import (
 )
 from remote.cluster.manifests import Image
 from remote.cluster.quantities import parse_quantity
+from remote.cluster.settings import ClusterSection
 from remote.hosts.pods.kubectl import Forbidden
 from reports import formatting
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.cluster import open_cluster, resolve_provider, resolved_provider, uses_preemptible_nodes
+from tasks.clients.cluster import PodPlacement, open_cluster, place_pods
 from tasks.clients.registry import resolve_image
 from tasks.errors import TaskFailed, UsageError
-from tasks.settings.load import Settings, load
+from tasks.settings.load import load
 
 
 def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False) -> CommandResult:
@@ -42,8 +43,8 @@ def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False)
     except UsageError as error:
         unknown_size = f"the image's size is unknown, so the disk is checked without it: {error}\n"
     with open_cluster(settings) as cluster:
-        settings = resolve_provider(settings, cluster)
-        reports = node_reports(cluster, pod_requirements(settings, image))
+        placement = place_pods(settings.cluster, cluster.provider)
+        reports = node_reports(cluster, pod_requirements(placement, image))
         cordoned = nodes_to_cordon(reports) if cordon else []
         for name in [] if dry_run else cordoned:
             cluster.cordon(name)
@@ -54,7 +55,7 @@ def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False)
         print(f"{verb}: {', '.join(cordoned)}" if cordoned else "no node was cordoned")
     needed, failure = settings.fleet.size, None
     try:
-        print(check_capacity(settings, needed, reports))
+        print(check_capacity(placement, needed, reports))
     except TaskFailed as error:
         failure = error
     document = {
@@ -96,11 +97,11 @@ def capacity(reports: Sequence[NodeReport]) -> int:
     return sum(report.pods for report in reports)
 
 
-def capacity_summary(settings: Settings, needed: int, reports: Sequence[NodeReport]) -> str:
+def capacity_summary(section: ClusterSection, needed: int, reports: Sequence[NodeReport]) -> str:
     """Return the line to print if there is room for all pods."""
     room = formatting.count(capacity(reports), "pod")
     qualified = formatting.count(sum(report.qualifies for report in reports), "node qualifies", "nodes qualify")
-    if settings.cluster.one_per_node:
+    if section.one_per_node:
         return f"{qualified}, {needed} are needed"
     return (
         f"{qualified}, with room for {room}, {needed} are needed; pods on one node "
@@ -108,18 +109,18 @@ def capacity_summary(settings: Settings, needed: int, reports: Sequence[NodeRepo
     )
 
 
-def check_capacity(settings: Settings, needed: int, reports: Sequence[NodeReport], advice: str = "") -> str:
+def check_capacity(placement: PodPlacement, needed: int, reports: Sequence[NodeReport], advice: str = "") -> str:
     """Return the line for nodes with room for all pods, of one kind. Raises UsageError or TaskFailed, with `advice`."""
-    check_gpu_products(settings, reports)
+    check_gpu_products(placement.section, reports)
     if capacity(reports) < needed:
-        raise TaskFailed(f"{shortage_message(settings, needed, reports)}{advice}")
-    return capacity_summary(settings, needed, reports)
+        raise TaskFailed(f"{shortage_message(placement, needed, reports)}{advice}")
+    return capacity_summary(placement.section, needed, reports)
 
 
-def check_gpu_products(settings: Settings, reports: Sequence[NodeReport]) -> None:
+def check_gpu_products(section: ClusterSection, reports: Sequence[NodeReport]) -> None:
     """Raise UsageError if the qualifying nodes have different kinds of GPU and cluster.gpu is not set."""
     kinds = mixed_gpu_products(reports)
-    if kinds and settings.cluster.gpu is None:
+    if kinds and section.gpu is None:
         raise UsageError(
             f"the nodes have different kinds of GPU: {', '.join(kinds)}",
             remedy="trials on them cannot be compared: set "
@@ -127,7 +128,7 @@ def check_gpu_products(settings: Settings, reports: Sequence[NodeReport]) -> Non
         )
 
 
-def shortage_message(settings: Settings, needed: int, reports: Sequence[NodeReport]) -> str:
+def shortage_message(placement: PodPlacement, needed: int, reports: Sequence[NodeReport]) -> str:
     """Return the message for nodes without room for all pods of the fleet."""
     room, qualified = capacity(reports), sum(report.qualifies for report in reports)
     candidates = [report for report in reports if report.is_candidate and not report.qualifies]
@@ -135,39 +136,34 @@ def shortage_message(settings: Settings, needed: int, reports: Sequence[NodeRepo
     if candidates:
         first = str(candidates[0].findings[0])
     elif not any(report.gpus for report in reports):
-        first = f"no node offers nvidia.com/gpu: {resolved_provider(settings).texts['device-plugin']}"
+        first = f"no node offers nvidia.com/gpu: {placement.provider.texts['device-plugin']}"
     smaller = f"set fleet.size to {room or 'the number of qualifying nodes'}"
-    if settings.cluster.one_per_node:
-        by_gpus = sum(
-            (report.gpus_free or 0) // settings.cluster.gpus_per_pod for report in reports if report.qualifies
-        )
+    if placement.section.one_per_node:
+        by_gpus = sum((report.gpus_free or 0) // placement.gpus for report in reports if report.qualifies)
         shared = f"set cluster.one_per_node to false: there are free GPUs for {by_gpus}; or " if by_gpus > room else ""
         return f"{room} of {needed} nodes qualify; {first}; or {shared}{smaller}"
     return f"{qualified} nodes qualify, with room for {room} of {needed} pods; {first}; or {smaller}"
 
 
-def pod_requirements(settings: Settings, image: Image | None) -> NodeRequirements:
-    """Return the requirements of one pod of this deployment. `settings` are those of `resolve_provider`."""
-    section, provider, preemptible = settings.cluster, resolved_provider(settings), uses_preemptible_nodes(settings)
-    tolerations: list[dict[str, Any]] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if preemptible:
-        tolerations.append({"key": provider.preemptible_label, "operator": "Exists"})
+def pod_requirements(placement: PodPlacement, image: Image | None) -> NodeRequirements:
+    """Return the requirements of one pod of this deployment."""
+    section = placement.section
     # Without a shared volume the pod has a second local folder for results.
     scratch = parse_quantity(section.scratch) * (1 if section.volume.handle else 2)
     return NodeRequirements(
-        instance_type=section.instance_type,
-        preemptible=preemptible,
+        instance_type=placement.instance_type,
+        preemptible=placement.preemptible_label is not None,
         cpu=parse_quantity(section.cpu),
         memory=parse_quantity(section.memory),
         scratch=scratch,
-        tolerations=tolerations,
+        tolerations=placement.tolerations,
         namespace=section.namespace,
-        gpus=section.gpus_per_pod,
+        gpus=placement.gpus,
         one_per_node=section.one_per_node,
         gpu_product=section.gpu,
         image=image.reference if image else None,
         image_bytes=image.size_bytes if image else None,
-        provider=provider,
+        provider=placement.provider,
         drivers=(parse_drivers(image.cuda_requirement) if image and image.cuda_requirement else None) or CUDA_12,
     )
 

@@ -34,7 +34,7 @@ from tasks.cli.terminal import console
 from tasks.clients.cluster import open_cluster
 from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions
 from tasks.errors import RetryableError, TaskFailed, UsageError
-from tasks.settings.load import Settings, load
+from tasks.settings.load import load
 
 # A poll is four requests for all pods together. Between polls a watch reports changes of pods. Without a change the
 # next poll follows after _POLL_SEC, for everything else: events, rejected pods, claims. Changes in quick succession
@@ -58,23 +58,22 @@ def read_state(cluster: Cluster, jobs: Sequence[Mapping[str, Any]]) -> PodFleet:
 
 
 def wait_for_pods(
-    settings: Settings,
     cluster: Cluster,
     jobs: Sequence[Mapping[str, Any]],
+    limit: float,
     *,
     plain: bool,
     new_login: bool = False,
     on_state: Callable[[PodFleet], object] = lambda _state: None,
     retry_command: str = "inv deploy",
 ) -> None:
-    """Wait until all pods of the Jobs are up. Raises TaskFailed with the reason as soon as waiting is pointless.
+    """Wait until all pods of the Jobs are up, for `limit` seconds.
 
-    `new_login`: the pull secret is new, and the pods may still report that the old one was rejected. `on_state` gets
-    each state that is not final.
+    Raises TaskFailed with the reason as soon as waiting is pointless. `new_login`: the pull secret is new, and the pods
+    may still report that the old one was rejected. `on_state` gets each state that is not final.
     """
     screen = terminal.console()
     started = answered = time.monotonic()
-    limit = settings.cluster.ready_timeout_sec
     policy = WaitPolicy(login_sec=MAX_BACK_OFF_SEC if new_login else 0.0)
     old_events: Mapping[object, str | Diagnosis] = {}
     batch_sec = _MIN_BATCH_SEC
@@ -122,8 +121,6 @@ def wait_for_pods(
             timeout_sec = min(_POLL_SEC, limit - elapsed_sec, policy.remaining_sec(state.all_findings, now))
             _wait_for_change(cluster, timeout_sec, batch_sec)
     screen.print(f"{_progress(state)}, after {time.monotonic() - started:.0f} s")
-    if not settings.connector.is_cluster and settings.cluster.overlay in ("pods", "preemptible"):
-        screen.print("set fleet.kind to pods to run `inv bench` on them")
 
 
 def _wait_for_change(cluster: Cluster, timeout_sec: float, batch_sec: float) -> None:

@@ -22,7 +22,7 @@ from remote.hosts.pods.kubectl import Forbidden
 from remote.image import engine, vm_jobs
 from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
-from tasks.clients.cluster import known_provider, resolve_provider, resolve_target, translate_cluster_errors
+from tasks.clients.cluster import known_provider, place_pods, resolve_target, translate_cluster_errors
 from tasks.clients.registry import resolve_image
 from tasks.cluster.nodes import node_reports, pod_requirements
 from tasks.errors import RetryableError, TaskFailed, UsageError
@@ -119,7 +119,7 @@ class CheckContext:
         except UsageError:  # no image was pushed or set
             image = None
         with self.open_cluster() as cluster:
-            need = pod_requirements(resolve_provider(self.settings, cluster), image)
+            need = pod_requirements(place_pods(self.settings.cluster, cluster.provider), image)
             return node_reports(cluster, need, warn=lambda _: None)
 
     def _vm(self) -> Host:

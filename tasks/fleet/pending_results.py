@@ -18,13 +18,11 @@ from remote.cluster.labels import COMPONENT_LABEL, RUN_ANNOTATION, WORKER, Objec
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.hosts.base import Host, HostError
 from remote.hosts.connectors import CONNECTORS
+from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from remote.jobs.job import Agent, slot_path
-from tasks.clients.cluster import record_last_cluster
 from tasks.clients.workers import pod_hosts
-from tasks.errors import results_write_errors
 from tasks.fleet.run_store import TRAIN, resume_command
-from tasks.settings.load import Settings
 
 _MAX_SUMS_BYTES = 100_000_000
 DISCARDED_FILE = "discarded"  # marks a run's folder: the operator gave up its results in the pods
@@ -86,13 +84,13 @@ def incomplete_runs(results_folder: Path) -> list[str]:
     return names
 
 
-def foreign_active_jobs(settings: Settings, cluster: Cluster) -> list[str]:
+def foreign_active_jobs(results_folder: Path, cluster: Cluster, pods: PodsSection) -> list[str]:
     """Return a line for each pod that runs another operator's trial, that is, of a run unknown to this machine.
 
-    Pods beyond the present fleet.size are queried, too: their operator's setting may be another one. A pod that does
-    not answer has no line: it may be deleted because of that.
+    A pod that does not answer has no line: it may be deleted because of that.
     """
     workers = [pod for pod in cluster.pods() if label(pod, COMPONENT_LABEL) == WORKER]
+    indices = [int(index) for index in (label(pod, INDEX_LABEL) for pod in workers) if index and index.isdecimal()]
 
     def describe_foreign_job(host: Host) -> str | None:
         try:
@@ -100,24 +98,13 @@ def foreign_active_jobs(settings: Settings, cluster: Cluster) -> list[str]:
         except HostError:
             return None
         job = Path(holder or "")
-        if holder is None or (settings.results_folder / job.parent.name / RUN_FILE).is_file():
+        if holder is None or (results_folder / job.parent.name / RUN_FILE).is_file():
             return None
         return f"{host.name} runs {job.name} of run {job.parent.name}, which is another operator's"
 
-    hosts = pod_hosts(settings, cluster.target, set(map(_worker_name, workers)))
+    hosts = pod_hosts(cluster.target, pods, max(indices, default=0) + 1)
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         return [line for line in pool.map(describe_foreign_job, hosts) if line is not None]
-
-
-def _worker_name(pod: Object) -> str:
-    return f"worker-{label(pod, INDEX_LABEL)}"
-
-
-def record_change(settings: Settings, target: Target, lost: list[PendingRun]) -> None:
-    """Record this cluster as the last changed one, and the runs as discarded. Raises UsageError."""
-    with results_write_errors(settings.results_folder):
-        record_last_cluster(settings, target)
-        discard(lost)
 
 
 def discard(runs: list[PendingRun]) -> None:

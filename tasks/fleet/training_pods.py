@@ -28,8 +28,7 @@ from tasks.clients.cluster import (
     MANIFESTS,
     confirm_production,
     manifest_values,
-    resolve_provider,
-    resolve_target,
+    place_pods,
     translate_cluster_errors,
 )
 from tasks.clients.registry import resolve_image
@@ -80,7 +79,8 @@ class PodsJob:
     @contextlib.contextmanager
     def reader(self) -> Iterator[Host]:
         """Yield a host that sees the volume. Raises RetryableError, and UsageError if no pod can."""
-        for pod in (*self.hosts, *pod_hosts(self._settings, resolve_target(self._settings))):
+        fleet = self._settings.fleet
+        for pod in (*self.hosts, *pod_hosts(self._cluster.target, fleet.pods, fleet.size)):
             if _probe_error(pod) is None:
                 yield pod
                 return
@@ -137,8 +137,8 @@ def _rendered_reader_objects(settings: Settings, cluster: Cluster, run: RunRecor
 
     After `inv teardown` it lacks all of them. Raises UsageError without an image.
     """
-    settings = resolve_provider(settings, cluster)
-    values = manifest_values(settings, resolve_image(settings), run.provenance["inputs"]["job"]["overlay"])
+    placement = place_pods(settings.cluster, cluster.provider, overlay=run.provenance["inputs"]["job"]["overlay"])
+    values = manifest_values(settings, placement, resolve_image(settings))
     job: dict[str, str | int | list[str]] = {"job_spec": "{}", "run_id": run.run_id, "size": len(run.workers)}
     values = dataclasses.replace(values, extra_settings={**values.extra_settings, **job})
     with translate_cluster_errors():

@@ -16,7 +16,7 @@ from remote.image import engine
 from remote.image.plan import model_digests
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
-from tasks.clients.cluster import open_cluster
+from tasks.clients.cluster import open_cluster, place_pods
 from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.registry import read_push_record, resolve_image
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
@@ -80,7 +80,7 @@ def _verify_on_node(settings: Settings) -> CommandResult:
             timeout_sec=VERIFY_TIMEOUT_SEC,
             retry_command="inv image.verify --on-node",
         )
-        node, text = run_pod_check(settings, cluster, check)
+        node, text = run_pod_check(place_pods(section, cluster.provider), cluster, check)
     name = f"{image.reference} on node {node}"
     report, problems = evaluate(name, text, _pushed_models(settings))
     if not report["device"]["visible"]:

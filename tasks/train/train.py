@@ -166,7 +166,7 @@ def read_request(settings: Settings, options: TrainOptions) -> TrainRequest:
 
 def _answering_pod(settings: Settings) -> Sequence[Host]:
     """Return the first worker's pod if it runs commands now: it can look at model and data."""
-    host = pod_hosts(settings, resolve_target(settings))[0]
+    (host,) = pod_hosts(resolve_target(settings), settings.fleet.pods, 1)
     try:
         Agent(host).holder(slot_path(host))
     except HostError:

@@ -30,8 +30,8 @@ from remote.cluster.settings import ClusterSection
 from remote.providers import GENERIC, PROVIDERS
 from remote.serving import PORT_IN_POD
 from tasks.adapter.serve import KEY_SECRET
+from tasks.clients.cluster import place_pods
 from tasks.cluster.nodes import pod_requirements
-from tasks.settings.load import Settings
 from tests.support.paths import ROOT
 from tests.support.pod_security import violations
 
@@ -367,7 +367,7 @@ def test_node_requirements_have_the_tolerations_of_the_pods(name: str) -> None:
         overlay=variant.overlay,  # type: ignore[arg-type]
         preemptible=variant.preemptible_label is not None,
     )
-    need = pod_requirements(Settings(root=ROOT, cluster=cluster), variant.image)
+    need = pod_requirements(place_pods(cluster, PROVIDERS["oci"]), variant.image)
     tolerated = pod_spec(name)["tolerations"]
     assert all(toleration in tolerated for toleration in need.tolerations)
     own = {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}

@@ -14,7 +14,7 @@ from remote.cluster.quantities import parse_quantity
 from remote.hosts.pods.kubectl import not_installed_error
 from remote.hosts.process import CannotStart, run_program
 from reports import formatting
-from tasks.clients.cluster import resolve_provider, translate_cluster_errors
+from tasks.clients.cluster import place_pods, translate_cluster_errors
 from tasks.cluster.checks import (
     EXEC_PERMISSIONS,
     NO_CONTROLLER,
@@ -154,7 +154,7 @@ def namespace(context: CheckContext) -> CheckResult:
 @CHECKS.register("pull secret", "Does the namespace have the registry's login?", NO_SECRET)
 def secret(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
-        name = resolve_provider(context.settings, cluster).cluster.pull_secret
+        name = place_pods(context.settings.cluster, cluster.provider).pull_secret
         if name is None:
             raise Skipped("cluster.pull_secret is null: the image is public")
         if not cluster.has_secret(name):
@@ -206,7 +206,7 @@ def quota_faults(quotas: Sequence[Mapping[str, Any]], settings: Settings, missin
 @CHECKS.register("storage", "Is there a shared volume, and the driver for it?", NO_CSI, NO_VOLUME)
 def storage(context: CheckContext) -> CheckResult:
     with context.open_cluster() as cluster:
-        handle = resolve_provider(context.settings, cluster).cluster.volume.handle
+        handle = place_pods(context.settings.cluster, cluster.provider).section.volume.handle
         if handle is None:
             return NO_VOLUME.result()
         source = cluster.provider.volume_source(handle) or {}
@@ -272,7 +272,10 @@ CAUSES = {
 
 @NODE_CHECKS.register("enough", "Do as many nodes qualify as the fleet has pods, with one kind of GPU?")
 def enough(context: CheckContext) -> CheckResult:
-    return passed(check_capacity(context.settings, context.settings.fleet.size, context.nodes.get_or_raise()))
+    settings, reports = context.settings, context.nodes.get_or_raise()
+    with context.open_cluster() as cluster:
+        placement = place_pods(settings.cluster, cluster.provider)
+    return passed(check_capacity(placement, settings.fleet.size, reports))
 
 
 def check_causes(causes: Sequence[str], context: CheckContext) -> CheckResult | list[CheckResult]:

@@ -76,7 +76,7 @@ def whole(context: CheckContext) -> CheckResult:
         cluster = context.cluster.get_or_skip()
         if not cluster.list_fleet_objects("Job"):
             raise Skipped("no pod is deployed")
-        inputs = inspect(settings, pod_hosts(settings, cluster.target)[:1], [trial])
+        inputs = inspect(settings, pod_hosts(cluster.target, settings.fleet.pods, 1), [trial])
     model, data = inputs["model"], inputs["data"]
     size = f"{model['parameters'] / 1e6:.0f} M parameters, {format_gb(model['bytes'], 2)}"
     return passed(f"{model['path']}: {size}, complete; {data['path']}: {data['samples']} samples")

@@ -16,7 +16,6 @@ from remote.cluster.client import Cluster as Reader
 from remote.cluster.kubeconfig import resolve
 from tasks.cli.lock import acquire_lock
 from tasks.cluster import status as waiting
-from tasks.settings.load import Settings, parse_sections
 from tests.support.kubernetes import Cluster
 from tests.system.cluster.conftest import DIGEST, NODES, OUR_USER, Operator
 
@@ -272,13 +271,11 @@ def test_a_failed_pull_ends_the_wait_with_its_cause(operator: Operator) -> None:
 
 def wait_for_pods(operator: Operator) -> None:
     """Run the task's wait in this process, where its patience can be patched."""
-    settings = Settings(root=operator.project, **parse_sections(operator.settings))
-    waiting_settings = settings.with_values(cluster={"ready_timeout_sec": 60.0})
     target = resolve(kubeconfig=str(operator.cluster.kubeconfig), context=None, namespace=operator.namespace)
     reader = Reader(target)
     try:
         job = {"kind": "Job", "metadata": {"name": "bench"}}
-        waiting.wait_for_pods(waiting_settings, reader, [job], plain=True)
+        waiting.wait_for_pods(reader, [job], 60.0, plain=True)
     finally:
         reader.close()
 

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +11,7 @@ from remote.cluster.manifests import Image, render
 from remote.cluster.plan import Verb, plan
 from remote.providers import PROVIDERS, register, registry_provider
 from remote.providers.provider import Generic
-from tasks.clients.cluster import manifest_values, resolve_provider
+from tasks.clients.cluster import manifest_values, place_pods
 from tasks.cluster.nodes import pod_requirements
 from tasks.doctor.check import CheckContext, Checks, run_check
 from tasks.doctor.doctor import all_checks
@@ -60,15 +59,16 @@ cluster: {overlay: preemptible, volume: {handle: 'disk-1:/'}}
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_a_registered_provider_renders_a_deploy_plan(context: Callable[..., Context]) -> None:
     provider = registry_provider("r.dummy.example")
-    settings = resolve_provider(load(context(text=TEXT)), SimpleNamespace(provider=provider))  # type: ignore[arg-type]
+    settings = load(context(text=TEXT))
+    placement = place_pods(settings.cluster, provider)
     image = Image.parse("r.dummy.example/team/bench@sha256:" + "ab" * 32)
-    desired = render(manifest_values(settings, image), ROOT / "manifests")
+    desired = render(manifest_values(settings, placement, image), ROOT / "manifests")
     objects = {item["kind"]: item for item in desired}
     assert objects["PersistentVolume"]["spec"]["csi"] == {"driver": "disk.dummy.example", "volumeHandle": "disk-1:/"}
     pod = objects["Job"]["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "gpu.large", "dummy.example/spot": "true"}
     assert pod["imagePullSecrets"] == [{"name": "dummy-secret"}]
-    need = pod_requirements(settings, image)
+    need = pod_requirements(placement, image)
     assert all(toleration in pod["tolerations"] for toleration in need.tolerations)
     assert need.provider.texts["device-plugin"] == "tick the box of the dummy cloud"
     actions = plan(desired, [], [], makes_secret=True).with_verb(Verb.CREATE)

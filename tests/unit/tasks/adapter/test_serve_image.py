@@ -1,7 +1,6 @@
 """Tests of the check of a server's image: what a vLLM of each version needs for an NF4 base."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +9,13 @@ import pytest
 from remote.cluster.manifests import Image
 from remote.cluster.settings import ClusterSection
 from remote.hosts.pods.kubectl import Forbidden
+from remote.providers import GENERIC
 from remote.serving import ServerSoftware
 from tasks.adapter import serve
 from tasks.adapter.serve import NF4Check, require_nf4
+from tasks.clients.cluster import place_pods
 from tasks.clients.pod_check import PodCheck, pod_manifest
 from tasks.errors import UsageError
-from tasks.settings.load import Settings
 from tests.support.cases import Case, load_cases
 
 PLUGIN, BITSANDBYTES = "vllm-bnb-plugin", "bitsandbytes"
@@ -62,7 +62,8 @@ def test_an_unknown_version_is_not_refused(text: str, capsys: pytest.CaptureFixt
 
 
 def fake_cluster(*, has_namespace: bool = True, has_secret: bool = True) -> Any:
-    return SimpleNamespace(namespace=lambda: {} if has_namespace else None, has_secret=lambda _name: has_secret)
+    namespace = {} if has_namespace else None
+    return SimpleNamespace(namespace=lambda: namespace, has_secret=lambda _name: has_secret, provider=GENERIC)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def nf4_check() -> NF4Check:
     image = Image(repository="host/vllm", digest=f"sha256:{'ab' * 32}")
-    return NF4Check(Settings(root=Path("/")), image, "inv serve --merged", "inv serve")
+    return NF4Check(ClusterSection(), image, "inv serve --merged", "inv serve")
 
 
 def test_the_check_waits_for_namespace_and_pull_secret(runs: list[object]) -> None:
@@ -116,7 +117,7 @@ def test_a_checking_pod_takes_only_the_gpus_that_it_needs(gpus: int) -> None:
         retry_command="",
     )  # fmt: skip
     section = ClusterSection(namespace="team", instance_type="GPU", cpu="100m", cpu_limit="1", ready_timeout_sec=60.0)
-    pod = pod_manifest(check, section, preemptible_label=None, pull_secret="s")
+    pod = pod_manifest(check, place_pods(section, GENERIC), has_secret=True)
     (container,) = pod["spec"]["containers"]
     limits = {"cpu": "1", "memory": "256Mi", **({"nvidia.com/gpu": "2"} if gpus else {})}
     assert container["resources"]["limits"] == limits

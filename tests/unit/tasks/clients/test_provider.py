@@ -1,14 +1,13 @@
 """Tests of the provider of the settings: named, found, and its defaults."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from invoke import Context
 
 from remote.providers import GENERIC, PROVIDERS, Provider
-from tasks.clients.cluster import known_provider, resolve_provider
+from tasks.clients.cluster import known_provider, place_pods
 from tasks.errors import UsageError
 from tasks.fleet.pricing import price_of, pricing, worker_price
 from tasks.settings.load import load
@@ -35,14 +34,14 @@ def test_the_provider_that_the_settings_determine(text: str, expected: Provider 
 
 
 def resolved(context: Make, text: str, provider: Provider) -> Any:
-    return resolve_provider(load(context(text=text)), SimpleNamespace(provider=provider)).cluster  # type: ignore[arg-type]
+    return place_pods(load(context(text=text)).cluster, provider)
 
 
 def test_a_provider_fills_in_what_the_settings_leave_to_it(context: Make) -> None:
     cluster = resolved(context, "{}", OCI)
-    assert (cluster.provider, cluster.instance_type, cluster.pull_secret) == ("oci", "VM.GPU.A10.1", "ocir-secret")
+    assert (cluster.provider, cluster.instance_type, cluster.pull_secret) == (OCI, "VM.GPU.A10.1", "ocir-secret")
     cluster = resolved(context, "{}", GENERIC)
-    assert (cluster.provider, cluster.instance_type, cluster.pull_secret) == ("generic", None, "registry-login")
+    assert (cluster.provider, cluster.instance_type, cluster.pull_secret) == (GENERIC, None, "registry-login")
     cluster = resolved(context, "cluster: {instance_type: g5.xlarge, pull_secret: null}", GENERIC)
     assert (cluster.instance_type, cluster.pull_secret) == ("g5.xlarge", None)
 

@@ -20,6 +20,8 @@ from remote.cluster.diagnosis.nodes import NodeReport
 from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import RUN_ANNOTATION
 from remote.fleet.ledger import Ledger
+from remote.providers import GENERIC
+from tasks.clients.cluster import place_pods
 from tasks.clients.registry import resolve_image
 from tasks.cluster.nodes import pod_requirements, shortage_message
 from tasks.cluster.status import WaitPolicy
@@ -65,8 +67,9 @@ def test_the_drivers_that_a_node_needs_are_those_of_the_pushed_image(
     requires: object, minimum: int, project: Path, context: Make
 ) -> None:
     write_image_file(project, json.dumps({**IMAGE, "requires": requires}))
-    settings = load(context(text="cluster: {provider: generic}"))
-    assert pod_requirements(settings, resolve_image(settings)).drivers.minimum == minimum
+    settings = load(context())
+    placement = place_pods(settings.cluster, GENERIC)
+    assert pod_requirements(placement, resolve_image(settings)).drivers.minimum == minimum
 
 
 def test_the_image_of_the_settings_is_taken_first(project: Path, context: Make) -> None:
@@ -268,6 +271,6 @@ def test_nodes_of_which_none_offers_a_gpu_are_answered_by_the_device_plugin(cont
         kubelet="v1.34.0", driver=None, is_candidate=False, health=None,
         findings=(Diagnosis("instance-type", "instance type is x, not a type with GPUs", "", None),),
     )  # fmt: skip
-    settings = load(context(text="cluster: {provider: generic}"))
-    assert "device plugin" in shortage_message(settings, 1, [report])
-    assert "instance type" in shortage_message(settings, 1, [replace(report, gpus=1)])
+    placement = place_pods(load(context()).cluster, GENERIC)
+    assert "device plugin" in shortage_message(placement, 1, [report])
+    assert "instance type" in shortage_message(placement, 1, [replace(report, gpus=1)])
