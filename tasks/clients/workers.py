@@ -52,42 +52,28 @@ _CHECK = "check of model and data"
 _INSPECT_TIMEOUT_SEC = 600.0  # a model of 14 GB without a manifest is hashed in full
 
 
-def fleet_hosts(settings: Settings) -> list[Host]:
-    """Return the fleet's hosts, named worker-0, worker-1, ...; over pods, the pods with these indices."""
-    return _make_hosts(settings, _worker_names(settings))
+def fleet_hosts(settings: Settings, others: Collection[str] = ()) -> list[Host]:
+    """Return the fleet's hosts, named worker-0, worker-1, ..., and the workers `others` beyond the present fleet.size.
 
-
-def _make_hosts(settings: Settings, names: Sequence[str]) -> list[Host]:
-    connector, kubectl = settings.connector, None
+    Over pods, the pods with these indices. Names of no worker are ignored.
+    """
+    connector, kubectl, size = settings.connector, None, settings.fleet.size
     if connector.is_cluster:
         kubectl = kubectl_of(print_target(settings))
+    beyond = [int(name.removeprefix("worker-")) + 1 for name in others if _WORKER_NAME.fullmatch(name)]
+    names = [f"worker-{index}" for index in range(max(size, *beyond, 1))]
     options = getattr(settings.fleet, connector.name, None)
     request = FleetRequest(names=names, options=options, root=settings.folder, kubectl=kubectl)
     try:
-        return list(connector.make_hosts(request))
+        hosts = list(connector.make_hosts(request))
     except InvalidAddress as error:
         raise UsageError(str(error)) from error
+    return [host for index, host in enumerate(hosts) if index < size or host.name in others]
 
 
 def run_hosts(settings: Settings, run: RunRecord) -> list[Host]:
     """Return the hosts of a run's workers, also of those beyond the present fleet.size."""
-    return _named_hosts(settings, run.workers)
-
-
-def resume_hosts(settings: Settings, running: Collection[str]) -> list[Host]:
-    """Return the fleet's hosts, and those beyond the present fleet.size that are still `running` a trial of the run."""
-    return _named_hosts(settings, {*_worker_names(settings), *running})
-
-
-def _named_hosts(settings: Settings, names: Collection[str]) -> list[Host]:
-    """Return the hosts of these names, also beyond fleet.size. Names of no worker are ignored."""
-    return [host for host in _make_hosts(settings, _worker_names(settings, names)) if host.name in names]
-
-
-def _worker_names(settings: Settings, others: Collection[str] = ()) -> list[str]:
-    """Return the names of fleet.size workers, and of as many more as it takes to include `others`."""
-    indices = [int(name.removeprefix("worker-")) for name in others if _WORKER_NAME.fullmatch(name)]
-    return [f"worker-{index}" for index in range(max(settings.fleet.size, *(index + 1 for index in indices), 1))]
+    return [host for host in fleet_hosts(settings, run.workers) if host.name in run.workers]
 
 
 def pod_hosts(target: Target, pods: PodsSection, size: int, *, include_starting: bool = False) -> list[PodHost]:

@@ -14,6 +14,5 @@ monitor            `inv monitor`: a live table of the workers' GPUs
 run_store          the run folders on this machine
 training_job       a training's job, on a host or in pods: read, cancelled, imported into the ledger
 training_pods      the pods of a training's Kubernetes Job, and a pod that reads its volume
-after_success      teardown after a benchmark of which everything succeeded and was collected
 pending_results    runs whose results are still in the pods
 """

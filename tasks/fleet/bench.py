@@ -1,27 +1,34 @@
 """`inv bench` and `inv cancel`: run a suite of trials over the fleet, resume a run, or cancel it.
 
 Settings and flags become a request; the workers inspect model and data. Both give the plan, which `--dry-run` prints,
-and which is written and run without the settings (`tasks.fleet.runner`).
+and which is written and run without the settings (`tasks.fleet.runner`). With `fleet.after_success: teardown` a run of
+which every trial succeeded, and all files are here, verified and sealed, ends with what `inv teardown` does.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 
 from invoke.context import Context
 from rich.text import Text
 
 from bench.records import Trial
 from bench.records.paths import LEDGER_FILE
+from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
+from remote.hosts.base import Host
 from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.workers import fleet_hosts, inspect, resume_hosts, run_hosts
+from tasks.clients.cluster import confirm_production, resolve_target
+from tasks.clients.workers import fleet_hosts, inspect, run_hosts
 from tasks.commands import BenchOptions
-from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, UsageError, escape_controls
-from tasks.fleet import after_success, plan, runner
+from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls
+from tasks.fleet import plan, runner
+from tasks.fleet.collect import collect_run
 from tasks.fleet.notify import check_command, notify_end
 from tasks.fleet.plan import BenchRequest, FleetPlan, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
@@ -34,12 +41,36 @@ def run_bench(context: Context, options: BenchOptions) -> CommandResult | None:
     settings = load(context)
     _check_flags(options, has_suite=("bench", "suite") in getattr(context.config, "typed_settings", ()))
     check_command(settings)
-    after_success.check(settings, yes=options.yes, dry_run=options.dry_run)
+    tears_down = settings.fleet.after_success == "teardown"
+    if tears_down:
+        _check_teardown(settings, options)
     begin = _resume if options.resume else _start
-    if options.dry_run:
-        return begin(settings, options)
-    with after_success.teardown_after(context, settings):
-        return begin(settings, options)
+    try:
+        answer = begin(settings, options)
+    except TaskFailed as error:
+        if tears_down and not options.dry_run:
+            print(f"fleet.after_success: nothing is torn down: {error.problem}", flush=True)
+        raise
+    if tears_down and not options.dry_run:
+        print("fleet.after_success: everything succeeded and is here: the fleet is torn down", flush=True)
+        delete_fleet = load_target("tasks.cluster.deploy:delete_fleet")
+        delete_fleet(context, dry_run=False, yes=True, discard_results=False)
+    return answer
+
+
+def _check_teardown(settings: Settings, options: BenchOptions) -> None:
+    """Print that a teardown will follow, and confirm it if the cluster looks like production.
+
+    Raises UsageError without a cluster, and ConfirmationRequired.
+    """
+    if not settings.connector.is_cluster:
+        raise UsageError(
+            "fleet.after_success: teardown: fleet.kind is local, which has nothing to tear down",
+            remedy="set it to keep",
+        )
+    if not options.dry_run:
+        confirm_production(settings, resolve_target(settings), yes=options.yes)
+    print("after success: everything is collected and verified, then the fleet is torn down (`inv teardown`)")
 
 
 def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
@@ -100,7 +131,19 @@ def _finish(settings: Settings, fleet_plan: FleetPlan, options: BenchOptions, *,
             raise RetryableError.from_error(error, remedy=f"resume it with {command}") from error
     if failure is not None:
         raise failure
-    after_success.collect(settings, run, folder, hosts)
+    if settings.fleet.after_success == "teardown":
+        _collect(settings, run, folder, hosts)
+
+
+def _collect(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
+    """Collect a run that succeeded, with the runs of its comparison of losses.
+
+    Raises a task's error if something is not here: then nothing is torn down.
+    """
+    losses = load_target("tasks.tuning.quality:read_record")(folder)
+    run_ids = [] if losses is None else [run_id for check in losses.checks for run_id in check.run_ids]
+    for each_run, each_folder in ((run, folder), *(open_run(settings, run_id) for run_id in run_ids)):
+        collect_run(settings, each_run, each_folder, hosts)
 
 
 def _check_flags(options: BenchOptions, *, has_suite: bool) -> None:
@@ -235,7 +278,7 @@ def _resume(settings: Settings, options: BenchOptions) -> CommandResult | None:
     with acquire_lock(settings.results_folder, f"bench --resume (run {run.run_id})", follows=run.run_id):
         with runner.ledger_errors(run.run_id):
             running = Ledger(folder / LEDGER_FILE).running_workers()
-        fleet_plan = plan.plan_fleet(settings, run, folder, resume_hosts(settings, running))
+        fleet_plan = plan.plan_fleet(settings, run, folder, fleet_hosts(settings, running))
         _finish(
             settings,
             fleet_plan,

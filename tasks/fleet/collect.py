@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -158,13 +159,15 @@ def collect_run(
     """
     try:
         if run.suite != TRAIN:
-            _fetch_results(settings, run, folder, run_hosts(settings, run) if hosts is None else hosts)
+            hosts = run_hosts(settings, run) if hosts is None else hosts
+            _fetch_results(run, folder, hosts, settings.shared_results)
             return
+        collect = partial(_collect_training, run, folder, settings.notify.command, may_be_open=may_be_open)
         with open_job(settings, run) as job:
             try:
-                _collect_training(settings, run, folder, job, may_be_open=may_be_open)
+                collect(job)
             except HostError:  # a pod ends with its training; then another one reads the volume
-                _collect_training(settings, run, folder, job, may_be_open=may_be_open)
+                collect(job)
     except LedgerError as error:
         raise UsageError.from_error(error, remedy="`inv report` still reports the results collected so far") from error
     except PermissionDenied as error:
@@ -175,20 +178,21 @@ def collect_run(
         ) from error
 
 
-def _collect_training(settings: Settings, run: RunRecord, folder: Path, job: TrainingJob, *, may_be_open: bool) -> None:
+def _collect_training(
+    run: RunRecord, folder: Path, notify_command: Sequence[str], job: TrainingJob, *, may_be_open: bool
+) -> None:
     lost, ledger = job.end(), Ledger(folder / LEDGER_FILE)
     with job.reader() as host:
-        with notify_end(settings.notify.command, run, folder, ledger):
+        with notify_end(notify_command, run, folder, ledger):
             sync_ledger(run, folder, ledger, host, lost)
         if not (may_be_open and ledger.open_trials()):
-            _fetch_results(settings, run, folder, [host])
+            _fetch_results(run, folder, [host], run.provenance["inputs"]["job"]["shared"])
             release_pod(run, host)
 
 
-def _fetch_results(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[Host]) -> None:
+def _fetch_results(run: RunRecord, folder: Path, hosts: Sequence[Host], shared: str | None) -> None:
     agents = [Agent(host) for host in hosts]
     entries, agents_by_name = Ledger(folder / LEDGER_FILE).entries, {agent.host.name: agent for agent in agents}
-    shared = run.provenance["inputs"]["job"]["shared"] if run.suite == TRAIN else settings.shared_results
     collection = _RunCollector(run=run, folder=folder, entries=entries, agents=agents_by_name, shared=shared)
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:

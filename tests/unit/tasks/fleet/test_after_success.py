@@ -15,7 +15,7 @@ from remote.hosts.local import LocalHost
 from tasks.cluster import deploy
 from tasks.commands import BenchOptions
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
-from tasks.fleet import after_success, bench, collect, plan, runner
+from tasks.fleet import bench, collect, plan, runner
 from tasks.settings.load import load
 from tests.support.reports import synthetic
 
@@ -65,8 +65,8 @@ def benching(context: Make, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(runner, "refuse_busy_workers", lambda *_: None)
     monkeypatch.setattr(runner, "write_plan", lambda *_: made.run)
     monkeypatch.setattr(runner, "act", made.act)
-    monkeypatch.setattr(after_success, "resolve_target", lambda _: None)
-    monkeypatch.setattr(after_success, "confirm_production", lambda *_, **__: None)
+    monkeypatch.setattr(bench, "resolve_target", lambda _: None)
+    monkeypatch.setattr(bench, "confirm_production", lambda *_, **__: None)
     monkeypatch.setattr(deploy, "delete_fleet", lambda _context, **flags: made.teardowns.append(flags))
     return made
 
@@ -127,7 +127,7 @@ def test_a_cluster_that_looks_like_production_is_confirmed_before_the_run(
         if not yes:
             raise ConfirmationRequired("it looks like production")
 
-    monkeypatch.setattr(after_success, "confirm_production", refuse)
+    monkeypatch.setattr(bench, "confirm_production", refuse)
     monkeypatch.setattr(runner, "act", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(ConfirmationRequired):
         benching.inv()
