@@ -190,6 +190,16 @@ def _add_other_commands(commands: Any) -> None:
     )
     adapter.add_argument("action", choices=tuple(ADAPTER_ACTIONS))
     adapter.add_argument("--cache", type=Path, metavar="DIR", help="the training's cache folder of tokenized examples")
+    kernels = _add_command(
+        commands,
+        "kernels",
+        _kernels,
+        "compile the recipe `fast`'s kernels for GPUs that need not be there",
+        "Compile what a training of each model can launch. With QLORA_FLEET_KERNELS, what that folder has is copied.",
+    )
+    kernels.add_argument("--models", type=Path, required=True, metavar="DIR", help="folder of model folders")
+    kernels.add_argument("--archs", nargs="*", required=True, metavar="X.Y", help="compute capabilities, e.g. 8.6")
+    kernels.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of compiled kernels")
     _add_command(commands, "selfcheck", _selfcheck, "import torch and its libraries and run a two-step trial")
     _add_command(commands, "preflight", _preflight, "check that CUDA and bitsandbytes work; print one JSON line")
     _add_command(commands, "sample", _sample, "print the current load of GPUs and host as one JSON line")
@@ -302,6 +312,14 @@ def _profile(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(step_profile.to_json(), encoding="utf-8")
     return 0
+
+
+def _kernels(arguments: argparse.Namespace) -> int:
+    from bench.commands.kernels import compile_kernels
+
+    models = sorted(path.parent for path in arguments.models.glob("*/config.json"))
+    count = compile_kernels(models, arguments.archs, arguments.out)
+    return _print_json({"models": [model.name for model in models], "archs": arguments.archs, "kernels": count})
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

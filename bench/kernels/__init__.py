@@ -1,9 +1,11 @@
 """Kernels for a training step, except the library's matrix products, in PyTorch and Triton.
 
 adamw8: AdamW with 8-bit state, one launch for all adapters
+ahead: kernels compiled for a GPU that is not there
 attention: causal attention within samples
 groups: products of rows grouped by expert, and their sum for each token
 int8: products with frozen weights in INT8
+cache: Triton's cache, filled from a folder of compiled kernels
 lora: the A side of LoRA adapters, with dropout
 lora_out: the B side of LoRA adapters
 loss: cross entropy over the frozen output layer, with its gradient

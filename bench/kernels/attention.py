@@ -22,6 +22,7 @@ import torch
 
 from bench.kernels import short_attention
 from bench.kernels.rope import AttentionHeads, unrotate
+from bench.kernels.triton_compat import gpu_properties, on_gpu
 
 CUDNN_MAX_HEAD_WIDTH = 128
 CUDNN_MIN_MAJOR = 9  # cuDNN's kernel is faster from this major compute capability on
@@ -53,7 +54,7 @@ def attend(joined: Any, heads: AttentionHeads, samples: Samples) -> tuple[Any, t
         out, log_sums = short_attention.forward(joined, heads, samples.edges)
         return out, (log_sums,)
     q, k, v = heads.split(joined)
-    if not q.is_cuda:
+    if not on_gpu(q):
         return attend_reference(q, k, v, samples), ()
     if _uses_cudnn(q, samples):
         parts = (_batched(part, samples) for part in (q, k, v))
@@ -82,7 +83,7 @@ def attend_backward(
     if _is_short(joined, heads, samples):
         return short_attention.backward(d_out, joined, out, kept[0], heads, samples.edges, cos, sin)
     q, k, v = heads.split(joined)
-    if not q.is_cuda:
+    if not on_gpu(q):
         return unrotate(*attend_backward_reference(d_out, q, k, v, samples), cos, sin, heads)
     with _deterministic():
         if _uses_cudnn(q, samples):
@@ -112,7 +113,7 @@ def _uses_cudnn(q: Any, samples: Samples) -> bool:
         return False
     if samples.longest == 1:
         return False  # cuDNN's backward crashes with a segmentation fault (torch 2.11)
-    return bool(torch.cuda.get_device_capability(q.device)[0] >= CUDNN_MIN_MAJOR)
+    return bool(gpu_properties(q.device)[0][0] >= CUDNN_MIN_MAJOR)
 
 
 def _batched(part: Any, samples: Samples) -> Any:

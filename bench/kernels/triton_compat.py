@@ -52,12 +52,24 @@ else:
 
 def uses_triton(tensor: Any) -> bool:
     """Return True if Triton kernels run on this tensor: it is on a GPU, or tests use Triton's interpreter."""
-    return bool(tensor.is_cuda) or (HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1")
+    return on_gpu(tensor) or (HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def on_gpu(tensor: Any) -> bool:
+    """Return True for a tensor on a GPU, or on "meta": launches with such tensors only compile (`ahead`)."""
+    return bool(tensor.is_cuda or tensor.is_meta)
+
+
+_ahead: tuple[tuple[int, int], int] | None = None  # the GPU for which launches with tensors on "meta" compile
+
+
+def gpu_properties(device: Any) -> tuple[tuple[int, int], int]:
+    """Return a GPU's compute capability and its number of multiprocessors."""
+    return _ahead if device.type == "meta" and _ahead is not None else _properties(device)
 
 
 @cache
-def gpu_properties(device: Any) -> tuple[tuple[int, int], int]:
-    """Return a GPU's compute capability and its number of multiprocessors; cached."""
+def _properties(device: Any) -> tuple[tuple[int, int], int]:
     if device.type != "cuda":  # Triton's interpreter
         return (8, 6), 4
     properties = torch.cuda.get_device_properties(device)

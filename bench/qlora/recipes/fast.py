@@ -93,7 +93,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
             notes = (f"matmul {trial.matmul}",)
             if placement.is_cuda:
                 tokens = trial.micro_batch_size * trial.max_seq_len
-                notes += (int8.use_best_tiles(torch, placement.device, _product_shapes(base, trial), tokens),)
+                notes += (int8.use_best_tiles(torch, placement.device, product_shapes(base, trial), tokens),)
         else:
             notes = flags = (f"matmul bf16 ({trial.matmul} is not supported: {reason})",)
             trial = dataclasses.replace(trial, matmul="bf16")
@@ -117,7 +117,7 @@ def _shapes(base: Any) -> list[tuple[int, int]]:
     return [nf4.from_bitsandbytes(linear.weight).shape for _, linear, _ in _linears(base)]
 
 
-def _product_shapes(base: Any, trial: Trial) -> list[tuple[int, int]]:
+def product_shapes(base: Any, trial: Trial) -> list[tuple[int, int]]:
     """Return the shapes (N, K) of the joined weights that are multiplied in 8 bits, and of the transposed ones."""
     architecture, geometry = find(base.config.to_dict()), _geometry(base)
     joined = [[layer.shape(geometry) for layer in architecture.product(name)] for name in PRODUCT_INPUTS]

@@ -1,0 +1,136 @@
+"""kernels: compile what the recipe `fast` launches, for GPUs that need not be there, into a folder.
+
+The model has the shapes of a folder's config.json and no weights: two of its layers on "meta", one of them held. A step
+of each kind runs on it: products in 16 and in 8 bits, short and long samples, activations kept and recomputed, the
+tiles that a GPU would measure, and an evaluation.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from bench import torch_stack
+from bench.data.inputs import InputError
+from bench.data.model_folder import read_config
+from bench.data.trial_inputs import unsupported_model
+from bench.kernels import adamw8, nf4
+from bench.kernels.int8 import matmul
+from bench.kernels.triton_compat import HAS_TRITON, gpu_properties
+from bench.qlora.recipes.fast import FastModel, product_shapes
+from bench.qlora.step import add_lora
+from bench.records import Trial, choose, suite
+from bench.torch_stack import Stack
+
+LAYERS = 2
+ROW_TOKENS, ROW_SAMPLES = 4096, 21
+SHORT_TOKENS = 1024  # longer samples have another kernel of attention
+
+
+def compile_kernels(models: Sequence[Path], architectures: Sequence[str], out: Path) -> int:
+    """Compile the models' kernels for these compute capabilities, as "8.6", into `out`; return their number.
+
+    It is 0 without Triton, or if the recipe supports no model. Raises InputError for another
+    capability than those of `ahead.PROCESSORS`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if not HAS_TRITON or not models or not architectures:
+        return 0
+    from bench.kernels import ahead, cache  # import Triton
+
+    os.environ |= {
+        "TRITON_CACHE_DIR": str(out),
+        "TRITON_CACHE_MANAGER": f"{cache.__name__}:{cache.SeededCache.__name__}",
+    }
+    kernels: list[Any] = []
+    stack = torch_stack.load()
+    for architecture in architectures:
+        if architecture not in ahead.PROCESSORS:
+            known = ", ".join(ahead.PROCESSORS)
+            raise InputError(f"compute capability {architecture}: unknown", remedy=f"these are known: {known}")
+        with ahead.compiling_for(architecture) as compiled:
+            for model in models:
+                (trial,) = choose(suite("quick", "gpu", str(model), "none"), ("train",))
+                if unsupported_model(read_config(model), trial.max_seq_len) is None:
+                    for variant in _variants(trial):
+                        _run(stack, variant)
+                    _update()
+        kernels += compiled
+    ahead.build_launchers(kernels)
+    return len({kernel.hash for kernel in kernels})
+
+
+def _variants(trial: Trial) -> Iterator[Trial]:
+    for matmul_type in ("bf16", "int8"):
+        for longest in sorted({min(SHORT_TOKENS, trial.max_seq_len), trial.max_seq_len}):
+            for recompute in (False, True):
+                yield dataclasses.replace(
+                    trial, recipe="fast", matmul=matmul_type, max_seq_len=longest, gradient_checkpointing=recompute,
+                    checkpoint_every=1, held_layers=LAYERS - 1, offload_checkpoints=False,
+                )  # fmt: skip
+
+
+def _run(stack: Stack, trial: Trial) -> None:
+    """Run a packed row forward and backward with each set of tiles, and an evaluation."""
+    base = _base(stack, Path(trial.model))
+    peft_model = add_lora(stack, trial, base)
+    for name, module in base.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear) and "lora_" not in name:
+            module.weight = _quantized(*module.weight.shape)
+    model = FastModel(peft_model, base, trial)
+    ids = _meta(1, ROW_TOKENS, dtype=torch.int64)
+    row = ids, ids, ids, _meta(ROW_SAMPLES + 1, dtype=torch.int32)
+    shapes = product_shapes(base, trial)
+    for tiles in matmul.candidates(gpu_properties(ids.device)[0]).values() if trial.matmul == "int8" else (None,):
+        matmul.select_tiles({} if tiles is None else dict.fromkeys(shapes, tiles))
+        model(*row).loss.backward()
+    matmul.select_tiles({})
+    model.eval()
+    model.token_losses(*row)
+
+
+def _base(stack: Stack, folder: Path) -> Any:
+    """Make the model's first layers without weights."""
+    config = stack.transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    config.num_hidden_layers = LAYERS
+    with torch.device("meta"):
+        return stack.transformers.AutoModelForCausalLM.from_config(config, **stack.dtype_argument(torch.bfloat16))
+
+
+def _quantized(height: int, width: int) -> Any:
+    """Make a weight that looks like bitsandbytes' NF4 with double quantization."""
+    blocks = height * width // nf4.BLOCK
+    weight = torch.nn.Parameter(_meta(height * width // 2, 1, dtype=torch.uint8), requires_grad=False)
+    weight.quant_state = SimpleNamespace(
+        quant_type="nf4",
+        nested=True,
+        blocksize=nf4.BLOCK,
+        shape=(height, width),
+        dtype=torch.bfloat16,
+        code=_meta(16),
+        absmax=_meta(blocks, dtype=torch.uint8),
+        offset=_meta(),
+        state2=SimpleNamespace(
+            blocksize=nf4.SCALE_BLOCK, code=_meta(256), absmax=_meta(math.ceil(blocks / nf4.SCALE_BLOCK))
+        ),
+    )
+    return weight
+
+
+def _update() -> None:
+    """Run the optimizer's kernel."""
+    moments = adamw8.Moments(
+        codes_m=_meta(1024, dtype=torch.uint8), codes_v=_meta(1024, dtype=torch.uint8), max_m=_meta(4), max_v=_meta(4)
+    )
+    table = adamw8.TensorTable([(_meta(1024), _meta(1024), moments)])
+    update = adamw8.Update(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, step=1)
+    adamw8.update_(table, adamw8.Codebook.from_values(_meta(256), _meta(256)), update)
+
+
+def _meta(*shape: int, dtype: Any = torch.float32) -> Any:
+    return torch.empty(shape, dtype=dtype, device="meta")
