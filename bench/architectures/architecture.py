@@ -147,6 +147,19 @@ class LinearLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Sizes of a mixture of `count` experts, `choices` for each token: numbers of the largest block's products up, with
+    the gate, and down; of all blocks as a `whole`; and of the blocks' `others`, the weights of two dimensions."""
+
+    count: int
+    choices: int
+    up: int
+    down: int
+    whole: int
+    others: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A family of models with the same decoder block.
 
@@ -167,6 +180,7 @@ class Architecture:
     text_config: Callable[[Config], Config] = lambda config: config
     blocks: str = BLOCKS
     is_complete: bool = True
+    experts: Experts | None = None
     liger_type: str | None = None
 
     def __post_init__(self) -> None:

@@ -1,10 +1,12 @@
 """Architectures of model types that are not registered, from the shapes in their weights files.
 
 Recipes `reference` and `stock` train them: transformers and peft know their arithmetic, which is not described here.
-Linear layers are the weights of two dimensions that every decoder block has. If blocks have others too, as experts,
-memory and FLOP of the model are unknown, and adapters are on attention only.
+Linear layers are the weights of two dimensions that every decoder block has. If blocks have others too, adapters are on
+attention only, and memory and FLOP of the model are unknown unless the others are experts: weights of three dimensions,
+or of two with a number behind `experts`.
 """
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from bench.architectures.architecture import (
     MAX_COUNT,
     Architecture,
     Config,
+    Experts,
     Feature,
     Geometry,
     LinearLayer,
@@ -33,6 +36,8 @@ ALIASES = {
 }
 OUT_NAMES = frozenset({"o_proj", "out_proj", "c_proj", "dense", "wo", "o"})
 DOWN_NAMES = frozenset({"down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "w2", "wo"})
+DOWN_EXPERTS = re.compile(r"down_proj|w2|output_linear")
+CHOICES = re.compile(r"num_experts_per_tok(en)?|moe_(top)?k|top_k_experts")
 _BLOCK_WEIGHT = re.compile(r"(?P<blocks>.+?)\.(?P<index>\d{1,6})\.(?P<path>.+)\.weight")
 
 
@@ -55,7 +60,35 @@ def describe(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     is_complete = all(path in layers for weights in by_index.values() for path in weights)
     if not is_complete:
         layers = {path: sizes for path, sizes in layers.items() if _is_in_attention(path)}
-    return {**config, FOUND_LAYERS: {"blocks": blocks, "layers": layers, "is_complete": is_complete}}
+    experts = _find_experts(config, {name: shape for name, shape in shapes.items() if name.startswith(f"{blocks}.")})
+    return {
+        **config,
+        FOUND_LAYERS: {"blocks": blocks, "layers": layers, "is_complete": is_complete, "experts": experts},
+    }
+
+
+def _find_experts(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
+    """Return the fields of `Experts`; None if the weights files have none, or config.json not how many a token has."""
+    text = config.get("text_config")
+    known = {**config, **(text if isinstance(text, dict) else {})}
+    choices = next((known[name] for name in known if CHOICES.fullmatch(name) and type(known[name]) is int), 0)
+    sizes: dict[str, Counter[str]] = {"up": Counter(), "down": Counter()}
+    others = count = 0
+    for name, shape in shapes.items():
+        match, number = re.search(r"\.\d{1,6}\.", name), re.search(r"experts\.(\d{1,6})\.", name)
+        if match is None or len(shape) < 2 or 1 in shape or name.endswith("_scales"):
+            continue
+        if number is None and len(shape) == 2:
+            others += math.prod(shape)
+            continue
+        product = "down" if DOWN_EXPERTS.search(name) else "up"
+        sizes[product][name[: match.end()]] += math.prod(shape) * (2 if name.endswith("_blocks") else 1)  # MXFP4
+        count = max(count, int(number[1]) + 1 if number else shape[0])
+    if not choices or not all(sizes.values()):
+        return None
+    up, down = (max(size.values()) for size in sizes.values())
+    whole = sum(sum(size.values()) for size in sizes.values())
+    return {"count": count, "choices": choices, "up": up, "down": down, "whole": whole, "others": others}
 
 
 def make(config: Config) -> Architecture:
@@ -71,6 +104,7 @@ def make(config: Config) -> Architecture:
         geometry=_read_geometry,
         features=lambda known: {Feature.OTHER: f"model type {known['model_type']}, which is not a known family"},
         blocks=weights.get("blocks", ""),
+        experts=Experts(**weights["experts"]) if weights.get("experts") else None,
         is_complete=bool(weights.get("is_complete")) and products == COMMON_NAMES.keys(),
     )
 

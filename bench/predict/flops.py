@@ -8,7 +8,7 @@ the gradient passes through them to the adapters below, but their weights get no
 Norms, rotary embedding, activation functions, softmax, the loss, dequantization and the optimizer are left out, as
 usual: together they are far below a percent at these sizes. An embedding lookup costs no FLOP.
 
-Not covered: models whose blocks have other weights than linear layers, as experts: `if_known` gives None for them.
+Not covered: models whose blocks have other weights than linear layers and experts: `if_known` gives None for them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,9 +44,11 @@ class TokenFlops:
         return self.forward + self.backward
 
 
-def block_weights(config: Mapping[str, Any]) -> int:
-    """Count the weights in the linear layers of all blocks, which NF4 quantizes. Raises UnknownSizes."""
+def block_weights(config: Mapping[str, Any], *, active: bool = False) -> int:
+    """Count the weights of all blocks, which NF4 quantizes, or those `active` for a token. Raises UnknownSizes."""
     architecture = find(config)
+    if (experts := architecture.experts) is not None:
+        return experts.others + (experts.whole * experts.choices // experts.count if active else experts.whole)
     if not architecture.is_complete:
         raise UnknownSizes(config["model_type"])
     per_block = sum(inputs * outputs for inputs, outputs in architecture.shapes(config).values())
@@ -94,7 +96,7 @@ def per_token(
     attention kernel is not counted. The first block is overcounted without checkpointing, as nothing below it needs a
     gradient: 1 in 32 of the q, k and v layers' 2N.
     """
-    base, head = block_weights(config), head_weights(config)
+    base, head = block_weights(config, active=True), head_weights(config)
     adapters, attention = adapter_weights(config, rank, list(targets)), attention_forward(config, sequence)
     return TokenFlops(
         forward=2 * (base + head + adapters) + attention,

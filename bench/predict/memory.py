@@ -184,6 +184,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
         + phase.extra_mib * MIB
         for phase in phases
     )
+    phase_bytes = max(phase_bytes, _expert_bytes(config, positions) + positions * recomputed_bytes)
     if trial.layout == "varlen" and trial.recipe != "fast":
         phase_bytes += MASK_BYTES * positions**2
     if recomputed == layers and trial.recipe == "fast" and _targets(architecture, trial, ("down",)):
@@ -193,6 +194,17 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     copies = 2 if captured and not trial.offload_checkpoints else 1
     constant = base_bytes(config, trial) + adapter_bytes(config, trial) + copies * GRADIENT_BYTES * gradients
     return round(constant + positions * saved + phase_bytes)
+
+
+def _expert_bytes(config: Mapping[str, Any], positions: int) -> float:
+    """Predict the bytes of a block's experts in their backward pass, when the gradient leaves the gate and up."""
+    architecture = find(config)
+    if (experts := architecture.experts) is None:
+        return 0.0
+    hidden, rows = architecture.geometry(config).hidden, positions * experts.choices
+    joined, inner = (numbers // (experts.count * hidden) for numbers in (experts.up, experts.down))
+    # The weight, its product's input and output, and the activation with its gradient, all in 16 bits.
+    return 2.0 * (experts.up + rows * (joined + hidden + inner))
 
 
 def _head_norm_bytes(config: Mapping[str, Any], trial: Trial) -> int:
@@ -225,10 +237,11 @@ def _largest_weight(architecture: Architecture, config: Mapping[str, Any], *, jo
 
 def model_widths(config: Mapping[str, Any]) -> dict[str, int]:
     """Read the model's widths, by the field names of `WidthCosts`."""
-    geometry = find(config).geometry(config)
+    architecture = find(config)
+    geometry = architecture.geometry(config)
     return {
         "hidden": geometry.hidden,
-        "inner": geometry.inner,
+        "inner": geometry.inner if architecture.experts is None else 0,  # they keep their inputs only
         "heads": geometry.query + 2 * geometry.key,
         "vocabulary": geometry.vocabulary,
     }

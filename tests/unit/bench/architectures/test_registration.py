@@ -251,18 +251,20 @@ def test_other_types_are_trained_or_refused(modules, tmp_path, model_type):
         assert losses(lab)[-1] < losses(lab)[0]
 
 
-def test_memory_and_flop_of_a_model_with_experts_are_unknown(modules, tmp_path, monkeypatch):
-    folder = tiny_training.make_folder(modules, tmp_path / "model", model_type="mixtral", num_local_experts=2)
+def test_memory_and_flop_of_a_model_with_experts_count_those_of_a_token(modules, tmp_path, monkeypatch):
+    folder = tiny_training.make_folder(modules, tmp_path / "model", model_type="mixtral", num_local_experts=4)
     trial = tiny_training.plan(folder, tiny_training.make_data(tmp_path / "chats.jsonl", lines=24))
     config = read_config(folder)
-    assert flops.if_known(flops.trial_flops, config, trial) is flops.if_known(memory.peak_bytes, config, trial) is None
+    attention, experts = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 4 * 64), 2 * 4 * 3 * 64 * 128  # with the router
+    assert flops.block_weights(config) == attention + experts
+    assert flops.block_weights(config, active=True) == attention + experts // 2
     gpu = SimpleNamespace(
         name="NVIDIA A10", compute_capability=(8, 6), read=lambda: SimpleNamespace(memory_total_bytes=24 << 30)
     )
     monkeypatch.setattr(nvml, "visible_gpus", lambda: [gpu])
     forecast = throughput.forecast(trial)
-    assert forecast.peak_bytes is None
-    assert chips.forecast_chips(trial, "NVIDIA A10") == []
+    assert forecast.peak_bytes == memory.peak_bytes(config, trial_inputs.as_stock(trial))
+    assert chips.forecast_chips(trial, "NVIDIA A10")
     assert forecast.adapter_weights == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32))
     with pytest.raises(InputError, match="its memory cannot be predicted"):
         throughput.survey(str(folder), trial.data, [trial])

@@ -1,9 +1,11 @@
 """Predicted memory of a trial: properties that hold for any fitted numbers."""
 
 import statistics
+from itertools import product
 
 import pytest
 
+from bench.architectures.unregistered import describe
 from bench.predict import flops, memory, throughput
 from bench.records.trial import RECIPES
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS
@@ -146,3 +148,38 @@ def test_the_constants_still_predict_the_measured_peaks():
         errors = [abs(ratio - 1.0) for ratio in ratios]
         assert statistics.median(errors) < 0.01
         assert max(errors) < 0.03
+
+
+def mixture(name):
+    """Make the config.json of a published mixture, with what its weights files' headers would add."""
+    layers, hidden, query, key, inner, count, choices, table = MIXTURES[name]
+    config = {
+        "model_type": name, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": query // 64,
+        "num_key_value_heads": key // 64, "head_dim": 64, "vocab_size": table, "num_experts_per_tok": choices,
+    }  # fmt: skip
+    attention = {"q": (query, hidden), "k": (key, hidden), "v": (key, hidden), "o": (hidden, query)}
+    paths = {f"self_attn.{part}_proj.weight": shape for part, shape in attention.items()}
+    if name == "gpt_oss":  # in MXFP4
+        paths |= {"mlp.experts.gate_up_proj_blocks": (count, 2 * inner, hidden // 32, 16)}
+        paths |= {"mlp.experts.down_proj_blocks": (count, hidden, inner // 32, 16)}
+        paths |= {"mlp.experts.down_proj_scales": (count, hidden, inner // 32)}
+    else:
+        for expert, (part, shape) in product(range(count), (("up", (inner, hidden)), ("gate", (inner, hidden)))):
+            paths[f"mlp.experts.{expert}.{part}_proj.weight"] = shape
+            paths[f"mlp.experts.{expert}.down_proj.weight"] = (hidden, inner)
+    return describe(config, {f"model.layers.{n}.{path}": shape for n in range(layers) for path, shape in paths.items()})
+
+
+# Layers, hidden, query, key, inner, experts, of a token, vocabulary; then GiB of the base, and of the peak at 512 x 8.
+MIXTURES = {
+    "qwen3_moe": (48, 2048, 4096, 512, 768, 128, 8, 151936),  # Qwen3-30B-A3B
+    "gpt_oss": (24, 2880, 4096, 512, 2880, 32, 4, 201088),  # gpt-oss-20b
+}
+
+
+@pytest.mark.parametrize(("name", "base", "limit"), [("qwen3_moe", 15.5, 21.5), ("gpt_oss", 11.7, 21.5)])
+def test_a_mixture_of_experts_fits_on_24_gb(make_trial, name, base, limit):
+    config = mixture(name)
+    trial = make_trial(recipe="stock", optimizer="adamw_torch", max_seq_len=512, micro_batch_size=8)
+    assert memory.base_bytes(config, trial) / 2**30 == pytest.approx(base, abs=0.1)
+    assert memory.base_bytes(config, trial) / 2**30 + 1 < memory.peak_bytes(config, trial) / 2**30 <= limit
