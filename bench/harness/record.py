@@ -196,6 +196,9 @@ class Record:
             self.phase = line["phase"]
             self.publish_progress()
             self._set_phase(self.phase)
+        elif "activity" in line:
+            self.phase = line["activity"]
+            self.publish_progress()
         self.fingerprint.update(line.get("fingerprint", {}))
         self.imported = line.get("imported", self.imported)
         self.load_time_sec = line.get("load_time_sec", self.load_time_sec)

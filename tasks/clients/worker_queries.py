@@ -11,10 +11,10 @@ from typing import TypeVar
 from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 from remote.hosts.pods.kubectl import PodUnusable
 from remote.jobs.job import HostRefused
+from tasks.cli.waiting import Wait
 from tasks.errors import RetryableError, UsageError, escape_controls
 
 T = TypeVar("T")
-FIRST_LINE_SEC, LINE_INTERVAL_SEC = 10.0, 60.0
 _MIN_PAUSE_SEC, _MAX_PAUSE_SEC = 0.5, 5.0
 
 
@@ -36,30 +36,24 @@ def query_all(
     """Call `query` for all hosts at once; return the results in their order.
 
     Like in a running bench, a host that does not answer is queried again until `lost_after_sec` have passed, with one
-    printed line. While hosts work, a line a minute says so and names the `activity` that is waited for. Errors of a
-    host become task errors (`translate_host_errors`).
+    printed line. While hosts work, a line names the `activity` that is waited for. Errors of a host become task errors
+    (`translate_host_errors`).
     """
     policy = _RetryPolicy(lost_after_sec)
     with translate_host_errors(), ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
         futures = {pool.submit(policy.retry, partial(query, host)): host.name for host in hosts}
         try:
-            _print_waiting(futures, activity)
+            with Wait(partial(_describe, futures, activity)):
+                wait(futures, return_when=FIRST_EXCEPTION)
             return [future.result() for future in futures]
         finally:
             policy.stopped.set()  # after the first error there are no more retries
 
 
-def _print_waiting(futures: Mapping[Future[T], str], activity: str) -> None:
-    """Wait until all are done or one has failed; print a line after ten seconds and then each minute."""
-    started, pause_sec = monotonic(), FIRST_LINE_SEC
-    while True:
-        done, waiting = wait(futures, timeout=pause_sec, return_when=FIRST_EXCEPTION)
-        if not waiting or any(future.exception() is not None for future in done):
-            return
-        first = next(name for future, name in futures.items() if future in waiting)
-        names = first if len(waiting) == 1 else f"{first} and {len(waiting) - 1} more of {len(futures)} workers"
-        print(escape_controls(f"waiting for {names}: {activity} ({monotonic() - started:.0f} s)"), flush=True)
-        pause_sec = LINE_INTERVAL_SEC
+def _describe(futures: Mapping[Future[T], str], activity: str) -> str:
+    names = [name for future, name in futures.items() if not future.done()]
+    more = f" and {len(names) - 1} more of {len(futures)} workers" if len(names) > 1 else ""
+    return f"waiting for {next(iter(names), 'the workers')}{more}: {activity}"
 
 
 class _RetryPolicy:

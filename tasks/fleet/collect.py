@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from invoke.context import Context
-from rich.progress import track
 
 from bench.records.atomic_files import sha256_of, write_atomic
 from bench.records.checksummed import ResultError
@@ -48,7 +47,7 @@ from reports import formatting
 from reports.training import sentences
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import refuse_several
-from tasks.cli.terminal import console
+from tasks.cli.waiting import Wait
 from tasks.clients.workers import run_hosts
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet.notify import notify_end
@@ -196,12 +195,11 @@ def _fetch_results(run: RunRecord, folder: Path, hosts: Sequence[Host], shared: 
     collection = _RunCollector(run=run, folder=folder, entries=entries, agents=agents_by_name, shared=shared)
     try:
         with ThreadPoolExecutor(max_workers=min(8, len(agents))) as pool:
-            outcomes = pool.map(collection.collect_trial, run.planned)
-            screen = console()
-            # In a pipe or file the bar would leave an empty line.
-            is_hidden, total = not screen.is_terminal, len(run.planned)
-            bar = track(outcomes, "collect", total=total, console=screen, transient=True, disable=is_hidden)
-            collected = list(bar)
+            collected: list[CollectedTrial] = []
+            with Wait(f"run {run.run_id}: collecting") as line:
+                for trial in pool.map(collection.collect_trial, run.planned):
+                    collected.append(trial)
+                    line.advance(len(collected), len(run.planned))
         adapter_message = install(run, folder) if run.suite == TRAIN else None
         _write_checksums(folder)
     except OSError as error:

@@ -1,22 +1,18 @@
 """Live display of a run: a table on a terminal, plain lines elsewhere.
 
 Events come from many threads and may hold any text that a host has sent, so their text is escaped and never parsed as
-markup. The table is drawn at most four times a second. Plain lines are few: a trial's start, its phases, its end, and
-one line a minute in a long phase.
+markup. Plain lines are few: a trial's start, its phases, its end, and after half a minute of silence what is running.
 
 Displayed rates are momentary; the report has the measured ones.
 """
 
 import math
-import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -24,11 +20,8 @@ from bench.records.run import PlannedTrial, Progress
 from bench.records.status import TrialStatus
 from remote.fleet.queue import EventType, FleetEvent
 from reports import formatting
-from tasks.cli import terminal
-from tasks.errors import escape_controls
+from tasks.cli.waiting import View
 
-FRAMES_PER_SEC = 4
-PLAIN_INTERVAL_SEC = 60.0
 BAR_WIDTH = 8
 LINES_AROUND_TABLE = 6  # blank line, run, cost, column titles, "+ n more", the cursor's line
 UNKNOWN, NO_LOGIN = "-", "no login"
@@ -44,60 +37,7 @@ class WorkerRow:
     since: float = 0.0
     phase: str = "idle"
     progress: Progress | None = None
-    printed_at: float = 0.0
     is_attached: bool = False  # the trial started before this view; `since` is right after its first progress report
-
-
-class View:
-    """Base of live displays: redraws on a terminal, prints lines elsewhere. Use as a context manager.
-
-    `plain` forces plain lines. A subclass defines `render` (drawn repeatedly) and `summary` (printed at the end).
-    """
-
-    def __init__(self, console: Console | None, plain: bool, clock: Callable[[], float]) -> None:
-        self._console = console if console is not None else terminal.console(soft_wrap=False)
-        self._is_plain = plain or not self._console.is_terminal or os.environ.get("TERM") == "dumb"
-        self._clock, self._started = clock, clock()
-        # Do not hold this lock while printing: Live's thread holds Live's lock while it waits for this one.
-        self._lock = threading.Lock()
-        self._live: Live | None = None
-
-    def render(self) -> RenderableType:
-        raise NotImplementedError
-
-    def summary(self) -> Text:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        if not self._is_plain:
-            self._live = Live(
-                get_renderable=self.render,
-                console=self._console,
-                refresh_per_second=FRAMES_PER_SEC,
-                transient=True,  # remove the drawing at the end; printed lines stay
-            )
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-        self._print(self.summary())
-
-    def _with_time(self, *parts: Text | str) -> Text:
-        return Text.assemble((f"[{formatting.clock(self._clock() - self._started)}]", "dim"), " ", *parts)
-
-    def _escaped(self, text: str, style: str = "") -> Text:
-        encoding = self._console.encoding
-        return Text(escape_controls(text).encode(encoding, "backslashreplace").decode(encoding), style=style)
-
-    def _print(self, line: Text) -> None:
-        try:
-            # Do not wrap: a pipe has no width, and readers of a log need whole lines.
-            self._console.print(line, soft_wrap=True)
-        except (OSError, SystemExit):
-            # The reader is gone (`inv bench | head`); rich turns a broken pipe into SystemExit. The run continues.
-            self._console.quiet = True
 
 
 class FleetView(View):
@@ -151,6 +91,13 @@ class FleetView(View):
         if line is not None:
             self._print(line)
 
+    def pulse(self) -> None:
+        """Print what each busy worker does."""
+        with self._lock:
+            lines = [self._progress_line(row) for row in self._rows.values() if row.trial_id is not None]
+        for line in lines or [self.summary()]:
+            self._print(line)
+
     def render(self) -> Group:
         """Return the current header and table, cut to the console's height."""
         with self._lock:
@@ -162,7 +109,7 @@ class FleetView(View):
             case EventType.STARTED | EventType.ATTACHED:
                 self._release(row)
                 row.trial_id, row.attempt, row.since = event.trial_id, event.attempt, self._clock()
-                row.phase, row.progress, row.printed_at = "starting", None, self._clock()
+                row.phase, row.progress = "starting", None
                 row.is_attached = event.kind is EventType.ATTACHED
                 attempt_text = f" (attempt {event.attempt})" if event.attempt > 1 else ""
                 text = "still running, reattached" if event.kind is EventType.ATTACHED else f"started{attempt_text}"
@@ -216,13 +163,14 @@ class FleetView(View):
         row.phase, row.progress = progress.phase, progress
         if math.isfinite(progress.elapsed_sec):  # in a resumed run a trial can be older than this view
             row.since = min(row.since, self._clock() - progress.elapsed_sec)
-        is_quiet = self._clock() - row.printed_at < PLAIN_INTERVAL_SEC
-        if not self._is_plain or (is_quiet and not is_new_phase):
-            return None
-        row.printed_at = self._clock()
-        rate = f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
-        steps = f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
-        return self._event_line(row, f"{progress.phase}{steps}{rate}")
+        return self._progress_line(row) if self._is_plain and is_new_phase else None
+
+    def _progress_line(self, row: WorkerRow) -> Text:
+        text, progress = row.phase, row.progress
+        if progress is not None:
+            text += f" {progress.step}/{progress.steps}" if progress.step > 0 else ""
+            text += f", {number(progress.samples_per_sec)} samples/s" if progress.samples_per_sec is not None else ""
+        return self._event_line(row, text)
 
     def _on_end(self, row: WorkerRow, event: FleetEvent) -> Text | None:
         end = event.status

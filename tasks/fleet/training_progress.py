@@ -1,7 +1,7 @@
 """Live display of a training: one line with loss, held-out loss, speed, time left, dollars and restarts.
 
-On a terminal the line is redrawn four times a second; elsewhere a line is printed each minute and with every new phase.
-`inv monitor` shows the same line.
+On a terminal the line is redrawn, with the time in its phase; elsewhere a line is printed with every new phase and
+after half a minute of silence. `inv monitor` shows the same line.
 """
 
 import math
@@ -16,8 +16,9 @@ from reports import formatting
 from reports.read import attempts
 from reports.read.attempts import AttemptSpan
 from reports.summary.cost import Price
+from tasks.cli.waiting import View
 from tasks.errors import escape_controls
-from tasks.fleet.live_display import PLAIN_INTERVAL_SEC, View, number
+from tasks.fleet.live_display import number
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.training_job import TrainingState
 from tasks.settings.load import Settings
@@ -104,7 +105,7 @@ class TrainingView(View):
         super().__init__(console, plain, clock)
         self._line, self._text, self._note, self._phase = line, "starting", "", (0, "")
         self.checkpoint_step: int | None = None  # the newest of all attempts
-        self._printed_at = -math.inf
+        self._since = clock()  # of the phase
 
     def update(self, state: TrainingState) -> None:
         """Show a state. A new attempt and, in a pipe, a new phase have a line of their own."""
@@ -115,11 +116,11 @@ class TrainingView(View):
             self._text = self._line.text(state)
         if progress is not None and progress.checkpoint_step is not None:
             self.checkpoint_step = progress.checkpoint_step
-        is_due = self._clock() - self._printed_at >= PLAIN_INTERVAL_SEC or phase != self._phase
-        if (self._is_plain and is_due) or (number > 1 and number != self._phase[0]):
-            self._printed_at = self._clock()
+        is_new, is_new_attempt = phase != self._phase, number > 1 and number != self._phase[0]
+        if is_new:
+            self._phase, self._since = phase, self._clock()
+        if (self._is_plain and is_new) or is_new_attempt:
             self._print(self.summary())
-        self._phase = phase
 
     def note(self, text: str) -> None:
         """Print why the state is not known now, once until it is known again or the reason is another one."""
@@ -131,4 +132,5 @@ class TrainingView(View):
         return self._with_time(self._escaped(self._text))
 
     def render(self) -> Text:
-        return self._escaped(self._text)
+        phase = f", {formatting.clock(self._clock() - self._since)} in this phase"
+        return Text.assemble(self.summary(), (phase, "dim"))

@@ -22,6 +22,7 @@ from remote.image.vm_jobs import JobOptions, VmWork
 from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command, refuse_several
+from tasks.cli.waiting import Wait
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import RetryableError, TaskFailed, UsageError, error_class, escape_controls
@@ -57,11 +58,13 @@ def make_demo(context: Context, *, real: bool = False, dry_run: bool = False) ->
         folder=str(settings.root),
     )
     try:
-        completed = subprocess.run(
-            command.argv, cwd=command.folder, stderr=subprocess.PIPE, timeout=DEMO_TIMEOUT_SEC, check=False
-        )
+        with Wait(f"model.demo: making {model}"):
+            completed = subprocess.run(
+                command.argv, cwd=command.folder, capture_output=True, timeout=DEMO_TIMEOUT_SEC, check=False
+            )
     except subprocess.TimeoutExpired as error:
         raise TaskFailed(f"model.demo: not done after {DEMO_TIMEOUT_SEC:.0f} s: {command.render()}") from error
+    print(completed.stdout.decode(errors="replace"), end="")
     stderr = completed.stderr.decode(errors="replace").strip()
     if completed.returncode in (ExitCode.BAD_INPUT, ExitCode.REFUSED):
         raise error_class(ExitCode(completed.returncode))(f"model.demo: {stderr}")

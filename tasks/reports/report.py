@@ -6,7 +6,6 @@ import signal
 import sys
 import webbrowser
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import parse_names
 from tasks.cli.signals import as_ctrl_c
 from tasks.cli.terminal import console, print_path, ruled_table
+from tasks.cli.waiting import Wait
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.pending_results import missing_reason
 from tasks.fleet.pricing import pricing
@@ -41,6 +41,7 @@ from tasks.settings.load import load
 from tasks.settings.sources import display_path
 
 MAX_SHOWN = 5  # warnings on the terminal
+DRAWING = "drawing the report"
 
 
 def write_report(
@@ -76,7 +77,11 @@ def write_report(
                 "report: --follow: a training's page is built after its end", remedy="until then use `inv monitor`"
             )
         return _report_training(folder, selected_formats, other, opens=opens)
-    build_report = partial(build, folder, pricing=pricing(settings), against=other, allow=allowed)
+
+    def build_report(**options: Any) -> Report[Summary]:
+        with Wait(DRAWING):
+            return build(folder, pricing=pricing(settings), against=other, allow=allowed, **options)
+
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
         report = _follow_run(folder, build_report, opens=opens) if follow else build_report()
         exported = export(folder, selected_formats)
@@ -124,7 +129,8 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *
             remedy = f"`{resume_command(folder.name)} collect report` goes on to its page"
             raise RetryableError(f"run {folder.name}: the training has not ended", remedy=remedy)
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
-        report = build_training(folder)
+        with Wait(DRAWING):
+            report = build_training(folder)
         exported = export(folder, formats)
     training, headline = report.values, report.document.headline
     lines = [

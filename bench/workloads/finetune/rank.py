@@ -96,6 +96,12 @@ class FinetuneRank(RankProcess):
             return RankGroup(self.modules.torch)
         return self.init_process_group(self.step_sec * -(-self.training.rows_per_step // self.world_size))
 
+    def _on_progress(self, activity: str, number: int) -> None:
+        """Beat, and report what a long phase does now: an evaluation before the first step is no training."""
+        if activity != self.heartbeat.phase:
+            self.report(activity=activity)
+        self.heartbeat.update(activity, number)
+
     def _check_same_inputs(self, data_sha256: str) -> None:
         """Raise InputError if the ranks' or the parent's examples or models differ."""
         digests = (data_sha256, self.spec.data_sha256, self.spec.model_sha256)
@@ -111,7 +117,7 @@ class FinetuneRank(RankProcess):
         context = self.trainer_module.TrainContext(
             group=self.group,
             report=self.report,
-            on_progress=self.heartbeat.update,
+            on_progress=self._on_progress,
             stop_requested=self.stop_requested,
             checkpoints=Path(self.spec.checkpoints) if self.rank == 0 else None,
             identity=self.identity,

@@ -8,8 +8,10 @@ import pytest
 
 from remote.hosts.base import HostError, HostUnreachable
 from remote.jobs.job import HostRefused
+from tasks.cli import waiting
+from tasks.cli.waiting import Wait
 from tasks.clients import worker_queries
-from tasks.errors import RetryableError, escape_controls
+from tasks.errors import RetryableError
 
 HOSTS: Any = [SimpleNamespace(name=f"worker-{index}") for index in range(3)]
 
@@ -17,14 +19,14 @@ HOSTS: Any = [SimpleNamespace(name=f"worker-{index}") for index in range(3)]
 def test_a_long_query_prints_whom_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_queries, "FIRST_LINE_SEC", 0.0)
-    may_end = threading.Event()
+    may_end, pulse = threading.Event(), Wait.pulse
 
-    def end_after_first_line(text: str) -> str:
+    def end_after_first_line(wait: Wait) -> None:
+        pulse(wait)
         may_end.set()
-        return escape_controls(text)
 
-    monkeypatch.setattr(worker_queries, "escape_controls", end_after_first_line)
+    monkeypatch.setattr(waiting, "PULSE_SEC", 0.0)
+    monkeypatch.setattr(Wait, "pulse", end_after_first_line)
 
     def query(host: Any) -> str:
         if host is not HOSTS[0]:
@@ -34,7 +36,7 @@ def test_a_long_query_prints_whom_it_waits_for(
     names = worker_queries.query_all(HOSTS, query, 1.0, activity="check of model and data")
     assert names == [host.name for host in HOSTS]
     line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("waiting for worker-")
+    assert "waiting for worker-1 and 1 more of 3 workers" in line
     assert "check of model and data" in line
 
 

@@ -163,18 +163,19 @@ def test_a_rejected_login_prints_one_line_and_one_more_after_login(scene: Scene)
     assert logged_in.startswith("[0:00] worker-0: ")
 
 
-def test_a_long_phase_gives_one_plain_sign_of_life_a_minute(scene: Scene) -> None:
+def test_a_long_phase_gives_a_plain_sign_of_life_after_a_silence(scene: Scene) -> None:
     with scene.view:
+        scene.view.pulse()
         scene.send(EventType.STARTED)
         for step in range(100):
             scene.now += 3
             scene.send_progress(step)
-    assert [line for line in scene.printed_lines() if "measure" in line] == [
+        scene.view.pulse()
+    header, *lines = [line for line in scene.printed_lines() if "measure" in line or "trials ended" in line]
+    assert "0/4 trials ended" in header
+    assert lines[1:-1] == [
         "[0:03] worker-0 baseline: measure, 1.5 samples/s",
-        "[1:03] worker-0 baseline: measure 20/18, 1.5 samples/s",
-        "[2:03] worker-0 baseline: measure 40/18, 1.5 samples/s",
-        "[3:03] worker-0 baseline: measure 60/18, 1.5 samples/s",
-        "[4:03] worker-0 baseline: measure 80/18, 1.5 samples/s",
+        "[5:00] worker-0 baseline: measure 99/18, 1.5 samples/s",
     ]
 
 
