@@ -8,20 +8,20 @@ BIN := .venv/bin
 install: .venv/installed
 
 # On all cores; a few packages carry files that are no Python.
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null; $(BIN)/python -m compileall -q -j 0 bench remote reports tasks tests/support
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib; $(BIN)/python -m compileall -q -j 0 bench remote reports tasks tests/support
 
 # The stamp is written last, so an interrupted install is not mistaken for a finished one; the next one goes on, without
-# the packages that were written in part.
+# the packages that were written in part. In the background a program does not get Ctrl-C, and has no words about it.
 .venv/installed: pyproject.toml constraints.txt tasks/cli/inv
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python 3.11 or newer is needed, found " + sys.version.split()[0] + "; try: make install PYTHON=python3.11")'
-	@trap 'echo "stopped; the same command goes on from here" >&2; exit 0' INT; set -e; started=$$(date +%s); \
+	@trap 'kill $$! 2>/dev/null; wait; { printf "\033[?25h" >/dev/tty; } 2>/dev/null; echo "stopped; the same command goes on from here" >&2; exit 0' INT; \
+	set -e; started=$$(date +%s); \
 	echo "1/3 making .venv"; \
-	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv; \
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(PYTHON) -m venv --clear .venv & wait $$!; }; \
 	find .venv/lib -name '*.dist-info' ! -exec test -e {}/RECORD ';' -prune -exec rm -r {} +; \
 	echo "2/3 installing 130 packages, PyTorch among them: 0.5 GB to download, 2 GB of disk (5 GB more if pip's torch brings CUDA; README: the CPU build)"; \
-	$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev,real]'; \
-	echo "3/3 compiling them"; \
-	$(BIN)/python -m tasks.cli.waiting "compiling them" sh -c "$(COMPILE)"; \
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt --editable '.[bench,dev,real]' & wait $$!; \
+	$(BIN)/python -m tasks.cli.waiting "3/3 compiling them" sh -c "$(COMPILE)"; \
 	echo "installed in .venv: $$(du -sh .venv | cut -f1) in $$(($$(date +%s) - started)) s; next: make demo"; \
 	touch $@
 

@@ -1,5 +1,6 @@
 """Signs of life while something takes long: a moving line on a terminal, a line every half minute elsewhere."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from bench.records.status import ExitCode
 from reports import formatting
 from tasks.cli import terminal
 from tasks.errors import escape_controls
@@ -122,9 +124,10 @@ class Wait(View):
 
 
 def main(argv: list[str]) -> int:
-    """Run a program while waiting for it: a text, then the program and its arguments. Returns its exit code."""
-    with Wait(argv[0]):
-        return subprocess.run(argv[1:], check=False).returncode
+    """Run a program silently: a text, then the program and its arguments. Returns its exit code; 130 after Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt), Wait(argv[0]):
+        return subprocess.run(argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
+    return ExitCode.INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -8,5 +8,6 @@ shapes       what the training costs on each shape of the price table
 submit       start a training without an operator: as a Kubernetes Job, or as a job on one host
 follow       follow a training to its end, and collect it
 resume       `inv train --resume`: follow a training again, or submit its next turn from the last checkpoint
+data_warnings  what a training shows or learns little of, by code, before it begins
 output       reports and forecasts for the terminal and as an HTML page
 """

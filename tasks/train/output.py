@@ -22,16 +22,11 @@ from reports.summary.cost import Amount
 from tasks.cli.terminal import plain_table, ruled_table
 from tasks.errors import escape_controls
 from tasks.fleet import trial_spec
+from tasks.train.data_warnings import find_warnings
 from tasks.train.forecast import ProbeResult, TrainingForecast
 
 TARGET_STYLE, OTHER_STYLE = "bold green", "dim"
 TARGET_MARKS = ("[[", "]]")
-MIN_STEPS = 30
-MIN_HELD_OUT = 20
-MAX_LOST_PERCENT = 5  # lost rows or tokens, or repeated lines
-MAX_SOURCE_PERCENT = 90  # tokens from one of several files
-LENGTH_STEP = 64  # a proposed length is a multiple of it
-MAX_HELD_OUT_SHARE = 0.5  # the largest train.validation_fraction
 HIGH_COMMUNICATION_PERCENT = 5  # share of a step above which settings that reduce it are suggested
 BAR_WIDTH = 40  # characters
 MAX_EXAMPLE_CHARS = 1200
@@ -93,10 +88,15 @@ def training_of(trial: Trial) -> Training:
 
 def summary_lines(probe: ProbeResult, trial: Trial, predicted: TrainingForecast) -> list[str]:
     """Return lines about the forecast, the settings that were derived from the data, and what is surprising in it."""
-    warnings = small_data_warnings(probe.data, training_of(trial), predicted.steps)
+    warnings = find_warnings(probe.data, trial, predicted.steps)
     can_use_int8 = probe.forecast.gpu is not None and probe.forecast.recipe == "fast" and trial.matmul == "bf16"
     offer = [trial_spec.INT8_OFFER] if can_use_int8 else []
-    return [*headline(predicted), *trial_spec.derived_text(probe.forecast.derived), *offer, *warnings.values()]
+    return [
+        *headline(predicted),
+        *trial_spec.derived_text(probe.forecast.derived),
+        *offer,
+        *(f"! {warning.text}" for warning in warnings),
+    ]
 
 
 def data_lines(report: DataReport, training: Training) -> list[str]:
@@ -140,71 +140,6 @@ def headline(predicted: TrainingForecast) -> list[str]:
         lines.append(f"peak memory: unknown for this type of model, of {format_gib(predicted.memory_bytes)} per GPU")
     lines += _communication(predicted)
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
-
-
-def small_data_warnings(report: DataReport, training: Training, steps: int) -> dict[str, str]:
-    """Return a line for each way in which the training shows or learns little, by the setting that changes it."""
-    lines = {}
-    if steps < MIN_STEPS and training.max_steps is None:
-        epochs = math.ceil(training.epochs * MIN_STEPS / steps)
-        fewer_rows = ", or fewer rows a step (train.rows_per_step)" if training.rows_per_step > 1 else ""
-        lines["train.epochs"] = (
-            f"! {count(steps, 'step')}, fewer than {MIN_STEPS}: adapters learn little; train.epochs: {epochs}"
-            f"{fewer_rows}"
-        )
-    if 0 < report.validation_examples < MIN_HELD_OUT:
-        share = MIN_HELD_OUT / (report.examples + report.validation_examples)
-        remedy = "name more in train.validation_file"
-        if training.data.validation_file is None and share <= MAX_HELD_OUT_SHARE:
-            remedy = f"train.validation_fraction: {math.ceil(100 * share) / 100:g}, or a train.validation_file"
-        lines["train.validation_fraction"] = (
-            f"! {count(report.validation_examples, 'example')} held out, fewer than {MIN_HELD_OUT}: their loss shows "
-            f"little; {remedy}"
-        )
-    return lines | _lost_warnings(report, training) | _source_warnings(report, training)
-
-
-def _lost_warnings(report: DataReport, training: Training) -> dict[str, str]:
-    """Return lines about rows and tokens that are left out, because of their length or for other reasons."""
-    lines, lost, other = {}, report.lost, report.left_out
-    all_lines = sum(file.lines for file in report.files)
-    if lost is not None:
-        rows, tokens = 100 * lost.rows / lost.all_rows, 100 * lost.tokens / lost.all_tokens
-        if max(rows, tokens) > MAX_LOST_PERCENT:
-            remedy = ""
-            if lost.enough is not None:
-                length = math.ceil(lost.enough / LENGTH_STEP) * LENGTH_STEP
-                remedy = f"; train.max_seq_len: {length} loses at most 1 %"
-            lines["train.max_seq_len"] = (
-                f"! {lost.rows:,} of {lost.all_rows:,} examples are longer than train.max_seq_len "
-                f"{training.data.max_seq_len:,}: {tokens:.0f} % of the tokens are lost{remedy}"
-            )
-        other = max(0, other - lost.lines)
-    if 100 * other > MAX_LOST_PERCENT * all_lines:
-        lines["data"] = (
-            f"! {other:,} of {all_lines:,} lines are left out, more than {MAX_LOST_PERCENT} %; `inv data.check` lists "
-            "the reasons"
-        )
-    return lines
-
-
-def _source_warnings(report: DataReport, training: Training) -> dict[str, str]:
-    """Return lines about repeated lines, and about a file that gives nearly all tokens without having a weight."""
-    lines, all_lines = {}, sum(file.lines for file in report.files)
-    if 100 * report.duplicates > MAX_LOST_PERCENT * all_lines:
-        lines["duplicates"] = (
-            f"! {report.duplicates:,} of {all_lines:,} lines repeat another line: they count more than others; remove "
-            "them, or set train.data_weights if that is wanted"
-        )
-    tokens = {file.path: file.tokens for file in report.files if file.path != training.data.validation_file}
-    largest = max(tokens, key=lambda path: tokens[path])
-    percent = 100 * tokens[largest] / max(1, sum(tokens.values()))
-    if len(tokens) > 1 and percent > MAX_SOURCE_PERCENT and set(training.data.weights) == {1.0}:
-        lines["train.data_weights"] = (
-            f"! {largest} has {percent:.0f} % of the tokens: the other files change little; train.data_weights sets "
-            "how often a file's lines are repeated"
-        )
-    return lines
 
 
 def _communication(predicted: TrainingForecast) -> list[str]:

@@ -32,6 +32,7 @@ from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
 from tasks.settings.load import Settings, load
 from tasks.train import forecast, init_adapter, output, resume, shapes
+from tasks.train.data_warnings import DataWarning, find_warnings
 from tasks.train.follow import follow
 from tasks.train.forecast import ProbeResult, TrainingForecast
 from tasks.train.init_adapter import InitAdapter
@@ -58,7 +59,8 @@ def check_data(context: Context, out: str | None) -> CommandResult:
         if out is not None:
             print_path(Path(out))
 
-    return CommandResult(data=schema.to_json(probe.data), show=show)
+    warnings = [asdict(warning) for warning in find_warnings(probe.data, trial, predicted.steps)]
+    return CommandResult(data={**schema.to_json(probe.data), "warnings": warnings}, show=show)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class TrainPlan:
     inputs: dict[str, Any]
     lines: Sequence[str]
     predicted: TrainingForecast | None
+    warnings: Sequence[DataWarning] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON for programs; `forecast` is None if no worker has checked the data."""
@@ -203,12 +206,14 @@ def plan_training(request: TrainRequest, facts: Facts) -> TrainPlan:
     if request.adapter is not None:
         trial = init_adapter.begin_from(request.adapter, trial, probe.forecast.model_sha256, request.job)
         lines.append(init_adapter.describe(request.adapter))
+    known = trial.with_derived(probe.forecast.derived)
     return TrainPlan(
         trial=forecast.pin_inputs(trial, probe),
         workers=request.workers,
         inputs={**inputs, **forecast.run_inputs(trial, probe, predicted)},
-        lines=[*lines, *output.summary_lines(probe, trial.with_derived(probe.forecast.derived), predicted)],
+        lines=[*lines, *output.summary_lines(probe, known, predicted)],
         predicted=predicted,
+        warnings=find_warnings(probe.data, known, predicted.steps),
     )
 
 
@@ -223,6 +228,7 @@ def _show_plan(
         output.show_plan(console(), plan.trial.with_derived(facts.probe.forecast.derived), facts.probe, plan.workers)
         shapes.show_shapes(console(), list(facts.shapes), facts.hosted)
         document["shapes"] = [asdict(cost) for cost in facts.shapes]
+        document["warnings"] = [asdict(warning) for warning in plan.warnings]
     if "overlay" in plan.inputs["job"]:
         _, deployed = submit(settings, run, deployment, lambda: run)
         document["cluster"] = None if deployed is None else deployed.data

@@ -25,6 +25,7 @@ from tasks.errors import RetryableError, UsageError
 from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
 from tasks.train import forecast, output
+from tasks.train.data_warnings import find_warnings
 from tests.support.cases import Case, load_cases
 from tests.unit.tasks.train.conftest import MakeSettings
 
@@ -190,11 +191,15 @@ def test_a_training_that_shows_or_learns_little_is_a_warning_with_the_setting(
         files=[dataclasses.replace(REPORT.files[0], **file) for file in case["input"].get("files", [{}])],
         lost=LostToLength(**case["input"]["lost"]) if "lost" in case["input"] else None,
     )
-    training = output.training_of(trial_of(settings(**case["input"].get("train", {}))))
-    lines = output.small_data_warnings(report, training, case["input"]["steps"])
-    assert list(lines) == list(case["expected"])
-    for setting, remedy in case["expected"].items():
-        assert remedy in lines[setting]
+    if "answers" in case["input"]:
+        parts = [[DataPart(text=text, is_target=True)] for text in case["input"]["answers"]]
+        report = dataclasses.replace(report, shown=[dataclasses.replace(REPORT.shown[0], parts=part) for part in parts])
+    trial = trial_of(settings(**case["input"].get("train", {})))
+    warnings = {warning.code: warning for warning in find_warnings(report, trial, case["input"]["steps"])}
+    assert list(warnings) == list(case["expected"])
+    for code, remedy in case["expected"].items():
+        assert remedy in warnings[code].text
+        assert warnings[code].values
 
 
 @pytest.mark.parametrize(("max_hours", "left"), [(None, None), (1.0, None), (0.5, 1), (1e-9, 0)])
