@@ -105,7 +105,7 @@ class TrainingView(View):
         super().__init__(console, plain, clock)
         self._line, self._text, self._note, self._phase = line, "starting", "", (0, "")
         self.checkpoint_step: int | None = None  # the newest of all attempts
-        self._since = clock()  # of the phase
+        self._since = clock()  # the start of the phase
 
     def update(self, state: TrainingState) -> None:
         """Show a state. A new attempt and, in a pipe, a new phase have a line of their own."""

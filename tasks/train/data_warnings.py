@@ -96,7 +96,7 @@ def _few_held_out(report: DataReport, training: Training) -> Iterator[DataWarnin
 
 
 def _unscored(report: DataReport, training: Training) -> Iterator[DataWarning]:
-    """Yield a warning for a score that compares JSON with answers that are none; the shown examples are a sample."""
+    """Yield a warning for a score of JSON if a shown answer is not JSON; the shown examples are a sample."""
     answers = ["".join(part.text for part in shown.parts if part.is_target).strip() for shown in report.shown]
     no_json = sum(not _is_json(answer) for answer in answers)
     if training.score == "json" and no_json:

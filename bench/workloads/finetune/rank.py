@@ -97,7 +97,7 @@ class FinetuneRank(RankProcess):
         return self.init_process_group(self.step_sec * -(-self.training.rows_per_step // self.world_size))
 
     def _on_progress(self, activity: str, number: int) -> None:
-        """Beat, and report what a long phase does now: an evaluation before the first step is no training."""
+        """Beat, and report what a long phase does now: it may evaluate before the first step."""
         if activity != self.heartbeat.phase:
             self.report(activity=activity)
         self.heartbeat.update(activity, number)
