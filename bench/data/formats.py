@@ -171,23 +171,13 @@ def _pair(name: str, question: str, context: str, answer: str, rank: int = 1) ->
     return Format(name, (question, answer), turns, (context, "system", "tools"), rank)
 
 
-# The columns of a question, of an optional text that it is about, and of its answer, in published data sets.
-PAIRS = (
-    ("question", "context", "answer"),
-    ("question", "context", "response"),
-    ("question", "context", "output"),
-    ("instruction", "context", "response"),
-    ("instruction", "context", "answer"),
-    ("input", "context", "output"),
-    ("input", "context", "target"),
-    ("input", "context", "response"),
-    ("prompt", "context", "response"),
-    ("prompt", "context", "answer"),
-    ("query", "context", "response"),
-    ("query", "context", "answer"),
-    ("problem", "context", "solution"),
-    ("user", "context", "assistant"),
-)
+# The columns of a question and of its answer in published data sets.
+PAIRS = {
+    **dict.fromkeys(("question", "input", "prompt", "query"), ("answer", "response", "output")),
+    "instruction": ("response", "answer"),
+    "problem": ("solution",),
+    "user": ("assistant",),
+}
 FORMATS = index_formats(
     [
         Format("messages", ("messages",), partial(_from_key, "messages")),
@@ -195,7 +185,11 @@ FORMATS = index_formats(
         _pair("Alpaca", "instruction", "input", "output", rank=0),
         Format("prompt and completion", ("prompt", "completion"), _from_completion),
         Format("prompt and completions", ("prompt", "completions"), _from_completions),
-        *(_pair(f"{question} and {answer}", question, context, answer) for question, context, answer in PAIRS),
+        *(
+            _pair(f"{question} and {answer}", question, "context", answer)
+            for question, answers in PAIRS.items()
+            for answer in answers
+        ),
         Format("text", ("text",), _from_text, optional=(), rank=2, is_text=True),
     ]
 )

@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 from invoke.config import Config
 
-from bench.records import schema
 from bench.records.atomic_files import read_regular
 from tasks.errors import UsageError
 
@@ -191,19 +190,10 @@ def parse(text: str, path: Path) -> tuple[dict[Any, Any], yaml.Node | None]:
 
     Raises UsageError that names `path`.
     """
-    data, node = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
+    data, node = _parse_yaml(text, path)  # JSON is YAML, too
     if data is not None and not isinstance(data, dict):
         raise UsageError(f"{display_path(path)}:1: expected sections such as `fleet:`, found {found_text(data)}")
     return data or {}, node
-
-
-def _parse_json(text: str, path: Path) -> tuple[Any, None]:
-    try:
-        return schema.parse(text), None
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{display_path(path)}:{error.lineno}: not JSON: {error.msg}") from error
-    except ValueError as error:
-        raise UsageError(f"{display_path(path)}: unusable JSON: {error}") from error
 
 
 def parse_text(text: str) -> Any:

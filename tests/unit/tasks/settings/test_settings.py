@@ -211,7 +211,7 @@ def test_a_byte_order_mark_is_skipped(name: str, text: str, project: Path, conte
 def test_files_that_cannot_be_read_are_named(project: Path, context: Make) -> None:
     (project / "folder.yaml").mkdir()
     (project / "latin.yaml").write_bytes(b"fleet: {workspace: caf\xe9}")
-    (project / "bad.json").write_text('{\n"fleet": }')
+    (project / "bad.json").write_text('{\n"fleet": [}')
     (project / "list.json").write_text("[1]")
     names = "expected a name that ends in .yaml, .yml or .json"
     assert [
@@ -221,7 +221,7 @@ def test_files_that_cannot_be_read_are_named(project: Path, context: Make) -> No
         "gone.yaml: no such file, but -f (or INVOKE_RUNTIME_CONFIG) names it",
         "folder.yaml: cannot be read: it is a folder, not a file",
         "latin.yaml: expected UTF-8 text",
-        "bad.json:2: not JSON: Expecting value",
+        "bad.json:2: not YAML: did not find expected node content",
         "list.json:1: expected sections such as `fleet:`, found a list",
         f"tasks.py: {names}",
         f"f.toml: {names}",
