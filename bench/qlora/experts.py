@@ -26,6 +26,7 @@ from bench.kernels.groups import Groups, combine, grouped_product
 from bench.kernels.swiglu import swiglu, swiglu_backward_
 from bench.torch_stack import Stack
 
+MXFP4_WEIGHTS = ("gate_up_proj", "down_proj")
 QUANTIZER = "bitsandbytes_4bit"  # transformers' name of what loads a model in NF4
 
 
@@ -47,7 +48,7 @@ def use_nf4(stack: Stack) -> None:
 
 def _make_quantizer(stack: Stack, base: Any) -> Any:
     core = importlib.import_module("transformers.core_model_loading")
-    mxfp4 = importlib.import_module("transformers.quantizers.quantizer_mxfp4").Mxfp4HfQuantizer
+    mxfp4 = importlib.import_module("transformers.integrations.mxfp4")
 
     class Quantize(core.ConversionOps):  # type: ignore[misc, name-defined]
         """One parameter of experts to NF4, everything else as the library does it."""
@@ -86,9 +87,11 @@ def _make_quantizer(stack: Stack, base: Any) -> Any:
             return Quantize(self)
 
         def get_weight_conversions(self) -> list[Any]:
-            operation = mxfp4.get_load_operations(self)["dequantize"](self)
-            names = mxfp4.serialized_names.items()
-            return [core.WeightConverter(sources, target, [operation]) for target, sources in names]
+            # Not asked of transformers' own quantizer, which gives them another form in each version.
+            return [
+                core.WeightConverter([f"{name}_blocks", f"{name}_scales"], rf"{name}$", [mxfp4.Mxfp4Dequantize(self)])
+                for name in MXFP4_WEIGHTS
+            ]
 
         def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
             install(model)
