@@ -160,6 +160,19 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Separation:
+    """Rules by which a micro-batch keeps samples apart.
+
+    With `is_packed` they are end to end in one row, by positions that restart with each; without, each has a row of its
+    own. Samples of up to `short` tokens and longer ones share no micro-batch: the longest one decides which factors
+    LongRoPE uses for all. None: any samples do.
+    """
+
+    is_packed: bool = True
+    short: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A family of models with the same decoder block.
 
@@ -167,8 +180,9 @@ class Architecture:
     ConfigError. `features` maps each feature of the model to its description. `plain_positions` returns the number of
     positions for which `features` is complete, None for all. `renames` are patterns of names in weights files with
     their replacements in the text model, for files that hold more than it, and `text_config` returns its config.
-    `is_complete` is false if blocks have other large weights than `linear_layers`. `liger_type` is the model type whose
-    patch by Liger fits, if it has none for its own.
+    `is_complete` is false if blocks have other large weights than `linear_layers`. `is_packed` is true if transformers'
+    model is known to separate samples by their positions. `liger_type` is the model type whose patch by Liger fits, if
+    it has none for its own.
     """
 
     model_types: tuple[str, ...]
@@ -181,6 +195,7 @@ class Architecture:
     blocks: str = BLOCKS
     is_complete: bool = True
     experts: Experts | None = None
+    is_packed: bool = True
     liger_type: str | None = None
 
     def __post_init__(self) -> None:
@@ -242,6 +257,13 @@ class Architecture:
             return f"queries scaled from position {plain} on"
         descriptions = (text for feature, text in self.features(config).items() if feature not in supported)
         return next(descriptions, None)
+
+    def separation(self, config: Config) -> Separation:
+        """Return how the samples of a micro-batch are kept apart."""
+        config = self.text_config(config)
+        rotation = _rotation(config)
+        short = config.get("original_max_position_embeddings", rotation.get("original_max_position_embeddings"))
+        return Separation(is_packed=self.is_packed, short=short if "long_factor" in rotation else None)
 
     def module_name(self, name: str) -> str:
         """Return the name in the text model of a tensor in the weights files."""
@@ -322,6 +344,11 @@ def _get_count(config: Config, key: str, default: int | None = None) -> int:
     return value
 
 
+def _rotation(config: Config) -> Config:
+    rotation = config.get("rope_parameters") or config.get("rope_scaling")
+    return rotation if isinstance(rotation, dict) else {}
+
+
 def read_features(config: Config) -> dict[Feature, str]:
     """Read the features that most families set by the same keys of config.json."""
     return {feature: description for feature, description in _describe(config) if description}
@@ -341,8 +368,7 @@ def _describe(config: Config) -> Iterator[tuple[Feature, str | None]]:
         yield Feature.OTHER_ACTIVATION, f"activation {name}, not silu"
     dropout = config.get("attention_dropout")
     yield Feature.ATTENTION_DROPOUT, f"dropout of {_format(dropout)} inside attention" if dropout else None
-    rotation = config.get("rope_parameters") or config.get("rope_scaling")
-    rotation = rotation if isinstance(rotation, dict) else {}
+    rotation = _rotation(config)
     kind = rotation.get("rope_type") or rotation.get("type") or "default"
     yield Feature.SCALED_ROTATION, f"rotation scaled by {_format(kind)}" if kind != "default" else None
     window = config.get("sliding_window")

@@ -38,6 +38,16 @@ OUT_NAMES = frozenset({"o_proj", "out_proj", "c_proj", "dense", "wo", "o"})
 DOWN_NAMES = frozenset({"down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "w2", "wo"})
 DOWN_EXPERTS = re.compile(r"down_proj|w2|output_linear")
 CHOICES = re.compile(r"num_experts_per_tok(en)?|moe_(top)?k|top_k_experts")
+# Types whose model in transformers separates packed samples: test_packing.py shows it for each.
+PACKED_TYPES = (
+    "apertus arcee aria_text axk1 beam bitnet codegen cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 "
+    "diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma glm glm4 glm4_moe glm4_moe_lite "
+    "gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gptj granite granite_swa granitemoe granitemoe_swa "
+    "granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe "
+    "kolibri1 laguna mellum mimo_v2_flash minicpm3 minimax_m2 ministral mixtral modernbert-decoder nanochat "
+    "nemotron olmo olmo2 olmo3 olmoe persimmon phi phimoe qwen2_moe qwen3_moe seed_oss smollm3 solar_open stablelm "
+    "starcoder2 vaultgemma youtu"
+)
 _BLOCK_WEIGHT = re.compile(r"(?P<blocks>.+?)\.(?P<index>\d{1,6})\.(?P<path>.+)\.weight")
 
 
@@ -105,6 +115,7 @@ def make(config: Config) -> Architecture:
         features=lambda known: {Feature.OTHER: f"model type {known['model_type']}, which is not a known family"},
         blocks=weights.get("blocks", ""),
         experts=Experts(**weights["experts"]) if weights.get("experts") else None,
+        is_packed=config["model_type"] in PACKED_TYPES.split(),
         is_complete=bool(weights.get("is_complete")) and products == COMMON_NAMES.keys(),
     )
 

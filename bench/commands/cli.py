@@ -386,7 +386,12 @@ def _forecast(arguments: argparse.Namespace) -> int:
     examples, derived, was_cached = derive(trial, arguments.cache, fitted)
     seconds = time.monotonic() - start
     data = dataset.summarize(
-        examples.training.data, examples.data, row_tokens=examples.row_tokens, was_cached=was_cached, seconds=seconds
+        examples.training.data,
+        examples.data,
+        row_tokens=examples.row_tokens,
+        separation=examples.separation,
+        was_cached=was_cached,
+        seconds=seconds,
     )
     data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.

@@ -16,14 +16,16 @@ Before the first step, as many rows are tokenized as the steps need; shorter dat
 
 import random
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import ExampleBuilder
+from bench.data.model_folder import read_separation
 from bench.data.packing import Row, bucket_by_length, pack_blocks, pack_whole_samples
 from bench.data.readers import BadLines
 from bench.records import Trial
@@ -50,6 +52,11 @@ class Batch:
     position_ids: Any = None
     edges: Any = None
 
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the first and last position of each sample, padding included, all rows end to end."""
+        length = self.input_ids.shape[1]
+        return pairwise(range(0, self.tokens + 1, length) if self.edges is None else self.edges.tolist())
+
 
 def padding_token(tokenizer: Any) -> int:
     """Return the id that fills a row: the padding token, else the end of the sequence."""
@@ -63,7 +70,14 @@ def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: An
     needed, builder = rows_needed(trial), _example_builder(trial, tokenizer, len(conversations))
     samples = (example.ids.tolist() for example in builder.build(conversations[index] for index in order))
     if trial.layout == "varlen":
-        return pack_whole_samples(samples, trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, needed)
+        separation = read_separation(Path(trial.model))
+        if not separation.is_packed:
+            raise InputError(
+                f"{trial.model}: transformers' model does not separate samples in one row",
+                remedy="use the layout bucket",
+            )
+        positions = trial.micro_batch_size * trial.max_seq_len
+        return pack_whole_samples(samples, trial.max_seq_len, positions, needed, separation.short)
     if trial.layout in ("pad", "bucket"):
         rows = [Row(ids=ids[: trial.max_seq_len], samples=1) for ids in islice(samples, needed)]
         return bucket_by_length(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
@@ -119,7 +133,7 @@ def make_batches(
         yield Batch(**tensors, samples=samples, tokens=tokens, useful_tokens=useful_tokens)
 
 
-class _PaddedCollate:
+class PaddedCollate:
     """Collate function for padded rows: (tensors by name, (samples, tokens, useful tokens)). Runs in the loader."""
 
     def __init__(self, max_seq_len: int, padding: int, multiple: int = 0) -> None:
@@ -137,25 +151,37 @@ class _PaddedCollate:
             ids = torch.tensor(row.ids, dtype=torch.int64)
             input_ids[index, : len(ids)] = ids
             attention_mask[index, : len(ids)] = 1
-            labels[index, : len(ids)] = ids
+            labels[index, : len(ids)] = _labels(row, ids)
         counts = sum(row.samples for row in rows), input_ids.numel(), sum(len(row.ids) for row in rows)
         return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}, counts
 
 
 def _collate_function(trial: Trial, padding: int) -> Any:
     if trial.layout == "varlen":
-        return Unpacked(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding)
-    return _PaddedCollate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
+        short = read_separation(Path(trial.model)).short
+        return Unpacked(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding, short=short)
+    return PaddedCollate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
+
+
+def _labels(row: Row, ids: Any) -> Any:
+    """Return the labels of a row's ids: themselves, or IGNORE_INDEX where they are no targets."""
+    import torch
+
+    if row.targets is None:
+        return ids
+    return ids.masked_fill(torch.tensor(list(row.targets)) == 0, IGNORE_INDEX)
 
 
 class Unpacked:
     """Collate function for one row of whole samples; the rest of the row becomes samples of padding.
 
-    `edges` is the least number of edges: empty samples at the end fill them. Kernels are compiled for it.
+    `edges` is the least number of edges: empty samples at the end fill them. Kernels are compiled for it. Samples of
+    padding have at most `short` tokens, so that they never decide which factors LongRoPE uses.
     """
 
-    def __init__(self, longest: int, positions: int, padding: int, edges: int = 0) -> None:
-        self.longest, self.positions, self.padding, self.edges = longest, positions, padding, edges
+    def __init__(self, longest: int, positions: int, padding: int, edges: int = 0, short: int | None = None) -> None:
+        self.longest = longest if short is None else min(longest, short)
+        self.positions, self.padding, self.edges = positions, padding, edges
 
     def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[float, int, int]]:
         import torch
@@ -167,11 +193,9 @@ class Unpacked:
         lengths = torch.tensor([*row.lengths, *fills, *([rest] if rest else [])], dtype=torch.int64)
         edges = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         input_ids = torch.full((1, self.positions), self.padding, dtype=torch.int64)
-        input_ids[0, :useful] = torch.tensor(row.ids, dtype=torch.int64)
+        input_ids[0, :useful] = ids = torch.tensor(row.ids, dtype=torch.int64)
         labels = torch.full((1, self.positions), IGNORE_INDEX, dtype=torch.int64)
-        labels[0, :useful] = input_ids[0, :useful]
-        if row.targets is not None:
-            labels[0, :useful].masked_fill_(torch.tensor(list(row.targets)) == 0, IGNORE_INDEX)
+        labels[0, :useful] = _labels(row, ids)
         labels[0, edges[:-1]] = IGNORE_INDEX  # else a sample's last token would have to predict the next one's first
         positions = torch.arange(self.positions) - edges[:-1].repeat_interleave(lengths)
         tensors = {"input_ids": input_ids, "labels": labels, "position_ids": positions[None]}

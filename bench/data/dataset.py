@@ -23,6 +23,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bench.architectures.architecture import Separation
 from bench.data import packing, readers
 from bench.data.example_file import ExampleFile, ExampleWriter, StoredExamples
 from bench.data.file_types import expand
@@ -30,7 +31,7 @@ from bench.data.findings import DROPPED_KINDS, SKIPPED, DataFindings
 from bench.data.formats import shorten
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import TOKENIZE_BATCH, Example, ExampleBuilder
-from bench.data.model_folder import check_model, check_template
+from bench.data.model_folder import check_model, check_template, read_separation
 from bench.data.readers import BadLines, DataFile
 from bench.data.tokenizer import use_all_cores
 from bench.records import schema
@@ -201,7 +202,13 @@ def _check_counts(spec: TrainingData, findings: DataFindings, training: int, val
 
 
 def summarize(
-    spec: TrainingData, examples: Dataset, *, row_tokens: int, was_cached: bool, seconds: float
+    spec: TrainingData,
+    examples: Dataset,
+    *,
+    row_tokens: int,
+    separation: Separation,
+    was_cached: bool,
+    seconds: float,
 ) -> DataReport:
     """Build the report on a training's data: counts, lengths and findings, without the example texts."""
     lengths = examples.training.lengths
@@ -209,6 +216,7 @@ def summarize(
     counts = [0] * BINS
     for length in lengths:
         counts[(length * BINS - 1) // spec.max_seq_len] += 1
+    rows = packing.fill_rows(lengths, range(len(lengths)), row_tokens, separation)
     return DataReport(
         files=examples.files,
         examples=len(examples.training),
@@ -217,7 +225,9 @@ def summarize(
         targets=sum(examples.training.targets),
         longest=max(lengths),
         median_length=float(statistics.median(lengths)),
-        rows=len(packing.pack_rows(lengths, range(len(lengths)), row_tokens)),
+        rows=len(rows),
+        is_packed=separation.is_packed,
+        positions=packing.count_positions([[lengths[index] for index in row] for row in rows], row_tokens, separation),
         lengths=counts,
         length_edges=edges,
         left_out=examples.left_out,
@@ -336,7 +346,10 @@ def build_report(
     start = time.monotonic()
     examples, was_cached = load_examples(spec, model, tokenizer, cache_dir)
     seconds = time.monotonic() - start
-    report = summarize(spec, examples, row_tokens=row_tokens, was_cached=was_cached, seconds=seconds)
+    separation = read_separation(model)
+    report = summarize(
+        spec, examples, row_tokens=row_tokens, separation=separation, was_cached=was_cached, seconds=seconds
+    )
     return replace(report, shown=examples.shown)
 
 

@@ -12,13 +12,23 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from bench.architectures import find
-from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, ConfigError, Geometry, is_registered
+from bench.architectures.architecture import (
+    BLOCKS,
+    LAYER_SIZES,
+    Architecture,
+    ConfigError,
+    Geometry,
+    Separation,
+    is_registered,
+)
 from bench.architectures.unregistered import describe
 from bench.data.inputs import InputError, ModelFacts
 from bench.records.atomic_files import CHUNK_BYTES, sha256_of
@@ -38,6 +48,7 @@ TOKENIZER_FILES = (
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Hashing this much takes 0.1 s; for larger files the sum in SHA256SUMS is trusted and the size is checked.
 ALWAYS_HASHED_BYTES = 64 << 20
+PACKING_TRANSFORMERS = (4, 54)  # the first version whose masks follow from positions that restart
 Shapes = dict[str, tuple[int, ...]]  # by tensor name
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LAYER = re.compile(rf"{re.escape(BLOCKS)}\.(\d{{1,6}})\.")
@@ -92,6 +103,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     if is_registered(config):
         return config
     return describe(config, {name: shape for path in weight_files(folder) for name, shape in read_shapes(path).items()})
+
+
+def read_separation(folder: Path) -> Separation:
+    """Read how the installed transformers' model of a checked folder keeps the samples of a micro-batch apart."""
+    config = _read_object(folder / "config.json")
+    separation = find(config).separation(config)
+    version = tuple(int(part) for part in metadata.version("transformers").split(".")[:2])
+    return replace(separation, is_packed=separation.is_packed and version >= PACKING_TRANSFORMERS)
 
 
 def end_tokens(folder: Path) -> frozenset[int]:

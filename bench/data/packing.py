@@ -3,10 +3,12 @@
 A benchmark's samples are lists of token ids: cut into full blocks, whole in one long row, or ordered by length;
 `bench.data.collate` makes tensors of rows.
 
-A training's row holds whole examples end to end, up to `row_tokens` tokens, that do not attend to each other. Rows are
-filled by best fit: each example, in the epoch's order, goes into the fullest open row with enough space, or else into a
-new one. `OPEN_ROWS` are open at a time; the fullest is closed when another is needed. An epoch's last rows are closed
-unfilled, so that every example trains once per epoch.
+A training's row is a micro-batch of whole examples, up to `row_tokens` tokens, that do not attend to each other. Where
+they can be packed, they are end to end, and rows are filled by best fit: each example, in the epoch's order, goes into
+the fullest open row with enough space, or else into a new one. `OPEN_ROWS` are open at a time; the fullest is closed
+when another is needed. Otherwise each example is padded to the longest of its micro-batch, and those of about equal
+length among `WINDOW_EXAMPLES` share one. An epoch's last rows are closed unfilled, so that every example trains once
+per epoch.
 
 A step of a training is one global batch of `micro_batches` rows, a function of only the examples, the seed and the
 epoch. With n workers, worker r takes the rows r, r + n, r + 2 n, ... So 1, 2 and 4 workers see the same global batches,
@@ -22,9 +24,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from bench.architectures.architecture import Separation
+
 LOOKAHEAD_SAMPLES = 256  # candidates to fill a row with: rows of 4096 tokens become over 99 % full
 WINDOW_BATCHES = 50  # micro-batches sorted by length together, as in transformers' group_by_length
 OPEN_ROWS = 64
+WINDOW_EXAMPLES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +72,12 @@ def pack_blocks(samples: Iterable[list[int]], block: int, needed: int, end_token
     return rows
 
 
-def pack_whole_samples(samples: Iterable[list[int]], longest: int, positions: int, needed: int) -> list[Row]:
+def pack_whole_samples(
+    samples: Iterable[list[int]], longest: int, positions: int, needed: int, short: int | None = None
+) -> list[Row]:
     """Pack whole samples into rows of up to `positions` tokens, each cut at `longest` as in the layout pad.
+
+    Samples of up to `short` tokens and longer ones share no row.
 
     A sample that does not fit waits for the next row, which begins with the sample that waited longest. The last row of
     the data is dropped unless it is the only one.
@@ -87,7 +96,8 @@ def pack_whole_samples(samples: Iterable[list[int]], longest: int, positions: in
         lengths: list[int] = []
         remaining: list[list[int]] = []
         for sample in waiting:
-            if len(ids) + len(sample) <= positions:
+            suits = short is None or not lengths or (len(sample) > short) == (lengths[0] > short)
+            if suits and len(ids) + len(sample) <= positions:
                 ids += sample
                 lengths.append(len(sample))
             else:
@@ -128,11 +138,12 @@ class SamplingPlan:
     seed: int
     row_tokens: int
     micro_batches: int
+    separation: Separation
 
     def rows(self, epoch: int) -> list[tuple[int, ...]]:
         """Pack the epoch's rows, each a tuple of indices into `lengths`."""
         order = self.order(epoch)
-        return pack_rows([self.lengths[index] for index in order], order, self.row_tokens)
+        return fill_rows([self.lengths[index] for index in order], order, self.row_tokens, self.separation)
 
     def order(self, epoch: int) -> list[int]:
         """Order the indices of all examples, as rows are filled."""
@@ -179,13 +190,42 @@ class SamplingPlan:
             yield rows[: math.ceil(len(rows) * rest)]
 
 
-def pack_rows(lengths: Sequence[int], indices: Sequence[int], row_tokens: int) -> list[tuple[int, ...]]:
-    """Pack rows by best fit, in the order in which they are opened. `lengths` belong to `indices`, in their order."""
-    rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # (free tokens, row) of the open rows, the fullest first
-    for length, index in zip(lengths, indices, strict=True):
+def fill_rows(
+    lengths: Sequence[int], indices: Sequence[int], row_tokens: int, separation: Separation
+) -> list[tuple[int, ...]]:
+    """Divide `indices` into rows, in the order of the first example of each. `lengths` belong to `indices`."""
+    for length in lengths:
         if not 0 < length <= row_tokens:
             raise ValueError(f"an example of {length} tokens does not fit a row of {row_tokens}")
+    groups: dict[bool, list[int]] = {}  # numbers in `indices`
+    for number, length in enumerate(lengths):
+        groups.setdefault(separation.short is not None and length > separation.short, []).append(number)
+    fill = _pack if separation.is_packed else _group_by_length
+    rows = [row for numbers in groups.values() for row in fill(lengths, numbers, row_tokens)]
+    return [tuple(indices[number] for number in row) for row in sorted(rows)]
+
+
+def count_positions(rows: Iterable[Sequence[int]], row_tokens: int, separation: Separation) -> int:
+    """Count the positions of rows, padding included; they are given as the lengths of their examples."""
+    return sum(row_tokens if separation.is_packed else len(lengths) * max(lengths) for lengths in rows)
+
+
+def _group_by_length(lengths: Sequence[int], numbers: Sequence[int], row_tokens: int) -> Iterator[list[int]]:
+    """Group examples of about equal length: as many as fit if each is padded to the longest."""
+    for start in range(0, len(numbers), WINDOW_EXAMPLES):
+        window = sorted(numbers[start : start + WINDOW_EXAMPLES], key=lambda number: lengths[number], reverse=True)
+        while window:
+            count = row_tokens // lengths[window[0]]
+            yield sorted(window[:count])
+            del window[:count]
+
+
+def _pack(lengths: Sequence[int], numbers: Sequence[int], row_tokens: int) -> list[list[int]]:
+    """Pack examples by best fit."""
+    rows: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # (free tokens, row) of the open rows, the fullest first
+    for number in numbers:
+        length = lengths[number]
         fit = bisect_left(free, (length, 0))
         if fit < len(free):
             room, row = free.pop(fit)
@@ -194,10 +234,10 @@ def pack_rows(lengths: Sequence[int], indices: Sequence[int], row_tokens: int) -
                 free.pop(0)
             room, row = row_tokens, len(rows)
             rows.append([])
-        rows[row].append(index)
+        rows[row].append(number)
         if room > length:
             insort(free, (room - length, row))
-    return [tuple(row) for row in rows]
+    return rows
 
 
 def is_held_out(digest: bytes, share: float) -> bool:

@@ -142,7 +142,7 @@ RECIPES: dict[str, RecipeMemory] = {
     ),
 }
 GRADIENT_BYTES = 4.0
-MASK_BYTES = 3.0  # per pair of positions in a row of varlen: a boolean mask, and one in 16 bit
+MASK_BYTES = 3.0  # per pair of positions of a packed row or an example: a boolean mask, and one in 16 bit
 INPUTS_IN_TRANSIT = 2  # layer inputs on the device at the peak, with offload_checkpoints; none in 8 bits
 
 
@@ -186,7 +186,7 @@ def peak_bytes(config: Mapping[str, Any], trial: Trial, *, captured: bool = True
     )
     phase_bytes = max(phase_bytes, _expert_bytes(config, positions) + positions * recomputed_bytes)
     if trial.layout == "varlen" and trial.recipe != "fast":
-        phase_bytes += MASK_BYTES * positions**2
+        phase_bytes += MASK_BYTES * positions * (positions if architecture.is_packed else trial.max_seq_len)
     if recomputed == layers and trial.recipe == "fast" and _targets(architecture, trial, ("down",)):
         # An adapter on the last product needs its input, so that product is recomputed too.
         phase_bytes += largest + positions * 2 * model["hidden"]

@@ -189,7 +189,8 @@ class DataReport:
     """Report about a training's data. Lengths are in tokens.
 
     `lengths` counts training examples by length, `length_edges` are the bins' upper ends. `tokens` and `targets` are
-    those of one epoch, including weights. `duplicates` counts lines that repeat another one.
+    those of one epoch, including weights. `positions` are those of its rows, with padding; without `is_packed`, rows
+    hold examples side by side. `duplicates` counts lines that repeat another one.
     """
 
     files: list[FileFacts]
@@ -200,6 +201,8 @@ class DataReport:
     longest: int
     median_length: float
     rows: int
+    is_packed: bool
+    positions: int
     lengths: list[int]
     length_edges: list[int]
     left_out: int

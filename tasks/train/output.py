@@ -95,6 +95,7 @@ def summary_lines(probe: ProbeResult, trial: Trial, predicted: TrainingForecast)
         *headline(predicted),
         *trial_spec.derived_text(probe.forecast.derived),
         *offer,
+        *_unpacked(probe.data),
         *(f"! {warning.text}" for warning in warnings),
     ]
 
@@ -107,7 +108,7 @@ def data_lines(report: DataReport, training: Training) -> list[str]:
         f"{count(report.examples, 'example')} to train on, {count(report.validation_examples, 'example')} held out, "
         f"{count(report.left_out, 'line')} left out",
         f"{report.tokens:,} tokens an epoch, {share:.1f} % of them trained on (labels: {training.data.labels})",
-        f"{count(report.rows, 'packed row')} an epoch, "
+        f"{count(report.rows, 'packed row' if report.is_packed else 'row')} an epoch, "
         f"{count(math.ceil(report.rows / per_step), 'step')} of {count(per_step, 'row')}",
     ]
     source = "read from the worker's cache" if report.was_cached else "tokenized"
@@ -140,6 +141,13 @@ def headline(predicted: TrainingForecast) -> list[str]:
         lines.append(f"peak memory: unknown for this type of model, of {format_gib(predicted.memory_bytes)} per GPU")
     lines += _communication(predicted)
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
+
+
+def _unpacked(report: DataReport) -> list[str]:
+    if report.is_packed:
+        return []
+    padding = 100 * (1 - report.tokens / report.positions)
+    return [f"not packed: models of this type may mix packed samples; {padding:.0f} % of the positions are padding"]
 
 
 def _communication(predicted: TrainingForecast) -> list[str]:

@@ -9,7 +9,6 @@ example: the same formula for the differences.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 from bench.data.inputs import system_messages
@@ -38,7 +37,7 @@ def example_losses(
             on_progress(number)
             batch = collate([training_set.data.validation[index] for index in indices])
             losses = _position_losses(torch, step, batch).double().cpu()
-            for example, (first, last) in zip(indices, pairwise(batch.edges.tolist()), strict=False):
+            for example, (first, last) in zip(indices, batch.spans(), strict=False):
                 totals[example] = losses[first:last].sum()
     return list(map(float, group.all_reduce_(totals)))
 
@@ -55,16 +54,16 @@ def evaluation_mode(torch: Any, model: Any) -> Iterator[None]:
 
 
 def _position_losses(torch: Any, step: TrainingStep, batch: Any) -> Any:
-    """Compute the next-token cross-entropy of each position of the row; 0 at masked positions."""
+    """Compute the next-token cross-entropy of each position, the batch's rows end to end; 0 at masked positions."""
     inputs = step.inputs(batch)
     with step.autocast():
         if hasattr(step.model, "token_losses"):
             return step.model.token_losses(**inputs)
         labels = inputs.pop("labels")
-        logits = step.model(**inputs).logits[0]
-    targets = torch.full_like(labels[0], IGNORED)
-    targets[:-1] = labels[0, 1:]
-    parts = zip(logits.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
+        logits = step.model(**inputs).logits
+    targets = torch.full_like(labels, IGNORED)
+    targets[:, :-1] = labels[:, 1:]
+    parts = zip(logits.flatten(0, 1).split(CHUNK_TOKENS), targets.flatten().split(CHUNK_TOKENS), strict=True)
     return torch.cat([token_losses(*part) for part in parts])
 
 

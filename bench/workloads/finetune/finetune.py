@@ -81,7 +81,7 @@ class TrainingLog:
         derived: DerivedSettings,
     ) -> None:
         self.record, self.stop = record, ""
-        self._folder, self._data, self._row_tokens = folder, data, examples.row_tokens
+        self._folder, self._data = folder, data
         self._end_ids, self._derived = examples.end_tokens, derived
         before = State(step=0, seconds=0.0) if resume_point is None else resume_point.state
         self._history = History() if resume_point is None else resume_point.history
@@ -140,7 +140,7 @@ class TrainingLog:
             if line.get(name) is not None:
                 self._reported[name] = line[name]
 
-    def _add_step(self, *, rows: int, **values: Any) -> None:
+    def _add_step(self, *, positions: int, **values: Any) -> None:
         self._history.add(**values)
         self._steps_file(values)
         self._seconds += values["step_time_sec"]
@@ -154,7 +154,7 @@ class TrainingLog:
             seconds=values["step_time_sec"],
             loss=values["loss"],
             samples=values["samples"] / ranks,
-            tokens=round(rows * self._row_tokens / ranks),
+            tokens=round(positions / ranks),
             useful=round(values["tokens"] / ranks),
         )
 
@@ -370,6 +370,7 @@ def _load_training_set(
         data.training.data,
         data.data,
         row_tokens=data.row_tokens,
+        separation=data.separation,
         was_cached=was_cached,
         seconds=time.monotonic() - start,
     )

@@ -288,7 +288,8 @@ class Trainer:
         }
         self.history.add(**values)
         self.journal.append(step=number, sec=round(seconds, 6))
-        self.context.report(step={**values, "rows": len(rows)}, checkpoints=self.new_checkpoints())
+        positions = self.training_set.positions(rows)
+        self.context.report(step={**values, "positions": positions}, checkpoints=self.new_checkpoints())
 
     def _checkpoint(self, *, wait: bool = False) -> bool:
         manager = self.checkpoint_manager

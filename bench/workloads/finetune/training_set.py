@@ -9,12 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from bench.architectures.architecture import Separation
 from bench.data import dataset
-from bench.data.collate import Batch, Unpacked, padding_token
+from bench.data.collate import Batch, PaddedCollate, Unpacked, padding_token
 from bench.data.dataset import Dataset
 from bench.data.inputs import DataFacts, InputError, InputRejected, Inputs
 from bench.data.masking import Example
-from bench.data.packing import Row, SamplingPlan, pack_rows
+from bench.data.model_folder import read_separation
+from bench.data.packing import Row, SamplingPlan, count_positions, fill_rows
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import check_trial_model
 from bench.records import Trial, schema
@@ -98,7 +100,10 @@ class FirstAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSet:
-    """The examples of a fine-tuning and their order. `row_tokens` is the length of a row, including padding."""
+    """The examples of a fine-tuning and their order.
+
+    `row_tokens` is the length of a packed row, including padding, and the most positions of another one.
+    """
 
     data: Dataset
     training: Training
@@ -106,6 +111,7 @@ class TrainingSet:
     row_tokens: int
     seed: int
     sha256: str
+    separation: Separation
 
     @classmethod
     def from_trial(cls, trial: Trial, data: Dataset) -> "TrainingSet":
@@ -120,6 +126,7 @@ class TrainingSet:
             row_tokens=trial.max_seq_len * trial.micro_batch_size,
             seed=trial.seed,
             sha256=digest.hexdigest(),
+            separation=read_separation(Path(trial.model)),
         )
 
     @property
@@ -130,6 +137,7 @@ class TrainingSet:
             seed=self.seed,
             row_tokens=self.row_tokens,
             micro_batches=self.training.rows_per_step,
+            separation=self.separation,
         )
 
     @property
@@ -151,11 +159,17 @@ class TrainingSet:
     def most_edges(self) -> int:
         """Return the edges of the row with most samples, padding's included, as a power of two."""
         samples = max(self.survey[1], *map(len, self.validation_rows()), 0)
-        return 1 << (samples + self.row_tokens // self.max_seq_len + 1).bit_length()
+        shortest_fill = min(self.max_seq_len, self.separation.short or self.max_seq_len)
+        return 1 << (samples + self.row_tokens // shortest_fill + 1).bit_length()
 
     def batches(self, after: int) -> Iterator[list[RowIndices]]:
         """Iterate over the global batches of the steps after step `after`."""
         return islice(self.sampling_plan.batches(self.training.epochs), after, self.steps())
+
+    def positions(self, rows: Sequence[Sequence[Example]]) -> int:
+        """Count the positions of rows of examples, padding included."""
+        lengths = [[len(example.ids) for example in row] for row in rows]
+        return count_positions(lengths, self.row_tokens, self.separation)
 
     def heaviest_row(self) -> RowIndices:
         """Return the first epoch's row that needs the most memory: the one with the longest example."""
@@ -163,32 +177,38 @@ class TrainingSet:
         return max(self.sampling_plan.rows(0), key=lambda row: (max(lengths[index] for index in row), len(row)))
 
     def validation_rows(self) -> list[RowIndices]:
-        """Pack the validation examples into rows."""
+        """Divide the validation examples into rows."""
         lengths = self.data.validation.lengths
-        return pack_rows(lengths, range(len(lengths)), self.row_tokens)
+        return fill_rows(lengths, range(len(lengths)), self.row_tokens, self.separation)
 
 
 class RowCollator:
-    """A function that collates examples into a batch of one row. All batches have tensors of the same shapes."""
+    """A function that collates a row's examples into a batch. Packed batches have tensors of the same shapes."""
 
     def __init__(self, training_set: TrainingSet, tokenizer: Any, *, pin_memory: bool = False) -> None:
-        self._collate = Unpacked(
-            training_set.max_seq_len, training_set.row_tokens, padding_token(tokenizer), training_set.most_edges()
-        )
+        self._is_packed, padding = training_set.separation.is_packed, padding_token(tokenizer)
+        self._collate: Any = PaddedCollate(training_set.max_seq_len, padding, 1)
+        if self._is_packed:
+            longest, edges, short = training_set.max_seq_len, training_set.most_edges(), training_set.separation.short
+            self._collate = Unpacked(longest, training_set.row_tokens, padding, edges, short)
         self._pin = pin_memory
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
-        """Concatenate examples, which do not attend to each other; only their targets have labels."""
-        row = Row(
-            ids=[token for example in examples for token in example.ids],
-            samples=len(examples),
-            lengths=tuple(len(example.ids) for example in examples),
-            targets=b"".join(example.targets for example in examples),
-        )
-        tensors, (samples, tokens, useful) = self._collate([row])
+        """Collate examples, which do not attend to each other; only their targets have labels."""
+        groups = [examples] if self._is_packed else [[example] for example in examples]
+        tensors, (samples, tokens, useful) = self._collate([_join(group) for group in groups])
         if self._pin:
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
         return Batch(**tensors, samples=samples, tokens=tokens, useful_tokens=useful)
+
+
+def _join(examples: Sequence[Example]) -> Row:
+    return Row(
+        ids=[token for example in examples for token in example.ids],
+        samples=len(examples),
+        lengths=tuple(len(example.ids) for example in examples),
+        targets=b"".join(example.targets for example in examples),
+    )
 
 
 def count_targets(examples: Sequence[Example]) -> int:

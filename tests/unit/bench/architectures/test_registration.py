@@ -7,6 +7,7 @@ q k v and gate up in one layer each, as Phi3.
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from bench.records.atomic_files import sha256_of
 from bench.records.validation import ALL_LINEAR
 from bench.workloads import training
 from bench.workloads.finetune import checkpoint
-from tests.support import tiny_training
+from tests.support import tiny_models, tiny_training
 from tests.support.small_inputs import edit_json
 from tests.support.thorough import only_thorough
 from tests.support.tiny_training import Lab
@@ -213,17 +214,11 @@ def test_a_family_is_checked_trained_resumed_merged_and_decoded(modules, tmp_pat
     assert forms["merged-nf4"] == pytest.approx(forms["trained"], abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "message"),
-    [("bloom", "bloom does not separate samples packed into one row"), ("unheard_of", "config.json: transformers .*")],
-)
-def test_a_model_that_cannot_be_trained_is_refused_before_the_first_step(modules, tmp_path, model_type, message):
-    folder = tiny_training.make_folder(
-        modules, tmp_path / "model", model_type="bloom" if model_type == "bloom" else "olmo2"
-    )
-    edit_json(folder / "config.json", model_type=model_type)
+def test_a_model_that_transformers_does_not_know_is_refused_before_the_first_step(modules, tmp_path):
+    folder = tiny_training.make_folder(modules, tmp_path / "model", model_type="olmo2")
+    edit_json(folder / "config.json", model_type="unheard_of")
     data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"config\.json: transformers "):
         Lab.create(modules, tiny_training.plan(folder, data)).load_inputs()
 
 
@@ -233,22 +228,33 @@ OTHER_TYPES = (
 )
 
 
+UNPACKED_TYPES = ("bloom", "falcon", "falcon_h1", "gpt_oss", "lfm2", "llama4_text", "mpt", "opt")
+
+
+@pytest.mark.parametrize("model_type", UNPACKED_TYPES)
+def test_types_that_mix_packed_samples_are_trained_one_sample_a_row(modules, tmp_path, model_type):
+    folder = tiny_training.make_folder(modules, tmp_path / "model")
+    tiny_models.tiny_model(modules, model_type).save_pretrained(folder)
+    data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
+    fields = {"lora_dropout": 0.0, "micro_batch_size": 3, "training": {"max_steps": 3}}
+    lab = Lab.create(modules, tiny_training.plan(folder, data, **fields)).load_inputs()
+    assert not lab.material.separation.is_packed
+    assert lab.train(tmp_path / "out") == "finished"
+    assert all(map(math.isfinite, losses(lab)))
+
+
 @only_thorough
-@pytest.mark.parametrize("model_type", [*OTHER_TYPES, "bloom", "falcon", "opt"])
-def test_other_types_are_trained_or_refused(modules, tmp_path, model_type):
+@pytest.mark.parametrize("model_type", OTHER_TYPES)
+def test_other_types_are_trained(modules, tmp_path, model_type):
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 2, "moe_intermediate_size": 32}
-    sizes = {"head_dim": 16, **experts} if model_type in OTHER_TYPES else {}
+    sizes = {"head_dim": 16, **experts}
     folder = tiny_training.make_folder(modules, tmp_path / "model", model_type=model_type, **tokens, **sizes)
     data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
     fields = {"lora_dropout": 0.0, "training": {"max_steps": 3}}
     lab = Lab.create(modules, tiny_training.plan(folder, data, **fields))
-    if model_type not in OTHER_TYPES:
-        with pytest.raises(InputError, match="does not separate samples"):
-            lab.load_inputs()
-    else:
-        assert lab.load_inputs().train(tmp_path / "out") == "finished"
-        assert losses(lab)[-1] < losses(lab)[0]
+    assert lab.load_inputs().train(tmp_path / "out") == "finished"
+    assert losses(lab)[-1] < losses(lab)[0]
 
 
 def test_memory_and_flop_of_a_model_with_experts_count_those_of_a_token(modules, tmp_path, monkeypatch):

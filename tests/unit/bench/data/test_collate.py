@@ -9,8 +9,8 @@ import pytest
 from bench.data import dataset, masking, readers
 from bench.data.collate import (
     IGNORE_INDEX,
+    PaddedCollate,
     Unpacked,
-    _PaddedCollate,
     make_rows,
     rows_needed,
 )
@@ -56,6 +56,8 @@ def test_unpacked_samples_have_separate_positions_edges_and_first_tokens():
     assert counts == (3, 12, 6)
     tensors, _ = Unpacked(longest=4, positions=12, padding=0, edges=8)([row])
     assert tensors["edges"].tolist() == [0, 3, 4, 6, 10, 12, 12, 12]
+    tensors, _ = Unpacked(longest=4, positions=12, padding=0, short=3)([row])
+    assert tensors["edges"].tolist() == [0, 3, 4, 6, 9, 12]  # padding is never longer than LongRoPE's short samples
     tensors, _ = Unpacked(longest=4, positions=12, padding=0)([dataclasses.replace(row, targets=b"\0\1\0\1\1\1")])
     assert tensors["labels"].tolist() == [[IGNORE_INDEX, 6, *[IGNORE_INDEX] * 3, 4, *[IGNORE_INDEX] * 6]]
 
@@ -189,7 +191,7 @@ def test_no_more_is_tokenized_than_the_steps_need(make_trial, tokenizer, monkeyp
 
 
 def test_a_batch_carries_no_loss_and_no_attention_on_padding():
-    tensors, counts = _PaddedCollate(max_seq_len=4, padding=9)(
+    tensors, counts = PaddedCollate(max_seq_len=4, padding=9)(
         [Row(ids=[5, 6, 7], samples=1), Row(ids=[9, 1], samples=2)]
     )
     assert tensors["input_ids"].tolist() == [[5, 6, 7, 9], [9, 1, 9, 9]]
@@ -198,5 +200,5 @@ def test_a_batch_carries_no_loss_and_no_attention_on_padding():
     assert tensors["labels"].tolist() == [[5, 6, 7, IGNORE_INDEX], [9, 1, IGNORE_INDEX, IGNORE_INDEX]]
     assert counts == (3, 8, 5)
     rows = [Row(ids=[5] * 9, samples=1), Row(ids=[5] * 3, samples=1)]  # bucketed: padded to the next multiple
-    assert _PaddedCollate(max_seq_len=64, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 12)
-    assert _PaddedCollate(max_seq_len=10, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 10)
+    assert PaddedCollate(max_seq_len=64, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 12)
+    assert PaddedCollate(max_seq_len=10, padding=0, multiple=4)(rows)[0]["input_ids"].shape == (2, 10)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.architectures.architecture import Separation
 from bench.data import dataset, file_types, findings, masking
 from bench.data.inputs import InputError
 from bench.records import schema
@@ -97,7 +98,8 @@ def test_a_length_is_counted_up_to_its_own_edge(tmp_path: Path, build) -> None:
     length = build(spec_of(path)).training.lengths[0]
     for max_seq_len in range(length, 4 * length):
         spec = spec_of(path, max_seq_len=max_seq_len)
-        report = dataset.summarize(spec, build(spec), row_tokens=max_seq_len, was_cached=False, seconds=0.0)
+        facts = {"row_tokens": max_seq_len, "separation": Separation(), "was_cached": False, "seconds": 0.0}
+        report = dataset.summarize(spec, build(spec), **facts)
         edge = report.length_edges[report.lengths.index(1)]
         assert edge >= length > ([0, *report.length_edges][report.lengths.index(1)])
 

@@ -6,11 +6,13 @@ The order of a training depends only on the data, the seed and the epoch, not on
 import hashlib
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.architectures.architecture import Separation
 from bench.data import packing
 from bench.data.packing import Row, SamplingPlan, bucket_by_length, pack_whole_samples
 
@@ -91,16 +93,33 @@ def digests(count: int) -> list[bytes]:
     return [hashlib.sha256(str(number).encode()).digest() for number in range(count)]
 
 
-def plan(lengths: list[int], **changes: int) -> SamplingPlan:
-    fields = {"seed": 1, "row_tokens": 128, "micro_batches": 8} | changes
+def plan(lengths: list[int], **changes: Any) -> SamplingPlan:
+    fields = {"seed": 1, "row_tokens": 128, "micro_batches": 8, "separation": Separation()} | changes
     return SamplingPlan(lengths=lengths, digests=digests(len(lengths)), **fields)
 
 
-@given(EXAMPLE_LENGTHS, st.integers(0, 5))
-def test_every_example_trains_once_per_epoch_and_no_row_overflows(lengths: list[int], epoch: int) -> None:
-    rows = plan(lengths).rows(epoch)
+@given(EXAMPLE_LENGTHS, st.integers(0, 5), st.booleans(), st.none() | st.integers(1, 100))
+def test_every_example_trains_once_per_epoch_and_no_row_overflows(
+    lengths: list[int], epoch: int, is_packed: bool, short: int | None
+) -> None:
+    separation = Separation(is_packed=is_packed, short=short)
+    rows = plan(lengths, separation=separation).rows(epoch)
     assert Counter(index for row in rows for index in row) == Counter(range(len(lengths)))
-    assert all(0 < sum(lengths[index] for index in row) <= 128 for row in rows)
+    assert rows == plan(lengths, separation=separation).rows(epoch)
+    for row in rows:
+        inside = [lengths[index] for index in row]
+        assert 0 < (sum(inside) if is_packed else len(inside) * max(inside)) <= 128
+        assert short is None or max(inside) <= short or min(inside) > short
+
+
+def test_rows_that_are_not_packed_hold_examples_of_about_equal_length() -> None:
+    lengths = [length * 37 % 400 + 20 for length in range(5000)]
+    separation = Separation(is_packed=False)
+    rows = plan(lengths, row_tokens=4096, separation=separation).rows(0)
+    positions = packing.count_positions([[lengths[index] for index in row] for row in rows], 4096, separation)
+    assert sum(lengths) / positions > 0.99
+    firsts = [min(plan(lengths).order(0).index(index) for index in row) for row in rows[:20]]
+    assert firsts == sorted(firsts)
 
 
 @given(EXAMPLE_LENGTHS, st.floats(0.01, 3.0), st.integers(1, 20))
