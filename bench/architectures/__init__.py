@@ -6,6 +6,6 @@ unregistered: what weights files say of the others
 """
 
 from bench.architectures import families, unregistered  # noqa: F401 - registers them
-from bench.architectures.architecture import Feature, find
+from bench.architectures.architecture import Feature, Separation, find
 
-__all__ = ["Feature", "find"]
+__all__ = ["Feature", "Separation", "find"]

@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -159,8 +158,6 @@ def _add_input_commands(commands: Any) -> None:
     )
     data.add_argument("--model", required=True, metavar="DIR", help="model folder, for its tokenizer and chat template")
     data.add_argument("--spec", type=Path, required=True, metavar="FILE", help="files and settings; -: JSON from stdin")
-    row_tokens = "tokens of a packed row; default: max_seq_len"
-    data.add_argument("--row-tokens", type=int, default=0, metavar="N", help=row_tokens)
     data.add_argument("--cache", type=Path, metavar="DIR", help="cache folder for tokenized examples")
 
     summary = "predict a training's data, memory and time per row; one JSON line"
@@ -369,7 +366,6 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
-    from bench.data import dataset
     from bench.predict import chips, throughput
     from bench.predict.fit import fit_training
     from bench.workloads.finetune.derived import derive
@@ -382,17 +378,7 @@ def _forecast(arguments: argparse.Namespace) -> int:
     fitted = fit_training(trial)
     trial = dataclasses.replace(trial, **fitted.values)
     prediction = throughput.forecast(trial)
-    start = time.monotonic()
-    examples, derived, was_cached = derive(trial, arguments.cache, fitted)
-    seconds = time.monotonic() - start
-    data = dataset.summarize(
-        examples.training.data,
-        examples.data,
-        row_tokens=examples.row_tokens,
-        separation=examples.separation,
-        was_cached=was_cached,
-        seconds=seconds,
-    )
+    examples, derived, data = derive(trial, arguments.cache, fitted)
     data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.
     prediction = dataclasses.replace(
@@ -410,13 +396,10 @@ def _data(arguments: argparse.Namespace) -> int:
 
     source = str(arguments.spec)
     spec = build_record(TrainingData, parse_json(_read_text(arguments.spec), source), source)
-    if arguments.row_tokens and arguments.row_tokens < spec.max_seq_len:
-        raise TrialError(f"--row-tokens: {arguments.row_tokens} is less than max_seq_len, {spec.max_seq_len}")
     data_report = dataset.build_report(
         spec,
         Path(arguments.model),
         partial(tokenizer.load_tokenizer, Path(arguments.model), spec.chat_template),
-        row_tokens=arguments.row_tokens or spec.max_seq_len,
         cache_dir=arguments.cache,
     )
     return _print_json(schema.to_json(data_report))

@@ -77,7 +77,7 @@ def make_rows(trial: Trial, conversations: Sequence[Conversation], tokenizer: An
                 remedy="use the layout bucket",
             )
         positions = trial.micro_batch_size * trial.max_seq_len
-        return pack_whole_samples(samples, trial.max_seq_len, positions, needed, separation.short)
+        return pack_whole_samples(samples, trial.max_seq_len, positions, needed, separation)
     if trial.layout in ("pad", "bucket"):
         rows = [Row(ids=ids[: trial.max_seq_len], samples=1) for ids in islice(samples, needed)]
         return bucket_by_length(rows, trial.micro_batch_size, trial.seed) if trial.layout == "bucket" else rows
@@ -142,18 +142,27 @@ class PaddedCollate:
     def __call__(self, rows: list[Row]) -> tuple[dict[str, Any], tuple[float, int, int]]:
         import torch
 
-        longest = max(len(row.ids) for row in rows)
-        shape = (len(rows), min(self.max_seq_len, -(-longest // self.multiple) * self.multiple))
-        input_ids = torch.full(shape, self.padding, dtype=torch.int64)
-        attention_mask = torch.zeros(shape, dtype=torch.int64)
-        labels = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
-        for index, row in enumerate(rows):
-            ids = torch.tensor(row.ids, dtype=torch.int64)
-            input_ids[index, : len(ids)] = ids
-            attention_mask[index, : len(ids)] = 1
-            labels[index, : len(ids)] = _labels(row, ids)
-        counts = sum(row.samples for row in rows), input_ids.numel(), sum(len(row.ids) for row in rows)
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}, counts
+        lengths = [len(row.ids) for row in rows]
+        length = min(self.max_seq_len, -(-max(lengths) // self.multiple) * self.multiple)
+        tensors = _ids_and_labels(rows, length, self.padding)
+        mask = (torch.arange(length) < torch.tensor(lengths)[:, None]).to(torch.int64)
+        counts = sum(row.samples for row in rows), mask.numel(), sum(lengths)
+        return tensors | {"attention_mask": mask}, counts
+
+
+def _ids_and_labels(rows: list[Row], length: int, padding: int) -> dict[str, Any]:
+    """Return the rows' ids, padded, and their labels: of targets only."""
+    import torch
+
+    input_ids = torch.full((len(rows), length), padding, dtype=torch.int64)
+    labels = torch.full_like(input_ids, IGNORE_INDEX)
+    for row, ids, targets in zip(rows, input_ids, labels, strict=True):
+        useful = len(row.ids)
+        ids[:useful] = torch.tensor(row.ids, dtype=torch.int64)
+        targets[:useful] = ids[:useful]
+        if row.targets is not None:
+            targets[:useful].masked_fill_(torch.tensor(list(row.targets)) == 0, IGNORE_INDEX)
+    return {"input_ids": input_ids, "labels": labels}
 
 
 def _collate_function(trial: Trial, padding: int) -> Any:
@@ -161,15 +170,6 @@ def _collate_function(trial: Trial, padding: int) -> Any:
         short = read_separation(Path(trial.model)).short
         return Unpacked(trial.max_seq_len, trial.micro_batch_size * trial.max_seq_len, padding, short=short)
     return PaddedCollate(trial.max_seq_len, padding, BUCKET_TOKENS if trial.layout == "bucket" else 0)
-
-
-def _labels(row: Row, ids: Any) -> Any:
-    """Return the labels of a row's ids: themselves, or IGNORE_INDEX where they are no targets."""
-    import torch
-
-    if row.targets is None:
-        return ids
-    return ids.masked_fill(torch.tensor(list(row.targets)) == 0, IGNORE_INDEX)
 
 
 class Unpacked:
@@ -192,15 +192,17 @@ class Unpacked:
         rest = self.positions - useful - sum(fills)
         lengths = torch.tensor([*row.lengths, *fills, *([rest] if rest else [])], dtype=torch.int64)
         edges = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        input_ids = torch.full((1, self.positions), self.padding, dtype=torch.int64)
-        input_ids[0, :useful] = ids = torch.tensor(row.ids, dtype=torch.int64)
-        labels = torch.full((1, self.positions), IGNORE_INDEX, dtype=torch.int64)
-        labels[0, :useful] = _labels(row, ids)
-        labels[0, edges[:-1]] = IGNORE_INDEX  # else a sample's last token would have to predict the next one's first
+        tensors = _ids_and_labels(rows, self.positions, self.padding)
+        tensors["labels"][0, edges[:-1]] = (
+            IGNORE_INDEX  # else a sample's last token would have to predict the next one's first
+        )
         positions = torch.arange(self.positions) - edges[:-1].repeat_interleave(lengths)
-        tensors = {"input_ids": input_ids, "labels": labels, "position_ids": positions[None]}
         edges = torch.nn.functional.pad(edges, (0, max(0, self.edges - len(edges))), value=self.positions)
-        return tensors | {"edges": edges.to(torch.int32)}, (row.samples, self.positions, useful)
+        return tensors | {"position_ids": positions[None], "edges": edges.to(torch.int32)}, (
+            row.samples,
+            self.positions,
+            useful,
+        )
 
 
 def _reset_signals(_worker: int) -> None:

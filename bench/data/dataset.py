@@ -23,7 +23,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bench.architectures.architecture import Separation
+from bench.architectures import Separation
 from bench.data import packing, readers
 from bench.data.example_file import ExampleFile, ExampleWriter, StoredExamples
 from bench.data.file_types import expand
@@ -202,13 +202,7 @@ def _check_counts(spec: TrainingData, findings: DataFindings, training: int, val
 
 
 def summarize(
-    spec: TrainingData,
-    examples: Dataset,
-    *,
-    row_tokens: int,
-    separation: Separation,
-    was_cached: bool,
-    seconds: float,
+    spec: TrainingData, examples: Dataset, row_tokens: int, separation: Separation, *, was_cached: bool, seconds: float
 ) -> DataReport:
     """Build the report on a training's data: counts, lengths and findings, without the example texts."""
     lengths = examples.training.lengths
@@ -340,16 +334,14 @@ def load_examples(
 
 
 def build_report(
-    spec: TrainingData, model: Path, tokenizer: Callable[[], Any], *, row_tokens: int, cache_dir: Path | None
+    spec: TrainingData, model: Path, tokenizer: Callable[[], Any], *, cache_dir: Path | None
 ) -> DataReport:
-    """Load the examples and build the report, with some of their texts. Raises InputError."""
+    """Load the examples and build the report on rows of max_seq_len, with some of their texts. Raises InputError."""
     start = time.monotonic()
     examples, was_cached = load_examples(spec, model, tokenizer, cache_dir)
     seconds = time.monotonic() - start
-    separation = read_separation(model)
-    report = summarize(
-        spec, examples, row_tokens=row_tokens, separation=separation, was_cached=was_cached, seconds=seconds
-    )
+    rows = spec.max_seq_len, read_separation(model)
+    report = summarize(spec, examples, *rows, was_cached=was_cached, seconds=seconds)
     return replace(report, shown=examples.shown)
 
 

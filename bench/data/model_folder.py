@@ -19,16 +19,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from bench.architectures import find
-from bench.architectures.architecture import (
-    BLOCKS,
-    LAYER_SIZES,
-    Architecture,
-    ConfigError,
-    Geometry,
-    Separation,
-    is_registered,
-)
+from bench.architectures import Separation, find
+from bench.architectures.architecture import BLOCKS, LAYER_SIZES, Architecture, ConfigError, Geometry, is_registered
 from bench.architectures.unregistered import describe
 from bench.data.inputs import InputError, ModelFacts
 from bench.records.atomic_files import CHUNK_BYTES, sha256_of

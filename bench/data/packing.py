@@ -22,13 +22,13 @@ import random
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 
-from bench.architectures.architecture import Separation
+from bench.architectures import Separation
 
-LOOKAHEAD_SAMPLES = 256  # candidates to fill a row with: rows of 4096 tokens become over 99 % full
 WINDOW_BATCHES = 50  # micro-batches sorted by length together, as in transformers' group_by_length
 OPEN_ROWS = 64
+PACKED = Separation()
 WINDOW_EXAMPLES = 4096
 
 
@@ -73,40 +73,22 @@ def pack_blocks(samples: Iterable[list[int]], block: int, needed: int, end_token
 
 
 def pack_whole_samples(
-    samples: Iterable[list[int]], longest: int, positions: int, needed: int, short: int | None = None
+    samples: Iterable[list[int]], longest: int, positions: int, needed: int, separation: Separation = PACKED
 ) -> list[Row]:
-    """Pack whole samples into rows of up to `positions` tokens, each cut at `longest` as in the layout pad.
+    """Pack samples, each cut at `longest` as in the layout pad, into up to `needed` rows, as a training does.
 
-    Samples of up to `short` tokens and longer ones share no row.
-
-    A sample that does not fit waits for the next row, which begins with the sample that waited longest. The last row of
-    the data is dropped unless it is the only one.
+    The last row of the data is dropped unless it is the only one.
     """
-    if longest > positions:
-        raise ValueError(f"a sample of {longest} tokens does not fit a row of {positions}")
-    rows: list[Row] = []
-    waiting: list[list[int]] = []
-    source = (sample[:longest] for sample in samples if sample)
-    while len(rows) < needed:
-        waiting += islice(source, LOOKAHEAD_SAMPLES - len(waiting))
-        if not waiting:
+    cut: list[list[int]] = []
+    missing = (needed + 2) * positions
+    for sample in samples:
+        cut += [sample[:longest]] if sample else []
+        missing -= len(sample[:longest])
+        if missing < 0:
             break
-        exhausted = len(waiting) < LOOKAHEAD_SAMPLES
-        ids: list[int] = []
-        lengths: list[int] = []
-        remaining: list[list[int]] = []
-        for sample in waiting:
-            suits = short is None or not lengths or (len(sample) > short) == (lengths[0] > short)
-            if suits and len(ids) + len(sample) <= positions:
-                ids += sample
-                lengths.append(len(sample))
-            else:
-                remaining.append(sample)
-        if exhausted and not remaining and rows:
-            break
-        rows.append(Row(ids=ids, samples=len(lengths), lengths=tuple(lengths)))
-        waiting = remaining
-    return rows
+    first, *rest = fill_rows([*map(len, cut)], range(len(cut)), positions, separation)
+    rows = [[cut[index] for index in row] for row in (first, *rest[:-1])][:needed]
+    return [Row(ids=[*chain.from_iterable(row)], samples=len(row), lengths=tuple(map(len, row))) for row in rows]
 
 
 def bucket_by_length(rows: list[Row], batch: int, seed: int) -> list[Row]:
@@ -156,13 +138,11 @@ class SamplingPlan:
 
         return sorted(range(len(self.digests)), key=key)  # equal examples stay in their order
 
-    def steps(self, epochs: float, maximum: int | None = None) -> int:
-        """Count the optimizer steps in this many epochs, up to `maximum`; part of an epoch counts by its rows, rounded
-        up."""
-        return self.survey(epochs, maximum)[0]
-
     def survey(self, epochs: float, maximum: int | None = None) -> tuple[int, int]:
-        """Return the number of steps, as `steps` does, and the most examples of a row in the epochs that they need."""
+        """Return the number of steps, up to `maximum`, and the most examples of a row in the epochs that they need.
+
+        Part of an epoch counts by its rows, rounded up.
+        """
         count = most = 0
         for rows in self._epoch_rows(epochs):
             count, most = count + len(rows), max((most, *map(len, rows)))

@@ -16,7 +16,7 @@ from bench.architectures import find
 from bench.data.collate import BUCKET_TOKENS, make_rows
 from bench.data.inputs import Conversation, InputError
 from bench.data.model_folder import check_model, read_config
-from bench.data.packing import Row, bucket_by_length, pack_whole_samples
+from bench.data.packing import PACKED, Row, bucket_by_length, fill_rows
 from bench.data.readers import read_data
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.data.trial_inputs import as_stock, built_recipe, check_trial_model, data_options, unsupported_reason
@@ -100,8 +100,8 @@ def useful_share(trial: Trial, lengths: list[int]) -> float:
     if trial.layout == "pack":
         return 1.0
     if trial.layout == "varlen":
-        rows = pack_whole_samples(([0] * length for length in cut), longest, batch * longest, len(cut))
-        return sum(len(row.ids) for row in rows) / (len(rows) * batch * longest)
+        rows = fill_rows(cut, cut, batch * longest, PACKED)
+        return sum(cut) / (len(rows) * batch * longest)
     rows = [Row(ids=[0] * length, samples=1) for length in cut]
     if trial.layout == "pad" or len(rows) < batch:
         return sum(cut) / (len(cut) * longest)

@@ -5,6 +5,7 @@ and a training's attempts refuse other data. A worker's forecast derives them by
 """
 
 import math
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from bench.data import dataset
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.records import Trial
-from bench.records.training import DerivedSettings
+from bench.records.training import DataReport, DerivedSettings
 from bench.workloads.finetune.score import Scoring
 from bench.workloads.finetune.training_set import TrainingSet, check_digests, training_of
 
@@ -41,15 +42,15 @@ def warmup_share(steps: int, usual: float) -> float:
 
 def derive(
     trial: Trial, cache_folder: Path | None, fitted: DerivedSettings
-) -> tuple[TrainingSet, DerivedSettings, bool]:
-    """Load the training set with the derived settings; return it, them, and whether its examples were cached.
+) -> tuple[TrainingSet, DerivedSettings, DataReport]:
+    """Load the training set with the derived settings; return it, them, and the report on its data.
 
     `fitted` are those from the GPU's memory: a row's length decides how many rows there are.
 
     Raises InputRejected for other data than planned, and InputError, also for a score file or pattern that cannot be
     used.
     """
-    trial = replace(trial, **fitted.values)
+    start, trial = time.monotonic(), replace(trial, **fitted.values)
     training, files, values = training_of(trial), None, fitted.values
     Scoring.load(training)
     if "validation_share" in trial.derive:
@@ -68,4 +69,7 @@ def derive(
         material = replace(material, training=replace(training, rows_per_step=values["rows_per_step"]))
     if "warmup_share" in trial.derive:
         values["warmup_share"] = warmup_share(material.steps(), training.warmup_share)
-    return material, DerivedSettings(**values), was_cached
+    seconds = time.monotonic() - start
+    rows = material.row_tokens, material.separation
+    report = dataset.summarize(material.training.data, data, *rows, was_cached=was_cached, seconds=seconds)
+    return material, DerivedSettings(**values), report

@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from bench.data import dataset
 from bench.data.inputs import InputError, Inputs
 from bench.harness.record import Record, Request, StepsFile, peak_rss_bytes
 from bench.harness.termination import Stopped, StopSignals, WorkerGone
@@ -263,7 +262,11 @@ def _lead(launcher: RankLauncher, ranks: Ranks, record: Record, inputs: Inputs, 
     with record.timed("data"):
         first = FirstAttempt.read(folder)
         fitted = fit_training(trial) if first is None else first.fitted
-        data, derived, report = _load_training_set(trial, folder, record, fitted)
+        data, derived, report = derive(trial, folder / EXAMPLES_FOLDER, fitted)
+        record.log(
+            f"{report.examples:,} examples to train on, {report.validation_examples:,} held out, "
+            f"{report.targets:,} of {report.tokens:,} tokens are targets; {report.left_out:,} skipped"
+        )
         digests = {trial.model: inputs[0].sha256, **{file.path: file.sha256 for file in report.files}}
         if first is None:
             FirstAttempt(digests=digests, fitted=fitted).write(folder)
@@ -359,26 +362,6 @@ def _checkpoint_folder(request: Request) -> Path:
             remedy="make it writable, or use another folder",
         ) from error
     return request.checkpoints
-
-
-def _load_training_set(
-    trial: Trial, folder: Path, record: Record, fitted: DerivedSettings
-) -> tuple[training_set.TrainingSet, DerivedSettings, DataReport]:
-    start = time.monotonic()
-    data, derived, was_cached = derive(trial, folder / EXAMPLES_FOLDER, fitted)
-    report = dataset.summarize(
-        data.training.data,
-        data.data,
-        row_tokens=data.row_tokens,
-        separation=data.separation,
-        was_cached=was_cached,
-        seconds=time.monotonic() - start,
-    )
-    record.log(
-        f"{report.examples:,} examples to train on, {report.validation_examples:,} held out, "
-        f"{report.targets:,} of {report.tokens:,} tokens are targets; {report.left_out:,} skipped"
-    )
-    return data, derived, report
 
 
 def _rank_spec(

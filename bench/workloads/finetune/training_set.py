@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.architectures.architecture import Separation
+from bench.architectures import Separation
 from bench.data import dataset
 from bench.data.collate import Batch, PaddedCollate, Unpacked, padding_token
 from bench.data.dataset import Dataset

@@ -46,7 +46,6 @@ def test_the_report_is_one_line(
     [
         ((), {"files": ["/nowhere"]}, "/nowhere: .*No such file"),
         ((), {"unknown": 1}, "unknown: unknown field; .* files, weights"),
-        (("--row-tokens", "50"), {}, "--row-tokens: 50 .* max_seq_len, 100"),
     ],
 )
 def test_errors_are_one_line(

@@ -40,8 +40,8 @@ def test_only_the_fields_that_the_user_left_open_are_derived(tiny_inputs: tuple[
     names = ("validation_share", "rows_per_step", "warmup_share")
     open_trial = dataclasses.replace(trial, derive=names)
     for was_cached in (False, True):
-        material, values, is_cached = derived.derive(open_trial, tmp_path, DerivedSettings())
-        assert (values.validation_share, values.rows_per_step, is_cached) == (0.2, 1, was_cached)
+        material, values, report = derived.derive(open_trial, tmp_path, DerivedSettings())
+        assert (values.validation_share, values.rows_per_step, report.was_cached) == (0.2, 1, was_cached)
         assert values.warmup_share == derived.warmup_share(material.steps(), 0.03)
     assert material.training.data.validation_share == 0.2
     assert len(material.data.validation) > len(fixed.data.validation)

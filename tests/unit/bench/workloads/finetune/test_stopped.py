@@ -69,11 +69,14 @@ def test_a_machine_reports_whether_its_rank_ended_its_step(tmp_path, monkeypatch
     assert (tmp_path / "stop").exists() == is_ended, "a faulty GPU ends no step and writes no checkpoint"
 
 
+REPORT = SimpleNamespace(files=[], examples=0, validation_examples=0, targets=0, tokens=0, left_out=0)
+
+
 @pytest.mark.parametrize("limit", ["train.max_hours", "train.budget_usd"])
 def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatch, limit):
     trial = tiny_training.plan(tmp_path, tmp_path, training={"max_hours": 1.0, "limited_by": limit})
-    data = SimpleNamespace(sha256="d", steps=lambda: 9, row_tokens=8)
-    monkeypatch.setattr(finetune, "_load_training_set", lambda *_: (data, DerivedSettings(), SimpleNamespace(files=[])))
+    data = SimpleNamespace(sha256="d", steps=lambda: 9)
+    monkeypatch.setattr(finetune, "derive", lambda *_: (data, DerivedSettings(), REPORT))
     monkeypatch.setattr(
         finetune, "TrainingLog", lambda *_, **__: SimpleNamespace(stop="max_hours", step=3, write=None, on_line=None)
     )
@@ -90,10 +93,10 @@ def test_a_training_at_its_limit_names_the_limiting_setting(tmp_path, monkeypatc
 @pytest.mark.parametrize("smaller", [DerivedSettings(held_layers=1), DerivedSettings()])
 def test_a_training_without_memory_for_its_rehearsal_tries_a_smaller_configuration_once(tmp_path, monkeypatch, smaller):
     trial = tiny_training.plan(tmp_path, tmp_path)
-    data = SimpleNamespace(sha256="d", steps=lambda: 9, row_tokens=8)
+    data = SimpleNamespace(sha256="d", steps=lambda: 9)
     led, fits = [], iter([DerivedSettings(held_layers=2), smaller])
     monkeypatch.setattr(finetune, "fit_training", lambda *_: next(fits))
-    monkeypatch.setattr(finetune, "_load_training_set", lambda *load: (data, load[-1], SimpleNamespace(files=[])))
+    monkeypatch.setattr(finetune, "derive", lambda *load: (data, load[-1], REPORT))
     log = SimpleNamespace(stop="", step=0, write=None, on_line=None)
     monkeypatch.setattr(finetune, "TrainingLog", lambda *_, **__: log)
 
