@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +20,6 @@ from bench.records import Trial, TrialError, choose, read_trials, schema, suite
 from bench.records.atomic_files import DISK_ERRNOS
 from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode, ReasonCode, failure_to_json
-from bench.records.training import TrainingData
 from bench.records.trial import (
     SCALES,
     SUITE_NAMES,
@@ -55,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             _inspect,
             _survey,
             _forecast,
-            _data,
             _adapter,
             _selfcheck,
             _preflight,
@@ -148,17 +145,6 @@ def _add_input_commands(commands: Any) -> None:
     _add_input_arguments(inspect)
     inspect.add_argument("--profile", choices=sorted(SCALES), help="also check for the GPU that this profile needs")
     inspect.add_argument("--trials", type=Path, metavar="FILE", help="also check these trials' inputs; -: from stdin")
-
-    data = _add_command(
-        commands,
-        "data",
-        _data,
-        "report the training data: examples, targets, lengths, findings; one JSON line",
-        "Read data files as a training does: which tokens are targets, which examples are cut, dropped or held out.",
-    )
-    data.add_argument("--model", required=True, metavar="DIR", help="model folder, for its tokenizer and chat template")
-    data.add_argument("--spec", type=Path, required=True, metavar="FILE", help="files and settings; -: JSON from stdin")
-    data.add_argument("--cache", type=Path, metavar="DIR", help="cache folder for tokenized examples")
 
     summary = "predict a training's data, memory and time per row; one JSON line"
     forecast = _add_command(commands, "forecast", _forecast, summary)
@@ -389,20 +375,6 @@ def _forecast(arguments: argparse.Namespace) -> int:
         derived=derived,
     )
     return _print_json(schema.to_json(prediction))
-
-
-def _data(arguments: argparse.Namespace) -> int:
-    from bench.data import dataset, tokenizer
-
-    source = str(arguments.spec)
-    spec = build_record(TrainingData, parse_json(_read_text(arguments.spec), source), source)
-    data_report = dataset.build_report(
-        spec,
-        Path(arguments.model),
-        partial(tokenizer.load_tokenizer, Path(arguments.model), spec.chat_template),
-        cache_dir=arguments.cache,
-    )
-    return _print_json(schema.to_json(data_report))
 
 
 def _adapter(arguments: argparse.Namespace) -> int:

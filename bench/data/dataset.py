@@ -14,10 +14,9 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -31,7 +30,7 @@ from bench.data.findings import DROPPED_KINDS, SKIPPED, DataFindings
 from bench.data.formats import shorten
 from bench.data.inputs import Conversation, InputError
 from bench.data.masking import TOKENIZE_BATCH, Example, ExampleBuilder
-from bench.data.model_folder import check_model, check_template, read_separation
+from bench.data.model_folder import check_model, check_template
 from bench.data.readers import BadLines, DataFile
 from bench.data.tokenizer import use_all_cores
 from bench.records import schema
@@ -331,18 +330,6 @@ def load_examples(
             f"{cache_dir or 'examples'}: cannot be cached: {error.strerror}",
             remedy="free space there, or make it writable",
         ) from error
-
-
-def build_report(
-    spec: TrainingData, model: Path, tokenizer: Callable[[], Any], *, cache_dir: Path | None
-) -> DataReport:
-    """Load the examples and build the report on rows of max_seq_len, with some of their texts. Raises InputError."""
-    start = time.monotonic()
-    examples, was_cached = load_examples(spec, model, tokenizer, cache_dir)
-    seconds = time.monotonic() - start
-    rows = spec.max_seq_len, read_separation(model)
-    report = summarize(spec, examples, *rows, was_cached=was_cached, seconds=seconds)
-    return replace(report, shown=examples.shown)
 
 
 def load_cached(folder: Path, key: str) -> Dataset | None:

@@ -100,8 +100,7 @@ def useful_share(trial: Trial, lengths: list[int]) -> float:
     if trial.layout == "pack":
         return 1.0
     if trial.layout == "varlen":
-        rows = fill_rows(cut, cut, batch * longest, PACKED)
-        return sum(cut) / (len(rows) * batch * longest)
+        return sum(cut) / (len(fill_rows(cut, cut, batch * longest, PACKED)) * batch * longest)
     rows = [Row(ids=[0] * length, samples=1) for length in cut]
     if trial.layout == "pad" or len(rows) < batch:
         return sum(cut) / (len(cut) * longest)

@@ -95,7 +95,7 @@ def plan(folder: Path, data: Path, *, training: dict[str, Any] | None = None, **
         "data": str(data), "kind": "finetune", "recipe": "fast", "max_seq_len": MAX_SEQ_LEN, "micro_batch_size": 1,
         "lora_rank": 4, "lora_dropout": 0.1, "optimizer": "adamw_torch", "learning_rate": 0.01,
     }  # fmt: skip
-    return Trial(**(fields | changes), training=Training(data=files, **(settings | (training or {}))))
+    return Trial(**(fields | changes), training=Training(**({"data": files} | settings | (training or {}))))
 
 
 @dataclass(kw_only=True)

@@ -70,6 +70,6 @@ def derive(
     if "warmup_share" in trial.derive:
         values["warmup_share"] = warmup_share(material.steps(), training.warmup_share)
     seconds = time.monotonic() - start
-    rows = material.row_tokens, material.separation
-    report = dataset.summarize(material.training.data, data, *rows, was_cached=was_cached, seconds=seconds)
+    shape = material.row_tokens, material.separation
+    report = dataset.summarize(material.training.data, data, *shape, was_cached=was_cached, seconds=seconds)
     return material, DerivedSettings(**values), report

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.records.training import TrainingData
+from tests.support import tiny_training
 from tests.support.paths import ROOT
 
 
@@ -17,13 +19,16 @@ from tests.support.paths import ROOT
 def test_texts_are_utf8_in_every_locale(locale: dict[str, str], tiny_model: Path, tmp_path: Path) -> None:
     line = {"messages": [{"role": "user", "content": "日本 😀?"}, {"role": "assistant", "content": "Größe"}]}
     (tmp_path / "d.json").write_bytes(b"\xef\xbb\xbf" + json.dumps([line], ensure_ascii=False).encode())
-    spec = {"files": [str(tmp_path / "d.json")], "weights": [1.0], "max_seq_len": 200, "system": "Bitte höflich: ☺"}
+    data = TrainingData(files=[str(tmp_path / "d.json")], weights=[1.0], max_seq_len=200, system="Bitte höflich: ☺")
+    trial = tiny_training.plan(
+        tiny_model, tmp_path / "d.json", max_seq_len=200, training={"data": data, "evaluate_every": 0}
+    )
     done = subprocess.run(
-        (sys.executable, "-m", "bench", "data", "--model", str(tiny_model), "--spec", "-"),
-        cwd=ROOT, env={**os.environ, **locale}, input=json.dumps(spec, ensure_ascii=False).encode(),
+        (sys.executable, "-m", "bench", "forecast", "--trial", "-"),
+        cwd=ROOT, env={**os.environ, **locale}, input=trial.to_text().encode(),
         capture_output=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr.decode()) == (0, "")
-    (shown,) = json.loads(done.stdout.decode("utf-8"))["shown"]
+    (shown,) = json.loads(done.stdout.decode("utf-8"))["data"]["shown"]
     text = "".join(part["text"] for part in shown["parts"])
     assert all(part in text for part in ("日本 😀?", "Größe", "Bitte höflich: ☺"))

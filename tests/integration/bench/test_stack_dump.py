@@ -18,7 +18,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 def test_sigusr1_dumps_the_stacks_and_the_program_goes_on() -> None:
-    argv = (sys.executable, "-m", "bench", "data", "--model", "none", "--spec", "-")
+    argv = (sys.executable, "-m", "bench", "forecast", "--trial", "-")
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(argv, cwd=ROOT, **pipes) as process:
         wait_for(lambda: handles(process.pid, signal.SIGUSR1))

@@ -1,5 +1,6 @@
 """Held-out data is never trained on, cached examples are used only if intact, and the report shows the targets."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -206,7 +207,9 @@ def test_the_report_counts_what_trains_and_shows_it(
     spec = spec_of(write(tmp_path / "d.jsonl", range(40)), validation_share=0.2)
 
     def report(tokenizer: Callable[[], Any]) -> DataReport:
-        return dataset.build_report(spec, model_folder, tokenizer, cache_dir=tmp_path / "cache")
+        examples, was_cached = dataset.load_examples(spec, model_folder, tokenizer, tmp_path / "cache")
+        made = dataset.summarize(spec, examples, 100, Separation(), was_cached=was_cached, seconds=0.0)
+        return dataclasses.replace(made, shown=examples.shown)
 
     without_a_tokenizer = partial(pytest.fail, "cached examples need no tokenizer")
     reports = [report(lambda: tokenizer_of("chatml")), report(without_a_tokenizer)]
