@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,34 +129,24 @@ class PodDiagnosis:
         return f"{lines[0]}{more}" if lines else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerGroup:
-    """Hosts with their agents, and the ids of the trials that they run."""
-
-    hosts: Sequence[Host]
-    make_agent: Callable[[Host], Agent]
-    trial_ids: frozenset[str]
-
-
-def worker_groups(run: RunRecord, hosts: Sequence[Host]) -> list[WorkerGroup]:
-    """Return the groups that run the trials of a run one after the other: single workers, then all workers together.
+def worker_groups(
+    run: RunRecord, hosts: Sequence[Host]
+) -> Iterator[tuple[Sequence[Host], Callable[[Host], Agent], frozenset[str]]]:
+    """Yield the hosts, their agents and the ids of the trials of each group: single workers, then all together.
 
     Over pods a distributed trial has one rank in each pod, and the first worker of the run's plan is the leader.
     """
     gangs = [planned for planned in run.planned if is_gang(run, planned)]
     gang_ids = frozenset(planned.trial_id for planned in gangs)
     single_ids = frozenset(planned.trial_id for planned in run.planned) - gang_ids
-    single_workers = WorkerGroup(hosts=hosts, make_agent=Agent, trial_ids=single_ids)
-    groups = [single_workers] if single_ids or not gang_ids else []
-    # Include only participating workers; the rendezvous would wait for the others.
+    if single_ids or not gang_ids:
+        yield hosts, Agent, single_ids
+    # Only participating workers: the rendezvous would wait for the others.
     by_name = {host.name: host for host in hosts}
     size = max((planned.trial.world_size for planned in gangs), default=0)
     members = [by_name[name] for name in run.workers if name in by_name][:size]
     if members and isinstance(leader := members[0], PodHost):
-        groups.append(
-            WorkerGroup(hosts=members[:1], make_agent=lambda _: GangAgent(members, leader.address), trial_ids=gang_ids)
-        )
-    return groups
+        yield members[:1], lambda _: GangAgent(members, leader.address), gang_ids
 
 
 def is_gang(run: RunRecord, planned: PlannedTrial) -> bool:

@@ -97,24 +97,19 @@ def capacity(reports: Sequence[NodeReport]) -> int:
     return sum(report.pods for report in reports)
 
 
-def capacity_summary(section: ClusterSection, needed: int, reports: Sequence[NodeReport]) -> str:
-    """Return the line to print if there is room for all pods."""
-    room = formatting.count(capacity(reports), "pod")
-    qualified = formatting.count(sum(report.qualifies for report in reports), "node qualifies", "nodes qualify")
-    if section.one_per_node:
-        return f"{qualified}, {needed} are needed"
-    return (
-        f"{qualified}, with room for {room}, {needed} are needed; pods on one node "
-        "share its cores, memory bandwidth, disk and network: loading and steps vary more than with one pod per node"
-    )
-
-
 def check_capacity(placement: PodPlacement, needed: int, reports: Sequence[NodeReport], advice: str = "") -> str:
     """Return the line for nodes with room for all pods, of one kind. Raises UsageError or TaskFailed, with `advice`."""
     check_gpu_products(placement.section, reports)
     if capacity(reports) < needed:
         raise TaskFailed(f"{shortage_message(placement, needed, reports)}{advice}")
-    return capacity_summary(placement.section, needed, reports)
+    room = formatting.count(capacity(reports), "pod")
+    qualified = formatting.count(sum(report.qualifies for report in reports), "node qualifies", "nodes qualify")
+    if placement.section.one_per_node:
+        return f"{qualified}, {needed} are needed"
+    return (
+        f"{qualified}, with room for {room}, {needed} are needed; pods on one node "
+        "share its cores, memory bandwidth, disk and network: loading and steps vary more than with one pod per node"
+    )
 
 
 def check_gpu_products(section: ClusterSection, reports: Sequence[NodeReport]) -> None:

@@ -87,8 +87,6 @@ def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
     )
     run = plan.plan_run(settings, request, inspect(settings, hosts, trials))
     fleet_plan = plan.plan_fleet(settings, run, settings.results_folder / run.run_id, hosts)
-    if (warning := plan.shared_cores_warning(settings, count)) is not None:
-        print(f"! {warning}")
     if request.quality:
         print(load_target("tasks.tuning.quality:describe_power")(settings, settings.model.path, settings.data.path))
     if options.dry_run:

@@ -6,7 +6,6 @@ Pure, except for reading git and old runs.
 import dataclasses
 import datetime
 import itertools
-import os
 import random
 import secrets
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ from remote.cluster.kubeconfig import Target
 from remote.fleet.retry_policy import RetryLimits
 from remote.hosts.base import Host
 from remote.hosts.local import run_git
-from reports import formatting
 from tasks.clients.cluster import resolve_target
 from tasks.clients.workers import BenchProgram, bench_program, cluster_location, is_gang
 from tasks.errors import UsageError, file_errors, translate_errors
@@ -127,7 +125,7 @@ def plan_fleet(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence
             max_attempts=fleet.max_attempts,
             max_streams=connector.max_streams,
         ),
-        expected_sec=expected_sec(settings, run),
+        expected_sec=expected_sec(settings.results_folder, run),
         price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
         notify_command=settings.notify.command,
         target=resolve_target(settings) if connector.is_cluster else None,
@@ -271,47 +269,19 @@ def git_state(root: Path) -> dict[str, Any]:
     return {"git_sha": sha if is_known else None, "git_dirty": changes != "" if is_known else None}
 
 
-def expected_sec(settings: Settings, run: RunRecord) -> dict[str, float | None]:
-    """Estimate each planned trial's seconds from the last success of its configuration here; None without one.
-
-    The estimate is scaled if more or fewer workers share this machine's cores than in that run.
-    """
+def expected_sec(results_folder: Path, run: RunRecord) -> dict[str, float | None]:
+    """Estimate each planned trial's seconds from the last success of its configuration here; None without one."""
     digests = {planned.trial.digest() for planned in run.planned}
     known: dict[str, float] = {}
-    for results in newest_results(settings.results_folder):
+    for results in newest_results(results_folder):
         times_by_digest: dict[str, list[float]] = {}
         for result in results:
             if result.status is TrialStatus.SUCCEEDED and result.wall_time_sec is not None:
                 times_by_digest.setdefault(result.trial.digest(), []).append(result.wall_time_sec)
-        past_load = _threads_per_core(settings, len({result.worker for result in results}))
-        for digest, times in times_by_digest.items():
-            known.setdefault(digest, max(times) / past_load)
+        known = {digest: max(times) for digest, times in times_by_digest.items()} | known
         if digests <= known.keys():
             break
-    current_load = _threads_per_core(settings, min(len(run.workers), len(run.planned)))
-    unloaded_sec = {planned.trial_id: known.get(planned.trial.digest()) for planned in run.planned}
-    return {trial_id: None if sec is None else sec * current_load for trial_id, sec in unloaded_sec.items()}
-
-
-def _threads_per_core(settings: Settings, workers: int) -> float:
-    """Return how many threads share a core when this many workers are active, at least 1.
-
-    It is 1 for pods, which have their own cores, and for the profile gpu, where the GPU does the work.
-    """
-    if not settings.connector.is_local or settings.bench.profile != "tiny":
-        return 1.0
-    return max(1.0, workers * settings.fleet.local.threads / (os.cpu_count() or 1))
-
-
-def shared_cores_warning(settings: Settings, workers: int) -> str | None:
-    """Return a warning if so many workers share cores; None if each has its own."""
-    if _threads_per_core(settings, workers) <= 1.0:
-        return None
-    threads = formatting.count(settings.fleet.local.threads, "thread")
-    return (
-        f"fleet.size: {formatting.count(workers, 'worker')} of {threads} each "
-        f"share {formatting.count(os.cpu_count() or 1, 'core')} and slow each other; set fleet.size to auto"
-    )
+    return {planned.trial_id: known.get(planned.trial.digest()) for planned in run.planned}
 
 
 def expected_total_sec(plan: FleetPlan) -> float | None:

@@ -157,9 +157,9 @@ def make_fleets(
 ) -> Iterator[Fleet]:
     """Yield the plan's fleets, to be run one after the other. `on_event` gets every event."""
     diagnosis = PodDiagnosis(plan.target)
-    for group in worker_groups(plan.run, plan.hosts):
+    for hosts, make_agent, trial_ids in worker_groups(plan.run, plan.hosts):
         yield Fleet(
-            hosts=group.hosts,
+            hosts=hosts,
             run=plan.run,
             run_folder=plan.folder,
             ledger=ledger,
@@ -167,8 +167,8 @@ def make_fleets(
             on_event=on_event,
             limits=plan.limits,
             shared_folder=plan.program.shared,
-            make_agent=group.make_agent,
-            trial_ids=group.trial_ids,
+            make_agent=make_agent,
+            trial_ids=trial_ids,
             diagnose=diagnosis.read,
             is_cancel_requested=functools.partial(is_cancel_requested, plan.folder),
         )

@@ -9,7 +9,6 @@ line:
 Not covered: the existence of folders and models, which is checked where they are used.
 """
 
-import dataclasses
 import difflib
 import math
 import os
@@ -91,11 +90,6 @@ class Settings(Sections):
         """Resolve a path from the command line: relative to the working directory, else to `folder`."""
         in_cwd, in_folder = Path.cwd() / path, self.folder / path
         return in_folder if in_folder.exists() and not in_cwd.exists() else in_cwd
-
-    def with_values(self, **sections: Mapping[str, Any]) -> "Settings":
-        """Return the settings with changed values, by the names of section and setting."""
-        changed = {name: dataclasses.replace(getattr(self, name), **values) for name, values in sections.items()}
-        return dataclasses.replace(self, **changed)
 
     def public(self) -> dict[str, Any]:
         """Return all settings as plain JSON values, for run.json and for `-f`. No setting holds a secret."""

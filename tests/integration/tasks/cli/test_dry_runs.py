@@ -161,7 +161,7 @@ def write_training(results: Path) -> str:
 def arrange_bench(_: Path, monkeypatch: Patch) -> dict[str, Any]:
     monkeypatch.setattr(bench, "fleet_hosts", lambda _: [SimpleNamespace(name="worker-0", workdir="/w")])
     monkeypatch.setattr(bench, "inspect", lambda *_: {})
-    return {"quick": True}
+    return {"quick": True, "only": "baseline"}
 
 
 def arrange_train(_: Path, monkeypatch: Patch) -> dict[str, Any]:

@@ -54,9 +54,9 @@ def test_trials_run_over_the_hosts_of_a_registered_connector(
     assert not run.is_on_one_machine
     monkeypatch.setattr(DummyConnector, "is_local", True)
     assert new_record(settings, "quick", planned, names, inputs={}).is_on_one_machine
-    (group,) = worker_groups(run, run_hosts(settings, run))
+    ((hosts, make_agent, _),) = worker_groups(run, run_hosts(settings, run))
     local.plan("fine one", "fine two", "fine three")
-    local.fleet(group.hosts[1:], make_agent=group.make_agent).run()
+    local.fleet(hosts[1:], make_agent=make_agent).run()
     assert set(local.statuses().values()) == {"SUCCEEDED"}
     require_same_fleet(settings, run)
     with pytest.raises(UsageError, match=r"fleet\.kind: dummy, found local"):

@@ -23,6 +23,7 @@ from tasks.adapter.check import (
 from tasks.adapter.merge import render_card, require_same_loss
 from tasks.errors import ConfirmationRequired
 from tasks.settings.load import Settings
+from tasks.settings.schema import ResultsSection
 from tests.unit.tasks.adapter.conftest import SHA256, adapter_check, form, save_check
 
 
@@ -190,7 +191,7 @@ def write_sums(folder: Path, *names: str) -> None:
 
 
 def test_an_adapter_with_a_changed_file_is_refused(trained: TrainedAdapter, tmp_path: Path) -> None:
-    settings = Settings(root=tmp_path).with_values(results={"folder": "."})
+    settings = Settings(root=tmp_path, results=ResultsSection(folder="."))
     config = trained.adapter / "adapter_config.json"
     write_sums(trained.folder, "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "run.json")
     assert open_training(settings, "r").adapter == trained.adapter

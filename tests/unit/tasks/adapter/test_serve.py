@@ -19,7 +19,7 @@ from tasks.adapter.serve import (
 )
 from tasks.errors import UsageError
 from tasks.settings.load import Settings
-from tasks.settings.schema import ModelSection
+from tasks.settings.schema import ModelSection, ServeSection
 from tests.unit.tasks.adapter.conftest import SHA256, adapter_check, save_check
 
 SETTINGS = Settings(root=Path("/"), model=ModelSection(path="/models/here"))
@@ -47,7 +47,7 @@ def test_the_server_has_the_trainings_base_precision_tokenizer_and_rank(trained:
     assert options["--tokenizer"] == "/scratch/serve/adapter"
     assert options["--quantization"] == "bitsandbytes"
     assert "--quantization" not in vllm_arguments(SETTINGS, with_trial(trained, base_precision="bf16"))
-    own_arguments = SETTINGS.with_values(serve={"name": "mine", "arguments": ("--seed", "7")})
+    own_arguments = dataclasses.replace(SETTINGS, serve=ServeSection(name="mine", arguments=("--seed", "7")))
     assert vllm_arguments(own_arguments, trained)[-2:] == ["--seed", "7"]
     assert "mine=/scratch/serve/adapter" in vllm_arguments(own_arguments, trained)
     with pytest.raises(UsageError, match=r"\b512\b.*\b1024\b"):
@@ -61,7 +61,7 @@ def test_the_pod_is_asked_for_the_very_base_and_adapter(trained: TrainedAdapter)
     assert request["adapter"] == files.in_pod == f"/shared-data/adapters/{request['adapter_sha256']}"
     over_pods = with_trial(trained, "pods", model="/models/there")
     assert stage_request(SETTINGS, over_pods, files)["model"] == "/models/there"
-    relative = SETTINGS.with_values(model={"path": "models/here"})
+    relative = dataclasses.replace(SETTINGS, model=ModelSection(path="models/here"))
     with pytest.raises(UsageError, match=r"model\.path: models/here"):
         stage_request(relative, trained, files)
 
@@ -71,7 +71,7 @@ def write_merged(trained: TrainedAdapter, path: str) -> None:
 
 
 def test_a_merged_model_is_sent_from_here_or_read_from_the_volume(trained: TrainedAdapter, tmp_path: Path) -> None:
-    relative = SETTINGS.with_values(model={"path": "models/here"})
+    relative = dataclasses.replace(SETTINGS, model=ModelSection(path="models/here"))
     folder = tmp_path / "merged"
     folder.mkdir()
     (folder / "SHA256SUMS").write_text("...\n")

@@ -46,7 +46,7 @@ class Bench:
             raise self.failure
 
     def inv(self, *, text: str = PODS, **options: Any) -> Any:
-        return bench.run_bench(self.make(text=text), BenchOptions(**options))
+        return bench.run_bench(self.make(text=text), BenchOptions(only="baseline", **options))
 
 
 @pytest.fixture

@@ -18,7 +18,9 @@ from tests.support.reports import synthetic
 def test_the_flag_workers_limits_the_fleet(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "inspect", lambda *_: {})
     for workers, expected in ((None, 4), (3, 3), (4, 4)):
-        answer = bench.run_bench(context(text="fleet: {size: 4}"), BenchOptions(workers=workers, dry_run=True))
+        answer = bench.run_bench(
+            context(text="fleet: {size: 4}"), BenchOptions(workers=workers, only="baseline", dry_run=True)
+        )
         assert answer is not None
         assert len(answer.data["workers"]) == expected
 

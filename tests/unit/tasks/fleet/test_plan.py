@@ -23,7 +23,6 @@ from tasks.clients.workers import bench_program
 from tasks.errors import UsageError
 from tasks.fleet import plan
 from tasks.fleet.plan import (
-    expected_sec,
     expected_total_sec,
     plan_fleet,
     plan_trials,
@@ -117,9 +116,7 @@ def test_each_repeat_has_an_id_of_its_own(spread: str) -> None:
     assert Counter(name.rsplit(".", 1)[1] for name in named) == dict.fromkeys(("r1", "r2", "r3"), len(named) // 3)
 
 
-def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_took(tmp_path: Path) -> None:
     known, unknown = synthetic.quick()
     for run_id, first, second, broken in (("20260301", 90.0, 91.0, 92.0), ("20260302", 20.0, 30.0, 40.0)):
         run = synthetic.record((known,), workers=3, run_id=run_id)
@@ -132,7 +129,6 @@ def test_a_trial_is_expected_to_take_what_its_slowest_success_in_the_newest_run_
         ]
         synthetic.write_results(tmp_path / "results" / run_id, run, results)
     run = synthetic.record((known, unknown), workers=2, spread="shard")
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
     made = plan_fleet(Settings(root=tmp_path), run, tmp_path, [])
     assert made.expected_sec == {known.trial_id: 30.0, unknown.trial_id: None}
     assert expected_total_sec(made) is None
@@ -161,25 +157,6 @@ def test_trials_that_take_several_pods_at_once_are_expected_after_all_others(mon
     planned = plan_trials(trials, WORKERS, "replicate", is_over_pods=True)
     run = synthetic.record(trials, workers=WORKERS, planned=planned, fleet_kind="nomad")
     assert expected_total_sec(fleet_plan(run, {trial.trial_id: 10.0 for trial in planned})) == 40.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "spread", "expected"),
-    [("local", "replicate", 50.0), ("local", "shard", 10.0), ("pods", "replicate", 10.0)],
-)
-def test_workers_that_share_the_cores_of_this_machine_are_expected_to_be_slower(
-    kind: str, spread: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    before = synthetic.record(workers=1)
-    synthetic.write_results(
-        tmp_path / "results" / "1",
-        before,
-        [synthetic.result(planned, wall_time_sec=10.0) for planned in before.planned],
-    )
-    settings = Settings(root=tmp_path)
-    run = synthetic.record(workers=10, spread=spread)
-    assert set(expected_sec(settings.with_values(fleet={"kind": kind}), run).values()) == {expected}
 
 
 def test_strict_reaches_the_command_that_runs_the_trial(tmp_path: Path) -> None:
@@ -248,25 +225,6 @@ def test_an_invalid_trial_file_is_an_error_and_never_blocks(
     message = str(error_info.value)
     assert message.startswith("bench: --trial-file: t.json: ")
     assert reason in message
-
-
-@pytest.mark.parametrize(
-    ("fleet", "warns"),
-    [
-        ({"size": 4}, True),
-        ({"size": 2}, False),
-        ({"size": 64, "kind": "pods"}, False),
-        ({"size": 2, "local": {"threads": 2}}, True),
-    ],
-)
-def test_workers_that_share_cores_are_a_warning(
-    context: Callable[..., Context], fleet: dict[str, Any], warns: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    settings = load(context(text=json.dumps({"fleet": fleet})))
-    warning = plan.shared_cores_warning(settings, settings.fleet.size)
-    assert (warning is not None) == warns
-    assert not warns or "fleet.size" in str(warning)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from bench.records import Trial, schema
 from remote.hosts.local import LocalHost
 from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
+from tasks.settings.schema import CostSection
 from tasks.train import forecast as forecast_module
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train import test_check
@@ -57,8 +58,7 @@ def test_rows_of_one_step_share_its_optimizer_step(settings: Callable[..., Setti
 
 def test_the_trial_and_the_forecast_name_the_limit_that_is_reached_first(settings: MakeSettings) -> None:
     priced = settings(max_steps=STEPS, rows_per_step=ROWS, budget_usd=3.0, max_hours=5.0)
-    cost = {"price_usd_per_gpu_hour": 2.0, "price_source": "a quote"}
-    priced = priced.with_values(cost=cost)
+    priced = dataclasses.replace(priced, cost=CostSection(price_usd_per_gpu_hour=2.0, price_source="a quote"))
     trial = forecast_module.cap_steps(priced, trial_spec.make_trial(priced, None, workers=1, max_hours=5.0), "")
     assert trial.training is not None
     assert (trial.training.max_hours, trial.training.limited_by) == (1.5, "train.budget_usd")

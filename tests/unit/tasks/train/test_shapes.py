@@ -14,6 +14,7 @@ from bench.records import Trial
 from bench.records.forecast import ChipForecast
 from tasks.fleet import trial_spec
 from tasks.settings.load import Settings
+from tasks.settings.schema import CostSection
 from tasks.train import shapes
 from tests.support.reports import synthetic
 from tests.unit.tasks.train.test_forecast import SLOW, make_probe, write_measured_run
@@ -46,7 +47,7 @@ STEPS, ROWS = 400, 4
 def priced(settings: Callable[..., Settings], tmp_path: Path) -> Settings:
     (tmp_path / "table.yaml").write_text(TABLE)
     made = settings(rows_per_step=ROWS)
-    return made.with_values(cost={"prices": str(tmp_path / "table.yaml")})
+    return dataclasses.replace(made, cost=CostSection(prices=str(tmp_path / "table.yaml")))
 
 
 @pytest.fixture
@@ -119,8 +120,8 @@ def test_the_table_fits_eighty_columns(priced: Settings, trial: Trial, steps: in
 def test_a_hosted_service_is_priced_by_the_tokens_of_the_steps(priced: Settings, trial: Trial) -> None:
     probe = make_probe()
     assert shapes.hosted_line(priced, trial, probe, STEPS) is None
-    cost = {"hosted_usd_per_million_tokens": 0.5, "hosted_source": "a list, 2026-11-20"}
-    hosted = priced.with_values(cost=cost)
+    cost = dataclasses.replace(priced.cost, hosted_usd_per_million_tokens=0.5, hosted_source="a list, 2026-11-20")
+    hosted = dataclasses.replace(priced, cost=cost)
     rows_trained = min(10 * ROWS, probe.data.rows)
     tokens = probe.data.tokens * rows_trained / probe.data.rows
     line = shapes.hosted_line(hosted, trial, probe, 10) or ""

@@ -175,7 +175,7 @@ def test_the_number_of_pairs_follows_from_the_margin_unless_it_is_set(
 @pytest.fixture
 def outlier_settings(settings: Settings) -> Settings:
     """Return settings whose first stage has the outlier: seeds 52 to 54."""
-    return settings.with_values(bench={"seed": OUTLIER - 1})
+    return dataclasses.replace(settings, bench=dataclasses.replace(settings.bench, seed=OUTLIER - 1))
 
 
 def test_an_outlier_in_stage_1_is_followed_by_stage_2(outlier_settings: Settings, answered: list[str]) -> None:
@@ -216,7 +216,8 @@ def test_an_undecided_comparison_goes_on_with_a_larger_budget(
     outlier_settings: Settings, answered: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def with_budget(pairs: int) -> Settings:
-        return outlier_settings.with_values(quality={"max_pairs": pairs})
+        quality_section = dataclasses.replace(outlier_settings.quality, max_pairs=pairs)
+        return dataclasses.replace(outlier_settings, quality=quality_section)
 
     compared = comparison(outlier_settings)
     record = compare(with_budget(3), compared)
