@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bench.data import arrow_files, row_limits
+from bench.data import row_limits
 from bench.data.formats import DECIDING_KEYS, shorten
 from bench.data.inputs import InputError
 from bench.data.row_limits import ColumnNames, Row, UnpackedBytes, row_too_long
@@ -112,6 +112,8 @@ class DataRows:
 
     def _folder_rows(self) -> Iterator[tuple[int, Row]]:
         """Yield the rows of a folder saved by `datasets`. Its sha256 is that of its files' names and digests."""
+        from bench.data import arrow_files
+
         self.unit, self._has_header, number = "row", True, 0
         for path in arrow_files.folder_files(self.path):
             with open_regular(path) as file:
@@ -125,6 +127,8 @@ class DataRows:
     def _parquet_rows(
         self, stream: io.BufferedReader, file: BinaryIO, unpacked: UnpackedBytes
     ) -> Iterator[tuple[int, Row]]:
+        from bench.data import arrow_files
+
         self.unit, self._has_header, before = "row", True, os.fstat(file.fileno())
         while stream.read(1 << 20):  # for the digest: its end is read first
             pass
@@ -137,8 +141,7 @@ class DataRows:
         packed = "gzip" if stream.peek().startswith(GZIP) else "zstd" if ZSTD.match(stream.peek()) else ""
         if packed:
             self._is_packed = True
-            text = arrow_files.open_zstd(stream) if packed == "zstd" else gzip.GzipFile(fileobj=stream)
-            stream = _buffered(text, lambda piece: unpacked.add(len(piece)))
+            stream = _buffered(_unpacked(stream, packed), lambda piece: unpacked.add(len(piece)))
         if stream.peek().startswith(codecs.BOM_UTF8):  # spreadsheets and other programs of Windows write it
             stream.read(len(codecs.BOM_UTF8))
         first_bytes = stream.peek()
@@ -174,10 +177,20 @@ class DataRows:
         self.bytes += len(piece)
 
 
+def _unpacked(stream: io.BufferedReader, packed: str) -> Any:
+    if packed == "gzip":
+        return gzip.GzipFile(fileobj=stream)
+    from bench.data import arrow_files
+
+    return arrow_files.open_zstd(stream)
+
+
 def sha256_of(path: Path) -> str:
     """Hash a data file as `DataRows` does, without its rows. Raises InputError."""
     try:
         if path.is_dir():
+            from bench.data import arrow_files
+
             parts = arrow_files.folder_files(path)
             return hashlib.sha256(b"".join(f"{part.name}\0{sha256_of(part)}\n".encode() for part in parts)).hexdigest()
         with open_regular(path) as file:

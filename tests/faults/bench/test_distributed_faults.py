@@ -89,12 +89,9 @@ def test_a_rank_that_is_killed_or_hangs_fails_the_trial_and_is_named(start_ranks
     assert (alive(descendants), leftover_folders(tmp_path)) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("ranks", "new_interpreter"), [(2, False), (1, True)], ids=["two ranks", "one rank in a new interpreter"]
-)
-def test_the_ranks_of_a_killed_trial_end_with_it(start_ranks, tmp_path, ranks, new_interpreter):
-    process = start_ranks(tmp_path, measured_steps=100_000, world_size=ranks, new_interpreter=new_interpreter)
-    wait_for_measure(process, tmp_path, ranks)
+def test_the_ranks_of_a_killed_trial_end_with_it(start_ranks, tmp_path):
+    process = start_ranks(tmp_path, measured_steps=100_000, world_size=2)
+    wait_for_measure(process, tmp_path, 2)
     descendants = descendant_pids(process.pid)
     process.kill()
     process.communicate()

@@ -18,7 +18,7 @@ import pytest
 from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command
 from tests.support.hosts.local_fleet import QUICK_LIMITS, CuttableHost, LocalFleet, processes_under
-from tests.support.thorough import chaos_seeds
+from tests.support.thorough import chaos_seeds, only_thorough
 
 
 class FaultDice:
@@ -72,7 +72,7 @@ class FaultDice:
 
 
 @pytest.mark.parametrize(
-    ("seed", "rounds"), [(11, 1), pytest.param(13, 2, marks=pytest.mark.slow), *chaos_seeds(rounds=6)]
+    ("seed", "rounds"), [(11, 1), pytest.param(13, 2, marks=only_thorough), *chaos_seeds(rounds=6)]
 )
 def test_random_faults_leave_every_trial_with_one_correct_end(tmp_path: Path, seed: int, rounds: int) -> None:
     with LocalFleet(tmp_path) as local:

@@ -11,6 +11,7 @@ from tests.support.forked import ForkServer
 from tests.support.hosts import local_fleet
 from tests.support.hosts.local_fleet import LocalFleet
 from tests.support.paths import ROOT
+from tests.support.thorough import only_thorough
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def operate(local: LocalFleet, inv_server: ForkServer) -> Callable[..., int]:
     return run_operator
 
 
-@pytest.mark.parametrize(("kills", "replicate"), [(6, False), (3, True)])
+@pytest.mark.parametrize(("kills", "replicate"), [(6, False), pytest.param(3, True, marks=only_thorough)])
 def test_an_operator_killed_again_and_again_repeats_nothing_and_loses_nothing(
     local: LocalFleet, operate: Callable[..., int], kills: int, replicate: bool
 ) -> None:

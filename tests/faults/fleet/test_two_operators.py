@@ -13,7 +13,6 @@ import pytest
 from bench.records.paths import CANCEL_FILE
 from bench.records.run import RunRecord
 from remote.fleet.queue import EventType
-from remote.fleet.retry_policy import RetryLimits
 from tasks.cli.lock import ResultsInUse, acquire_lock, acquire_lock_to_cancel, is_cancel_requested
 from tasks.errors import RetryableError
 from tasks.fleet import bench
@@ -81,13 +80,10 @@ def test_stopping_while_a_worker_is_busy_ends_at_once_and_keeps_the_other_trial(
     other_job.cancel(grace_sec=1.0)
 
 
-@pytest.mark.parametrize("limits", [SHORT_TIMEOUTS, RetryLimits(poll_sec=0.05)])
-def test_two_runs_at_once_take_turns_and_both_end_with_exactly_their_trials(
-    local: LocalFleet, tmp_path: Path, limits: RetryLimits
-) -> None:
+def test_two_runs_at_once_take_turns_and_both_end_with_exactly_their_trials(local: LocalFleet, tmp_path: Path) -> None:
     local.plan("steps 1", "fine 2", "steps 3", workers=2, replicate=True)
     other = second_run(local, tmp_path / "other", "steps 4", "fine 5", "steps 6", replicate=True)
-    fleets = [each.fleet(local.hosts(2), limits=limits) for each in (local, other)]
+    fleets = [each.fleet(local.hosts(2), limits=SHORT_TIMEOUTS) for each in (local, other)]
     with local.running(fleets[0]), other.running(fleets[1]):
         pass
     for run in (local, other):

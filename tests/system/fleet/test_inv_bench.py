@@ -65,21 +65,12 @@ def test_ctrl_c_stops_the_workers_and_resume_completes(project, hold_file: Path)
     assert len(project.events("reopened")) == 4
 
 
-def test_beside_a_following_inv_bench_another_is_refused_and_a_cancel_ends_both(project, hold_file: Path) -> None:
-    hold_file.touch()
-    first = project.start("bench", "--quick")
-    project.wait_until(lambda: project.events("started"), "the first to have started")
-    assert f"process {first.pid} of " in project.inv_error("bench", "--quick", code=4)
-    assert not first.poll()
-    assert "`inv bench --resume=" in project.inv("cancel").stdout
-    project.wait_for_exit(first, code=130)
-    assert list(project.statuses().values()) == ["CANCELLED"] * 4
-
-
-def test_a_new_run_does_not_start_while_an_abandoned_one_is_running(project, hold_file: Path) -> None:
+def test_a_new_run_does_not_start_while_another_is_followed_or_abandoned(project, hold_file: Path) -> None:
     hold_file.touch()
     first = project.start("bench", "--quick")
     project.wait_until(lambda: len(project.trainers()) == 2, "both workers to have a trial")
+    assert f"process {first.pid} of " in project.inv_error("bench", "--quick", code=4)
+    assert not first.poll()
     project.kill(first)
     run = project.run_folder().name
 
@@ -101,11 +92,9 @@ def test_a_deadline_ends_the_trial_and_the_chain_still_reports(project) -> None:
     assert "deadline" in page
 
 
-@pytest.mark.parametrize("trials", ["hold_file", pytest.param("forked_trials", marks=only_thorough)])
-def test_every_trial_of_the_full_suite_is_measured_and_collected(
-    project, trials: str, request: pytest.FixtureRequest
-) -> None:
-    request.getfixturevalue(trials)
+@only_thorough
+@pytest.mark.usefixtures("forked_trials")
+def test_every_trial_of_the_full_suite_is_measured_and_collected(project) -> None:
     # On a CPU, a step with the base in bf16 takes as long as ten others.
     steps = {"INVOKE_BENCH_MEASURED_STEPS": "2"}
     project.inv("bench", "--full", "--spread=shard", "collect", **steps)

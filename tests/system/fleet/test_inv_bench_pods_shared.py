@@ -89,6 +89,9 @@ def test_two_benches_started_at_the_same_time_never_share_a_gpu(operators: tuple
 
     # The clocks are 14 h apart, and no reported figure depends on them.
     project = operators[codes.index(0)]
+    cluster.faults.expire_credentials()
+    assert "renew the kubeconfig" in project.inv_error("collect")
+    cluster.faults.clear()
     project.inv("collect")
     results = list(project.results().values())
     started = {result.worker: datetime.datetime.fromisoformat(result.started_at or "") for result in results}
@@ -122,16 +125,6 @@ def test_deadlines_and_heartbeats_of_jobs_do_not_depend_on_the_pods_clock(cluste
         assert slow.cancel(grace_sec=0.5).why == "cancelled"
 
 
-def test_expired_credentials_stop_a_collect_in_one_line(operators: tuple[Any, Any], cluster: Cluster) -> None:
-    first, _ = operators
-    first.inv("bench", "--quick", "--only=baseline", "--spread=shard")
-    cluster.faults.expire_credentials()
-    refused = first.inv_error("collect")
-    cluster.faults.clear()
-    assert "renew the kubeconfig" in refused
-    first.inv("collect")
-
-
 def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_line(
     operators: tuple[Any, Any], workspace: Path
 ) -> None:
@@ -147,5 +140,3 @@ def test_a_bench_over_pods_that_are_busy_with_anothers_run_is_refused_in_one_lin
     assert f"of run {run_id}" in line
     assert "`inv monitor`" in line
     assert second.ledger() == []
-    second.inv("bench", "--quick", "--only=baseline")
-    assert_exactly_its_own_trials(second)

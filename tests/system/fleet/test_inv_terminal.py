@@ -12,7 +12,7 @@ ESCAPED_SEQUENCE = re.compile(r"\\u00[01][0-9a-f]")
 SEQUENCE = "\x1b["
 # Commands in one chain, in the order of their use; each draws a table, a bar or a live view.
 CHAINS = {
-    "bench": ("bench", "--quick", "--only=baseline,optimized", "collect", "report", "runs"),
+    "bench": ("bench", "--quick", "--only=baseline", "collect", "report", "runs"),
     "monitor": ("monitor", "--once"),
     "plans": ("bench", "--quick", "--dry-run", "tune", "--dry-run", "train", "--dry-run", "data.check"),
     "second bench": ("bench", "--quick", "--only=baseline", "collect"),
@@ -20,7 +20,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.usefixtures("hold_file")
 def test_no_command_prints_an_escaped_sequence_on_a_terminal(project) -> None:
     environment = {**project.environment, "TERM": "xterm-256color", "COLUMNS": "100", "INVOKE_FLEET_SIZE": "1"}
     runs: list[str] = []
