@@ -4,7 +4,7 @@
         cluster.kubectl("apply", "-k", "manifests/overlays/pods")
         cluster.faults.exec("close-1000-without-status", nth=3, after_stdout_bytes=4096)
 
-Its responses, events and stream endings that the product reads have the text of recordings of Kubernetes 1.34. It is
+Its responses and stream endings that the product reads have the text of recordings of Kubernetes 1.34. It is
 frozen: it exists for faults that no real cluster offers.
 `python -m tests.support.kubernetes` is the server; it dies with the process that started it, and every pod with it.
 
@@ -12,7 +12,7 @@ Limits; tests on this cluster cannot show anything about them:
 - Linux and root only. Pods share the machine's network (their addresses are 127.x.y.z, so two pods cannot listen on
   the same port of every address), its users, kernel limits and clock (clock.c changes a pod's time of day). No cluster
   DNS: pods of a subdomain find each other by a hosts file. No NetworkPolicy, no Services with addresses, no
-  port-forward, no attach.
+  port-forward, no attach, no Events.
 - Every image is the machine itself, read-only. Resources are counted, not enforced: `oom_kill` is a switch, cpu and
   memory limits do nothing. Memory-backed emptyDirs, and others with `disk_bytes`, can really run full.
 - Memory-backed emptyDirs are separate per container. Claims are folders. A container runs once: a pod whose

@@ -14,7 +14,6 @@ from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.handlers import Api
 from tests.support.kubernetes.api.server import Server
 from tests.support.kubernetes.controllers.controllers import Controllers
-from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.faults import Faults
 from tests.support.kubernetes.node.images import Images
 from tests.support.kubernetes.node.kubelet import Kubelet
@@ -32,12 +31,11 @@ class FakeCluster:
         self.store = Store()
         self.faults = Faults()
         self.images = Images()
-        self.events = Recorder(self.store)
         self.nodes = Nodes(self.store)
-        self.kubelet = Kubelet(self.store, self.nodes, self.events, self.images, state, configuration)
+        self.kubelet = Kubelet(self.store, self.nodes, self.images, state, configuration)
         self.api = Api(self.store, self.kubelet, self.faults)
         scale = configuration["toleration_scale"]
-        self.controllers = Controllers(self.store, self.api, self.nodes, self.events, scale)
+        self.controllers = Controllers(self.store, self.api, self.nodes, scale)
         tls = pki.make(state)[1]
         self.server = Server(self.api, self.faults, configuration["users"], tls, configuration["signer"])
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,10 +178,8 @@ class FakeCluster:
 
     def evict(self, pod: str, namespace: str = "default") -> None:
         """Evict the pod like the kubelet: killed, phase Failed, reason Evicted."""
-        worker = self._worker(pod, namespace)
         message = "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
-        worker.event("Evicted", message, kind="Warning")
-        worker.evict("Evicted", message)
+        self._worker(pod, namespace).evict("Evicted", message)
 
     def delete_pod(self, pod: str, namespace: str = "default", *, grace: int | None = None) -> None:
         """Delete the pod like `kubectl delete pod --wait=false`."""

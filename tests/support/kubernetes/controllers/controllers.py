@@ -11,7 +11,6 @@ from datetime import datetime
 from remote.cluster.quantities import parse_quantity
 from tests.support.kubernetes.api.answers import Json, Refusal
 from tests.support.kubernetes.api.handlers import Api
-from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.controllers.jobs import JobController
 from tests.support.kubernetes.controllers.scheduler import Scheduler, tolerates
 from tests.support.kubernetes.node.nodes import OUT_OF_SERVICE, UNREACHABLE, Nodes
@@ -20,24 +19,22 @@ from tests.support.kubernetes.store.store import Change, Store, now, set_conditi
 
 _IDLE_SEC = 0.2  # the interval of passes without changes, for deadlines and tolerations
 _NAMESPACE_SEC = 2.0  # the delay before a deleted namespace is emptied, so that a `kubectl delete -f` finishes first
-_QUIET_KEYS = ("events",)
 
 
 class Controllers:
     """Controller manager and scheduler."""
 
-    def __init__(self, store: Store, api: Api, nodes: Nodes, events: Recorder, toleration_scale: float) -> None:
-        self._store, self._api, self._nodes, self._events = store, api, nodes, events
+    def __init__(self, store: Store, api: Api, nodes: Nodes, toleration_scale: float) -> None:
+        self._store, self._api, self._nodes = store, api, nodes
         self._toleration_scale = toleration_scale
-        self._scheduler = Scheduler(store, events)
-        self.jobs = JobController(store, events, self._create_pod, self.delete_pod)
+        self._scheduler = Scheduler(store)
+        self.jobs = JobController(store, self._create_pod, self.delete_pod)
         self._changed = asyncio.Event()
         self._refused_at = 0.0
         store.listen(self._on_change)
 
-    def _on_change(self, change: Change) -> None:
-        if change.key not in _QUIET_KEYS:
-            self._changed.set()
+    def _on_change(self, _: Change) -> None:
+        self._changed.set()
 
     async def run(self) -> None:
         while True:
@@ -78,9 +75,7 @@ class Controllers:
                 if _age(namespace["metadata"]["deletionTimestamp"]) < _NAMESPACE_SEC:
                     continue
                 self._api.empty_namespace(name)
-                if not any(self._store.list(key, name) for key in self._store.keys() if key != "events"):  # noqa: SIM118
-                    for event in self._store.list("events", name):
-                        self._store.remove("events", name, event["metadata"]["name"])
+                if not any(self._store.list(key, name) for key in self._store.keys()):  # noqa: SIM118
                     self._store.remove("namespaces", "", name)
             elif self._store.find("serviceaccounts", name, "default") is None:
                 self._store.create("serviceaccounts", name, {"metadata": {"name": "default"}})
@@ -95,29 +90,6 @@ class Controllers:
             volume = self._volume_for(claim)
             if volume is not None:
                 self._bind(claim, volume)
-            else:
-                self._record_unbound(claim)
-
-    def _record_unbound(self, claim: Json) -> None:
-        name = claim["spec"].get("storageClassName")
-        if "volumeName" in claim["spec"]:
-            return  # the volume with this name may still be created; the real controller records no event either
-        if not name:
-            message = "no persistent volumes available for this claim and no storage class is set"
-            self._record_once(claim, "FailedBinding", message)
-        elif self._store.find("storageclasses.storage.k8s.io", "", name) is None:
-            message = f'storageclass.storage.k8s.io "{name}" not found'
-            self._record_once(claim, "ProvisioningFailed", message, kind="Warning")
-
-    def _record_once(self, claim: Json, reason: str, message: str, kind: str = "Normal") -> None:
-        about = claim["metadata"]["uid"]
-        is_recorded = any(
-            event["involvedObject"].get("uid") == about and event["message"] == message
-            for event in self._store.list("events", claim["metadata"]["namespace"])
-        )
-        if not is_recorded:
-            by = "persistentvolume-controller"
-            self._events.record("persistentvolumeclaims", claim, reason, message, by=by, kind=kind)
 
     def _volume_for(self, claim: Json) -> Json | None:
         spec = claim["spec"]
@@ -191,8 +163,6 @@ class Controllers:
 
     def _taint_eviction(self, pod: Json) -> None:
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-        by, event_message = "taint-eviction-controller", f"Marking for deletion Pod {namespace}/{name}"
-        self._events.record("pods", pod, "TaintManagerEviction", event_message, by=by)
 
         def disrupt(changed: Json) -> None:
             message = "Taint manager: deleting due to NoExecute taint"

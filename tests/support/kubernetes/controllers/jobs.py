@@ -11,7 +11,6 @@ activeDeadlineSeconds, maxFailedIndexes, the back-off delay between retries (a r
 from collections.abc import Callable
 
 from tests.support.kubernetes.api.answers import Json, Refusal, deep_copy
-from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.store.store import Store, condition, now, suffix, true_conditions
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -69,12 +68,11 @@ class JobController:
     def __init__(
         self,
         store: Store,
-        events: Recorder,
         create_pod: Callable[[str, Json], object],
         delete_pod: Callable[[str, str], object],
     ) -> None:
         """`create_pod(namespace, pod)` runs the API's admission; `delete_pod(namespace, name)` gives grace."""
-        self._store, self._events = store, events
+        self._store = store
         self._create_pod, self._delete_pod = create_pod, delete_pod
         self._failures: dict[str, dict[int, int]] = {}  # Job uid to failures by index
 
@@ -106,9 +104,6 @@ class JobController:
             for pod in self._store.list("pods", job["metadata"]["namespace"])
             if any(ref["uid"] == uid for ref in pod["metadata"].get("ownerReferences", []))
         ]
-
-    def _record(self, job: Json, reason: str, message: str, kind: str = "Normal") -> None:
-        self._events.record("jobs.batch", job, reason, message, by="job-controller", kind=kind)
 
     def _sync(self, job: Json) -> None:
         status = deep_copy(job.get("status", {}))
@@ -207,7 +202,7 @@ class JobController:
     def _end(self, job: Json, status: Json, verdict: tuple[str, ...], alive: list[Json]) -> None:
         kind, reason, message = verdict
         for pod in alive:
-            self._delete(job, pod)
+            self._delete(pod)
         conditions = status.setdefault("conditions", [])
         target = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
         conditions.append(_condition(target, reason, message))
@@ -217,16 +212,12 @@ class JobController:
             status["failed"] = status.get("failed", 0) + len(alive)
         if kind == "Complete":
             status["completionTime"] = now()
-            self._record(job, "Completed", "Job completed")
-        else:
-            self._record(job, reason, message, "Warning")
         self._write(job, status)
 
-    def _delete(self, job: Json, pod: Json) -> None:
+    def _delete(self, pod: Json) -> None:
         metadata = pod["metadata"]
         if metadata.get("deletionTimestamp"):
             return
-        self._record(job, "SuccessfulDelete", f"Deleted pod: {metadata['name']}")
         self._delete_pod(metadata["namespace"], metadata["name"])
 
     def _create(
@@ -248,10 +239,8 @@ class JobController:
             pod = self._template(job, index)
             try:
                 self._create_pod(job["metadata"]["namespace"], pod)
-            except Refusal as refusal:
-                self._record(job, "FailedCreate", f"Error creating: {refusal}", "Warning")
+            except Refusal:
                 break
-            self._record(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
             made.append(pod)
         return made
 

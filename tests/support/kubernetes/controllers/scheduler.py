@@ -1,18 +1,17 @@
-"""Scheduler: assigns pods to nodes by taints, selectors, anti-affinity and resources, or records the real message.
+"""Scheduler: assigns pods to nodes by taints, selectors, anti-affinity and resources.
+
+A pod that fits nowhere has the message of a missing GPU, whatever it lacks.
 
 Not covered: preemption, topology spread, priorities, topology of volumes, preferred rules (the least loaded node wins).
 """
 
-from collections import Counter
 from decimal import Decimal
 
 from remote.cluster.quantities import parse_quantity
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.api.selectors import selector_matches
-from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.store.store import Store, set_condition
 
-# Whether preemption could help differs in a real message; ours always says that it does not.
 _NO_HELP = "Preemption is not helpful for scheduling"
 
 
@@ -62,8 +61,8 @@ def _repels(pod: Json, other: Json, other_node: Json, node: Json) -> bool:
 class Scheduler:
     """Scheduler that binds all pending pods in each pass."""
 
-    def __init__(self, store: Store, events: Recorder) -> None:
-        self._store, self._events = store, events
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def run(self) -> None:
         waiting = [
@@ -84,66 +83,45 @@ class Scheduler:
     def _place(self, pod: Json) -> None:
         nodes = {node["metadata"]["name"]: node for node in self._store.list("nodes")}
         load = self._on_nodes()
-        reasons: Counter[str] = Counter()
-        fitting = []
-        claims = self._unbound_claims(pod)
-        if claims:
-            self._refuse(pod, claims, len(nodes))
-            return
-        for name, node in nodes.items():
-            why = self._objection(pod, node, nodes, load)
-            if not why:
-                fitting.append(name)
-            reasons.update(why)
-        if fitting:
+        fitting = [name for name, node in nodes.items() if self._fits(pod, node, nodes, load)]
+        if fitting and self._claims_are_bound(pod):
             self._bind(pod, min(fitting, key=lambda name: (len(load.get(name, [])), name)))
-            return
-        listed = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
-        self._refuse(pod, listed, len(nodes))
+        else:
+            self._refuse(pod, len(nodes))
 
-    def _unbound_claims(self, pod: Json) -> str:
-        for volume in pod["spec"].get("volumes") or []:
-            name = volume.get("persistentVolumeClaim", {}).get("claimName")
-            if not name:
-                continue
-            claim = self._store.find("persistentvolumeclaims", pod["metadata"]["namespace"], name)
-            if claim is None:
-                return f'persistentvolumeclaim "{name}" not found'
-            if claim.get("status", {}).get("phase") != "Bound":
-                return "pod has unbound immediate PersistentVolumeClaims"
-        return ""
+    def _claims_are_bound(self, pod: Json) -> bool:
+        names = [
+            volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["spec"].get("volumes") or []
+        ]
+        claims = [
+            self._store.find("persistentvolumeclaims", pod["metadata"]["namespace"], name) for name in names if name
+        ]
+        return all(claim and claim.get("status", {}).get("phase") == "Bound" for claim in claims)
 
-    def _objection(self, pod: Json, node: Json, nodes: dict[str, Json], load: dict[str, list[Json]]) -> list[str]:
-        """Return the reasons of the first filter that rejects this node."""
-        spec = pod["spec"]
-        if node["spec"].get("unschedulable"):
-            return ["node(s) were unschedulable"]
+    def _fits(self, pod: Json, node: Json, nodes: dict[str, Json], load: dict[str, list[Json]]) -> bool:
+        spec, here = pod["spec"], load.get(node["metadata"]["name"], [])
         taints = [taint for taint in node["spec"].get("taints") or [] if taint["effect"] != "PreferNoSchedule"]
-        if any(not tolerates(spec, taint) for taint in taints):
-            return ["node(s) had untolerated taint(s)"]
-        if not _matches_selector(spec, node):
-            return ["node(s) didn't match Pod's node affinity/selector"]
-        here = load.get(node["metadata"]["name"], [])
-        if short := self._insufficient(pod, node, here):
-            return [f"Insufficient {name}" for name in short]
-        for name, others in load.items():
-            if name in nodes and any(
-                _repels(pod, other, nodes[name], node) or _repels(other, pod, nodes[name], node) for other in others
-            ):
-                return ["node(s) didn't match pod anti-affinity rules"]
-        return []
+        return (
+            not node["spec"].get("unschedulable")
+            and all(tolerates(spec, taint) for taint in taints)
+            and _matches_selector(spec, node)
+            and self._has_room(pod, node, here)
+            and not any(
+                _repels(pod, other, nodes[name], node) or _repels(other, pod, nodes[name], node)
+                for name, others in load.items()
+                if name in nodes
+                for other in others
+            )
+        )
 
     @staticmethod
-    def _insufficient(pod: Json, node: Json, here: list[Json]) -> list[str]:
-        """Return the insufficient resources."""
+    def _has_room(pod: Json, node: Json, here: list[Json]) -> bool:
         allocatable = node["status"]["allocatable"]
-        short = []
-        for name, requested in requests(pod["spec"]).items():
-            whole = parse_quantity(allocatable.get(name, "0"))
-            taken = sum((requests(other["spec"]).get(name, Decimal(0)) for other in here), Decimal(0))
-            if requested > whole - taken:
-                short.append(name)
-        return short
+        return all(
+            requested + sum((requests(other["spec"]).get(name, Decimal(0)) for other in here), Decimal(0))
+            <= parse_quantity(allocatable.get(name, "0"))
+            for name, requested in requests(pod["spec"]).items()
+        )
 
     def _bind(self, pod: Json, node: str) -> None:
         metadata = pod["metadata"]
@@ -152,16 +130,12 @@ class Scheduler:
             changed["spec"]["nodeName"] = node
             set_condition(changed, "PodScheduled", True)
 
-        # The event comes first, so that it precedes the kubelet's.
-        message = f"Successfully assigned {metadata['namespace']}/{metadata['name']} to {node}"
-        self._events.record("pods", pod, "Scheduled", message, by="default-scheduler")
         self._store.edit("pods", metadata["namespace"], metadata["name"], change)
 
-    def _refuse(self, pod: Json, reasons: str, total: int) -> None:
-        none = f"0/{total} nodes are available"
-        preemption = f"no new claims to deallocate, preemption: {none}: {total} {_NO_HELP}."
-        message, metadata = f"{none}: {reasons}. {preemption}", pod["metadata"]
+    def _refuse(self, pod: Json, total: int) -> None:
+        none, metadata = f"0/{total} nodes are available", pod["metadata"]
         known = [c for c in pod.get("status", {}).get("conditions", []) if c["type"] == "PodScheduled"]
+        message = f"{none}: {total} Insufficient nvidia.com/gpu. preemption: {none}: {total} {_NO_HELP}."
         if known and known[0].get("message") == message:
             return
 
@@ -169,4 +143,3 @@ class Scheduler:
             set_condition(changed, "PodScheduled", False, reason="Unschedulable", message=message)
 
         self._store.edit("pods", metadata["namespace"], metadata["name"], change)
-        self._events.record("pods", pod, "FailedScheduling", message, by="default-scheduler", kind="Warning")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.kubernetes.api.answers import Json
-from tests.support.kubernetes.controllers.events import Recorder
 from tests.support.kubernetes.node.container import DEFAULT_PATH, Container
 from tests.support.kubernetes.node.images import Images
 from tests.support.kubernetes.node.names import Names
@@ -21,10 +20,8 @@ from tests.support.kubernetes.store.store import Change, Store
 class Kubelet:
     """PodWorkers by pod uid. Every image is the machine itself, read-only."""
 
-    def __init__(
-        self, store: Store, nodes: Nodes, events: Recorder, images: Images, state: Path, configuration: Json
-    ) -> None:
-        self.store, self.nodes, self.events, self.images, self.state = store, nodes, events, images, state
+    def __init__(self, store: Store, nodes: Nodes, images: Images, state: Path, configuration: Json) -> None:
+        self.store, self.nodes, self.images, self.state = store, nodes, images, state
         self.image_environment: dict[str, str] = configuration["image_environment"]
         self.image_back_off_sec: float = configuration["image_back_off_sec"]
         self.disk_bytes: int | None = configuration["disk_bytes"]

@@ -46,21 +46,6 @@ def _phase(worker: PodWorker) -> str:
     return "Running" if ran else "Pending"
 
 
-def qos(pod: Json) -> str:
-    """Return the QoS class, which depends only on cpu and memory: BestEffort, Burstable or Guaranteed."""
-    limits, requests, whole = [], [], True
-    for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
-        resources = container.get("resources", {})
-        limit = {k: v for k, v in resources.get("limits", {}).items() if k in ("cpu", "memory")}
-        request = {k: v for k, v in resources.get("requests", {}).items() if k in ("cpu", "memory")}
-        limits.append(limit)
-        requests.append(request)
-        whole = whole and len(limit) == 2 and limit == (request or limit)
-    if not any(limits) and not any(requests):
-        return "BestEffort"
-    return "Guaranteed" if whole else "Burstable"
-
-
 def status_of(worker: PodWorker, pod: Json) -> Json:
     """Return the pod's status, including the conditions written by the scheduler."""
     made: Json = {"status": deep_copy(pod.get("status", {}))}
@@ -89,7 +74,6 @@ def status_of(worker: PodWorker, pod: Json) -> Json:
         "hostIP": worker.node.address,
         "hostIPs": [{"ip": worker.node.address}],
         "startTime": worker.started_at,
-        "qosClass": qos(pod),
         "containerStatuses": [_container_status(worker, container) for container in worker.main.values()],
     }
     if worker.initial:

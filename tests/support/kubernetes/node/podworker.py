@@ -62,12 +62,6 @@ class PodWorker:
         container.kill_reason = "OOMKilled"
         container.kill()
 
-    def event(self, reason: str, message: str, *, kind: str = "Normal", container: str = "") -> None:
-        current = self._current() or self.pod
-        self.kubelet.events.record(
-            "pods", current, reason, message, by="kubelet", kind=kind, host=self.node.name, container=container
-        )
-
     def _current(self) -> Json | None:
         stored = self.kubelet.store.find("pods", self.namespace, self.name)
         return stored if stored is not None and stored["metadata"]["uid"] == self.uid else None
@@ -133,14 +127,12 @@ class PodWorker:
             await asyncio.Event().wait()
         await asyncio.sleep(limit)
         self.reason, self.message = "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
-        self.event(self.reason, self.message)
 
     async def _stop(self, grace: float) -> None:
         """Send SIGTERM to every running container, and SIGKILL after `grace` seconds."""
         await asyncio.gather(*self._starts)
         alive = [container for container in self.containers.values() if container.running]
         for container in alive:
-            self.event("Killing", f"Stopping container {container.name}", container=container.name)
             container.signal(signal.SIGTERM if grace > 0 else signal.SIGKILL)
         ends = asyncio.gather(*(container.ended.wait() for container in alive))
         with contextlib.suppress(TimeoutError):
@@ -180,17 +172,13 @@ class PodWorker:
         command = [expand(text, variables) for text in spec.get("command", [])]
         arguments = [expand(text, variables) for text in spec.get("args", [])]
         argv = [*command, *arguments] if command else [*_IMAGE_ENTRYPOINT, *(arguments or _IMAGE_COMMAND)]
-        self.event("Created", f"Created container: {container.name}", container=container.name)
         start = asyncio.create_task(container.start(self._sandbox(spec, folders, variables, argv)))
         self._starts.append(start)
         await asyncio.shield(start)  # not cancelled with the pod, so that its process is known and can be killed
         if container.running:
             container.ready = "readinessProbe" not in spec
-            self.event("Started", f"Started container {container.name}", container=container.name)
         else:
             await container.ended.wait()
-            message = container.state["terminated"]["message"]
-            self.event("Failed", f"Error: {message}", kind="Warning", container=container.name)
         await self.report()
 
     def _sandbox(self, container: Json, folders: list[Json], variables: dict[str, str], argv: list[str]) -> Json:
@@ -225,27 +213,18 @@ class PodWorker:
         }
 
     async def _pull(self, container: Container) -> None:
-        image, name = container.spec["image"], container.name
+        image = container.spec["image"]
         if image in self.node.present_images and container.spec.get("imagePullPolicy") != "Always":
-            self.event("Pulled", f'Container image "{image}" already present on machine', container=name)
             return
-        self.event("Pulling", f'Pulling image "{image}"', container=name)
         while (failing := self.kubelet.images.failure_of(image)) is not None:
-            self.event("Failed", f'Failed to pull image "{image}": {failing}', kind="Warning", container=name)
-            self.event("Failed", "Error: ErrImagePull", kind="Warning", container=name)
             container.state = {"waiting": {"reason": "ErrImagePull", "message": failing}}
             await self.report()
             await asyncio.sleep(_RETRY_SEC)
-            self.event("BackOff", f'Back-off pulling image "{image}"', container=name)
-            self.event("Failed", "Error: ImagePullBackOff", kind="Warning", container=name)
             waiting = f'Back-off pulling image "{image}": ErrImagePull: {failing}'
             container.state = {"waiting": {"reason": "ImagePullBackOff", "message": waiting}}
             await self.report()
             await asyncio.sleep(self.kubelet.image_back_off_sec)
-            self.event("Pulling", f'Pulling image "{image}"', container=name)
         self.node.present_images.add(image)
-        pulled = f'Successfully pulled image "{image}" in 17ms (17ms including waiting). Image size: 2130691 bytes.'
-        self.event("Pulled", pulled, container=name)
 
     async def _configure(self, container: Container) -> tuple[dict[str, str], list[Json]]:
         """Wait until all referenced objects exist; return the environment and the mounts."""
@@ -258,42 +237,31 @@ class PodWorker:
                 variables = environment(kubelet.store, pod, spec, kubelet.base_environment(self.hostname))
             except CannotConfigure as error:
                 container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(error)}}
-                self.event("Failed", f"Error: {error}", kind="Warning", container=container.name)
                 await self.report()
                 await asyncio.sleep(_RETRY_SEC)
                 continue
             return variables, folders
 
-    def _http_probe(self, container: Container, probe: Json) -> tuple[bool, str]:
-        """Run an HTTP probe, which passes with a status from 200 to 399; return this and the failure's message."""
+    def _http_probe(self, container: Container, probe: Json) -> bool:
+        """Run an HTTP probe, which passes with a status from 200 to 399."""
         ports = {port.get("name"): port["containerPort"] for port in container.spec.get("ports", [])}
         link = http.client.HTTPConnection(self.address, ports.get(probe["port"], probe["port"]), timeout=5)
         try:
             link.request("GET", probe.get("path", "/"))
-            status = link.getresponse().status
-            return 200 <= status < 400, f"HTTP probe failed with statuscode: {status}"
-        except OSError as error:
-            return False, str(error)
+            return 200 <= link.getresponse().status < 400
+        except OSError:
+            return False
         finally:
             link.close()
 
     async def _probe(self, container: Container) -> None:
-        """Run the readiness probe, by HTTP; other kinds of probe always pass.
-
-        A startup probe, which is taken to equal it, only names the failures before the first success.
-        """
+        """Run the readiness probe, by HTTP; other kinds of probe always pass."""
         probe = container.spec.get("readinessProbe", {})
         if not probe:
             return
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
-        name = "Startup" if "startupProbe" in container.spec else "Readiness"
         while True:
-            passed, output = await asyncio.to_thread(self._http_probe, container, probe["httpGet"])
-            if passed:
-                name = "Readiness"
-            else:
-                failed = f"{name} probe failed: {output}"
-                self.event("Unhealthy", failed, kind="Warning", container=container.name)
+            passed = await asyncio.to_thread(self._http_probe, container, probe["httpGet"])
             if passed != container.ready and container.running:
                 container.ready = passed
                 await self.report()
