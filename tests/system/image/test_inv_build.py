@@ -11,6 +11,7 @@ import pytest
 from tests.support.hosts.local_fleet import wait_for_line
 from tests.support.machines.build_vm import DOCKER, MODEL, BuildVm
 from tests.support.machines.network import USER
+from tests.support.thorough import only_thorough
 
 pytestmark = pytest.mark.timeout(600)
 IMAGE = "qlora-fleet:tiny"
@@ -218,6 +219,7 @@ def test_a_tmpdir_that_fills_up_during_a_build_leaves_no_partial_files_that_are_
     assert "is built" in build_vm.inv("build", "--tmpdir", "/mnt/share").stdout
 
 
+@only_thorough
 def test_a_home_that_fills_up_during_a_build_does_not_end_it(build_vm: BuildVm) -> None:
     jobs = build_vm.network.home / ".qlora-fleet"
     build_vm.inv("build")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.support.machines.build_vm import OTHER_UID, OTHER_USER, BuildVm
 from tests.support.machines.network import USER
+from tests.support.thorough import only_thorough
 
 IMAGE = "qlora-fleet:tiny"
 
@@ -124,6 +125,7 @@ def test_an_archive_in_a_folder_of_all_users_is_refused_where_another_user_prepa
             assert "run on the VM: sudo ch" in refused
 
 
+@only_thorough
 def test_without_other_compressors_an_archive_is_written_and_read_with_gzip(built_vm: BuildVm) -> None:
     folder = Path(f"{built_vm.tmpdir}/gzip")
     path = folder / "qlora-fleet-tiny.tar.gz"
