@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 pytestmark = pytest.mark.slow
-POINTS = 6
+POINTS = 4
 
 
 def test_a_training_killed_at_any_point_ends_with_the_same_adapter(bench_environment, bench_server):

@@ -26,6 +26,7 @@ from tests.support.hosts.local_fleet import wait_for
 from tests.support.hosts.rank_pids import alive, descendant_pids, kill_trials
 from tests.support.machines.machine import Machine, require
 from tests.support.machines.ports import free_ports
+from tests.support.thorough import only_thorough
 
 WAIT_SEC = 240.0
 NODES, STEPS, HELD_AFTER = 3, 8, 2
@@ -177,7 +178,8 @@ def undisturbed(trainings) -> TrainingRecord:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [pytest.param(1, 2, id="followers"), pytest.param(0, 1, id="leader and follower")]
+    ("first", "second"),
+    [pytest.param(1, 2, id="followers", marks=only_thorough), pytest.param(0, 1, id="leader and follower")],
 )
 def test_a_cut_network_costs_no_step_and_never_the_training(trainings, undisturbed, first: int, second: int) -> None:
     training = trainings[f"{first}-{second}"]
@@ -211,7 +213,7 @@ def stop_every_process(node: subprocess.Popen[str]) -> None:
         os.kill(pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("stop", [stop_group, stop_every_process])
+@pytest.mark.parametrize("stop", [stop_group, pytest.param(stop_every_process, marks=only_thorough)])
 def test_a_machine_that_is_told_to_stop_preempts_the_training_at_once(trainings, undisturbed, stop) -> None:
     training = trainings[stop.__name__]
     nodes = training.start(held_after=HELD_AFTER)
