@@ -151,17 +151,6 @@ def test_weights_have_their_own_layers_which_an_edit_and_a_new_stack_do_not_chan
     assert f"{shard}: its sha256 " in done.stderr
     assert "`inv model.fetch`" in done.stderr
     shard.write_bytes(content)
-    # Packed weights that were damaged since are packed again, and not built into the image.
-    build_vm.edit_bench("intact again")
-    assert "is built" in build_vm.inv(*flags, "build").stdout
-    packed = Path(build_vm.tmpdir, "qlora-fleet", "context", "models", "00.tar")
-    intact = packed.read_bytes()
-    packed.write_bytes(intact[:5000] + bytes(byte ^ 1 for byte in intact[5000:5003]) + intact[5003:])
-    build_vm.inv(*flags, "build", "--force")
-    log = (build_vm.job_folders()[-1] / "log.txt").read_text()  # some of many lines at once are not printed
-    assert "00.tar: changed since it was packed" in log
-    assert packed.read_bytes() == intact
-    assert build_vm.layers(IMAGE)[:-1] == rebuilt[:-1]
 
 
 def test_a_failed_step_is_reported_by_its_last_output_line_and_its_log_is_copied(build_vm: BuildVm) -> None:
@@ -242,7 +231,7 @@ def test_a_home_that_fills_up_during_a_build_does_not_end_it(build_vm: BuildVm) 
         hidden.rename(jobs)
 
 
-def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and_a_reboot(build_vm: BuildVm) -> None:
+def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_reboot(build_vm: BuildVm) -> None:
     socket = "/run/qlora-fleet-engine.sock"
     # The work directory belongs to the user who created it, so root's engine needs another one than the user's builds.
     command = ("vm.engine", "--tmpdir", str(build_vm.folder / "root's share"))
@@ -268,24 +257,12 @@ def test_an_engine_with_its_data_in_a_file_on_the_share_survives_a_full_disk_and
         plan = build_vm.inv("build", "--dry-run", IMAGE_ENGINE=f"unix://{socket}").stdout
         assert "/var/lib/qlora-fleet-engine/data (ext4, overlay2)" in plan
         assert "unpacks in /var/lib/qlora-fleet-engine/tmp" not in plan  # this user may not read root's environment
-        # The disk fills up during the build: this is reported, and the next build completes.
-        data = "/var/lib/qlora-fleet-engine"
-        process, _ = build_vm.start_inv_to_gate("build", IMAGE_ENGINE=f"unix://{socket}")
-        # Leave 9 MB for root, who runs the engine; the file system itself uses 17 MB.
-        filler_bytes = f"$(($(stat -f -c '%f*%S' {data}) - 26000000))"
-        build_vm.vm.run("sh", "-c", f"fallocate -l {filler_bytes} {data}/filler")
-        build_vm.open_gate()
-        _, err = build_vm.wait_for_exit(process, code=3)
-        assert "no space left on device" in err
-        assert "`inv build`" in err
-        build_vm.vm.run("rm", f"{data}/filler")
-        assert "is built" in build_vm.inv("build", IMAGE_ENGINE=f"unix://{socket}").stdout
         # After a reboot only the file is left.
         build_vm.stop_share_engine()
         output = build_vm.inv_on_vm_as_root(*command).stdout
         assert "engine.ext4 already there" in output
         assert "engine started" in output
-        assert UP_TO_DATE in build_vm.inv("build", IMAGE_ENGINE=f"unix://{socket}").stdout
+        build_vm.docker("-H", f"unix://{socket}", "image", "inspect", "standin:base")
     finally:
         build_vm.stop_share_engine()
         build_vm.vm.run("ip", "link", "delete", "docker0")
