@@ -14,7 +14,7 @@ Limits; tests on this cluster cannot show anything about them:
   DNS: pods of a subdomain find each other by a hosts file. No NetworkPolicy, no Services with addresses, no
   port-forward, no attach, no Events.
 - Every image is the machine itself, read-only. Resources are counted, not enforced: `oom_kill` is a switch, cpu and
-  memory limits do nothing. Memory-backed emptyDirs, and others with `disk_bytes`, can really run full.
+  memory limits do nothing. Memory-backed emptyDirs can really run full.
 - Memory-backed emptyDirs are separate per container. Claims are folders. A container runs once: a pod whose
   restartPolicy is not Never is refused.
 - Exec uses WebSocket v5 and v4, not SPDY: a user who may `create` but not `get` pods/exec is rejected. containerd

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.support.kubernetes.api.answers import Json
+from tests.support.kubernetes.api.answers import TOKEN, Json
 from tests.support.paths import ROOT
 
 _STOP_SEC = 30.0
@@ -44,7 +44,7 @@ class Cluster:
     `nodes` is the number of nodes, each with a GPU and tainted like OKE's GPU nodes. `image_paths` are folders that
     pods see under the same path, read-only (like this repository and the running Python). `image_environment` are
     variables of every image. `signer` is a key's id and its public half: a token signed with this key, like OKE's,
-    authenticates as admin. `disk_bytes` makes every emptyDir a file system of that size, which really runs full.
+    authenticates as admin.
     `toleration_scale` multiplies tolerationSeconds, to shorten the 300 s until eviction from a lost node.
     """
 
@@ -55,31 +55,22 @@ class Cluster:
         self,
         *,
         nodes: int = 4,
-        tainted: bool = True,
-        users: Iterable[str] = ("admin",),
         signer: tuple[str, str] | None = None,
         image_paths: Iterable[Path | str] = (),
         image_environment: dict[str, str] | None = None,
-        disk_bytes: int | None = None,
         toleration_scale: float = 1.0,
-        image_back_off_sec: float = 1.0,
     ) -> None:
         if reason := unavailable_reason():
             pytest.skip(reason)
         self._folder = Path(tempfile.mkdtemp(prefix="tests-cluster-"))
         self._folder.chmod(0o755)  # pods run as other users
         self.kubeconfig, self._cache = self._folder / "kubeconfig", self._folder / "kube-cache"
-        self._tokens = {f"token-of-{user}": user for user in users}
         self._configuration = {
             "state": str(self._folder),
             "nodes": nodes,
-            "tainted": tainted,
-            "users": self._tokens,
             "signer": signer,
             "image_paths": [str(ROOT), *map(str, image_paths)],
             "image_environment": image_environment or {},
-            "image_back_off_sec": image_back_off_sec,
-            "disk_bytes": disk_bytes,
             "toleration_scale": toleration_scale,
         }
         self._lock = threading.Lock()
@@ -132,17 +123,17 @@ class Cluster:
         """Description of this cluster in messages of `inv`."""
         return f"context {self.context} (cluster tests at {self.server}, user admin)"
 
-    def kubeconfig_text(self, user: str = "admin", *, context: str = "tests", namespace: str = "default") -> str:
-        """Return a kubeconfig (JSON is YAML) for one of `users`."""
+    def kubeconfig_text(self, *, context: str = "tests") -> str:
+        """Return the kubeconfig (JSON is YAML) of the user admin."""
         cluster = {"server": self.server, "certificate-authority": str(self._folder / "ca.crt")}
-        token = next(token for token, name in self._tokens.items() if name == user)
+        names = {"cluster": "tests", "user": "admin", "namespace": "default"}
         return json.dumps(
             {
                 "apiVersion": "v1",
                 "kind": "Config",
                 "clusters": [{"name": "tests", "cluster": cluster}],
-                "users": [{"name": user, "user": {"token": token}}],
-                "contexts": [{"name": context, "context": {"cluster": "tests", "user": user, "namespace": namespace}}],
+                "users": [{"name": "admin", "user": {"token": TOKEN}}],
+                "contexts": [{"name": context, "context": names}],
                 "current-context": context,
             },
             indent=1,
@@ -223,11 +214,6 @@ class Cluster:
         done.stderr = b"".join(line for line in lines if not line.endswith(_NOISE))
         return done
 
-    def start_kubectl(self, *arguments: str, **popen: Any) -> subprocess.Popen[bytes]:
-        """Start kubectl without waiting for it."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
-        return subprocess.Popen(("kubectl", *arguments), env=self.environment, **pipes)
-
     def output(self, *arguments: str, stdin: bytes | None = None) -> str:
         """Run kubectl, assert success and return its standard output."""
         done = self.kubectl(*arguments, stdin=stdin)
@@ -256,18 +242,6 @@ class Cluster:
                 return value
             time.sleep(0.05)
         raise AssertionError(f"waited {self.patience_sec:.0f} s for {description}\n{self.diagnosis()}")
-
-    def wait_for_pod(self, name: str, namespace: str = "default", *, phase: str = "Running") -> Json:
-        """Wait until the pod has reached `phase` (and is Ready, for Running), and return it."""
-
-        def reached() -> Json | None:
-            pod = self.pod(name, namespace)
-            if pod is None or pod.get("status", {}).get("phase") != phase:
-                return None
-            conditions = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
-            return pod if phase != "Running" or conditions.get("Ready") == "True" else None
-
-        return self.wait_until(reached, f"pod {namespace}/{name} to be {phase}")  # type: ignore[no-any-return]
 
     # Inspection
 

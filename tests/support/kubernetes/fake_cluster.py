@@ -37,7 +37,7 @@ class FakeCluster:
         scale = configuration["toleration_scale"]
         self.controllers = Controllers(self.store, self.api, self.nodes, scale)
         tls = pki.make(state)[1]
-        self.server = Server(self.api, self.faults, configuration["users"], tls, configuration["signer"])
+        self.server = Server(self.api, self.faults, tls, configuration["signer"])
         self._tasks: set[asyncio.Task[None]] = set()
         for name in _SYSTEM:
             namespace: Json = {"metadata": {"name": name}}
@@ -46,7 +46,7 @@ class FakeCluster:
         fss = {"metadata": {"name": "fss.csi.oraclecloud.com"}, "spec": {"attachRequired": False}}
         self.store.create("csidrivers.storage.k8s.io", "", fss)
         for index in range(configuration["nodes"]):
-            self.nodes.add(index, tainted=configuration["tainted"])
+            self.nodes.add(index)
 
     async def __aenter__(self) -> Self:
         await self.server.start()

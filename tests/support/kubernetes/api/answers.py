@@ -4,6 +4,7 @@ import marshal
 from typing import Any, TypeVar
 
 Json = dict[str, Any]
+TOKEN = "token-of-admin"
 T = TypeVar("T")
 SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 

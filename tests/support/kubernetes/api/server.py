@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from tests.support.kubernetes.api.answers import Json, Refusal, no_such_path, not_allowed, unauthorized
+from tests.support.kubernetes.api.answers import TOKEN, Json, Refusal, no_such_path, not_allowed, unauthorized
 from tests.support.kubernetes.store.resources import Target, document, target
 from tests.support.machines.fake_tenancy import token_error
 
@@ -47,11 +47,10 @@ class Server:
         self,
         api: Api,
         faults: Faults,
-        users: dict[str, str],
         tls: ssl.SSLContext,
         signer: tuple[str, str] | None,
     ) -> None:
-        self._api, self._faults, self._users, self._tls, self._signer = api, faults, users, tls, signer
+        self._api, self._faults, self._tls, self._signer = api, faults, tls, signer
         self.port = 0
         self.requests: list[str] = []
         self._listener: asyncio.Server | None = None
@@ -89,12 +88,10 @@ class Server:
 
     def _user(self, request: web.Request) -> str:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        user = self._users.get(token)
-        if user is None and self._signer is not None and token_error(self._signer[1], self._signer[0], token) is None:
-            user = "admin"
-        if user is None or user in self._faults.expired:
+        is_signed = self._signer is not None and token_error(self._signer[1], self._signer[0], token) is None
+        if not (token == TOKEN or is_signed) or "admin" in self._faults.expired:
             raise unauthorized()
-        return user
+        return "admin"
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         await self._faults.responsive.wait()

@@ -23,8 +23,6 @@ class Kubelet:
     def __init__(self, store: Store, nodes: Nodes, images: Images, state: Path, configuration: Json) -> None:
         self.store, self.nodes, self.images, self.state = store, nodes, images, state
         self.image_environment: dict[str, str] = configuration["image_environment"]
-        self.image_back_off_sec: float = configuration["image_back_off_sec"]
-        self.disk_bytes: int | None = configuration["disk_bytes"]
         # Includes the running Python's folders, unless they are in the tree that every container sees.
         wanted = dict.fromkeys([*configuration["image_paths"], sys.prefix, sys.base_prefix])
         self.image_paths = [path for path in wanted if not f"{path}/".startswith(("/usr/", "/opt/", "/etc/", "/lib/"))]

@@ -28,14 +28,12 @@ class Nodes:
         self._store = store
         self.by_name: dict[str, Node] = {}
 
-    def add(self, index: int, *, tainted: bool) -> None:
+    def add(self, index: int) -> None:
         name, address = f"node-{index}", f"10.99.0.{10 + index}"
         made = deep_copy(document("node.json"))
         made["metadata"]["name"] = name
         made["metadata"]["labels"] |= {"kubernetes.io/hostname": name}
         made["status"]["addresses"][0]["address"], made["status"]["addresses"][1]["address"] = address, name
-        if not tainted:
-            del made["spec"]["taints"]
         for condition in made["status"]["conditions"]:
             condition |= {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
         self._store.create("nodes", "", made)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tests.support.kubernetes.api.answers import Json
 from tests.support.kubernetes.node.container import Container, termination_log
 from tests.support.kubernetes.node.podstatus import status_of
-from tests.support.kubernetes.node.volumes import CannotConfigure, environment, expand, mounts
+from tests.support.kubernetes.node.volumes import environment, expand, mounts
 from tests.support.kubernetes.store.store import now
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class PodWorker:
     async def _start_container(self, container: Container) -> None:
         spec = container.spec
         await self._pull(container)
-        variables, folders = await self._configure(container)
+        variables, folders = self._configure(container)
         command = [expand(text, variables) for text in spec.get("command", [])]
         arguments = [expand(text, variables) for text in spec.get("args", [])]
         argv = [*command, *arguments] if command else [*_IMAGE_ENTRYPOINT, *(arguments or _IMAGE_COMMAND)]
@@ -223,24 +223,16 @@ class PodWorker:
             waiting = f'Back-off pulling image "{image}": ErrImagePull: {failing}'
             container.state = {"waiting": {"reason": "ImagePullBackOff", "message": waiting}}
             await self.report()
-            await asyncio.sleep(self.kubelet.image_back_off_sec)
+            await asyncio.sleep(2 * _RETRY_SEC)
         self.node.present_images.add(image)
 
-    async def _configure(self, container: Container) -> tuple[dict[str, str], list[Json]]:
-        """Wait until all referenced objects exist; return the environment and the mounts."""
-        kubelet, spec = self.kubelet, container.spec
-        while True:
-            pod = self._current() or self.pod
-            pod = {**pod, "status": status_of(self, pod)}
-            folders = mounts(pod, spec, kubelet.state, kubelet.disk_bytes)
-            try:
-                variables = environment(kubelet.store, pod, spec, kubelet.base_environment(self.hostname))
-            except CannotConfigure as error:
-                container.state = {"waiting": {"reason": "CreateContainerConfigError", "message": str(error)}}
-                await self.report()
-                await asyncio.sleep(_RETRY_SEC)
-                continue
-            return variables, folders
+    def _configure(self, container: Container) -> tuple[dict[str, str], list[Json]]:
+        """Return the environment and the mounts."""
+        pod = self._current() or self.pod
+        pod = {**pod, "status": status_of(self, pod)}
+        base = self.kubelet.base_environment(self.hostname)
+        variables = environment(self.kubelet.store, pod, container.spec, base)
+        return variables, mounts(pod, container.spec, self.kubelet.state)
 
     def _http_probe(self, container: Container, probe: Json) -> bool:
         """Run an HTTP probe, which passes with a status from 200 to 399."""

@@ -11,10 +11,6 @@ from tests.support.kubernetes.api.selectors import field_of
 from tests.support.kubernetes.store.store import Store
 
 
-class CannotConfigure(Exception):
-    """Raised if the environment is invalid, with CreateContainerConfigError's message."""
-
-
 def downward_value(pod: Json, path: str) -> str:
     """Return the downward API's value of `path`."""
     if match := re.match(r"metadata\.(labels|annotations)\['(.+)'\]$", path):
@@ -22,25 +18,14 @@ def downward_value(pod: Json, path: str) -> str:
     return field_of(pod, path)
 
 
-def _data(store: Store, key: str, namespace: str, name: str) -> dict[str, bytes] | None:
-    obj = store.find(key, namespace, name)
-    if obj is None:
-        return None
-    if key == "secrets":
-        return {name: base64.b64decode(value) for name, value in obj.get("data", {}).items()}
-    plain = {name: value.encode() for name, value in obj.get("data", {}).items()}
-    return plain | {name: base64.b64decode(value) for name, value in obj.get("binaryData", {}).items()}
-
-
-def _prepare(pod: Json, volume: Json, state: Path, disk_bytes: int | None) -> Json:
+def _prepare(pod: Json, volume: Json, state: Path) -> Json:
     """Create a volume; return its `source` folder or `tmpfs` options."""
     namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
     folder = state / "pods" / uid / "volumes" / volume["name"]
     if "emptyDir" in volume:
         limit = volume["emptyDir"].get("sizeLimit")
-        size = parse_quantity(limit) if limit and volume["emptyDir"].get("medium") == "Memory" else disk_bytes
-        if volume["emptyDir"].get("medium") == "Memory" or disk_bytes:
-            return {"tmpfs": f"mode=1777,size={int(size or 2**28)}"}
+        if volume["emptyDir"].get("medium") == "Memory":
+            return {"tmpfs": f"mode=1777,size={int(parse_quantity(limit) if limit else 2**28)}"}
         folder.mkdir(parents=True, exist_ok=True)
         group = pod["spec"].get("securityContext", {}).get("fsGroup")
         if group is not None:
@@ -56,12 +41,12 @@ def _prepare(pod: Json, volume: Json, state: Path, disk_bytes: int | None) -> Js
     raise ValueError(f"this server does not support volumes of kind {next(k for k in volume if k != 'name')}")
 
 
-def mounts(pod: Json, container: Json, state: Path, disk_bytes: int | None) -> list[Json]:
+def mounts(pod: Json, container: Json, state: Path) -> list[Json]:
     """Return the sandbox's mounts for one container."""
     by_name = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
     made = []
     for mount in container.get("volumeMounts", []):
-        prepared = _prepare(pod, by_name[mount["name"]], state, disk_bytes)
+        prepared = _prepare(pod, by_name[mount["name"]], state)
         if "tmpfs" in prepared:
             made.append({"path": mount["mountPath"], **prepared})
             continue
@@ -72,17 +57,9 @@ def mounts(pod: Json, container: Json, state: Path, disk_bytes: int | None) -> l
 def _resolve_value(store: Store, pod: Json, source: Json) -> str:
     if "fieldRef" in source:
         return downward_value(pod, source["fieldRef"]["fieldPath"])
-    for ref, key in (("secretKeyRef", "secrets"), ("configMapKeyRef", "configmaps")):
-        if ref in source:
-            name, wanted = source[ref]["name"], source[ref]["key"]
-            data = _data(store, key, pod["metadata"]["namespace"], name)
-            if data is None:
-                raise CannotConfigure(f'{key[:-1]} "{name}" not found')
-            if wanted not in data:
-                kind = "Secret" if key == "secrets" else "ConfigMap"
-                raise CannotConfigure(f"couldn't find key {wanted} in {kind} {pod['metadata']['namespace']}/{name}")
-            return data[wanted].decode()
-    raise CannotConfigure(f"this server does not support {', '.join(source)}")
+    reference = source["secretKeyRef"]
+    secret = store.get("secrets", pod["metadata"]["namespace"], reference["name"])
+    return base64.b64decode(secret["data"][reference["key"]]).decode()
 
 
 def expand(text: str, known: dict[str, str]) -> str:
@@ -91,15 +68,10 @@ def expand(text: str, known: dict[str, str]) -> str:
 
 
 def environment(store: Store, pod: Json, container: Json, base: dict[str, str]) -> dict[str, str]:
-    """Return the container's variables on top of its image's. Raises CannotConfigure."""
+    """Return the container's variables on top of its image's."""
     made = dict(base)
     for source in container.get("envFrom", []):
-        ref, key = ("secretRef", "secrets") if "secretRef" in source else ("configMapRef", "configmaps")
-        name = source[ref]["name"]
-        data = _data(store, key, pod["metadata"]["namespace"], name)
-        if data is None and not source[ref].get("optional"):
-            raise CannotConfigure(f'{key[:-1]} "{name}" not found')
-        made |= {source.get("prefix", "") + name: value.decode() for name, value in (data or {}).items()}
+        made |= store.get("configmaps", pod["metadata"]["namespace"], source["configMapRef"]["name"])["data"]
     for entry in container.get("env", []):
         if "valueFrom" in entry:
             made[entry["name"]] = _resolve_value(store, pod, entry["valueFrom"])
