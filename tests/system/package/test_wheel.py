@@ -94,9 +94,6 @@ def test_a_checkout_works_in_a_path_with_a_space(source: Path, tmp_path: Path) -
     make_environment(source / ".venv", "--editable", source)
     (source / ".venv" / "installed").touch()
     call("make", "install", folder=source)
-    call(".venv/bin/inv", "model.demo", folder=source)
-    plan = json.loads(call(".venv/bin/inv", "bench", "--quick", "--dry-run", "--json", folder=source).stdout)
-    assert plan["trials"]
     os.symlink(source / ".venv/bin/inv", tmp_path / "inv")
     assert VERSION in call(tmp_path / "inv", "--version").stdout
 
@@ -110,7 +107,11 @@ def test_settings_and_results_are_those_of_the_working_directory(run: Run, tmp_p
     assert str(tmp_path / "elsewhere") in failed.value.stderr
 
 
-def test_packages_with_the_same_names_stay_and_are_not_used(run: Run, environment: Path) -> None:
+def test_packages_with_the_same_names_stay_and_are_not_used(
+    run: Run, environment: Path, tiny_model: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INVOKE_MODEL_PATH", str(tiny_model))
+    monkeypatch.setenv("INVOKE_DATA_PATH", str(tiny_data))
     (site,) = environment.glob("lib/*/site-packages")
     for name in NAMES:
         (site / name).mkdir()
@@ -119,16 +120,17 @@ def test_packages_with_the_same_names_stay_and_are_not_used(run: Run, environmen
         with pytest.raises(subprocess.CalledProcessError) as failed:
             run("python", "-m", "bench")
         assert failed.value.returncode == 77  # without `inv`, Python's order holds
-        run("inv", "model.demo")  # which starts `python -m bench demo`
+        run("inv", "bench", "--quick", "--dry-run")  # which starts `python -m bench inspect`
     finally:
         for name in NAMES:
             shutil.rmtree(site / name)
 
 
-def test_a_distribution_passes_the_check_of_the_index(source: Path, tmp_path: Path) -> None:
+def test_a_distribution_passes_the_check_of_the_index(source: Path, wheel: Path, tmp_path: Path) -> None:
     pytest.importorskip("build", reason="build is not installed; `make dist` installs it")
     pytest.importorskip("twine", reason="twine is not installed; `make dist` installs it")
-    call(sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--outdir", tmp_path, source)
-    made = sorted(tmp_path.iterdir())
-    assert [path.name for path in made] == [f"qlora_fleet-{VERSION}-py3-none-any.whl", f"qlora_fleet-{VERSION}.tar.gz"]
-    call(sys.executable, "-m", "twine", "check", "--strict", *made)
+    build = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--skip-dependency-check")
+    call(*build, "--outdir", tmp_path, source)
+    (archive,) = tmp_path.iterdir()
+    assert [wheel.name, archive.name] == [f"qlora_fleet-{VERSION}-py3-none-any.whl", f"qlora_fleet-{VERSION}.tar.gz"]
+    call(sys.executable, "-m", "twine", "check", "--strict", wheel, archive)
