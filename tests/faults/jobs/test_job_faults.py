@@ -24,6 +24,7 @@ from tests.support.hosts.local_fleet import (
     supervisor_pid,
     wait_for,
 )
+from tests.support.machines.ssh_client import LOCAL_AND_SSH
 from tests.support.machines.ssh_client import local_or_ssh as local_or_ssh
 from tests.support.paths import ROOT
 
@@ -116,6 +117,7 @@ def test_job_folders_may_have_odd_names(local: LocalFleet, name: str) -> None:
 # --- the process that started it --------------------------------------------------------------------------------------
 
 
+@LOCAL_AND_SSH
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_a_job_outlives_the_process_that_started_it(local: LocalFleet, job: Job, whole_group: bool) -> None:
     script = f"""
@@ -153,6 +155,7 @@ def test_heartbeats_are_written_while_the_command_runs(job: Job) -> None:
     ended(job)
 
 
+@LOCAL_AND_SSH
 def test_watching_reports_progress_and_may_be_interrupted_and_resumed(local: LocalFleet, job: Job) -> None:
     job.start(shell(f"""echo '{{"step": 3}}' > progress.json; {UNTIL_GO}"""))
     wait_for(job_file(job, "progress.json").exists, "progress")
@@ -198,6 +201,7 @@ def test_at_its_deadline_a_job_gets_sigterm_and_may_choose_its_exit_code(job: Jo
     assert (status.why, status.exit_code) == ("deadline", 5)
 
 
+@LOCAL_AND_SSH
 def test_a_job_that_ignores_its_deadline_is_killed_with_all_its_descendants(job: Job) -> None:
     job.start(python(IGNORES_SIGNALS, deadline_sec=3.0, grace_sec=0.2))
     status = ended(job)
@@ -213,6 +217,7 @@ def test_cancel_interrupts_first(job: Job) -> None:
     assert (status.state, status.why, status.exit_code) == (JobState.ENDED, "cancelled", 42)
 
 
+@LOCAL_AND_SSH
 def test_cancel_kills_a_job_that_ignores_signals_with_all_its_descendants(job: Job) -> None:
     job.start(python(IGNORES_SIGNALS, grace_sec=0.1))
     wait_for(lambda: are_started(job), "four processes that ignore signals")
@@ -253,6 +258,7 @@ def test_a_job_cancelled_while_it_waits_for_the_slot_never_starts(local: LocalFl
 # --- once, and one at a time ------------------------------------------------------------------------------------------
 
 
+@LOCAL_AND_SSH
 def test_eight_starters_at_once_run_it_once(local: LocalFleet, job: Job) -> None:
     script = f"echo ran >> {shlex.quote(str(local.folder))}/ran; {UNTIL_GO}"
     ready = threading.Barrier(8)
@@ -354,6 +360,7 @@ def test_a_job_that_cannot_be_created_is_refused_with_the_reason(local: LocalFle
     assert Job(agent, f"{agent.host.workdir}/job").status().state is JobState.ABSENT
 
 
+@LOCAL_AND_SSH
 def test_a_truncated_program_is_not_installed(local: LocalFleet) -> None:
     class Short(CuttableHost):
         def run(self, command, *, stdin=None, **rest):  # type: ignore[no-untyped-def]

@@ -10,6 +10,7 @@ from remote.jobs.job import HostRefused
 from remote.jobs.transfer import PartialFile, pull, push
 from tests.support.hosts.local_fleet import LocalFleet, mounted_tmpfs
 from tests.support.hosts.migration import read_tree, transfer_files, write_random_files
+from tests.support.machines.ssh_client import LOCAL_AND_SSH
 
 ODD_NAMES = [
     "plain.txt",
@@ -27,6 +28,7 @@ ODD_NAMES = [
 ]
 
 
+@LOCAL_AND_SSH
 @pytest.mark.parametrize("direction", ["pull", "push"])
 def test_a_tree_arrives_complete_and_a_second_transfer_sends_nothing(local: LocalFleet, direction: str) -> None:
     source, target = local.folder / "so urce", local.folder / "tar'get"
@@ -92,6 +94,7 @@ def test_a_full_disk_here_is_named_and_the_pull_resumes_once_space_is_free(local
         assert (disk / "target" / "b").read_bytes() == content["b"]
 
 
+@LOCAL_AND_SSH
 def test_a_full_disk_on_the_host_is_refused_with_the_reason(local: LocalFleet) -> None:
     source = local.folder / "source"
     write_random_files(source, {"a": 2_000_000})

@@ -19,6 +19,7 @@ from remote.jobs.job import Agent
 from remote.jobs.transfer import ChecksumMismatch, pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for
 from tests.support.hosts.migration import install_host_program, read_tree, transfer_files, write_random_files
+from tests.support.machines.ssh_client import LOCAL_AND_SSH
 
 # Over SSH 2 MiB are in flight, more than these files; test_ssh_faults.py covers larger ones.
 ONLY_LOCAL = pytest.mark.parametrize("local", ["local"], indirect=True)
@@ -43,6 +44,7 @@ def test_a_broken_push_resumes_inside_the_file(local: LocalFleet) -> None:
 
 
 @ONLY_LOCAL
+@LOCAL_AND_SSH
 def test_a_failed_push_is_resumed_by_the_next_one(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     content = write_random_files(source, {"a": 200_000, "b": 2_000_000})
@@ -143,6 +145,7 @@ def flip_bit(verb: str, times: int) -> Callable[[Command, bytes], bytes]:
     return garble
 
 
+@LOCAL_AND_SSH
 def test_a_file_with_a_flipped_bit_is_requested_again_and_refused_the_second_time(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     content = write_random_files(source, {"a": 1000, "b": 1000})

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize(
-    "locale", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+    "locale", [{"PYTHONIOENCODING": "latin-1", "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
 )
 def test_texts_are_utf8_in_every_locale(locale: dict[str, str], tiny_model: Path, tmp_path: Path) -> None:
     line = {"messages": [{"role": "user", "content": "日本 😀?"}, {"role": "assistant", "content": "Größe"}]}

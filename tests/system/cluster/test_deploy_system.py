@@ -21,6 +21,7 @@ from remote.hosts.pods.pod_index import PodIndex
 from remote.jobs.job import Agent, Job, JobSpec, JobState, slot_path
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.kubernetes import Cluster
+from tests.support.thorough import only_thorough
 from tests.system.cluster.conftest import DIGEST, NODES, PASSWORD, Operator
 
 
@@ -110,7 +111,10 @@ def test_a_manual_change_is_shown_and_reverted(deployed: Operator) -> None:
 def test_a_changed_setting_replaces_the_pods_and_another_overlay_deletes_them(deployed: Operator) -> None:
     before = {pod["metadata"]["uid"] for pod in deployed.objects("pods")}
     deployed.set_cluster(memory="65Mi", size=1)
-    output = deployed.inv("deploy")
+    # A word of kubectl's command line is a valid password.
+    output = deployed.inv("deploy", "--renew-secret", stdin="fleet\n")
+    (secret,) = (each for each in deployed.objects("secrets") if each["metadata"]["name"] == "ocir-secret")
+    assert b'"fleet"' in base64.b64decode(secret["data"][".dockerconfigjson"])
     assert "replace    job/bench" in output
     assert "1 of 1 pods are up" in output
     (pod,) = deployed.objects("pods")
@@ -156,17 +160,6 @@ def test_a_refused_secret_is_not_printed(operator: Operator) -> None:
     output = operator.inv("deploy", stdin=f"{operator.password}\n", code=1)
     assert PASSWORD not in output
     assert "***" in output
-
-
-def test_an_existing_secret_is_left_until_it_is_renewed(deployed: Operator) -> None:
-    deployed.set_cluster(size=1)
-    deployed.inv("deploy")  # without standard input and without a prompt
-    # A word of kubectl's command line is a valid password.
-    deployed.inv("deploy", "--renew-secret", stdin="fleet\n")
-    (secret,) = (
-        candidate for candidate in deployed.objects("secrets") if candidate["metadata"]["name"] == "ocir-secret"
-    )
-    assert b'"fleet"' in base64.b64decode(secret["data"][".dockerconfigjson"])
 
 
 def test_an_existing_namespace_keeps_its_labels(operator: Operator) -> None:
@@ -258,7 +251,7 @@ def write_run(operator: Operator, make_trial: Any) -> str:
     return "run run-1: 1 of 1 trials have not ended; `inv bench --resume=run-1` resumes it"
 
 
-@pytest.mark.parametrize("arguments", [("teardown", "--yes"), ("deploy",)])
+@pytest.mark.parametrize("arguments", [("teardown", "--yes"), pytest.param(("deploy",), marks=only_thorough)])
 def test_uncollected_results_stop_a_command_that_would_lose_them(
     arguments: tuple[str, ...], deployed: Operator, make_trial: Any
 ) -> None:
