@@ -44,7 +44,6 @@ def test_a_broken_push_resumes_inside_the_file(local: LocalFleet) -> None:
 
 
 @ONLY_LOCAL
-@LOCAL_AND_SSH
 def test_a_failed_push_is_resumed_by_the_next_one(local: LocalFleet) -> None:
     source, target = local.folder / "source", local.folder / "target"
     content = write_random_files(source, {"a": 200_000, "b": 2_000_000})
