@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
 from bench.data import row_limits
@@ -112,27 +113,23 @@ class DataRows:
 
     def _folder_rows(self) -> Iterator[tuple[int, Row]]:
         """Yield the rows of a folder saved by `datasets`. Its sha256 is that of its files' names and digests."""
-        from bench.data import arrow_files
-
         self.unit, self._has_header, number = "row", True, 0
-        for path in arrow_files.folder_files(self.path):
+        for path in _tables().folder_files(self.path):
             with open_regular(path) as file:
                 size, digest = os.fstat(file.fileno()).st_size, _sha256(file)
             self.bytes += size
             unpacked, before = UnpackedBytes(path, size), number
-            for number, row in arrow_files.stream_rows(self.path, path, self.names, unpacked, before):
+            for number, row in _tables().stream_rows(self.path, path, self.names, unpacked, before):
                 yield number, row
             self._digest.update(f"{path.name}\0{digest}\n".encode())
 
     def _parquet_rows(
         self, stream: io.BufferedReader, file: BinaryIO, unpacked: UnpackedBytes
     ) -> Iterator[tuple[int, Row]]:
-        from bench.data import arrow_files
-
         self.unit, self._has_header, before = "row", True, os.fstat(file.fileno())
         while stream.read(1 << 20):  # for the digest: its end is read first
             pass
-        yield from arrow_files.parquet_rows(self.path, file, self.names, unpacked)
+        yield from _tables().parquet_rows(self.path, file, self.names, unpacked)
         after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InputError(f"{self.path}: changed while it was read", remedy="try again once it is written")
@@ -177,21 +174,24 @@ class DataRows:
         self.bytes += len(piece)
 
 
+def _tables() -> ModuleType:
+    """Import the readers through pyarrow, 0.1 s that plain text does not need."""
+    from bench.data import arrow_files
+
+    return arrow_files
+
+
 def _unpacked(stream: io.BufferedReader, packed: str) -> Any:
     if packed == "gzip":
         return gzip.GzipFile(fileobj=stream)
-    from bench.data import arrow_files
-
-    return arrow_files.open_zstd(stream)
+    return _tables().open_zstd(stream)
 
 
 def sha256_of(path: Path) -> str:
     """Hash a data file as `DataRows` does, without its rows. Raises InputError."""
     try:
         if path.is_dir():
-            from bench.data import arrow_files
-
-            parts = arrow_files.folder_files(path)
+            parts = _tables().folder_files(path)
             return hashlib.sha256(b"".join(f"{part.name}\0{sha256_of(part)}\n".encode() for part in parts)).hexdigest()
         with open_regular(path) as file:
             return _sha256(file)
