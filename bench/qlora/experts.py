@@ -87,11 +87,11 @@ def _make_quantizer(stack: Stack, base: Any) -> Any:
             return Quantize(self)
 
         def get_weight_conversions(self) -> list[Any]:
-            # Not asked of transformers' own quantizer, which gives them another form in each version.
-            return [
-                core.WeightConverter([f"{name}_blocks", f"{name}_scales"], rf"{name}$", [mxfp4.Mxfp4Dequantize(self)])
+            of_mxfp4 = [
+                core.WeightConverter([f"{name}_blocks", f"{name}_scales"], name, [mxfp4.Mxfp4Dequantize(self)])
                 for name in MXFP4_WEIGHTS
             ]
+            return [*super().get_weight_conversions(), *of_mxfp4]
 
         def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
             install(model)
@@ -124,7 +124,8 @@ def install(model: Any) -> None:
     """Let modules with experts in NF4 compute with them. Again after a patch that replaced their `forward`."""
     for module, names in quantized_experts(model):
         vars(module).pop("forward", None)
-        is_grouped = not getattr(module, "has_post_expert_norm", True)  # a mark of transformers' grouped experts
+        # transformers marks experts that can be computed by groups, and since 5.23 those with a norm behind each
+        is_grouped = hasattr(module, "is_transposed") and not getattr(module, "has_post_expert_norm", False)
         is_cuda = module._parameters[names[0]].is_cuda
         module.__class__ = _with_nf4(module.__class__, is_grouped=is_grouped, is_cuda=is_cuda)
 
