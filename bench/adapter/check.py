@@ -24,14 +24,14 @@ from typing import Any, TypeVar
 
 from bench import torch_stack
 from bench.adapter import lora
-from bench.architectures import find
 from bench.data.inputs import InputError, system_messages
 from bench.data.masking import encode_prompt
-from bench.data.model_folder import check_model, read_config
+from bench.data.model_folder import check_model
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.kernels.loss import token_losses
 from bench.machine import fingerprint
-from bench.qlora.step import Placement, TrainingStep, choose_placement, load_text_model
+from bench.qlora.base import load_text_model, read_base, widen
+from bench.qlora.step import Placement, TrainingStep, choose_placement
 from bench.records import Trial
 from bench.records.adapter import AdapterCheck, ServedForm
 from bench.workloads.finetune import evaluate, training_set
@@ -91,7 +91,7 @@ class Checker:
         self.progress.log(f"checking the files of {request.trial.model}")
         model, adapter = Path(request.trial.model), Path(request.adapter)
         self.model_sha256 = lora.check_base(model, adapter, request.model_sha256).sha256
-        self.lora = lora.read(adapter, model)
+        self.lora, self.record = lora.read(adapter)
         if request.merged is not None:
             check_model(Path(request.merged))
         self.tokenizer = load_trial_tokenizer(request.trial)
@@ -195,24 +195,20 @@ class Checker:
 
     def _measure_merged(self, base: str) -> tuple[list[float], list[GeneratedAnswer]]:
         model = self._load_plain(Path(self.trial.model))
-        architecture = find(read_config(Path(self.trial.model)))
-        merged = lora.MergedWeights(modules=self.modules, architecture=architecture, lora=self.lora, base=base)
-        missing = set(self.lora.pairs)
+        merged = lora.MergedWeights(modules=self.modules, record=self.record, lora=self.lora, base=base)
+        if read_base(model).tensors.keys() != self.record.tensors.keys():
+            raise InputError(f"{self.trial.model}: transformers has other weights than in the training")
         with self.modules.torch.no_grad():
             for name, weight in model.named_parameters():
                 weight.copy_(merged(name, weight))
-                missing.discard(name)
-        if missing:
-            raise InputError(
-                f"{self.trial.model}: transformers has no weight {min(missing)}, so the adapter cannot be merged"
-            )
         return self._measure_plain(model, self.ends)
 
     def _load_plain(self, folder: Path) -> Any:
-        """Load the folder's model with plain transformers: weights rounded to bf16, then cast to the compute dtype."""
+        """Load the folder's model with plain transformers: what is in bf16 is cast to the compute dtype."""
         options = self.modules.dtype_argument(self.modules.torch.bfloat16)
         model = load_text_model(self.modules, str(folder), device_map={"": self.placement.device}, **options)
-        return model.to(self.placement.compute_dtype).eval()
+        widen(self.modules.torch, model, self.placement.compute_dtype)
+        return model.eval()
 
     def _measure_plain(self, model: Any, ends: Sequence[int]) -> tuple[list[float], list[GeneratedAnswer]]:
         examples = self.progress.track(f"{self.name}: held-out example", self.material.data.validation)

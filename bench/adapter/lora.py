@@ -20,14 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from bench import torch_stack
-from bench.architectures import find
-from bench.architectures.architecture import Architecture
 from bench.data.inputs import InputError, InputRejected, ModelFacts
-from bench.data.model_folder import TEMPLATE_FILE, check_model, read_config, read_shapes, weight_files
+from bench.data.model_folder import TEMPLATE_FILE, check_model
 from bench.qlora import recipes
 from bench.qlora.step import Placement, TrainingStep
 from bench.records import Trial
-from bench.records.adapter import read_lora_config
+from bench.records.adapter import NF4, BaseRecord, HeldTensor, read_lora_config
 from bench.records.atomic_files import sha256_of
 from bench.records.checksummed import ResultError
 from bench.workloads.finetune.checkpoint import ADAPTER, ADAPTER_CONFIG, TOKENIZER_FILES
@@ -91,13 +89,15 @@ def load_trained(modules: Any, trial: Trial, placement: Placement, folder: Path)
     return step, peft_model
 
 
-def read(folder: Path, model: Path) -> Lora:
-    """Read an adapter and check it against the shapes of the base's weights. Raises InputError."""
-    name_of = find(read_config(model)).module_name
-    shapes = {name_of(name): shape for path in weight_files(model) for name, shape in read_shapes(path).items()}
+def read(folder: Path) -> tuple[Lora, BaseRecord]:
+    """Read an adapter and how its training held the base; check one against the other. Raises InputError."""
+    try:
+        record = BaseRecord.read(folder / BaseRecord.FILE)
+    except ResultError as error:
+        raise InputError.from_error(error) from error
     config = _read_adapter_config(folder)
     rank, alpha = config["r"], config["lora_alpha"]
-    path, parts = folder / ADAPTER, dict[str, dict[str, Any]]()
+    path, parts = folder / ADAPTER, {f"{name}.weight": dict[str, Any]() for name in record.adapters}
     try:
         with safe_open(path, "pt") as file:
             for name in sorted(file.keys()):
@@ -110,14 +110,16 @@ def read(folder: Path, model: Path) -> Lora:
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     for name, pair in parts.items():
-        _check_pair(path, name, {part: tuple(tensor.shape) for part, tensor in pair.items()}, shapes.get(name), rank)
+        shapes = {part: tuple(tensor.shape) for part, tensor in pair.items()}
+        _check_pair(path, name, shapes, record.tensors.get(name), rank)
     if not parts:
         raise InputError(f"{path}: contains no LoRA matrix", remedy="name the adapter of a finished training")
-    return Lora(
+    weights = Lora(
         pairs={name: (pair["A"], pair["B"]) for name, pair in parts.items()},
         scale=alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
         sha256=sha256_of(path),
     )
+    return weights, record
 
 
 def round_trip_nf4(modules: torch_stack.Stack, weight: Any) -> Any:
@@ -129,25 +131,36 @@ def round_trip_nf4(modules: torch_stack.Stack, weight: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class MergedWeights:
-    """Merge of single weights into bf16. `base` is "bf16", or "nf4" for the base as it was trained on."""
+    """Merge of single tensors of the model, in 16 bits or the dtype of `record`, how the training held them.
+
+    `base` is "bf16", or "nf4" for the base as it was trained on.
+    """
 
     modules: torch_stack.Stack
-    architecture: Architecture
+    record: BaseRecord
     lora: Lora
     base: str
 
+    def dtype(self, name: str) -> Any:
+        """Return the torch.dtype of a merged tensor."""
+        kind = self.record.tensors[name].kind
+        return getattr(self.modules.torch, "bfloat16" if kind == NF4 else kind)
+
     def __call__(self, name: str, weight: Any) -> Any:
-        """Merge one weight. Raises InputError if the result is not finite."""
-        torch = self.modules.torch
-        wide = weight.to(torch.bfloat16).float()  # as the base was loaded for training
-        if self.base == "nf4" and self.architecture.is_linear_weight(name):
+        """Merge one tensor. Raises InputError if the result is not finite."""
+        held, dtype = self.record.tensors[name], self.dtype(name)
+        if not dtype.is_floating_point:
+            return weight
+        wide = weight.to(dtype).float()  # as the base was loaded for training
+        wide = wide.T.contiguous() if held.is_transposed else wide
+        if self.base == NF4 and held.kind == NF4:
             wide = round_trip_nf4(self.modules, wide)
-        merged = self.lora.apply(name, wide).to(torch.bfloat16)
-        if not bool(torch.isfinite(merged).all()):
+        merged = self.lora.apply(name, wide).to(dtype)
+        if not bool(self.modules.torch.isfinite(merged).all()):
             raise InputError(
                 f"{name}: not finite after the merge: adapter or base is damaged", remedy="fetch them again"
             )
-        return merged
+        return merged.T if held.is_transposed else merged
 
 
 def _read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -157,19 +170,18 @@ def _read_adapter_config(folder: Path) -> dict[str, Any]:
         raise InputError.from_error(error) from error
 
 
-def _check_pair(
-    path: Path, name: str, pair: Mapping[str, tuple[int, ...]], shape: tuple[int, ...] | None, rank: int
-) -> None:
+def _check_pair(path: Path, name: str, pair: Mapping[str, tuple[int, ...]], held: HeldTensor | None, rank: int) -> None:
     if set(pair) != {"A", "B"} or any(len(matrix) != 2 for matrix in pair.values()):
         raise InputError(f"{path}: {name}: expected two matrices, A and B", remedy="copy the adapter again")
-    if shape is None:
+    if held is None:
         raise InputError(f"{path}: {name}: the base has no such weight", remedy=RESTORE_BASE)
     (rank_a, in_features), (out_features, rank_b) = pair["A"], pair["B"]
     if rank_a != rank or rank_b != rank:
         raise InputError(
             f"{path}: {name}: rank {rank_a} x {rank_b}, but {rank} in {ADAPTER_CONFIG}", remedy="copy the adapter again"
         )
-    if (out_features, in_features) != shape:
+    shape = held.shape[::-1] if held.is_transposed else held.shape
+    if [out_features, in_features] != shape:
         raise InputError(
             f"{path}: {name}: for a weight of {out_features} x {in_features}, the base's is "
             f"{' x '.join(map(str, shape))}",

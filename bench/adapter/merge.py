@@ -1,11 +1,14 @@
 """Merge of base and adapter into one model folder, tensor by tensor.
 
-The folder has Hugging Face's layout and the base's shards. Shards are written to `.NAME.part` next to the target
-folder, and each is recorded in `shards.jsonl` after it was read back. A stopped merge resumes there if its inputs are
-the same. The folder is renamed to its final name once it has SHA256SUMS and merge.json, so a folder of that name is
-complete.
+The folder has Hugging Face's layout and the base's shards; a tensor has the dtype in which the training held it, and
+bf16 if that was NF4. Tensors that transformers joins or splits, as those of experts, are merged as the model has them,
+then written as in the base's files if transformers knows the way back, else under the model's names.
 
-A safetensors file of bf16 tensors is written with one tensor in memory at a time: its header follows from names and
+Shards are written to `.NAME.part` next to the target folder, and each is recorded in `shards.jsonl` after it was read
+back. A stopped merge resumes there if its inputs are the same. The folder is renamed to its final name once it has
+SHA256SUMS and merge.json, so a folder of that name is complete.
+
+A safetensors file is written with one tensor in memory at a time: its header follows from names and
 shapes (format: `bench.data.model_folder`). The data is written to a temporary file and read back from the disk; the
 file gets its name only if the checksum matches.
 """
@@ -27,14 +30,13 @@ from safetensors import safe_open
 
 from bench import torch_stack
 from bench.adapter import lora
-from bench.architectures import find
-from bench.architectures.unregistered import FOUND_LAYERS
 from bench.data.inputs import InputError, InputRejected
-from bench.data.model_folder import INDEX, read_config, read_shapes, weight_files
+from bench.data.model_folder import INDEX, TEMPLATE_FILE, WEIGHTS, read_config, read_shapes, weight_files
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import page_cache
+from bench.qlora.base import DTYPES, Skeleton, TensorGroup, read_base
 from bench.records import schema
-from bench.records.adapter import BASES, MergeFacts
+from bench.records.adapter import BASES, NF4, BaseRecord, MergeFacts
 from bench.records.atomic_files import DISK_ERRNOS, sha256_of, write_atomic
 from bench.records.paths import SUMS_FILE
 from bench.records.sums_file import folder_fault
@@ -43,11 +45,13 @@ from bench.workloads.finetune.checkpoint import TOKENIZER_FILES
 
 MERGE_FILE, SHARDS_FILE, LOCK_FILE, CARD_FILE = "merge.json", "shards.jsonl", ".lock", "README.md"
 GENERATION_FILE = "generation_config.json"
+SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})  # files that inference reads
+TEMPLATES_FOLDER = "additional_chat_templates"
 OVERHEAD_BYTES = 32 << 20  # tokenizer, index and card
-Shapes = Mapping[str, tuple[int, ...]]
+Headers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]  # torch's dtype and the shape by tensor
 WeightReader: TypeAlias = Callable[[str], Any]
-BYTES_PER_ELEMENT = 2  # bf16
 HEADER_ALIGNMENT = 8
+NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +75,10 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     """Create, resume or verify the merged folder. Raises InputError, InputRejected and OSError."""
     model, adapter, out = Path(request.model), Path(request.adapter), Path(request.out)
     base = lora.check_base(model, adapter, request.model_sha256)
-    adapter_weights = lora.read(adapter, model)
-    shards = {path.name: read_shapes(path) for path in weight_files(model)}
-    sizes = {name: file_size(shapes) for name, shapes in shards.items()}
+    adapter_weights, record = lora.read(adapter)
+    source = MergedFiles(model, adapter_weights, record, request.base)
+    shards = source.shards()
+    sizes = {name: file_size(headers) for name, headers in shards.items()}
     facts = MergeFacts(
         base=request.base,
         model_sha256=base.sha256,
@@ -89,7 +94,7 @@ def merge(request: MergeRequest, log: Callable[[str], None]) -> MergeFacts:
     with _exclusive_lock(part):
         done = _resume(part, facts)
         _check_disk_space(part, sum(size for name, size in sizes.items() if name not in done))
-        _write_shards(part, shards, _weight_reader(model, adapter_weights, request.base), done, log)
+        _write_shards(part, shards, source.read, done, log)
         _write_other_files(part, model, adapter, shards, facts.end_ids)
         write_atomic(part / CARD_FILE, request.card.encode())
         _write_checksums(part)
@@ -152,6 +157,9 @@ def _resume(part: Path, facts: MergeFacts) -> dict[str, str]:
     kept = {LOCK_FILE, *((MERGE_FILE, SHARDS_FILE, *done) if is_same else ())}
     for path in part.iterdir():
         if path.name not in kept:
+            if path.is_dir() and path.name == TEMPLATES_FOLDER:
+                shutil.rmtree(path)
+                continue
             if path.is_dir() and not path.is_symlink():
                 raise InputError(f"{path}: not the file of a merge", remedy="remove it, or name another folder")
             path.unlink()
@@ -181,55 +189,100 @@ def _check_disk_space(part: Path, needed: int) -> None:
 
 
 def _write_other_files(
-    part: Path, model: Path, adapter: Path, shards: Mapping[str, Shapes], end_ids: Sequence[int]
+    part: Path, model: Path, adapter: Path, shards: Mapping[str, Headers], end_ids: Sequence[int]
 ) -> None:
-    """Write everything but the weights; tokenizer and template are those of the training."""
-    config = read_config(model)
-    for key in ("quantization_config", FOUND_LAYERS):
-        config.pop(key, None)
+    """Write all other files that inference reads; tokenizer and template are those of the training."""
+    config = json.loads((model / "config.json").read_bytes())
+    config.pop("quantization_config", None)
     dtype_keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]
     files = {"config.json": config | dict.fromkeys(dtype_keys, "bfloat16")}
     files[GENERATION_FILE] = _read_generation_config(model) | {"eos_token_id": end_ids}
-    if len(shards) > 1:
-        weight_map = {name: shard for shard, shapes in shards.items() for name in shapes}
-        count = sum(math.prod(shape) for shapes in shards.values() for shape in shapes.values())
-        files[INDEX] = {"metadata": {"total_size": count * BYTES_PER_ELEMENT}, "weight_map": weight_map}
+    if shards.keys() != {WEIGHTS}:
+        weight_map = {name: shard for shard, headers in shards.items() for name in headers}
+        total = sum(map(data_bytes, shards.values()))
+        files[INDEX] = {"metadata": {"total_size": total}, "weight_map": weight_map}
     for name, document in files.items():
         write_atomic(part / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
-    for name in TOKENIZER_FILES:
-        source = next((folder / name for folder in (adapter, model) if (folder / name).is_file()), None)
-        if source is not None:
+    for path in (*model.iterdir(), *(model / TEMPLATES_FOLDER).glob("*.jinja")):
+        name = str(path.relative_to(model))
+        if path.suffix in SUFFIXES and name not in (*files, INDEX) and path.is_file():
+            (part / name).parent.mkdir(exist_ok=True)
+            source = adapter / name if name in TOKENIZER_FILES and (adapter / name).is_file() else path
             write_atomic(part / name, source.read_bytes())
+    if (adapter / TEMPLATE_FILE).is_file():  # the training's own, which the base may not have
+        write_atomic(part / TEMPLATE_FILE, (adapter / TEMPLATE_FILE).read_bytes())
 
 
-def _weight_reader(model: Path, adapter_weights: lora.Lora, base: str) -> WeightReader:
-    """Return a function that reads a tensor of the base by its name and merges it."""
-    modules = torch_stack.load()
-    device = "cuda" if modules.torch.cuda.is_available() else "cpu"
-    architecture = find(read_config(model))
-    merged = lora.MergedWeights(modules=modules, architecture=architecture, lora=adapter_weights, base=base)
-    places = {name: path for path in weight_files(model) for name in read_shapes(path)}
+class MergedFiles:
+    """Tensors of a merged model's files: what each is, and its content."""
 
-    def get_tensor(name: str) -> Any:
-        with safe_open(places[name], "pt") as file, modules.torch.no_grad():
-            return merged(architecture.module_name(name), file.get_tensor(name).to(device))
+    def __init__(self, model: Path, weights: lora.Lora, record: BaseRecord, base: str) -> None:
+        """Raises InputError if transformers' model is not that of the training."""
+        stack = torch_stack.load()
+        self._torch = stack.torch
+        self._device = "cuda" if self._torch.cuda.is_available() else "cpu"
+        self._merged = lora.MergedWeights(modules=stack, record=record, lora=weights, base=base)
+        is_nf4 = any(held.kind == NF4 for held in record.tensors.values())
+        self._skeleton = Skeleton(stack, model, nf4=is_nf4)
+        if read_base(self._skeleton.model).tensors.keys() != record.tensors.keys():
+            raise InputError(f"{model}: transformers has other weights than in the training", remedy=lora.RESTORE_BASE)
+        self._places = {name: path for path in weight_files(model) for name in read_shapes(path)}
+        self._groups: dict[str, TensorGroup] = {}  # by name in the files
+        self._ready: dict[str, Any] = {}  # the rest of groups of which a tensor was read
 
-    return get_tensor
+    def shards(self) -> dict[str, Headers]:
+        """Return the headers by file: a group's tensors are where its first one is in the base."""
+        shards: dict[str, Headers] = {path.name: {} for path in sorted(set(self._places.values()))}
+        for group in self._skeleton.groups():
+            sources = {name: self._empty(name) for name in group.sources}
+            headers = shards[self._places[group.sources[0]].name]
+            for name, tensor in self._make(group, sources, _unchanged).items():
+                self._groups[name] = group
+                dtype = self._merged.dtype(group.target) if group.target is not None else tensor.dtype
+                headers[name] = dtype, tuple(tensor.shape)
+        return {name: headers for name, headers in shards.items() if headers}
+
+    def read(self, name: str) -> Any:
+        """Read and merge a tensor. Raises InputError."""
+        if name not in self._ready:
+            group = self._groups[name]
+            with self._torch.no_grad():
+                sources = {source: self._load(source) for source in group.sources}
+                self._ready |= self._make(group, sources, self._merged if group.target is not None else _unchanged)
+        return self._ready.pop(name)
+
+    def _make(
+        self, group: TensorGroup, sources: dict[str, Any], merge_tensor: Callable[[str, Any], Any]
+    ) -> dict[str, Any]:
+        tensors = self._skeleton.convert(group, sources)
+        return self._skeleton.revert(group, {name: merge_tensor(name, tensor) for name, tensor in tensors.items()})
+
+    def _empty(self, name: str) -> Any:
+        dtype, shape = self._skeleton.headers[name]
+        return self._torch.empty(shape, dtype=getattr(self._torch, DTYPES[dtype]), device="meta")
+
+    def _load(self, name: str) -> Any:
+        with safe_open(self._places[name], "pt") as file:
+            return file.get_tensor(name).to(self._device)
+
+
+def _unchanged(_name: str, tensor: Any) -> Any:
+    return tensor
 
 
 def _write_shards(
     part: Path,
-    shards: Mapping[str, Shapes],
+    shards: Mapping[str, Headers],
     get_tensor: WeightReader,
     done: Mapping[str, str],
     log: Callable[[str], None],
 ) -> None:
     torch = torch_stack.load().torch
-    for number, (name, shapes) in enumerate(shards.items(), 1):
+    for number, (name, headers) in enumerate(shards.items(), 1):
         if name in done:
             log(f"shard {number} of {len(shards)}: {name} already exists, verified")
             continue
-        digest = write_verified(part / name, tensor_chunks(shapes, get_tensor, torch))
+        digest = write_verified(part / name, tensor_chunks(headers, get_tensor, torch))
         with (part / SHARDS_FILE).open("a", encoding="utf-8") as shards_file:
             shards_file.write(json.dumps({"name": name, "sha256": digest}) + "\n")
             shards_file.flush()
@@ -238,7 +291,8 @@ def _write_shards(
 
 
 def _write_checksums(part: Path) -> None:
-    names = sorted(path.name for path in part.iterdir() if path.name not in (SHARDS_FILE, LOCK_FILE, SUMS_FILE))
+    paths = (str(path.relative_to(part)) for path in part.rglob("*") if path.is_file())
+    names = sorted(name for name in paths if name not in (SHARDS_FILE, LOCK_FILE, SUMS_FILE))
     lines = [f"{sha256_of(part / name)}  {name}\n" for name in names]
     write_atomic(part / SUMS_FILE, "".join(lines).encode())
 
@@ -266,21 +320,29 @@ class ShardMismatch(OSError):
     """Data that was read back differs from the data written."""
 
 
-def encode_header(shapes: Shapes) -> bytes:
+def encode_header(headers: Headers) -> bytes:
     """Encode the header of a file with these tensors, in this order."""
     document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
-    for name, shape in shapes.items():
-        end = begin + math.prod(shape) * BYTES_PER_ELEMENT
-        document[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    for name, (dtype, shape) in headers.items():
+        end = begin + math.prod(shape) * dtype.itemsize
+        document[name] = {
+            "dtype": NAMES[str(dtype).removeprefix("torch.")],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
         begin = end
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
-def file_size(shapes: Shapes) -> int:
-    return len(encode_header(shapes)) + BYTES_PER_ELEMENT * sum(map(math.prod, shapes.values()))
+def data_bytes(headers: Headers) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in headers.values())
+
+
+def file_size(headers: Headers) -> int:
+    return len(encode_header(headers)) + data_bytes(headers)
 
 
 def write_verified(path: Path, chunks: Iterable[Any]) -> str:
@@ -303,11 +365,11 @@ def write_verified(path: Path, chunks: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-def tensor_chunks(shapes: Shapes, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:
+def tensor_chunks(headers: Headers, get_tensor: WeightReader, torch: Any) -> Iterator[Any]:
     """Yield the content of a safetensors file, with one tensor in memory at a time."""
-    yield encode_header(shapes)
-    for name, shape in shapes.items():
+    yield encode_header(headers)
+    for name, (dtype, shape) in headers.items():
         tensor = get_tensor(name).contiguous().to("cpu")
-        if tuple(tensor.shape) != shape or tensor.dtype != torch.bfloat16:
-            raise ValueError(f"{name}: {tuple(tensor.shape)} in {tensor.dtype}, planned {shape} in bf16")
-        yield memoryview(tensor.view(torch.uint8).numpy()).cast("B")
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise ValueError(f"{name}: {tuple(tensor.shape)} in {tensor.dtype}, planned {shape} in {dtype}")
+        yield memoryview(tensor.reshape(-1).view(torch.uint8).numpy()).cast("B")

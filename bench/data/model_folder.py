@@ -314,9 +314,15 @@ def _read_sums(path: Path) -> dict[str, str]:
 
 def read_shapes(path: Path) -> Shapes:
     """Read the shapes by tensor name from a safetensors header, checked against the file's size. Raises InputError."""
+    return {name: shape for name, (_, shape) in read_headers(path).items()}
+
+
+def read_headers(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Read safetensors' name of the dtype, and the shape, of each tensor. Raises InputError."""
     try:
         with safe_open(path, "np") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            return {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
     except SafetensorError as error:
         raise InputError(
             f"{path}: truncated, damaged, or not a safetensors file: {error}", remedy="fetch or make the model again"

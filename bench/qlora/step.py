@@ -14,14 +14,14 @@ from typing import Any
 
 from bench.architectures import find
 from bench.data.collate import Batch
-from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
 from bench.harness.record import PhaseClock, Record
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, preflight
 from bench.machine.fingerprint import cpu_flags
-from bench.qlora import experts
+from bench.qlora.base import load_text_model, nf4_options, read_base, widen
 from bench.records import Trial
+from bench.records.adapter import NF4
 from bench.torch_stack import Stack
 from bench.torch_stack import load as load_stack
 
@@ -83,52 +83,23 @@ def open_session(record: Record, stops: StopSignals) -> TorchSession:
 
 def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
     """Load `trial.model` onto the device: in NF4 with double quantization, or in plain bf16."""
-    torch = stack.torch
-    quantization = None
-    if trial.base_precision == "nf4":
-        experts.use_nf4(stack)
-        quantization = stack.transformers.BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=placement.compute_dtype,
-        )
+    torch, is_nf4 = stack.torch, trial.base_precision == NF4
     model = load_text_model(
         stack,
         trial.model,
-        quantization_config=quantization,
         device_map={"": placement.device},
-        **stack.dtype_argument(placement.compute_dtype if quantization else torch.bfloat16),
+        **(nf4_options(stack, placement.compute_dtype) if is_nf4 else {}),
+        **stack.dtype_argument(torch.bfloat16),
     )
+    model.base_record = read_base(model)
+    if is_nf4 and placement.compute_dtype != torch.bfloat16:
+        widen(torch, model, placement.compute_dtype)
     model.config.use_cache = False  # training does not need cached keys and values
     if "optimizer" in trial.workload.needs:
         _disable_weight_packing(model)  # before the first evaluation
     # The loss leaves out the balance of experts: their routers are frozen, and padding would count in it.
     model.config.get_text_config().output_router_logits = False
     return model
-
-
-def load_text_model(stack: Stack, folder: str, **options: Any) -> Any:
-    """Load the causal language model of a checked folder, only the text part of one that also takes images.
-
-    Raises InputError for a model type that this version of transformers does not know.
-    """
-    content, local = read_config(Path(folder)), {"trust_remote_code": False, "local_files_only": True}
-    architecture = find(content)
-    try:
-        config = stack.transformers.AutoConfig.from_pretrained(folder, **local).get_text_config()
-        if architecture.renames:
-            config.tie_word_embeddings = architecture.geometry(content).is_tied
-            options |= {"config": config, "key_mapping": dict(architecture.renames)}
-        elif type(config) not in stack.transformers.AutoModelForCausalLM._model_mapping:
-            raise ValueError(f"no causal language model of type {config.model_type}")
-    except (ValueError, KeyError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise InputError(
-            f"{folder}/config.json: transformers {stack.transformers.__version__}: {reason}",
-            remedy="use a model that transformers loads without code of its own",
-        ) from error
-    return stack.transformers.AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **local, **options)
 
 
 def _disable_weight_packing(model: Any) -> None:

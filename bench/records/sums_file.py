@@ -28,8 +28,9 @@ def folder_fault(folder: Path) -> str | None:
     """Return why the folder does not have exactly the files of its SHA256SUMS; None if it has."""
     try:
         digests = read_sums(folder)
-        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {SUMS_FILE}
-        outside = next((name for name in digests if Path(name).name != name), None)
+        paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+        names = {str(path) for path in paths if not path.name.startswith(".")} - {SUMS_FILE}
+        outside = next((name for name in digests if Path(name).is_absolute() or ".." in Path(name).parts), None)
         changed = outside if outside is not None else find_changed(folder, digests)
     except (OSError, ValueError):
         return f"{folder / SUMS_FILE}: cannot be read"

@@ -15,13 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.architectures import find
 from bench.data.inputs import Inputs
-from bench.data.model_folder import read_config, weight_files
+from bench.data.model_folder import weight_files
 from bench.harness.record import Record, peak_rss_bytes
 from bench.harness.termination import StopSignals
 from bench.machine import page_cache
+from bench.qlora.base import quantized_names
 from bench.qlora.step import TorchSession, load_base, open_session
+from bench.records.adapter import NF4
 from bench.records.bootstrap import Interval, summarize
 from bench.records.units import format_percent
 from bench.torch_stack import free_memory
@@ -225,7 +226,8 @@ class Loading:
         Works file by file: host and device hold one file's tensors at a time.
         """
         moving = quantizing = 0.0
-        architecture = find(read_config(Path(self.record.trial.model)))
+        is_nf4 = self.record.trial.base_precision == NF4
+        quantized = quantized_names(self.session.modules, Path(self.record.trial.model)) if is_nf4 else set()
         for path in files:
             self.stops.check()
             tensors = self._tensors(path)
@@ -234,11 +236,10 @@ class Loading:
             moved = {name: tensor.to(self._device) for name, tensor in tensors.items()}
             self._synchronize()
             moving += time.perf_counter() - start
-            if self.record.trial.base_precision == "nf4":
+            if is_nf4:
                 start = time.perf_counter()
-                for name in moved:
-                    if architecture.is_linear_weight(architecture.module_name(name)):
-                        moved[name] = self._quantize(moved[name])
+                for name in moved.keys() & quantized:
+                    moved[name] = self._quantize(moved[name])
                 self._synchronize()
                 quantizing += time.perf_counter() - start
         return moving, quantizing

@@ -237,7 +237,8 @@ class FilesUpload:
         """
         if self._files.is_merged:  # hashed only for a running container: gigabytes
             self._host.run(Command(argv=("true",)), timeout_sec=_PROBE_TIMEOUT_SEC)
-        sent = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS_FILE}
+        paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SUMS_FILE)
+        sent = {str(path.relative_to(folder)): path for path in paths}
         push(Agent(self._host), sent, self._files.in_pod)
         if pod not in self._received:
             self._received.add(pod)

@@ -59,6 +59,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+class NoTinyModel(ValueError):
+    """Type of which no tiny model of random weights can be made."""
+
+
 def types(modules: torch_stack.Stack) -> tuple[str, ...]:
     """List the model types that transformers has a causal language model for."""
     names = modules.transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -85,12 +89,16 @@ def _sizes(default: Any) -> Iterator[tuple[str, Any]]:
 
 
 def tiny_model(modules: torch_stack.Stack, model_type: str, **changes: Any) -> Any:
-    """Make a small model of random weights in bf16. Raises ValueError if its config has other large sizes."""
-    config, torch = tiny_config(modules, model_type, **changes), modules.torch
-    make = partial(modules.transformers.AutoModelForCausalLM.from_config, config, dtype=torch.bfloat16)
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in make().parameters())
-    if parameters > MAX_PARAMETERS:
-        raise ValueError(f"{model_type}: {parameters:,} parameters")
-    torch.manual_seed(1)
-    return make()
+    """Make a small model of random weights in bf16. Raises NoTinyModel."""
+    torch = modules.torch
+    try:
+        config = tiny_config(modules, model_type, **changes)
+        make = partial(modules.transformers.AutoModelForCausalLM.from_config, config, dtype=torch.bfloat16)
+        with torch.device("meta"):
+            parameters = sum(parameter.numel() for parameter in make().parameters())
+        if parameters > MAX_PARAMETERS:
+            raise NoTinyModel(f"{model_type}: {parameters:,} parameters")
+        torch.manual_seed(1)
+        return make()
+    except Exception as error:  # each type has its own
+        raise NoTinyModel(f"{model_type}: {error}") from error

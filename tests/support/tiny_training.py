@@ -158,7 +158,7 @@ class Lab:
         stop = trainer.run()
         if stop in ("finished", "early"):
             step, adapter = trainer.adapter()
-            checkpoint_manager.write_adapter(folder, adapter, trainer.weights.config, Path(self.trial.model))
+            checkpoint_manager.write_adapter(folder, adapter, trainer.weights, Path(self.trial.model))
             trainer.set_adapter(adapter)
             score = trainer.score_adapter(step)
             scores = [evaluation.score for evaluation in trainer.state.evaluations]

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 
 from bench.data.inputs import InputError
 from bench.data.model_folder import TEMPLATE_FILE
+from bench.qlora.base import trained_base
 from bench.records import schema
 from bench.records.atomic_files import sync_folder
 from bench.records.paths import ADAPTER_FOLDER
@@ -39,7 +40,7 @@ class Weights:
             name: tensor.detach()
             for name, tensor in stack.peft.get_peft_model_state_dict(peft_model, save_embedding_layers=False).items()
         }
-        self.config = adapter_config(peft_model)
+        self.config, self.base = adapter_config(peft_model), trained_base(peft_model)
         self._make_state()
 
     def _make_state(self) -> None:
@@ -298,9 +299,9 @@ def _copy_tensors(saved: Mapping[str, Any], into: Mapping[str, Any]) -> None:
 
 
 def write_adapter(
-    out: Path, adapter: dict[str, Any], config: str, model: Path, chat_template: str | None = None
+    out: Path, adapter: dict[str, Any], weights: Weights, model: Path, chat_template: str | None = None
 ) -> dict[str, int]:
-    """Write `out`/adapter atomically, for plain peft, with the tokenizer and the training's chat template.
+    """Write `out`/adapter atomically, for plain peft, with the base's record, tokenizer and the training's template.
 
     Returns sizes by name. Raises OSError, and then leaves nothing.
     """
@@ -311,7 +312,8 @@ def write_adapter(
         part.mkdir(parents=True)
         # save_file is not used because it does not raise OSError if the disk is full.
         (part / checkpoint.ADAPTER).write_bytes(save(adapter, HEADER))
-        (part / checkpoint.ADAPTER_CONFIG).write_text(config, encoding="utf-8")
+        (part / checkpoint.ADAPTER_CONFIG).write_text(weights.config, encoding="utf-8")
+        weights.base.write(part)
         for name in TOKENIZER_FILES:
             if (model / name).is_file():
                 shutil.copyfile(model / name, part / name)

@@ -169,9 +169,7 @@ class FinetuneRank(RankProcess):
             self.heartbeat.update("answer")
             out = Path(self.spec.out)
             template = training_set.training_of(self.trial).data.chat_template
-            files = self.trainer_module.write_adapter(
-                out, adapter, trainer.weights.config, Path(self.trial.model), template
-            )
+            files = self.trainer_module.write_adapter(out, adapter, trainer.weights, Path(self.trial.model), template)
             digest = sha256_of(out / ADAPTER_FOLDER / ADAPTER)
             answers = schema.to_json(trainer.sample_answers())
             self.report(adapter={"step": step, "sha256": digest, "files": files}, answers=answers)

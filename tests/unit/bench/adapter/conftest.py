@@ -1,5 +1,6 @@
 """Fixtures: a model of two layers in two shards, and an adapter of it with non-zero matrices."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from bench.qlora.step import Placement, load_base
 from tests.support import tiny_training
 from tests.support.tiny_training import Lab
 
@@ -49,6 +51,11 @@ def adapter(modules, inputs, tmp_path_factory) -> Path:
             tensors[f"{start}A.weight"] = torch.randn(4, HIDDEN, generator=random) * 0.1
             tensors[f"{start}B.weight"] = torch.randn(out, 4, generator=random) * 0.1
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    base = load_base(
+        modules, tiny_training.plan(*inputs), Placement(device=torch.device("cpu"), compute_dtype=torch.float32)
+    )
+    names = [name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors]
+    dataclasses.replace(base.base_record, adapters=sorted(set(names))).write(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((inputs[0] / name).read_bytes())
     return folder

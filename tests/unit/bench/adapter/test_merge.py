@@ -35,7 +35,7 @@ def test_the_folder_is_pefts_own_merge_and_loads_in_plain_transformers(modules, 
     merged, before = tensors_of(out), tensors_of(inputs[0])
     assert merged.keys() == before.keys()
     name = "model.layers.0.self_attn.k_proj.weight"
-    a, b = lora.read(adapter, inputs[0]).pairs[name]
+    a, b = lora.read(adapter)[0].pairs[name]
     torch.testing.assert_close(merged[name], (before[name].bfloat16().float() + 2.0 * b @ a).bfloat16(), rtol=0, atol=0)
     torch.testing.assert_close(merged["model.embed_tokens.weight"], before["model.embed_tokens.weight"].bfloat16())
     assert facts.shards == len(list(inputs[0].glob("*.safetensors"))) == len(logged) - 1
@@ -108,10 +108,11 @@ def test_a_shard_that_was_damaged_meanwhile_is_written_again(monkeypatch, merge_
 
 def test_a_shard_that_differs_when_read_back_is_an_error(monkeypatch, modules, tmp_path):
     monkeypatch.setattr(merge, "sha256_of", lambda _path: "0" * 64)
-    ones, shapes = modules.torch.ones(2, 3, dtype=modules.torch.bfloat16), {"a": (2, 3)}
+    ones = modules.torch.ones(2, 3, dtype=modules.torch.bfloat16)
+    headers = {"a": (ones.dtype, (2, 3))}
 
     def write() -> None:
-        merge.write_verified(tmp_path / "a.safetensors", merge.tensor_chunks(shapes, lambda _: ones, modules.torch))
+        merge.write_verified(tmp_path / "a.safetensors", merge.tensor_chunks(headers, lambda _: ones, modules.torch))
 
     with pytest.raises(merge.ShardMismatch, match=r"a\.safetensors"):
         write()
@@ -120,7 +121,7 @@ def test_a_shard_that_differs_when_read_back_is_an_error(monkeypatch, modules, t
     write()
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.get_tensor("a").tolist() == [[1.0] * 3] * 2
-    assert (tmp_path / "a.safetensors").stat().st_size == merge.file_size({"a": (2, 3)})
+    assert (tmp_path / "a.safetensors").stat().st_size == merge.file_size(headers)
 
 
 def changed(adapter: Path, target: Path, **settings) -> Path:

@@ -7,6 +7,7 @@ import resource
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from bench.data import model_folder
 from bench.data.inputs import InputError, InputRejected
 from bench.data.tokenizer import load_tokenizer
 from bench.records import schema
+from bench.records.adapter import BaseRecord
 from bench.records.atomic_files import sha256_of
 from bench.workloads.finetune import checkpoint, checkpoint_manager, resume
 from bench.workloads.finetune.checkpoint import BrokenCheckpoint, History, Identity, State
@@ -27,6 +29,7 @@ VALUES = {
     "step": 1, "loss": 2.5, "learning_rate": 1e-4, "gradient_norm": 0.1, "targets": 7, "tokens": 9, "samples": 2,
     "step_time_sec": 0.5,
 }  # fmt: skip
+WEIGHTS = SimpleNamespace(config="{}", base=BaseRecord(tensors={}, adapters=[]))
 
 
 def write(folder: Path, step: int, identity: Identity = NOW) -> Path:
@@ -238,12 +241,12 @@ def test_an_adapter_includes_all_tokenizer_files_of_the_model(tmp_path: Path):
     model.mkdir()
     for name in model_folder.TOKENIZER_FILES:
         (model / name).write_text("{}")
-    assert set(model_folder.TOKENIZER_FILES) <= checkpoint_manager.write_adapter(tmp_path, {}, "{}", model).keys()
+    assert set(model_folder.TOKENIZER_FILES) <= checkpoint_manager.write_adapter(tmp_path, {}, WEIGHTS, model).keys()
 
 
 def test_the_trainings_own_template_is_the_adapters(modules, tmp_path: Path):
     model = tiny_training.make_folder(modules, tmp_path / "models" / "tiny--tiny")
-    files = checkpoint_manager.write_adapter(tmp_path, {}, "{}", model, "{{ messages[0].content }}")
+    files = checkpoint_manager.write_adapter(tmp_path, {}, WEIGHTS, model, "{{ messages[0].content }}")
     assert files[model_folder.TEMPLATE_FILE] == len("{{ messages[0].content }}")
     assert load_tokenizer(tmp_path / "adapter").chat_template == "{{ messages[0].content }}"
     assert load_tokenizer(model).chat_template != "{{ messages[0].content }}"
@@ -254,7 +257,7 @@ def test_a_write_that_fails_raises_os_error(tmp_path: Path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(OSError, match=f"File too large: '{tmp_path}"):
-            checkpoint_manager.write_adapter(tmp_path, {"a": torch.zeros(1000)}, "{}", tmp_path)
+            checkpoint_manager.write_adapter(tmp_path, {"a": torch.zeros(1000)}, WEIGHTS, tmp_path)
         assert list(tmp_path.iterdir()) == []
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -274,7 +277,7 @@ def test_a_training_begins_from_an_adapter_at_step_0_and_resumes_to_the_same_bit
     first = lab(training={"max_steps": 2}).trainer(None)
     first.run()
     adapter = {name: tensor.clone() for name, tensor in first.weights.adapter.items()}
-    checkpoint_manager.write_adapter(tmp_path, adapter, first.weights.config, Path(first.trial.model))
+    checkpoint_manager.write_adapter(tmp_path, adapter, first.weights, Path(first.trial.model))
     folder, checkpoints = tmp_path / "adapter", tmp_path / "checkpoints"
     checkpoints.mkdir()
     whole = begin_from(lab, folder).trainer(None)
@@ -305,7 +308,7 @@ def test_an_adapter_that_does_not_fit_is_refused_by_file_and_tensor(lab, tmp_pat
         "more: only in it": {**adapter, "more": adapter[name].clone()},
     }
     for expected, tensors in others.items():
-        checkpoint_manager.write_adapter(tmp_path, tensors, trainer.weights.config, Path(trainer.trial.model))
+        checkpoint_manager.write_adapter(tmp_path, tensors, trainer.weights, Path(trainer.trial.model))
         path = tmp_path / "adapter" / checkpoint.ADAPTER
         with pytest.raises(InputError, match=f"^{path}: {expected}"):
             checkpoint_manager.load_init_adapter(str(path.parent), sha256_of(path), trainer.weights)

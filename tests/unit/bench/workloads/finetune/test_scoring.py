@@ -67,7 +67,7 @@ def test_a_training_from_an_adapter_is_compared_with_this_adapter(lab, tmp_path)
     first = lab(training={**SETTINGS, "score": None}).trainer(None)
     first.run()
     adapter = {name: tensor * 50 for name, tensor in first.weights.adapter.items()}
-    checkpoint_manager.write_adapter(tmp_path, adapter, first.weights.config, Path(first.trial.model))
+    checkpoint_manager.write_adapter(tmp_path, adapter, first.weights, Path(first.trial.model))
     path = tmp_path / "adapter" / checkpoint.ADAPTER
     begun = {**SETTINGS, "init_adapter": str(path.parent), "init_sha256": sha256_of(path)}
     parts, checkpoints = lab(training=begun), tmp_path / "checkpoints"
