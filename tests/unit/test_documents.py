@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks import ns
+from tests import step_figure
 from tests.support.documents import DOCUMENTS
 from tests.support.paths import ROOT
 
@@ -91,6 +92,13 @@ def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
     diagrams = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", ARCHITECTURE, re.DOTALL)
     assert len(diagrams) == 2
     assert [line for diagram in diagrams for line in diagram.splitlines() if ";" in line] == []
+
+
+def test_the_picture_of_the_readme_has_the_measured_numbers() -> None:
+    rows = step_figure.read_rows((DOCS / "performance.md").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [row.label for row in rows if f"{row.speed:,.0f}" not in readme] == []
+    assert all(row.low < row.speed < row.high for row in rows)
 
 
 def test_every_test_that_the_table_of_faults_names_is_there() -> None:
