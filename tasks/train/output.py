@@ -116,10 +116,14 @@ def data_lines(report: DataReport, training: Training) -> list[str]:
 
 
 def headline(predicted: TrainingForecast) -> list[str]:
-    """Return lines about time, dollars, memory, communication and a fallback of the recipe."""
+    """Return lines about time, dollars, memory, communication and a fallback of the recipe.
+
+    Without a GPU nothing is rented: what is unknown then is left out.
+    """
     title = f"{count(predicted.steps, 'step')} on {count(predicted.workers, 'worker')}"
+    has_gpu = predicted.memory_bytes is not None
     if predicted.seconds is None:
-        lines = [f"{title}; the time is unknown: {predicted.basis}"]
+        lines = [f"{title}; the time is unknown: {predicted.basis}" if has_gpu else title]
     else:
         lines = [f"{title}: {_estimate_text(predicted.seconds.times(1 / 3600), ' hours')} ({predicted.basis})"]
     if predicted.steps_within_limit is not None:
@@ -128,7 +132,8 @@ def headline(predicted: TrainingForecast) -> list[str]:
             "raise that setting, or train fewer steps (train.max_steps)"
         )
     if predicted.price is None:
-        lines.append("dollars: unknown, no price is known for these workers (cost.price_usd_per_gpu_hour)")
+        unknown = "dollars: unknown, no price is known for these workers (cost.price_usd_per_gpu_hour)"
+        lines += [unknown] if has_gpu else []
     elif predicted.usd is None:
         lines.append(f"dollars: unknown without the time; the price is {predicted.price.description}")
     else:
@@ -139,7 +144,7 @@ def headline(predicted: TrainingForecast) -> list[str]:
         lines.append(f"predicted peak memory of the longest batch: {peak}{gpu_memory} per GPU")
     elif predicted.memory_bytes is not None:
         lines.append(f"peak memory: unknown for this type of model, of {format_gib(predicted.memory_bytes)} per GPU")
-    lines += _communication(predicted)
+    lines += _communication(predicted) if has_gpu or predicted.all_reduce_sec is not None else []
     return [*lines, *([] if predicted.fallback is None else [f"! recipe {predicted.fallback}"])]
 
 

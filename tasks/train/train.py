@@ -190,7 +190,7 @@ def gather_facts(settings: Settings, request: TrainRequest) -> Facts:
         trial=trial,
         probe=probe,
         predicted=predicted,
-        shapes=shapes.shape_costs(settings, known, probe, predicted.steps),
+        shapes=[] if probe.forecast.gpu is None else shapes.shape_costs(settings, known, probe, predicted.steps),
         hosted=shapes.hosted_line(settings, known, probe, predicted.steps),
     )
 

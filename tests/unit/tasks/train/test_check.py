@@ -204,6 +204,20 @@ def test_a_training_that_shows_or_learns_little_is_a_warning_with_the_setting(
         assert warnings[code].values
 
 
+def test_without_a_gpu_unknown_hours_dollars_and_communication_are_left_out() -> None:
+    unknown = {
+        "seconds": None,
+        "price": None,
+        "usd": None,
+        "peak_bytes": None,
+        "step_sec": None,
+        "all_reduce_sec": None,
+    }
+    predicted = dataclasses.replace(PREDICTED, steps=9, workers=2, fallback=None, max_hours=None, **unknown)
+    assert output.headline(dataclasses.replace(predicted, memory_bytes=None)) == ["9 steps on 2 workers"]
+    assert len(output.headline(dataclasses.replace(predicted, memory_bytes=24 << 30))) == 4
+
+
 @pytest.mark.parametrize(("max_hours", "left"), [(None, None), (1.0, None), (0.5, 1), (1e-9, 0)])
 def test_a_limit_that_stops_a_training_early_is_a_warning_of_the_forecast(
     max_hours: float | None, left: int | None
