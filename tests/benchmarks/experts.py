@@ -27,7 +27,7 @@ from bench.qlora.step import Placement, TrainingStep, choose_placement
 from bench.records.bootstrap import Interval, summarize
 from tests.benchmarks import Figure, a_trial, print_figures, spread
 
-LAYERS, SEQUENCE, ROWS, WARMUP, PROFILED = 48, 512, 8, 3, 2
+LAYERS, SEQUENCE, ROWS, WARMUP, PROFILED, LOOP_STEPS = 48, 512, 8, 3, 2, 5
 SIZES = {
     "hidden_size": 2048, "moe_intermediate_size": 768, "intermediate_size": 6144, "num_experts": 128,
     "num_experts_per_tok": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
@@ -195,6 +195,7 @@ def main(argv: Sequence[str] = ()) -> list[Figure]:
     del step
     for name, implementation in (("loop", "eager"), ("grouped", "grouped_mm")):
         bench.reset()
+        bench.steps = LOOP_STEPS  # thousands of launches each
         step = bench.make(arguments.loop_layers, in_nf4=False, implementation=implementation)
         whole, per_layer, _ = bench.measure_layers(step, arguments.loop_layers)
         goal = ">= 3x" if name == "loop" else "-"
