@@ -132,8 +132,14 @@ def _read_object(path: Path) -> dict[str, Any]:
     return document
 
 
+def is_mxfp4(config: dict[str, Any]) -> bool:
+    """Return whether the files hold experts in MXFP4, which loading dequantizes."""
+    quantization = config.get("quantization_config")
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
+
+
 def _check_architecture(path: Path, config: dict[str, Any]) -> tuple[Architecture, Geometry]:
-    if config.get("quantization_config") is not None:
+    if config.get("quantization_config") is not None and not is_mxfp4(config):
         raise InputError(
             f"{path}: quantization_config: the weights are quantized already, but a trial quantizes them itself",
             remedy="name the folder of the 16-bit original",

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.architectures import find
 from bench.data.inputs import InputError
-from bench.data.model_folder import read_config, read_headers, weight_files
+from bench.data.model_folder import is_mxfp4, read_config, read_headers, weight_files
 from bench.records.adapter import NF4, BaseRecord, HeldTensor
 from bench.torch_stack import Stack
 
@@ -106,6 +106,12 @@ def load_text_model(stack: Stack, folder: str, tensors: Mapping[str, Any] | None
             f"{folder}/config.json: transformers {stack.transformers.__version__}: {reason}",
             remedy="use a model that transformers loads without code of its own",
         ) from error
+    if is_mxfp4(content):
+        if "quantization_config" in options:
+            del config.quantization_config  # the experts are dequantized on their way to NF4
+            options["config"] = config
+        else:
+            options["quantization_config"] = stack.transformers.Mxfp4Config(dequantize=True)
     if tensors is None:
         return auto.from_pretrained(folder, use_safetensors=True, **local, **options)
     model_class = auto._model_mapping[type(config)]

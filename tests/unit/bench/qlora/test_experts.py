@@ -1,18 +1,23 @@
 """Experts in NF4 against transformers' own loop over the dequantized weights."""
 
 import copy
+import dataclasses
 import importlib
 import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from bench.adapter import lora, merge
 from bench.data.inputs import InputError
 from bench.data.trial_inputs import check_trial_model
 from bench.qlora import experts
+from bench.qlora.step import Placement, load_base
 from bench.records.validation import ALL_LINEAR
 from tests.support import tiny_models, tiny_training
+from tests.support.small_inputs import edit_json
 
 CHOICES, TOKENS, WIDTH = 3, 20, 64
 # By structure: transformers' class and where it is.
@@ -163,6 +168,36 @@ def test_every_type_is_computed_as_by_its_own_loop(modules, tmp_path):
     wrong = {name: row for name, row in differences.items() if not (row[0] < 1e-6 and row[1] < 2e-6 and row[2])}
     assert len(differences) >= 40
     assert not wrong
+
+
+def save_mxfp4(modules, folder):
+    """Save a tiny gpt-oss as it is published: experts in random MXFP4, biases and attention in bf16."""
+    tiny_models.tiny_model(modules, "gpt_oss").save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, columns, rows = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (count, rows, columns // 32, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(120, 126, (count, rows, columns // 32), dtype=torch.uint8)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    edit_json(folder / "config.json", quantization_config={"quant_method": "mxfp4"})
+
+
+def test_experts_in_mxfp4_are_loaded_and_merged_as_their_16_bit_values(modules, tmp_path):
+    save_mxfp4(modules, tmp_path / "model")
+    trial = tiny_training.plan(tmp_path / "model", tmp_path, recipe="stock")
+    cpu = Placement(device=torch.device("cpu"), compute_dtype=torch.bfloat16)
+    plain = load_base(modules, dataclasses.replace(trial, base_precision="bf16"), cpu)
+    ours, weights = load_base(modules, trial, cpu), dict(plain.named_parameters())
+    record, none = ours.base_record, lora.Lora(pairs={}, scale=1.0, sha256="")
+    merged = {base: merge.MergedFiles(tmp_path / "model", none, record, base) for base in ("bf16", "nf4")}
+    names = [name for name, held in record.tensors.items() if len(held.shape) == 3]
+    assert len(names) == 4
+    assert all(files.shards()["model.safetensors"].keys() == weights.keys() for files in merged.values())
+    for name in names:
+        in_nf4 = experts.dequantize(ours.get_parameter(name))
+        assert torch.equal(in_nf4, experts.dequantize(experts.quantize(modules, weights[name].data)))
+        assert torch.equal(merged["nf4"].read(name), in_nf4)
+        assert torch.equal(merged["bf16"].read(name), weights[name])
 
 
 def test_adapters_on_experts_are_refused_with_the_reason(modules, tmp_path):
