@@ -23,7 +23,7 @@ from reports import formatting
 from tasks.cli.waiting import View
 
 BAR_WIDTH = 8
-LINES_AROUND_TABLE = 6  # blank line, run, cost, column titles, "+ n more", the cursor's line
+LINES_AROUND_TABLE = 5  # blank line, run, column titles, "+ n more", the cursor's line
 UNKNOWN, NO_LOGIN = "-", "no login"
 
 
@@ -43,8 +43,7 @@ class WorkerRow:
 class FleetView(View):
     """Live display of one run: pass every event to `handle`, from any thread. Use as a context manager.
 
-    `expected_sec` maps a trial id to the expected seconds of one attempt, None if unknown. Without
-    `price_usd_per_gpu_hour` no cost is shown.
+    `expected_sec` maps a trial id to the expected seconds of one attempt, None if unknown.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class FleetView(View):
         planned: Sequence[PlannedTrial],
         workers: Sequence[str],
         expected_sec: Mapping[str, float | None],
-        price_usd_per_gpu_hour: float | None,
         console: Console | None = None,
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -63,10 +61,8 @@ class FleetView(View):
         self._run_id = run_id
         self._planned = {trial.trial_id: trial for trial in planned}
         self._expected_sec = dict(expected_sec)
-        self._price = price_usd_per_gpu_hour
         self._rows = {worker: WorkerRow(worker=worker) for worker in workers}
         self._ends: dict[str, TrialStatus] = {}
-        self._busy_sec = 0.0
         self._needs_login = False
         self._cancelled_running = 0
 
@@ -197,8 +193,6 @@ class FleetView(View):
         return line
 
     def _release(self, row: WorkerRow) -> None:
-        if row.trial_id is not None:
-            self._busy_sec += max(0.0, self._clock() - row.since)
         row.trial_id, row.progress, row.phase = None, None, "idle"
 
     def summary(self) -> Text:
@@ -211,13 +205,7 @@ class FleetView(View):
         remaining = self._remaining_sec()
         if remaining is not None and len(ends) < len(self._planned):
             parts.append(f"about {formatting.clock(remaining)} left")
-        header = self._escaped((" · " if self._is_unicode() else " | ").join(parts), "bold red" if failed else "bold")
-        if self._price is not None:
-            cost = (
-                f"cost so far {formatting.dollars(self._cost_usd())}, at {formatting.dollars(self._price)} per GPU hour"
-            )
-            header = Text("\n").join([header, self._escaped(cost)])
-        return header
+        return self._escaped((" · " if self._is_unicode() else " | ").join(parts), "bold red" if failed else "bold")
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
@@ -227,8 +215,6 @@ class FleetView(View):
         table.add_column("step", no_wrap=True, width=BAR_WIDTH + 8)
         for title in ("samples/s", "elapsed", "left"):
             table.add_column(title, no_wrap=True, justify="right")
-        if self._price is not None:
-            table.add_column("cost", no_wrap=True, justify="right")
         max_rows = max(1, self._console.height - LINES_AROUND_TABLE)
         rows = list(self._rows.values())
         if len(rows) > max_rows:  # show busy workers first; otherwise keep the order
@@ -244,7 +230,7 @@ class FleetView(View):
     def _cells(self, row: WorkerRow) -> list[str]:
         cells = [row.worker, UNKNOWN, row.phase, "", UNKNOWN, UNKNOWN, UNKNOWN]
         if row.trial_id is None:
-            return [*cells, UNKNOWN] if self._price is not None else cells
+            return cells
         elapsed = self._clock() - row.since
         expected = self._expected_sec.get(row.trial_id)
         cells[1] = self._short_trial_id(row.trial_id) + (f" (attempt {row.attempt})" if row.attempt > 1 else "")
@@ -259,7 +245,7 @@ class FleetView(View):
                 if elapsed <= expected
                 else f"+{formatting.clock(elapsed - expected)}"
             )
-        return [*cells, formatting.dollars(elapsed / 3600 * self._price)] if self._price is not None else cells
+        return cells
 
     def _bar(self, step: int, steps: int) -> str:
         filled_char, empty_char = ("━", "╌") if self._is_unicode() else ("#", ".")
@@ -287,10 +273,6 @@ class FleetView(View):
         if not worker_sec:
             return None
         return max(max(worker_sec.values()), (sum(worker_sec.values()) + unassigned_sec) / len(worker_sec))
-
-    def _cost_usd(self) -> float:
-        running = sum(self._clock() - row.since for row in self._rows.values() if row.trial_id is not None)
-        return (self._busy_sec + running) / 3600 * (self._price or 0.0)
 
     def _short_trial_id(self, trial_id: str) -> str:
         # With --spread replicate the id contains the worker's name, which the row already shows.

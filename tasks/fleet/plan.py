@@ -55,7 +55,6 @@ class FleetPlan:
     program: BenchProgram
     limits: RetryLimits
     expected_sec: Mapping[str, float | None]
-    price_usd_per_gpu_hour: float | None
     notify_command: Sequence[str]
     target: Target | None
 
@@ -126,7 +125,6 @@ def plan_fleet(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence
             max_streams=connector.max_streams,
         ),
         expected_sec=expected_sec(settings.results_folder, run),
-        price_usd_per_gpu_hour=settings.cost.price_usd_per_gpu_hour,
         notify_command=settings.notify.command,
         target=resolve_target(settings) if connector.is_cluster else None,
     )

@@ -132,7 +132,6 @@ def run_trials(plan: FleetPlan, ledger: Ledger, *, plain: bool, notifies: bool) 
         planned=[planned for planned in run.planned if planned.trial_id in still_open],
         workers=[host.name for host in plan.hosts],
         expected_sec=plan.expected_sec,
-        price_usd_per_gpu_hour=plan.price_usd_per_gpu_hour,
         plain=plain,
     )
     was_stopped = False

@@ -25,7 +25,6 @@ WORKERS = ("worker-0", "worker-1")
 class Scene:
     """A view of the quick suite on two workers, its console, and the time `now`, in seconds, which a test moves."""
 
-    price: float | None = None
     plain: bool = False
     expected: float | None = 60.0
     workers: tuple[str, ...] = WORKERS
@@ -55,7 +54,6 @@ class Scene:
             planned=planned,
             workers=self.workers,
             expected_sec={trial.trial_id: self.expected for trial in planned},
-            price_usd_per_gpu_hour=self.price,
             console=self.console,
             plain=self.plain,
             clock=lambda: self.now,
@@ -96,21 +94,6 @@ def test_the_table_shows_worker_trial_phase_step_rate_elapsed_and_time_left(scen
         "worker-0 baseline measure  ━━━━╌╌╌╌ 9/18          1.5    0:12 0:48",
         "worker-1 -        idle                              -       -    -",
     ]
-
-
-def test_with_a_price_the_cost_so_far_counts_ended_and_running_trials() -> None:
-    scene = Scene(price=2.0)
-    scene.send(EventType.STARTED)
-    scene.now += 1800
-    scene.send(EventType.ENDED, status=TrialStatus.SUCCEEDED)
-    scene.send(EventType.STARTED, "worker-1")
-    scene.now += 900
-    header, cost, _, idle, busy = scene.table()
-    assert header.startswith("20251120-quick · 1/4 trials ended · 45:00")
-    assert cost == "cost so far $1.50, at $2.00 per GPU hour"
-    assert busy.split()[:2] == ["worker-1", "baseline"]
-    assert busy.split()[-1] == "$0.5000"
-    assert idle.split()[-1] == "-"
 
 
 def test_failures_are_counted_in_the_header_and_cancelled_trials_apart(scene: Scene) -> None:
@@ -196,19 +179,18 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     assert scene.printed_lines()[-1].endswith("Ger\\xe4t voll")
 
 
-@pytest.mark.parametrize("price", [None, 2.0])
-def test_every_line_of_a_large_fleet_fits_80_columns_and_the_screen(price: float | None) -> None:
-    scene = Scene(workers=tuple(f"oke-node-pool-gpu-{n:04}" for n in range(40)), price=price, height=24)
+def test_every_line_of_a_large_fleet_fits_80_columns_and_the_screen() -> None:
+    scene = Scene(workers=tuple(f"oke-node-pool-gpu-{n:04}" for n in range(40)), height=23)
     for worker in scene.workers[10:]:
         scene.send(EventType.STARTED, worker, trial="optimized")
         scene.now += 3600
         scene.send_progress(18, worker=worker, rate=1234.5)
     lines = scene.table()
     assert max(map(len, lines)) <= 80
-    assert len(lines) <= 23
+    assert len(lines) <= 22
     assert lines[-2].split()[2] == "measure", "busy workers come first"
     assert lines[-1].split() == ["+", "22", "more", "12", "busy"]
-    assert "samples/s" in lines[2 if price else 1]
+    assert "samples/s" in lines[1]
 
 
 def test_on_a_terminal_the_table_is_drawn_and_ends_stay_above_it() -> None:
@@ -308,7 +290,7 @@ EVENTS = st.builds(
     events=st.lists(EVENTS, max_size=6), encoding=st.sampled_from(["utf-8", "ascii", "latin-1"]), plain=st.booleans()
 )
 def test_no_event_however_odd_raises(events: list[FleetEvent], encoding: str, plain: bool) -> None:
-    scene = Scene(encoding=encoding, plain=plain, price=2.0)
+    scene = Scene(encoding=encoding, plain=plain)
     with scene.view:
         for event in events:
             scene.view.handle(event)
