@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import errno
-import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -298,10 +298,12 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def _kernels(arguments: argparse.Namespace) -> int:
-    from bench.commands.kernels import compile_kernels
+    models, count = sorted(path.parent for path in arguments.models.glob("*/config.json")), 0
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if models and arguments.archs and importlib.util.find_spec("triton") is not None:
+        from bench.commands.kernels import compile_kernels
 
-    models = sorted(path.parent for path in arguments.models.glob("*/config.json"))
-    count = compile_kernels(models, arguments.archs, arguments.out)
+        count = compile_kernels(models, arguments.archs, arguments.out)
     return _print_json({"models": [model.name for model in models], "archs": arguments.archs, "kernels": count})
 
 

@@ -21,25 +21,24 @@ from bench.data.model_folder import read_config
 from bench.data.trial_inputs import unsupported_model
 from bench.kernels import adamw8, nf4
 from bench.kernels.int8 import matmul
-from bench.kernels.triton_compat import HAS_TRITON, gpu_properties
-from bench.qlora.recipes.fast import FastModel, product_shapes
+from bench.kernels.triton_compat import gpu_properties
+from bench.qlora.recipes.fast import FastModel, product_shapes, unsupported_software
 from bench.qlora.step import add_lora
 from bench.records import Trial, choose, suite
 from bench.torch_stack import Stack
 
 LAYERS = 2
-ROW_TOKENS, ROW_SAMPLES = 4096, 21
+ROW_TOKENS, ROW_SAMPLES = 4096, (64, 128, 256)  # most samples of a row; their power of two is a constant of a kernel
 SHORT_TOKENS = 1024  # longer samples have another kernel of attention
 
 
 def compile_kernels(models: Sequence[Path], architectures: Sequence[str], out: Path) -> int:
     """Compile the models' kernels for these compute capabilities, as "8.6", into `out`; return their number.
 
-    It is 0 without Triton, or if the recipe supports no model. Raises InputError for another
-    capability than those of `ahead.PROCESSORS`.
+    It is 0 if the recipe does not support this torch, or no model. Raises InputError for another capability than those
+    of `ahead.PROCESSORS`.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    if not HAS_TRITON or not models or not architectures:
+    if unsupported_software(torch) is not None:
         return 0
     from bench.kernels import ahead, cache  # import Triton
 
@@ -84,14 +83,16 @@ def _run(stack: Stack, trial: Trial) -> None:
             module.weight = _quantized(*module.weight.shape)
     model = FastModel(peft_model, base, trial)
     ids = _meta(1, ROW_TOKENS, dtype=torch.int64)
-    row = ids, ids, ids, _meta(ROW_SAMPLES + 1, dtype=torch.int32)
+    rows = [(ids, ids, ids, _meta(samples + 1, dtype=torch.int32)) for samples in ROW_SAMPLES]
     shapes = product_shapes(base, trial)
     for tiles in matmul.candidates(gpu_properties(ids.device)[0]).values() if trial.matmul == "int8" else (None,):
         matmul.select_tiles({} if tiles is None else dict.fromkeys(shapes, tiles))
-        model(*row).loss.backward()
+        for row in rows:
+            model(*row).loss.backward()
     matmul.select_tiles({})
     model.eval()
-    model.token_losses(*row)
+    for row in rows:
+        model.token_losses(*row)
 
 
 def _base(stack: Stack, folder: Path) -> Any:

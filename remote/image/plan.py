@@ -104,7 +104,7 @@ class ImageSpec:
 
     def options(self) -> dict[str, str]:
         """Return the Dockerfile's arguments for optional parts of the image. Raises ContextError."""
-        arguments: dict[str, str] = {}
+        arguments = {"GPU_ARCHS": " ".join(self.section.gpu_archs)}
         if self.section.torch == "source" and not self.profile.torch_from_source:
             raise ContextError(
                 f"image.torch: source: image/torch.sh cannot build the torch of profile {self.profile.name}",
@@ -114,8 +114,9 @@ class ImageSpec:
             arguments["TORCH"] = "source"
         if any(file.path.startswith("extension/") for file in self.code):
             arguments["EXTENSION"] = "own"
-        if arguments:
+        if {"TORCH", "EXTENSION"} & set(arguments):
             arguments["TOOLKIT"] = self.profile.cuda_packages()
+            arguments["TORCH_CUDA_ARCH_LIST"] = ";".join(self.section.gpu_archs)
         if self.section.apt_snapshot is not None:
             arguments["APT_SNAPSHOT"] = self.section.apt_snapshot
         if self.profile.environment is not None:

@@ -48,8 +48,11 @@ class ImageSection:
     )
     torch: str = setting(
         "wheel",
-        "wheel: the wheel in the lock; source: built for compute capability 8.6 (A10) only; takes hours, 40 GB",
+        "wheel: the wheel in the lock; source: built for image.gpu_archs only; takes hours, 40 GB",
         choices=("wheel", "source"),
+    )
+    gpu_archs: tuple[str, ...] = setting(
+        ("8.6",), "compute capabilities that the image has compiled kernels for: 8.6 A10, 8.0 A100, 8.9 L4, 9.0 H100"
     )
     extension: str | None = setting(
         None, "local folder of a Python package with CUDA sources, built against the image's torch and installed"

@@ -51,10 +51,10 @@ INV_LIBRARIES = (
 BENCH_LIBRARIES = ("bench.torch_stack", "transformers.models.mistral.modeling_mistral", "bench")
 INV_CODE = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv'; sys.exit(main(sys.argv))"
 PACKAGES = ("bench", "remote", "reports", "tasks")
-# Run as __main__ or on hosts, or importing Oracle's SDK.
+# Run as __main__ or on hosts, or importing Oracle's SDK or Triton.
 NOT_PRELOADED = (
     *("bench.__main__", "remote.agent.jobs", "remote.agent.build_vm", "remote.agent.scripts"),
-    "tasks.oci",
+    *("tasks.oci", "bench.kernels.ahead", "bench.kernels.cache"),
 )
 RANK_MODULES = "bench.workloads."  # prefix of the modules that are ranks
 ARGV_BYTES = 4096  # space for a command line in /proc/PID/cmdline

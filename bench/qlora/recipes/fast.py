@@ -62,9 +62,14 @@ def _unsupported_device(stack: Stack, placement: Placement) -> str | None:
     capability = stack.torch.cuda.get_device_capability(placement.device)
     if (reason := trial_inputs.unsupported_capability(capability)) is not None:
         return reason
-    version = tuple(int(part) for part in stack.torch.__version__.split("+")[0].split(".")[:2])
+    return unsupported_software(stack.torch)
+
+
+def unsupported_software(torch: Any) -> str | None:
+    """Return why this recipe does not run on a GPU with the installed software; None if it does."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < MIN_TORCH:
-        return f"torch {stack.torch.__version__}; the recipe needs the operators of 2.10"
+        return f"torch {torch.__version__}; the recipe needs the operators of 2.10"
     return None if HAS_TRITON else "triton is not installed"
 
 
