@@ -264,8 +264,13 @@ def _load(libraries: Sequence[str]) -> None:
             importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("mistral")
         elif name.partition(".")[0] in PACKAGES:
             for below in pkgutil.walk_packages(module.__path__, f"{name}."):
-                if not below.name.startswith(NOT_PRELOADED):
+                if below.name.startswith(NOT_PRELOADED):
+                    continue
+                try:
                     importlib.import_module(below.name)
+                except ModuleNotFoundError as error:  # kernels need Triton, which only machines with a GPU have
+                    if str(error.name).partition(".")[0] != "triton":
+                        raise
     LOADED_MODULES.extend(_loaded_modules())
 
 
