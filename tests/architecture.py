@@ -51,8 +51,13 @@ class Metric:
         return self.maximum is None or self.value <= self.maximum
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
 def parse_sources() -> dict[Path, ast.Module]:
-    return {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in sources()}
+    return {path: parsed(path) for path in sources()}
 
 
 def structure(trees: Mapping[Path, ast.Module]) -> list[Metric]:
@@ -129,7 +134,7 @@ def code_tokens(path: Path) -> int:
         tokens = [token for token in tokenize.tokenize(file.readline) if token.type not in NO_CODE]
     docstrings = sum(
         isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        for node in statements(parsed(path))
     )
     return len(tokens) - docstrings
 
@@ -205,7 +210,7 @@ def hidden_causes(tree: ast.Module) -> int:
     """Count the `raise ... from None`."""
     return sum(
         isinstance(node, ast.Raise) and isinstance(node.cause, ast.Constant) and node.cause.value is None
-        for node in ast.walk(tree)
+        for node in statements(tree)
     )
 
 

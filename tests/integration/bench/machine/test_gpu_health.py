@@ -1,7 +1,11 @@
-"""Health of GPUs with a fake of NVIDIA's library: faults and facts, and a real trial whose GPU shows an error."""
+"""Health of GPUs with a fake of NVIDIA's library: faults and facts, and a trial whose GPU shows an error.
+
+The trial's process is real, its steps compute nothing.
+"""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +21,7 @@ from bench.records.status import ReasonCode, TrialStatus
 from tests.support.cases import Case, load_cases
 from tests.support.fakes import pynvml
 from tests.support.faults import wait_for
+from tests.support.hosts.fake_worker_training import install_fake_training
 from tests.support.paths import ROOT
 
 FAKES = ROOT / "tests" / "support" / "fakes"
@@ -51,10 +56,12 @@ def test_a_trial_whose_gpu_shows_an_error_is_stopped_and_lost_with_that_cause(
     tiny_model: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     (trial, *_) = suite("quick", "tiny", str(tiny_model), str(tiny_data))
+    shutil.copytree(ROOT / "bench", tmp_path / "bench")
+    install_fake_training(tmp_path)
     document = json.loads(trial.to_text()) | {"measured_steps": 10_000}
     (tmp_path / "trial.json").write_text(json.dumps(document))
     variables = {
-        "PYTHONPATH": os.pathsep.join((str(FAKES), str(ROOT))),
+        "PYTHONPATH": os.pathsep.join((str(FAKES), str(tmp_path))),
         "FAKE_NVML": '[{"processes": []}]',
         "FAKE_NVML_SWITCH": str(tmp_path / "switch.json"),
         "OMP_NUM_THREADS": "1",
@@ -62,7 +69,7 @@ def test_a_trial_whose_gpu_shows_an_error_is_stopped_and_lost_with_that_cause(
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     out = tmp_path / "out"
     argv = (sys.executable, "-m", "bench", "run", "--trial", str(tmp_path / "trial.json"), "--out", str(out))
-    with subprocess.Popen(argv, cwd=ROOT, env=environment | variables, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(argv, cwd=tmp_path, env=environment | variables, stdout=subprocess.PIPE) as process:
         progress = out / "progress.json"
         wait_for(lambda: progress.exists() and json.loads(progress.read_text())["phase"] == "measure", "steps", 120.0)
         (tmp_path / "part.json").write_text(json.dumps({"xids": [31, 79]}))

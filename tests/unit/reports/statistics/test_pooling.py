@@ -11,6 +11,7 @@ from reports.statistics.pooling import (
     spreads,
 )
 from tests.benchmarks import _odd_runs, statistics_power
+from tests.support.thorough import only_thorough
 
 
 def cells(table):
@@ -62,7 +63,7 @@ def test_the_cautious_error_weighs_a_larger_prior_and_the_own_variance():
     assert cautious_error([(Spread(sd=0.0, df=2.0), 2)]) == (0.0, 3.0)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=only_thorough), 4])
 def test_a_noisier_configuration_rarely_gets_a_false_word(workers):
     runs = 300
     table = statistics_power.odd_ratios(_odd_runs.NOISIER, 12, workers, runs)
