@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bench.records import schema
 from bench.records.atomic_files import write_atomic
@@ -48,29 +48,12 @@ _LIST_TIMEOUT_SEC = 60.0
 CANCEL_GRACE_SEC = 30.0
 
 
-class TrainingJob(Protocol):
-    """The job of a training. `hosts` see its folder while it runs, the first one first.
+class HostJob:
+    """A training as a detached job of its first worker, which has all ranks.
 
+    `hosts` see its folder while it runs, the first one first, and the host of `reader` also after its end.
     `outlives_end`: it may go on for long after it has written the training's end.
     """
-
-    outlives_end: bool
-
-    @property
-    def hosts(self) -> Sequence[Host]: ...
-
-    def end(self) -> Outcome | None:
-        """Return how it counts if it has left no end; None while it goes on. Raises HostError and ClusterError."""
-
-    def stop(self) -> None:
-        """Stop it, with a checkpoint, and wait for that. Raises HostError and ClusterError."""
-
-    def reader(self) -> contextlib.AbstractContextManager[Host]:
-        """Provide a host that sees its folder, also after its end."""
-
-
-class HostJob:
-    """A training as a detached job of its first worker, which has all ranks."""
 
     outlives_end = False  # it holds the worker for some milliseconds more
 
@@ -87,6 +70,7 @@ class HostJob:
         return Job(Agent(host), f"{run_folder(self._run)}/job.{turn}", slot=slot_path(host))
 
     def end(self) -> Outcome | None:
+        """Return how it counts if it has left no end; None while it goes on. Raises HostError."""
         job, (planned,) = self.job, self._run.planned
         status = job.status()
         if status.state in (JobState.RUNNING, JobState.WAITING):
@@ -94,6 +78,7 @@ class HostJob:
         return judge(planned, 0, status, None, job.log_tail() if status.state is JobState.ENDED else [])
 
     def stop(self) -> None:
+        """Stop it, with a checkpoint, and wait for that. Raises HostError."""
         self.job.cancel(grace_sec=CANCEL_GRACE_SEC)
 
     @contextlib.contextmanager
@@ -106,6 +91,9 @@ def is_job_active(run: RunRecord) -> bool:
     folder = Path(run_folder(run), f"job.{_turn(run)}")
     host = LocalHost(name=run.workers[0], workdir=str(folder.parents[2]))
     return folder.is_dir() and Job(Agent(host), str(folder)).status().state in (JobState.RUNNING, JobState.WAITING)
+
+
+TrainingJob = HostJob | PodsJob
 
 
 @contextlib.contextmanager

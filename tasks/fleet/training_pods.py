@@ -42,7 +42,7 @@ _POLL_SEC = 1.0
 
 
 class PodsJob:
-    """The Job or JobSet of a training in this cluster."""
+    """The Job or JobSet of a training in this cluster, as `HostJob` is one on a host."""
 
     outlives_end = True  # a pod without a volume waits until it is collected
 
