@@ -226,7 +226,6 @@ report = Command(
         "inv report --against=20261124-090000-quick --format tensorboard",
     ),
     run=text(RUN, unset=NEWEST_RUN),
-    follow=switch("update the report as results arrive, until every planned trial has one"),
     against=text("run id to compare with, in a figure", value="RUN"),
     allow=words(
         "condition of --against that may differ (gpu, driver, lock, weights, profile, ...)",

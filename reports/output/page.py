@@ -22,15 +22,14 @@ _COMMAND = re.compile(r"`((?:inv |--|pip )[^`]+)`")
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(document: Document, *, refresh_sec: int | None = None) -> str:
-    """Render a document. `refresh_sec` makes the page reload itself, for a run in progress."""
+def render(document: Document) -> str:
+    """Render a document."""
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     page = _template().render(
         d=document,
         css=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         policy=_content_security_policy(script),
-        refresh_sec=refresh_sec,
     )
     return formatting.escape_text(page)
 
@@ -52,12 +51,6 @@ def _template() -> jinja2.Template:
         "inline": _mark_up,
     }
     return environment.get_template("page.html.j2")
-
-
-def without_refresh(page: str) -> str:
-    """Remove from a page what `refresh_sec` added."""
-    page = re.sub(r'<meta http-equiv="refresh" content="\d+">\n', "", page, count=1)
-    return re.sub(r"<!-- refresh -->.*?<!-- /refresh -->", "", page, count=1, flags=re.DOTALL)
 
 
 def _content_security_policy(script: str) -> str:

@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-import signal
 import sys
 import webbrowser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from reports import formatting
 from reports.comparison.comparability import NAMES
 from reports.document import Cell, Table
 from reports.exports import FORMATS, check_packages, export
-from reports.output import build as building
 from reports.output.build import Report, build, build_training
 from reports.output.page import INDEX_FILE
 from reports.read.run import ReportError, ReportWriteError
@@ -29,7 +27,6 @@ from reports.summary.summary import Summary
 from reports.training import sentences as training_sentences
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import parse_names
-from tasks.cli.signals import as_ctrl_c
 from tasks.cli.terminal import console, print_path, ruled_table
 from tasks.cli.waiting import Wait
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls, translate_errors
@@ -48,7 +45,6 @@ def write_report(
     context: Context,
     run: str | None,
     *,
-    follow: bool,
     against: str | None,
     allow: Sequence[str] = (),
     formats: Sequence[str] = (),
@@ -72,21 +68,13 @@ def write_report(
         lines += [f"write  {display_path(target)}: files for {name}" for name in selected_formats]
         return plan_result(lines, run=folder.name, folder=str(target), formats=list(selected_formats))
     if is_training(folder):
-        if follow:
-            raise UsageError(
-                "report: --follow: a training's page is built after its end", remedy="until then use `inv monitor`"
-            )
         return _report_training(folder, selected_formats, other, opens=opens)
-
-    def build_report(**options: Any) -> Report[Summary]:
-        with Wait(DRAWING):
-            return build(folder, pricing=pricing(settings), against=other, allow=allowed, **options)
-
     with translate_errors(UsageError, ReportError), translate_errors(RetryableError, ReportWriteError):
-        report = _follow_run(folder, build_report, opens=opens) if follow else build_report()
+        with Wait(DRAWING):
+            report = build(folder, pricing=pricing(settings), against=other, allow=allowed)
         exported = export(folder, selected_formats)
     summary = report.values
-    _show(report, exported, opens=opens and not follow)
+    _show(report, exported, opens=opens)
     data = {
         "run": folder.name,
         "recommendation": sentences.spell_out(sentences.recommendation(summary)),
@@ -151,26 +139,6 @@ def _report_training(folder: Path, formats: Sequence[str], other: Path | None, *
         "files": list(map(str, exported)),
     }
     return CommandResult(data=data, failure=None if training.has_succeeded else failure)
-
-
-def _follow_run(folder: Path, build_report: Callable[..., Report[Summary]], *, opens: bool) -> Report[Summary]:
-    """Rebuild the report until the run has ended, printing a line for each version, and open the first."""
-    page = folder / REPORT_FOLDER / INDEX_FILE
-    pages_to_open = [page] if opens else []
-
-    def print_progress(progress: building.WatchProgress) -> None:
-        print(f"{progress.ended} of {progress.planned} trials have ended: {display_path(page)}", flush=True)
-        while pages_to_open:
-            _open_page(pages_to_open.pop())
-
-    try:
-        with as_ctrl_c(signal.SIGTERM, signal.SIGHUP):  # stops the page's auto-refresh
-            return building.watch(folder, lambda refresh_sec: build_report(refresh_sec=refresh_sec), print_progress)
-    except building.StalledRun as error:
-        remedy = f"inv collect --run={folder.name} report --run={folder.name}"
-        raise RetryableError(
-            f"run {folder.name}: {error}", remedy=f"collect and report what there is: {remedy}"
-        ) from error
 
 
 def terminal_table(table: Table) -> RichTable:

@@ -1,8 +1,6 @@
 """`inv report`: its output and its exit codes."""
 
-import os
 import re
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +11,8 @@ from bench.records.status import TrialStatus
 from remote.cluster.settings import ClusterSection
 from remote.fleet.ledger import Ledger
 from remote.image.settings import RegistrySection
-from reports.output import build
 from tasks.commands import report
-from tasks.errors import RetryableError, SomeTrialsFailed, UsageError
+from tasks.errors import SomeTrialsFailed, UsageError
 from tasks.settings.schema import CostSection
 from tests.support.reports import synthetic
 
@@ -103,34 +100,6 @@ def test_a_run_that_cannot_be_reported_is_a_usage_error_with_the_reason(project,
     synthetic.write_run(project.results_folder / "other", synthetic.record(run_id="other", profile="gpu"))
     with pytest.raises(UsageError, match=expected):
         report(Context(), **flags)
-
-
-def test_watching_says_how_far_the_run_is_and_ends_with_it(project, capsys):
-    report(Context(), follow=True)
-    output = capsys.readouterr().out
-    assert output.startswith(f"8 of 8 trials have ended: results/{synthetic.RUN_ID}/report/index.html\n")
-    assert output.splitlines()[-1] == f"results/{synthetic.RUN_ID}/report/index.html"
-    page = (project.root / output.splitlines()[-1]).read_text()
-    assert 'http-equiv="refresh"' not in page
-
-
-def test_a_watch_without_a_change_is_resumable_and_names_the_command(project, monkeypatch):
-    (project.results_folder / synthetic.RUN_ID / "trials" / "baseline.worker-1" / "result.json").unlink()
-    monkeypatch.setattr(build, "stall_timeout_sec", lambda _: 0.0)
-    with pytest.raises(RetryableError) as caught:
-        report(Context(), follow=True)
-    assert "1 of 8 trials" in str(caught.value)
-    assert str(caught.value).endswith(f"inv collect --run={synthetic.RUN_ID} report --run={synthetic.RUN_ID}")
-
-
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_watch_that_is_ended_by_a_signal_leaves_a_page_that_does_not_renew(project, monkeypatch, signal_number):
-    folder = project.results_folder / synthetic.RUN_ID
-    (folder / "trials" / "baseline.worker-1" / "result.json").unlink()
-    monkeypatch.setitem(build.watch.__kwdefaults__, "sleep", lambda _: os.kill(os.getpid(), signal_number))
-    with pytest.raises(KeyboardInterrupt):
-        report(Context(), follow=True)
-    assert 'http-equiv="refresh"' not in (folder / "report" / "index.html").read_text()
 
 
 def test_another_run_is_compared_with_in_a_figure(project, capsys):

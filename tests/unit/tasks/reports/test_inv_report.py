@@ -26,7 +26,7 @@ MakeContext = Callable[..., Context]
 
 def retryable_error(context: Context, formats: Sequence[str] = ()) -> str:
     with pytest.raises(RetryableError) as raised:
-        report.write_report(context, "r", follow=False, against=None, formats=formats)
+        report.write_report(context, "r", against=None, formats=formats)
     assert raised.value.exit_code == 3
     return str(raised.value)
 
@@ -53,16 +53,13 @@ def test_a_run_on_a_full_disk(folder: Path, context: MakeContext, monkeypatch: p
 
 
 @pytest.mark.usefixtures("without_figures")
-@pytest.mark.parametrize("follow", [False, True])
-def test_the_page_is_opened_in_the_browser(
-    follow: bool, folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_is_opened_in_the_browser(folder: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     synthetic.exact_run(folder)
     opened: list[str] = []
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr(webbrowser, "get", lambda: None)
     monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(uri) is None)
-    report.write_report(context(), "r", follow=follow, against=None, opens=True)
+    report.write_report(context(), "r", against=None, opens=True)
     assert opened == [(folder / "report" / "index.html").as_uri()]
 
 
@@ -74,7 +71,7 @@ def test_without_a_display_nothing_is_built(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(UsageError) as raised:
-        report.write_report(context(), "r", follow=False, against=None, opens=True)
+        report.write_report(context(), "r", against=None, opens=True)
     assert raised.value.remedy
     assert not (folder / "report").exists()
 
@@ -84,7 +81,7 @@ def test_a_training_that_has_not_ended_has_no_page_yet(folder: Path, context: Ma
     (folder / LEDGER_FILE).unlink()
     Ledger.create(folder / LEDGER_FILE, ["train"])
     with pytest.raises(RetryableError) as raised:
-        report.write_report(context(), "r", follow=False, against=None)
+        report.write_report(context(), "r", against=None)
     assert raised.value.remedy.startswith("`inv ")
     assert not (folder / "report").exists()
 
@@ -104,7 +101,7 @@ def test_files_for_other_tools_are_written_next_to_the_report_and_listed(
     folder: Path, context: MakeContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     synthetic.exact_run(folder)
-    report.write_report(context(), "r", follow=False, against=None, formats=["tensorboard", "tensorboard"])
+    report.write_report(context(), "r", against=None, formats=["tensorboard", "tensorboard"])
     assert capsys.readouterr().out.splitlines()[-2:] == [
         *("results/r/report/index.html", "results/r/report/tensorboard")
     ]
@@ -117,7 +114,7 @@ def test_a_format_without_its_package_is_refused_before_anything_is_written(
     synthetic.exact_run(folder)
     monkeypatch.setattr(exports, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="pip install tensorboard wandb") as refused:
-        report.write_report(context(), "r", follow=False, against=None, formats=["tensorboard,wandb"])
+        report.write_report(context(), "r", against=None, formats=["tensorboard,wandb"])
     assert refused.value.exit_code == 2
     assert not (folder / "report").exists()
 
@@ -126,7 +123,7 @@ def test_allow_needs_a_run_to_compare_with_and_a_known_condition(folder: Path, c
     synthetic.exact_run(folder)
     for against, allow in ((None, "lock"), ("r", "colour")):
         with pytest.raises(UsageError, match="--allow"):
-            report.write_report(context(), "r", follow=False, against=against, allow=[allow])
+            report.write_report(context(), "r", against=against, allow=[allow])
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -141,5 +138,5 @@ def test_a_damaged_run_or_one_of_1_x_is_a_usage_error(
     text = (folder / "run.json").read_text()
     (folder / "run.json").write_text(text.replace(written, instead, 1))
     with pytest.raises(UsageError, match=rf"run\.json: .*{problem}") as refused:
-        report.write_report(context(), "r", follow=False, against=None)
+        report.write_report(context(), "r", against=None)
     assert refused.value.exit_code == 2
