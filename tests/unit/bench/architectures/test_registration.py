@@ -237,10 +237,21 @@ def test_types_that_mix_packed_samples_are_trained_one_sample_a_row(modules, tmp
     tiny_models.tiny_model(modules, model_type).save_pretrained(folder)
     data = tiny_training.make_data(tmp_path / "chats.jsonl", lines=24)
     fields = {"lora_dropout": 0.0, "micro_batch_size": 3, "training": {"max_steps": 3}}
-    lab = Lab.create(modules, tiny_training.plan(folder, data, **fields)).load_inputs()
+
+    def train(name: str, *, is_stopped: bool = False) -> Lab:
+        lab = Lab.create(modules, tiny_training.plan(folder, data, **fields)).load_inputs()
+        end = lab.train(tmp_path / name, stop_requested=lambda: is_stopped)
+        assert end == ("stopped" if is_stopped else "finished")
+        return lab
+
+    lab = train("whole")
     assert not lab.material.separation.is_packed
-    assert lab.train(tmp_path / "out") == "finished"
     assert all(map(math.isfinite, losses(lab)))
+    for is_stopped in (True, False):
+        train("parts", is_stopped=is_stopped)
+    assert (
+        len({sha256_of(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in ("whole", "parts")}) == 1
+    )
 
 
 @only_thorough

@@ -11,6 +11,19 @@ from bench.workloads.finetune import evaluate
 from bench.workloads.finetune.evaluate import make_evaluation, ratio
 from bench.workloads.finetune.rehearsal import predict_communication
 from bench.workloads.finetune.steps import least_waits, waited_percent
+from tests.support import tiny_training
+
+SHORT = 36
+LONG_ROPE = {
+    "original_max_position_embeddings": SHORT,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": SHORT,
+    },
+}
 
 
 def test_the_interval_covers_the_true_value_in_about_95_percent():
@@ -54,12 +67,18 @@ def test_a_step_of_more_rows_waits_as_long_as_a_rehearsed_one():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "falcon"])
 @pytest.mark.parametrize("recipe", ["fast", "reference"])
-def test_packed_rows_give_each_example_its_own_loss(lab, recipe):
-    """Compare losses in packed rows with those of single examples by transformers' own loss."""
-    parts = lab(recipe=recipe, micro_batch_size=3)
+def test_rows_give_each_example_its_own_loss(lab, modules, tmp_path, recipe, model_type):
+    """Compare losses in rows, which Falcon does not pack, with those of single examples by transformers' own loss."""
+    options = LONG_ROPE | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} if model_type == "phi3" else {}
+    folder = tiny_training.make_folder(modules, tmp_path / "model", model_type=model_type, **options)
+    parts = lab(recipe=recipe, micro_batch_size=3, model=str(folder))
     trainer = parts.trainer(None)
     held_out = parts.material.data.validation
+    assert parts.material.separation.is_packed == (model_type != "falcon")
+    assert trainer.step.recipe.startswith("stock" if (recipe, model_type) == ("fast", "falcon") else recipe)
+    assert model_type != "phi3" or len({length > SHORT for length in held_out.lengths}) == 2
     torch, group = trainer.torch, trainer.group
     together = evaluate.example_losses(torch, trainer.step, parts.material, trainer.collate, group, lambda _: None)
     for example, packed_loss in zip(held_out, together, strict=True):
