@@ -1,9 +1,9 @@
 """Architectures of model types that are not registered, from the shapes in their weights files.
 
 Recipes `reference` and `stock` train them: transformers and peft know their arithmetic, which is not described here.
-Linear layers are the weights of two dimensions that every decoder block has. If blocks have others too, adapters are on
-attention only, and memory and FLOP of the model are unknown unless the others are experts: weights of three dimensions,
-or of two with a number behind `experts`.
+Linear layers are the weights of two dimensions of the decoder blocks. If blocks differ or have other weights, adapters
+are on attention only, and memory and FLOP of the model are unknown unless the others are experts: weights of three
+dimensions, or of two with a number behind `experts`.
 """
 
 import math
@@ -35,6 +35,7 @@ ALIASES = {
     "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len"),
 }
 OUT_NAMES = frozenset({"o_proj", "out_proj", "c_proj", "dense", "wo", "o"})
+ATTENTION_NAMES = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
 DOWN_NAMES = frozenset({"down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "w2", "wo"})
 DOWN_EXPERTS = re.compile(r"down_proj|w2|output_linear")
 CHOICES = re.compile(r"num_experts_per_tok(en)?|moe_(top)?k|top_k_experts")
@@ -60,21 +61,22 @@ def describe(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     if not groups:
         return {**config, FOUND_LAYERS: {}}
     blocks, by_index = max(groups.items(), key=lambda group: len(group[1]))
-    common = set.intersection(*(set(weights.items()) for weights in by_index.values()))
+    kinds = {frozenset(weights.items()) for weights in by_index.values()}
     layers = {
         path: [columns, rows]
-        for path, (rows, *rest) in sorted(common)
+        for path, (rows, *rest) in sorted(frozenset.union(*kinds))
         if len(rest) == 1 and not re.search(r"\.\d+\.", f".{path}.")
         for columns in rest
     }
-    is_complete = all(path in layers for weights in by_index.values() for path in weights)
+    is_complete = len(kinds) == 1 and all(path in layers for weights in by_index.values() for path in weights)
     if not is_complete:
-        layers = {path: sizes for path, sizes in layers.items() if _is_in_attention(path)}
+        others = {_last(path) for kind in kinds for path, _ in kind if not _is_in_attention(path)}
+        # Peft would take a name for those of the others, too.
+        layers = {path: sizes for path, sizes in layers.items() if _is_in_attention(path) and _last(path) not in others}
     experts = _find_experts(config, {name: shape for name, shape in shapes.items() if name.startswith(f"{blocks}.")})
-    return {
-        **config,
-        FOUND_LAYERS: {"blocks": blocks, "layers": layers, "is_complete": is_complete, "experts": experts},
-    }
+    weights = {"blocks": blocks, "layers": layers, "is_complete": is_complete, "experts": experts}
+    known = {key: value for key, value in config.items() if value is not None}
+    return {"num_hidden_layers": len(by_index), **known, FOUND_LAYERS: weights}
 
 
 def _find_experts(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
@@ -105,7 +107,7 @@ def make(config: Config) -> Architecture:
     """Make the architecture of a config; without `describe` it has no linear layers."""
     weights = config.get(FOUND_LAYERS) or {}
     paths = weights.get("layers", {})
-    names = Counter(path.rpartition(".")[2] for path in paths)
+    names = Counter(map(_last, paths))
     layers = tuple(_make_layer(path, sizes, names) for path, sizes in paths.items())
     products = {layer.product for layer in layers}
     return Architecture(
@@ -121,7 +123,7 @@ def make(config: Config) -> Architecture:
 
 
 def _make_layer(path: str, sizes: list[int], names: Mapping[str, int]) -> LinearLayer:
-    name = path.rpartition(".")[2]
+    name = _last(path)
     parts = 1 if names[name] == 1 else 2
     if _is_in_attention(path):
         product = "out" if name in OUT_NAMES else "qkv"
@@ -132,8 +134,12 @@ def _make_layer(path: str, sizes: list[int], names: Mapping[str, int]) -> Linear
     return LinearLayer(path, product, outputs, parts=common, sizes=shape, name_parts=parts)
 
 
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def _is_in_attention(path: str) -> bool:
-    return "attn" in path or "attention" in path
+    return "attn" in path or "attention" in path or path.endswith(ATTENTION_NAMES)
 
 
 def _read_geometry(config: Config) -> Geometry:
@@ -141,7 +147,7 @@ def _read_geometry(config: Config) -> Geometry:
     for key, names in ALIASES.items():
         values = [config[name] for name in (key, *names) if config.get(name) is not None]
         if values:
-            known[key] = values[0]
+            known[key] = values[0][0] if isinstance(values[0], list) and values[0] else values[0]
     known["sliding_window"] = known.get("sliding_window") or None
     if isinstance(known.get("hidden_size"), int):
         known.setdefault("intermediate_size", 4 * known["hidden_size"])

@@ -71,7 +71,7 @@ def check_model(folder: Path) -> ModelFacts:
             _check_shapes(folder, architecture, geometry, shapes)
         elif not architecture.linear_layers:
             raise InputError(
-                f"{folder}: model_type {config['model_type']}: no linear layer that every decoder block has",
+                f"{folder}: model_type {config['model_type']}: no linear layer in its decoder blocks",
                 remedy="use a causal language model",
             )
         _check_head(folder, config, geometry, files)

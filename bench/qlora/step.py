@@ -27,6 +27,9 @@ from bench.torch_stack import load as load_stack
 
 # Inputs of a transformers model. Given restarting positions and no mask, the model separates the samples.
 MODEL_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids")
+# Values of a model's config in a training: no cached keys and values; no part of the loss for the balance of experts,
+# whose routers are frozen, in which padding would count; weights that are frozen, in NF4, are not clamped.
+TRAINED_WITH = {"use_cache": False, "output_router_logits": False, "altup_coef_clip": None}
 MAX_GRADIENT_NORM = 1.0  # default of transformers' Trainer, as in the published measurements
 
 
@@ -94,11 +97,10 @@ def load_base(stack: Stack, trial: Trial, placement: Placement) -> Any:
     model.base_record = read_base(model)
     if is_nf4 and placement.compute_dtype != torch.bfloat16:
         widen(torch, model, placement.compute_dtype)
-    model.config.use_cache = False  # training does not need cached keys and values
     if "optimizer" in trial.workload.needs:
         _disable_weight_packing(model)  # before the first evaluation
-    # The loss leaves out the balance of experts: their routers are frozen, and padding would count in it.
-    model.config.get_text_config().output_router_logits = False
+    for config in (model.config, model.config.get_text_config()):
+        vars(config).update(TRAINED_WITH)
     return model
 
 

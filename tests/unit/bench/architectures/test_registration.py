@@ -228,7 +228,11 @@ OTHER_TYPES = (
 )
 
 
-UNPACKED_TYPES = ("bloom", "falcon", "falcon_h1", "gpt_oss", "lfm2", "llama4_text", "mpt", "opt")
+UNPACKED_TYPES = (
+    *("afmoe", "bamba", "bloom", "falcon", "falcon_h1", "gemma3n_text", "gemma4_text", "gpt_oss", "granitemoehybrid"),
+    *("jamba", "lfm2", "llama4_text", "minimax", "mpt", "nemotron_h", "olmo_hybrid", "opt"),
+    *("qwen3_5_text", "qwen3_next"),
+)
 
 
 @pytest.mark.parametrize("model_type", UNPACKED_TYPES)
