@@ -125,7 +125,8 @@ def headline(predicted: TrainingForecast) -> list[str]:
     if predicted.seconds is None:
         lines = [f"{title}; the time is unknown: {predicted.basis}" if has_gpu else title]
     else:
-        lines = [f"{title}: {_estimate_text(predicted.seconds.times(1 / 3600), ' hours')} ({predicted.basis})"]
+        unit, seconds = (" minutes", 60) if predicted.seconds.value < 3600 else (" hours", 3600)
+        lines = [f"{title}: {_estimate_text(predicted.seconds.times(1 / seconds), unit)} ({predicted.basis})"]
     if predicted.steps_within_limit is not None:
         lines.append(
             f"! {predicted.limiting_setting} stops it after about {predicted.steps_within_limit:,} of these steps; "

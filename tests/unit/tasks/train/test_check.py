@@ -98,7 +98,7 @@ def test_the_numbers_that_cost_money_come_first(settings: MakeSettings) -> None:
         "600 tokens an epoch, 25.0 % of them trained on (labels: assistant)",
         "9 packed rows an epoch, 3 steps of 4 rows",
         "tokenized in 1.5 s",
-        "3 steps on 2 workers: 0.500 hours (0.400 to 0.600) (from 30 steps measured on NVIDIA A10 (run r))",
+        "3 steps on 2 workers: 30.0 minutes (24.0 to 36.0) (from 30 steps measured on NVIDIA A10 (run r))",
         "$2.00 (1.60 to 2.40) at $2.00 per GPU hour (list price)",
     ]
     unknown = dataclasses.replace(
