@@ -5,7 +5,6 @@ import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,9 +53,8 @@ def test_the_configuration_is_read_as_by_openssh_and_options_override_it(network
         f"Host odd\n HostName {VM}\n ProxyCommand nsenter -t {network.laptop.pid} -n {proxy}",
         f"Host vm\n User daemon\n Port 9\n IdentityFile /none\nHost {VM}\n User daemon",
     )
-    options: dict[str, Any] = {"user": "ubuntu", "port": 22, "identity": str(network.key)}
-    for name, overrides in (("somewhere", {}), ("odd", {}), ("vm", options)):
-        with from_laptop(network, name, **overrides) as host:
+    for name in ("somewhere", "odd", "ssh://ubuntu@vm:22"):
+        with from_laptop(network, name) as host:
             assert run(host, "sh", "-c", "hostname; whoami").stdout == b"vm\nubuntu\n", name
 
 
