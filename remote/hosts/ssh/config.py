@@ -143,16 +143,10 @@ def parse_hop(name: str, text: str) -> Hop:
         value = values.get(key, ["none"])[0]
         return None if value in ("", "none") else value
 
+    name = first_value("host") or name  # without the user and port of a destination
     hostname, user, port = first_value("hostname") or name, first_value("user") or "", int(first_value("port") or 22)
-    tokens = {
-        "%": "%",
-        "h": hostname,
-        "n": first_value("host") or name,
-        "p": str(port),
-        "r": user,
-        "d": str(home_folder()),
-    }
-    tokens |= {"u": _passwd_entry().pw_name, "d": str(home_folder())}
+    tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home_folder())}
+    tokens |= {"u": _passwd_entry().pw_name}
 
     def expand(value: str) -> str:
         value = re.sub(r"%(.)", lambda token: tokens.get(token[1], token[0]), value)

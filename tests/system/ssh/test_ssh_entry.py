@@ -145,7 +145,7 @@ def test_a_revoked_key_is_refused(network: Network) -> None:
 
 
 def test_the_error_for_a_wrong_user_names_the_user_and_the_refused_keys(network: Network) -> None:
-    with from_laptop(network, user="nosuchuser") as host, pytest.raises(LoginRefused) as refused:
+    with from_laptop(network, "nosuchuser@vm") as host, pytest.raises(LoginRefused) as refused:
         run(host, "true")
     message = str(refused.value)
     assert message.startswith(f"vm (nosuchuser@{VM} port 22): ")
@@ -187,7 +187,7 @@ def test_a_port_of_another_service_is_an_error(network: Network) -> None:
     server = network.vm.start("python3", "-m", "http.server", "8080", log="http.log")
     with network.laptop.network_of_this_thread():
         wait_for(lambda: listens(VM, 8080), "a web server")
-    with from_laptop(network, port=8080) as host, pytest.raises(HostUnreachable, match="port 8080"):
+    with from_laptop(network, "ssh://vm:8080") as host, pytest.raises(HostUnreachable, match="port 8080"):
         run(host, "true")
     server.kill()
 

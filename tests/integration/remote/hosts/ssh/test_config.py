@@ -27,8 +27,8 @@ def resolve(tmp_path: Path, config: str, host: str = "vm") -> list[str]:
 def test_the_users_own_configuration_applies(tmp_path: Path) -> None:
     config = "Host vm\n HostName 10.0.0.1\n User me\n Port 2222\n StrictHostKeyChecking no\n"
     assert resolve(tmp_path, config) == ["vm (me@10.0.0.1 port 2222)"]
-    assert resolve(tmp_path, config, "ssh://you@vm:22") == ["ssh://you@vm:22 (you@10.0.0.1 port 22)"]
-    assert resolve(tmp_path, config, "you@vm") == ["you@vm (you@10.0.0.1 port 2222)"]
+    assert resolve(tmp_path, config, "ssh://you@vm:22") == ["vm (you@10.0.0.1 port 22)"]
+    assert resolve(tmp_path, config, "you@vm") == ["vm (you@10.0.0.1 port 2222)"]
 
 
 @pytest.mark.parametrize(
