@@ -69,7 +69,7 @@ def test_two_concurrent_builds_share_one_job_and_both_succeed(build_vm: BuildVm)
     build_vm.open_gate()
     for process in (first, second):
         build_vm.wait_for_exit(process)
-    logs = [job / "log.txt" for job in build_vm.job_folders()[jobs:]]  # of one that found the slot taken, it is empty
+    logs = [job / "log.txt" for job in build_vm.job_folders()[jobs:]]  # empty if the slot was taken
     assert sum(log.exists() and "exporting to" in log.read_text() for log in logs) == 1
     assert build_vm.inv("build").stdout.count(UP_TO_DATE) == 1
 
