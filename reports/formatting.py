@@ -104,7 +104,9 @@ def gigabytes(count: int | None) -> str:
 
 def dollars(amount: float | None) -> str:
     """Format US dollars: `$1,234.50`; below one dollar `$0.1234`, because a trial costs cents."""
-    return UNKNOWN if amount is None else f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
+    if amount is None:
+        return UNKNOWN
+    return "<$0.0001" if 0 < amount < 0.0001 else f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
 
 
 def duration(seconds: float) -> str:

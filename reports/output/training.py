@@ -55,7 +55,7 @@ def tiles(training: TrainingReport) -> Iterator[Tile]:
         yield Tile(name="held-out loss", value=f"{last.loss:.4f}", detail=span)
     usd, predicted_sec = training.forecast.get("usd"), training.forecast.get("seconds")
     if training.usd is not None:
-        predicted = "" if usd is None else f"predicted {formatting.dollars(usd)} for the steps"
+        predicted = "" if usd is None else f"predicted {formatting.dollars(usd)}"
         yield Tile(name="cost", value=formatting.dollars(training.usd), detail=predicted)
     predicted = "" if predicted_sec is None else f"predicted {formatting.duration(predicted_sec)}"
     yield Tile(name="time of the steps", value=formatting.duration(seconds), detail=predicted)

@@ -90,7 +90,7 @@ def numbers_fault(record: object) -> str | None:
 
 def forecast_fault(forecast: Mapping[str, Any]) -> str | None:
     """Return why this forecast of a training is impossible, or None."""
-    names = ("steps", "seconds", "usd", "usd_per_gpu_hour", "peak_bytes", "communication_percent")
+    names = ("steps", "seconds", "total_sec", "usd", "usd_per_gpu_hour", "peak_bytes", "communication_percent")
     known = ((name, forecast.get(name)) for name in names)
     return next(
         (f"{name} is {formatting.shorten(repr(value), 60)}" for name, value in known if not _is_amount(value)), None

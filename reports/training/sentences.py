@@ -49,10 +49,10 @@ def loss_and_cost(training: TrainingReport) -> str | None:
     spans = training.attempts
     duration = formatting.duration(attempts.total_sec(spans, time.time()) if spans else training.steps_sec)
     paid = f"in {duration}" if training.usd is None else f"for {formatting.dollars(training.usd)} in {duration}"
-    usd, seconds = training.forecast.get("usd"), training.forecast.get("seconds")
-    predicted = "" if seconds is None else f"; predicted {formatting.duration(seconds)} for the steps"
+    usd, seconds = training.forecast.get("usd"), training.forecast.get("total_sec")
+    predicted = "" if seconds is None else f"; predicted {formatting.duration(seconds)}"
     if usd is not None:
-        predicted = f"; predicted {formatting.dollars(usd)} for the steps"
+        predicted = f"; predicted {formatting.dollars(usd)}"
     arrow = "\N{RIGHTWARDS ARROW}"
     return (
         f"Held-out loss {first.loss:.2f} {arrow} {last.loss:.2f}{interval} {paid} on {training.workers_text}{predicted}"
@@ -230,12 +230,13 @@ def _adapter(record: TrainingRecord) -> str | None:
 def predicted_and_actual(training: TrainingReport) -> list[tuple[str, str, str]]:
     """Return rows of name, predicted value, actual value, of what was both predicted and measured."""
     record, plan, sec = training.record, training.forecast, training.steps_sec
-    usd = None if training.price is None else sec / 3600.0 * record.world_size * training.price
+    total = attempts.total_sec(training.attempts, time.time()) if training.attempts else None
     communication = plan.get("communication_percent") or record.communication_predicted_percent
     rows = (
         ("steps", plan.get("steps"), record.steps_done, "{:,}".format),
         ("time of the steps", plan.get("seconds"), sec, formatting.duration),
-        ("dollars for the steps", plan.get("usd"), usd, formatting.dollars),
+        ("whole time", plan.get("total_sec"), total, formatting.duration),
+        ("dollars", plan.get("usd"), training.usd, formatting.dollars),
         ("peak GPU memory", plan.get("peak_bytes"), record.peak_vram_bytes, lambda count: format_gib(count, 2)),
         ("communication", communication, record.communication_measured_percent, "{:.1f} %".format),
     )

@@ -5,6 +5,7 @@ after half a minute of silence. `inv monitor` shows the same line.
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -52,32 +53,35 @@ def progress_parts(
 
 
 class StepPace:
-    """Estimates a training's remaining time from the pace of the current attempt's steps."""
+    """Estimates a training's remaining time from the pace of the current attempt's steps, by the clock of its host."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._attempt: int | None = None
-        self._first, self._last, self._steps, self._at = 0, 0, 0, 0.0
+        self._step, self._at, self._steps = 0, 0.0, 0
+        self._paces: list[float] = []
 
     def update(self, attempt: int, progress: Progress) -> None:
-        if attempt != self._attempt or progress.step < self._first:
-            self._attempt, self._first, self._at = attempt, progress.step, self._clock()
-        self._last, self._steps = progress.step, progress.steps
+        if attempt != self._attempt or progress.step < self._step:
+            self._attempt, self._paces = attempt, []
+        elif progress.step > self._step:
+            self._paces.append((progress.elapsed_sec - self._at) / (progress.step - self._step))
+        else:
+            return
+        self._step, self._at, self._steps = progress.step, progress.elapsed_sec, progress.steps
 
     @property
     def remaining_sec(self) -> float | None:
-        """Estimate the remaining seconds; None before the second step and after the last."""
-        done = self._last - self._first
-        if done < 2 or self._steps <= self._last:
+        """Estimate the remaining seconds; None before the third change of the step, and after the last."""
+        if len(self._paces) < 2 or self._steps <= self._step:
             return None
-        return (self._clock() - self._at) / done * (self._steps - self._last)
+        return statistics.median(self._paces[1:]) * (self._steps - self._step)  # the first one includes the start
 
 
 class TrainingLine:
     """The progress line of one training, from its state."""
 
-    def __init__(self, settings: Settings, run: RunRecord, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._pace = run, StepPace(clock)
+    def __init__(self, settings: Settings, run: RunRecord) -> None:
+        self._run, self._pace = run, StepPace()
         self._price = worker_price(settings, run.provenance["inputs"].get("device"))
 
     def text(self, state: TrainingState) -> str:

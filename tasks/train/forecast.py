@@ -1,32 +1,33 @@
-"""Forecast of a training before it starts: steps, hours, dollars, memory, and the share of communication.
+"""Forecast of a training before it starts: steps, time, dollars, memory, and the share of communication.
 
-If an earlier training in the results folder had the same configuration, model, workers and kind of device, hours come
-from its steps. If an earlier run measured the configuration there, hours come from its measured steps, with their
-interval; otherwise they are estimated from the chip's specification. The
-gradient all-reduce is predicted from the bandwidth that an earlier distributed trial measured.
+The time of a row comes from the newest trainings of the same configuration, model, workers and kind of device; else
+from the steps that an earlier run measured; else it is estimated from the chip's specification. Start-up, evaluations
+and scores come from the newest trainings of the model there, else from assumptions. Each has the interval of the next
+value, by Student's t over the logarithms of the measured ones. The gradient all-reduce is predicted from the bandwidth
+that an earlier distributed trial measured.
 
-Not covered: start-up (loading, reading the data), evaluations, sample answers, restarts; the training's report has
-them.
+Not covered: restarts, and the first scores on a kind of device.
 """
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import reduce
+from itertools import chain, islice
 from typing import Any
 
-from bench.records import Trial, schema
+from bench.records import Trial, schema, student
 from bench.records.forecast import Forecast
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
-from bench.records.training import LIMITS, DataReport
+from bench.records.training import LIMITS, DataReport, TrainingRecord
 from bench.records.units import format_gib
 from remote.hosts.base import Host
 from reports.read.fingerprint import CPU, device
 from reports.statistics.per_config import measure
-from reports.statistics.per_process import ProcessSteps
+from reports.statistics.per_process import CONFIDENCE, ProcessSteps
 from reports.summary.cost import Amount, Price
 from tasks.clients.workers import forecast
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
@@ -41,7 +42,16 @@ COMPARED_FIELDS = (
     *("gradient_checkpointing", "checkpoint_every", "offload_checkpoints", "held_layers", "matmul"),
 )
 MIN_LIMIT_SEC = 0.1  # no training has a shorter step
+MAX_TRAININGS = 5  # the newest, which the next one is predicted from
+WINDOWS = 5  # parts of a training, whose means show how much its speed changes
+# Assumed spread of the logarithm between processes, for steps and for all else; it counts as ASSUMED_DF measured ones.
+STEP_SPREAD, OTHER_SPREAD, ASSUMED_DF = 0.02, 0.1, 4
+FORWARD_SHARE = 1 / 3  # an evaluation's share of a row's time
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+
+
+STARTUP = Amount(value=40.0, low=10.0, high=120.0)  # no training of the model was measured
+NO_TIME = Amount(value=0.0, low=0.0, high=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +70,10 @@ class ProbeResult:
 class TrainingForecast:
     """A predicted training. `seconds` is the time of all steps, None if unknown; `basis` names the source of the time.
 
-    `peak_bytes` is None without a GPU. `all_reduce_sec` is the gradient all-reduce of one step, None with one worker or
-    without a measured bandwidth. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that
-    will be built instead of the trial's, with the reason.
+    `other` is the time of start-up, evaluations, checkpoints and scores; `usd` is of both. `peak_bytes` is None without
+    a GPU. `all_reduce_sec` is the gradient all-reduce of one step, None with one worker or without a measured
+    bandwidth. `max_hours` is the limit set by `limiting_setting`. `fallback` is the recipe that will be built instead
+    of the trial's, with the reason.
     """
 
     steps: int
@@ -78,13 +89,20 @@ class TrainingForecast:
     max_hours: float | None = None
     limiting_setting: str = next(iter(LIMITS))
     fallback: str | None = None
+    other: Amount = NO_TIME
+
+    @property
+    def total(self) -> Amount | None:
+        """The time of the whole training."""
+        return None if self.seconds is None else _add(self.seconds, self.other)
 
     @property
     def steps_within_limit(self) -> int | None:
         """The number of steps that fit the limit; None if all fit, or if the time is unknown."""
-        if self.seconds is None or self.max_hours is None or self.seconds.value <= self.max_hours * 3600.0:
+        if self.seconds is None or self.max_hours is None:
             return None
-        return int(self.steps * self.max_hours * 3600.0 / self.seconds.value)
+        left = self.max_hours * 3600.0 - self.other.value
+        return None if self.seconds.value <= left else int(self.steps * max(0.0, left) / self.seconds.value)
 
     @property
     def communication_percent(self) -> float | None:
@@ -95,11 +113,12 @@ class TrainingForecast:
 
     def record(self) -> dict[str, Any]:
         """Return the figures that a report compares with the measured ones, as plain JSON values."""
-        interval = None if self.seconds is None else [self.seconds.low, self.seconds.high]
+        total = self.total
         return {
             "steps": self.steps,
             "seconds": None if self.seconds is None else self.seconds.value,
-            "seconds_between": interval,
+            "total_sec": None if total is None else total.value,
+            "total_between": None if total is None else [total.low, total.high],
             "basis": self.basis,
             "usd": None if self.usd is None else self.usd.value,
             "usd_per_gpu_hour": None if self.price is None else self.price.usd_per_gpu_hour,
@@ -245,18 +264,18 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
     max_rows_per_worker = math.ceil(min(training.rows_per_step, max(1, rows)) / workers)
     steps = steps if probe.forecast.steps is None else probe.forecast.steps
     all_reduce = _all_reduce_sec(settings, probe, workers, DTYPE_BYTES[training.gradients])
-    trained = _trained_step_sec(settings, trial, probe, all_reduce or 0.0)
+    trained = _trained_step_sec(settings, trial, probe, max_rows_per_worker, all_reduce or 0.0)
     step, basis = trained or _step_sec(settings, trial, probe, max_rows_per_worker)
     seconds = None if step is None else _add_seconds(step, all_reduce or 0.0).times(steps)
+    row = None if step is None else step.times(1 / max_rows_per_worker)
     price = worker_price(settings, probe.device)
-    usd = None if price is None or seconds is None else seconds.times(workers * price.usd_per_gpu_hour / 3600.0)
-    return TrainingForecast(
+    predicted = TrainingForecast(
         steps=steps,
         workers=workers,
         seconds=seconds,
         basis=basis,
         price=price,
-        usd=usd,
+        usd=None,
         peak_bytes=probe.forecast.peak_bytes,
         memory_bytes=probe.forecast.gpu_memory_bytes,
         step_sec=None if step is None else step.value,
@@ -264,38 +283,93 @@ def predict(settings: Settings, trial: Trial, probe: ProbeResult) -> TrainingFor
         max_hours=training.max_hours,
         limiting_setting=training.limited_by,
         fallback=None if probe.forecast.recipe == trial.recipe else probe.forecast.recipe,
+        other=_other_sec(settings, trial, probe, row or NO_TIME, steps),
     )
+    if price is None or predicted.total is None:
+        return predicted
+    usd = predicted.total.times(workers * price.usd_per_gpu_hour / 3600.0)
+    return dataclasses.replace(predicted, usd=usd)
 
 
 def _trained_step_sec(
-    settings: Settings, trial: Trial, probe: ProbeResult, all_reduce_sec: float
+    settings: Settings, trial: Trial, probe: ProbeResult, rows: int, all_reduce_sec: float
 ) -> tuple[Amount, str] | None:
-    """Return the mean step of the newest training of this configuration, without communication; and name the source.
+    """Predict a step of `rows` rows from trainings of this configuration, without communication; and name the source.
 
-    It has the same rows in a step and the same number of workers; a step's time includes its communication. None if
-    there is no such training.
+    A step's time includes its communication. None if there is no such training.
     """
-    for result, record in newest_trainings(settings.results_folder):
-        seconds = record.steps.step_time_sec
-        if seconds and _is_same_training(result, result.trial.with_derived(record.derived), trial, probe):
-            value = max(0.0, statistics.fmean(seconds) - all_reduce_sec)
-            basis = f"from {len(seconds)} steps trained on {probe.device} (run {record.run_id})"
-            return Amount(value=value, low=None, high=None), basis
-    return None
+    row_sec, counts, run_ids = [], [], []
+    for trained, _, record in _trainings(settings, trial, probe):
+        steps, training = record.steps.step_time_sec, trained.training
+        if (
+            not steps
+            or training is None
+            or any(getattr(trained, name) != getattr(trial, name) for name in COMPARED_FIELDS)
+        ):
+            continue
+        size = math.ceil(len(steps) / WINDOWS)
+        windows = [statistics.fmean(steps[first : first + size]) for first in range(0, len(steps), size)]
+        row_sec += [max(1e-9, sec - all_reduce_sec) * trial.world_size / training.rows_per_step for sec in windows]
+        counts.append(len(steps))
+        run_ids.append(record.run_id)
+    if not row_sec:
+        return None
+    basis = f"from {sum(counts)} steps trained on {probe.device} (run {run_ids[0]})"
+    return _next_value(row_sec, STEP_SPREAD).times(rows), basis
 
 
-def _is_same_training(result: TrialResult, trained: Trial, trial: Trial, probe: ProbeResult) -> bool:
-    """Check whether a result is that of a training with equal steps: configuration, rows, workers, model, device."""
-    training, other = trial.training, trained.training
-    return (
-        training is not None
-        and other is not None
-        and (other.rows_per_step, other.gradients) == (training.rows_per_step, training.gradients)
-        and trained.world_size == trial.world_size
-        and all(getattr(trained, name) == getattr(trial, name) for name in COMPARED_FIELDS)
+def _trainings(
+    settings: Settings, trial: Trial, probe: ProbeResult
+) -> Iterator[tuple[Trial, TrialResult, TrainingRecord]]:
+    """Yield the newest trainings of this model on as many workers with this kind of device."""
+    alike = (
+        (result.trial.with_derived(record.derived), result, record)
+        for result, record in newest_trainings(settings.results_folder)
+        if result.trial.world_size == trial.world_size
         and device(result.fingerprint) == probe.device
         and result.fingerprint.get("model_sha256") == probe.forecast.model_sha256
     )
+    return islice(alike, MAX_TRAININGS)
+
+
+def _other_sec(settings: Settings, trial: Trial, probe: ProbeResult, row: Amount, steps: int) -> Amount:
+    """Predict the time without the steps: start and end of the processes, checkpoints, evaluations and scores."""
+    training, held_out = trial.training, probe.data.validation_examples
+    if training is None:
+        return NO_TIME
+    evaluations = (2 + ((steps - 1) // training.evaluate_every if training.evaluate_every else 0)) * (held_out > 0)
+    starts, examples, answers = list[float](), list[float](), list[float]()
+    for _, result, record in _trainings(settings, trial, probe):
+        time, evaluated = record.time, sum(evaluation.rows for evaluation in record.evaluations)
+        if time is None or record.restarts or result.wall_time_sec is None:
+            continue
+        used = sum(record.steps.step_time_sec) + time.evaluation_sec + time.score_sec
+        starts.append(max(0.1, result.wall_time_sec - used))
+        examples += [time.evaluation_sec / evaluated] if evaluated else []
+        answers += [time.score_sec / len(record.score.places)] if record.score and record.score.places else []
+    tokens = probe.data.tokens / max(1, probe.data.examples)
+    example = row.times(FORWARD_SHARE * tokens / (trial.micro_batch_size * trial.max_seq_len))
+    parts = (
+        _next_value(starts, OTHER_SPREAD) if starts else STARTUP,
+        (_next_value(examples, OTHER_SPREAD) if examples else example).times(evaluations * held_out),
+        _next_value(answers, OTHER_SPREAD).times(min(training.score_rows, held_out))
+        if answers and training.score
+        else NO_TIME,
+    )
+    return reduce(_add, parts)
+
+
+def _next_value(values: Sequence[float], spread: float) -> Amount:
+    """Return the median of positive values with the interval of the next one.
+
+    The standard deviation of their logarithms is that of the values and of ASSUMED_DF more with `spread`.
+    """
+    logs, n = [math.log(value) for value in values], len(values)
+    mean, df = statistics.fmean(logs), ASSUMED_DF + n - 1
+    variance = (ASSUMED_DF * spread**2 + math.fsum((log - mean) ** 2 for log in logs)) / df
+    factor = math.exp(student.quantile(CONFIDENCE, df) * math.sqrt(variance * (1 + 1 / n)))
+    middle = statistics.median(values)
+    return Amount(value=middle, low=middle / factor, high=middle * factor)
 
 
 def _step_sec(settings: Settings, trial: Trial, probe: ProbeResult, rows: int) -> tuple[Amount | None, str]:
@@ -376,5 +450,11 @@ def _all_reduce_sec(settings: Settings, probe: ProbeResult, workers: int, bytes_
 
 
 def _add_seconds(amount: Amount, seconds: float) -> Amount:
-    low, high = (None if end is None else end + seconds for end in (amount.low, amount.high))
-    return Amount(value=amount.value + seconds, low=low, high=high)
+    return _add(amount, Amount(value=seconds, low=seconds, high=seconds))
+
+
+def _add(first: Amount, second: Amount) -> Amount:
+    """Add two amounts, and their ends."""
+    low = None if first.low is None or second.low is None else first.low + second.low
+    high = None if first.high is None or second.high is None else first.high + second.high
+    return Amount(value=first.value + second.value, low=low, high=high)

@@ -16,7 +16,8 @@ from rich.text import Text
 from bench.records import Trial
 from bench.records.training import ConversationPreview, DataReport, Training
 from bench.records.units import format_gib
-from reports.formatting import count, estimate
+from reports import formatting
+from reports.formatting import count
 from reports.output import data_check
 from reports.summary.cost import Amount
 from tasks.cli.terminal import plain_table, ruled_table
@@ -125,8 +126,9 @@ def headline(predicted: TrainingForecast) -> list[str]:
     if predicted.seconds is None:
         lines = [f"{title}; the time is unknown: {predicted.basis}" if has_gpu else title]
     else:
-        unit, seconds = (" minutes", 60) if predicted.seconds.value < 3600 else (" hours", 3600)
-        lines = [f"{title}: {_estimate_text(predicted.seconds.times(1 / seconds), unit)} ({predicted.basis})"]
+        steps = rounded(predicted.seconds.value)
+        lines = [f"{title}: {duration_estimate(predicted.total or predicted.seconds)}, {steps} of it for the steps"]
+        lines.append(f"time: {predicted.basis}")
     if predicted.steps_within_limit is not None:
         lines.append(
             f"! {predicted.limiting_setting} stops it after about {predicted.steps_within_limit:,} of these steps; "
@@ -138,7 +140,11 @@ def headline(predicted: TrainingForecast) -> list[str]:
     elif predicted.usd is None:
         lines.append(f"dollars: unknown without the time; the price is {predicted.price.description}")
     else:
-        lines.append(f"{_estimate_text(predicted.usd, prefix='$')} at {predicted.price.description}")
+        spread = " to ".join(
+            formatting.dollars(end) for end in (predicted.usd.low, predicted.usd.high) if end is not None
+        )
+        spread = f" ({spread})" if spread else ""
+        lines.append(f"{formatting.dollars(predicted.usd.value)}{spread} at {predicted.price.description}")
     if predicted.peak_bytes is not None:
         gpu_memory = "" if predicted.memory_bytes is None else f" of {format_gib(predicted.memory_bytes)}"
         peak = format_gib(predicted.peak_bytes, 2)
@@ -205,8 +211,15 @@ def show_plan(
     out.print(Text(f"on {', '.join(names)}; nothing was changed"))
 
 
-def _estimate_text(amount: Amount, suffix: str = "", *, prefix: str = "") -> str:
-    return f"{'about ' if amount.low is None else ''}{estimate(amount, suffix, prefix=prefix)}"
+def duration_estimate(amount: Amount) -> str:
+    """Format `35 s (31 s to 40 s)`; `about 35 s` without an interval."""
+    value, low, high = (None if sec is None else rounded(sec) for sec in (amount.value, amount.low, amount.high))
+    return f"about {value}" if low is None or high is None else f"{value} ({low} to {high})"
+
+
+def rounded(seconds: float) -> str:
+    """Format a predicted time: `4.2 s`, `35 s`, `2 min 10 s`."""
+    return f"{seconds:.2g} s" if seconds < 99.5 else formatting.duration(seconds)
 
 
 def _files(report: DataReport) -> Table:

@@ -183,7 +183,9 @@ class TrainingLog:
 
     def write(self, outcome: Outcome) -> None:
         """Write training.json. Raises OSError."""
-        record, reported = self.record, self._reported
+        record, reported, columns = self.record, self._reported, self._history.columns
+        if seconds := sum(columns["step_time_sec"]):  # the last progress has the speed of the whole training
+            record.extra_progress["useful_tokens_per_sec"] = sum(columns["tokens"]) / seconds
         adapter = reported.get("adapter", {})
         status, reason = outcome.status.value, outcome.reason
         Journal(self._folder).append(

@@ -19,7 +19,7 @@ def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
     training = summary.read(write_run(tmp_path))
     assert sentences.headline(training) == (
         "Held-out loss 2.00 \N{RIGHTWARDS ARROW} 1.50 (1.40 to 1.60) for $4.00 in 60 min on 2 NVIDIA A10; "
-        "predicted $3.90 for the steps"
+        "predicted $3.90"
     )
     assert re.fullmatch(r"Trained: .* fell by 0\.5000 .* \(0\.4000 to 0\.6000\)", sentences.outcome(training))
     lines = dict(sentences.lines(training))
@@ -35,7 +35,7 @@ def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
     assert lines["restarts"] == "1, 90.0 s since their checkpoints, $0.1000"
     assert sentences.predicted_and_actual(training)[1:] == [
         ("time of the steps", "58 min 20 s", "60 min"),
-        ("dollars for the steps", "$3.90", "$4.00"),
+        ("dollars", "$3.90", "$4.00"),
         ("peak GPU memory", "3.00 GiB", "3.00 GiB"),
     ]
 
@@ -68,7 +68,7 @@ def test_a_training_without_success_starts_with_its_status(tmp_path: Path) -> No
 
 
 def test_without_a_price_the_headline_has_only_the_time(tmp_path: Path) -> None:
-    training = dataclasses.replace(summary.read(write_run(tmp_path)), price=None, forecast={"seconds": 3500.0})
+    training = dataclasses.replace(summary.read(write_run(tmp_path)), price=None, forecast={"total_sec": 3500.0})
     assert "(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min 20 s" in sentences.headline(training)
     assert sentences.headline(dataclasses.replace(training, forecast={})).endswith("on 2 NVIDIA A10")
 

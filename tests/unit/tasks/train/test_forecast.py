@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from bench.records import Trial, schema
+from bench.records.run import Progress
+from bench.records.score import TrainingTime
 from remote.hosts.local import LocalHost
 from tasks.fleet import trial_spec
+from tasks.fleet.training_progress import StepPace
 from tasks.settings.load import Settings
 from tasks.settings.schema import CostSection
 from tasks.train import forecast as forecast_module
@@ -89,6 +92,62 @@ def test_hours_come_from_the_same_training(
     if predicted.seconds is not None:
         assert math.isclose(predicted.seconds.value, STEPS * 1800.0)
         assert folder.name in predicted.basis
+
+
+def write_training(settings: Settings, trial: Trial, steps: list[float], *, wall_sec: float, number: int = 1) -> None:
+    """A training of these steps, one evaluation of ten examples in 2 s, and the rest of `wall_sec` for its start."""
+    folder = settings.results_folder / f"2026010{number}-000000-train"
+    (plan,) = synthetic.planned((trial,), ["worker-0"])
+    synthetic.write_result(folder, synthetic.result(plan, run_id=folder.name, wall_time_sec=wall_sec))
+    evaluation = dataclasses.replace(training_run.RECORD.evaluations[0], rows=10)
+    done = dataclasses.replace(training_run.RECORD.steps, step_time_sec=steps)
+    time = TrainingTime(loading_sec=1.0, evaluation_sec=2.0)
+    record = dataclasses.replace(training_run.RECORD, run_id=folder.name, evaluations=[evaluation], restarts=[])
+    dataclasses.replace(record, steps=done, time=time).write(folder / "trials" / plan.trial_id)
+
+
+def test_start_up_and_evaluations_are_those_of_earlier_trainings_and_scale_with_what_is_held_out(
+    settings: MakeSettings, trial: Trial
+) -> None:
+    assert forecast_module.predict(settings(), trial, make_probe()).other == forecast_module.STARTUP
+    write_training(settings(), trial, [3.0] + 9 * [1.0], wall_sec=12.0 + 2.0 + 7.0)
+    probe = make_probe()
+    held_out = dataclasses.replace(probe, data=dataclasses.replace(probe.data, validation_examples=30))
+    predicted = forecast_module.predict(settings(), trial, held_out)
+    assert predicted.seconds is not None
+    assert math.isclose(predicted.seconds.value, STEPS * 1.0)  # the slow first step counts in one window of five
+    assert math.isclose(predicted.other.value, 7.0 + 2 * 30 * 0.2)
+    assert predicted.total is not None
+    assert predicted.total.low < predicted.total.value == predicted.seconds.value + predicted.other.value
+    assert "from 10 steps trained on CPU (run 20260101-000000-train)" in predicted.basis
+    limited = dataclasses.replace(predicted, max_hours=39.0 / 3600.0)
+    assert limited.steps_within_limit == STEPS * (39 - 19) // 40
+
+
+def test_the_interval_is_of_the_next_training_and_shrinks_with_equal_ones() -> None:
+    def width(values: list[float]) -> float:
+        amount = forecast_module._next_value(values, 0.1)
+        assert amount.low is not None
+        assert math.isclose(amount.value / amount.low, (amount.high or 0.0) / amount.value)
+        return amount.value / amount.low
+
+    assert width([4.0, 4.0, 4.0]) < width([4.0]) < width([2.0, 4.0, 8.0])
+    assert forecast_module._next_value([1.0, 2.0, 40.0], 0.1).value == 2.0
+
+
+def test_the_time_left_is_that_of_this_attempts_steps_without_its_start() -> None:
+    pace = StepPace()
+
+    def left(attempt: int, step: int, elapsed_sec: float) -> float | None:
+        pace.update(attempt, Progress(phase="train", step=step, steps=100, elapsed_sec=elapsed_sec))
+        return pace.remaining_sec
+
+    assert [left(1, 0, 1.0), left(1, 1, 60.0), left(1, 3, 64.0)] == [None, None, 97 * 2.0]
+    assert left(1, 4, 100.0) == 96 * 19.0  # with an evaluation; the median of two
+    assert left(1, 5, 102.0) == 95 * 2.0
+    assert left(1, 5, 150.0) == 95 * 2.0  # nothing new
+    assert [left(2, 4, 1.0), left(2, 6, 90.0), left(2, 8, 94.0)] == [None, None, 92 * 2.0]
+    assert left(2, 100, 300.0) is None
 
 
 def test_the_plan_has_the_digest_of_every_input(trial: Trial) -> None:
