@@ -44,7 +44,6 @@ from bench.records import Trial
 from bench.torch_stack import Stack
 
 MIN_TORCH = (2, 10)
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # RoPE types whose angles change with the length
 
 
 def unsupported_reason(stack: Stack, trial: Trial, placement: Placement, base: Any) -> str | None:
@@ -150,7 +149,8 @@ class FastModel(torch.nn.Module):
         self._window = _geometry(base).window
         self._layers = tuple(_layers(base, trial, self.offload))
         self._adapters = [_adapter_copies(layer) for layer in self._layers]
-        self._rope = RopeTables(base.model.rotary_emb)
+        config = base.config.to_dict()
+        self._rope = RopeTables(base.model.rotary_emb, find(config).separation(config).short)
 
     def train(self, mode: bool = True) -> "FastModel":
         """Override `nn.Module.train`. Evaluation computes in 16 bits, as serving will, and drops the graph."""
@@ -234,17 +234,21 @@ def _shift_labels(labels: Any) -> Any:
 
 
 class RopeTables:
-    """Cosines and sines of all tokens' angles, (T, D/2) float32 each, computed once by the model's own module."""
+    """Cosines and sines of all tokens' angles, (T, D/2) float32 each, computed once by the model's own module.
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    A row whose longest sample has at most `short` tokens has the angles that the module computes for such samples.
+    """
+
+    def __init__(self, module: Any, short: int | None) -> None:
+        self._module, self._short = module, short
         self._table: tuple[Any, Any] | None = None
+        self._short_table: tuple[Any, Any] | None = None
         self._shape: tuple[Any, ...] = ()
         self._rows: tuple[Any, Any, Any] = (None, None, None)
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        return self._table, self._rows
+        return self._table, self._short_table, self._rows
 
     def for_rows(self, batch: int, length: int, device: Any) -> tuple[Any, Any, Any]:
         """Return (cos, sin, edges) of `batch` rows from position 0 on, cached: most steps have the same shape."""
@@ -257,12 +261,20 @@ class RopeTables:
     def for_positions(self, positions: Any, length: int) -> tuple[Any, Any]:
         """Return (cos, sin) at `positions`, T int64 values, each below `length`."""
         positions = positions.view(-1)
-        if getattr(self._module, "rope_type", "default") in LENGTH_DEPENDENT_ROPE:
+        if getattr(self._module, "rope_type", "default") == "dynamic":  # angles change with each length
             return self._compute(positions)
         if self._table is None or len(self._table[0]) < length or self._table[0].device != positions.device:
+            if self._short is not None and self._short < length:
+                self._short_table = self._compute(torch.arange(self._short, device=positions.device))
             self._table = self._compute(torch.arange(length, device=positions.device))
         cos, sin = self._table
-        return cos[positions], sin[positions]
+        if self._short_table is None:
+            return cos[positions], sin[positions]
+        # On the device, because a graph may be captured: nothing may wait.
+        last = len(self._short_table[0]) - 1
+        is_long, inside = positions.max() > last, positions.clamp(max=last)
+        short_cos, short_sin = (each[inside] for each in self._short_table)
+        return torch.where(is_long, cos[positions], short_cos), torch.where(is_long, sin[positions], short_sin)
 
     def _compute(self, positions: Any) -> tuple[Any, Any]:
         like = torch.empty(0, dtype=torch.float32, device=positions.device)

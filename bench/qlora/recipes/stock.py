@@ -2,7 +2,8 @@
 
 Differences from the reference: norms, embeddings and head stay in the dtype of the model's files, which keeps the
 residual stream in bf16; on a GPU, Liger's fused kernels are used if installed, and decoder layers are compiled. Nothing
-is compiled on a CPU: compiling a small model takes longer than training it. The trained parameters are the same.
+is compiled on a CPU: compiling a small model takes longer than training it; nor where rows of a training have many
+shapes, because they are not packed. The trained parameters are the same.
 
 Liger's loss never has all logits in memory. Without Liger, or for a model type that it has no patch for, they are: the
 step's notes say so, and the predicted peak (`bench.predict.memory`) is too low.
@@ -10,9 +11,11 @@ step's notes say so, and the predicted peak (`bench.predict.memory`) is too low.
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 from bench.architectures import find
+from bench.data.model_folder import read_separation
 from bench.qlora import experts
 from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer
 from bench.records import Trial
@@ -30,7 +33,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
     lists = (module for module in base.modules() if isinstance(module, stack.torch.nn.ModuleList))
     layers = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
     model = add_lora(stack, trial, base)
-    if placement.is_cuda:
+    if placement.is_cuda and (trial.layout != "varlen" or read_separation(Path(trial.model)).is_packed):
         # Otherwise a second shape triggers a dynamic-shape compilation, which takes as long again and runs slower.
         stack.torch._dynamo.config.automatic_dynamic_shapes = False
         for layer in layers:
