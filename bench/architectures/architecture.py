@@ -271,11 +271,6 @@ class Architecture:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def is_linear_weight(self, name: str) -> bool:
-        """Return whether a tensor of the text model is the weight of a block's linear layer, which NF4 quantizes."""
-        path = re.match(rf"{re.escape(self.blocks)}\.\d+\.(.+)\.weight$", name)
-        return path is not None and any(path[1] == layer.path for layer in self.linear_layers)
-
 
 _BY_MODEL_TYPE: dict[str, Architecture] = {}
 _FALLBACK: list[Callable[[Config], Architecture]] = []

@@ -366,6 +366,9 @@ def _forecast(arguments: argparse.Namespace) -> int:
     fitted = fit_training(trial)
     trial = dataclasses.replace(trial, **fitted.values)
     prediction = throughput.forecast(trial)
+    record = importlib.import_module("bench.qlora.step").probe_unregistered(trial)
+    if record is not None:
+        prediction = dataclasses.replace(prediction, adapter_weights=record.adapter_weights(trial.lora_rank))
     examples, derived, data = derive(trial, arguments.cache, fitted)
     data = dataclasses.replace(data, shown=examples.data.shown)
     # Counted in the order of training: packed in the file's order, the rows of an epoch may be more or fewer.

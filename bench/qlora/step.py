@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.architectures import find
+from bench.architectures.architecture import is_registered
 from bench.data.collate import Batch
+from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
 from bench.harness.record import PhaseClock, Record
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, preflight
 from bench.machine.fingerprint import cpu_flags
-from bench.qlora.base import load_text_model, nf4_options, read_base, widen
+from bench.qlora.base import Skeleton, load_text_model, nf4_options, read_base, widen
 from bench.records import Trial
-from bench.records.adapter import NF4
+from bench.records.adapter import NF4, BaseRecord
 from bench.torch_stack import Stack
 from bench.torch_stack import load as load_stack
 
@@ -112,6 +114,38 @@ def _disable_weight_packing(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def probe(stack: Stack, trial: Trial) -> BaseRecord:
+    """Make the trial's base with its adapters on the meta device and return its record, as of the training.
+
+    Raises InputError for a model that transformers or peft cannot train so.
+    """
+    try:
+        model = Skeleton(stack, Path(trial.model), nf4=trial.base_precision == NF4).model
+        if trial.gradient_checkpointing:
+            recompute_layers(model)
+        return read_base(add_lora(stack, trial, model))
+    except InputError:
+        raise
+    except Exception as error:  # each library has its own
+        versions = f"transformers {stack.transformers.__version__} and peft {stack.peft.__version__}"
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(
+            f"{trial.model}: {versions} cannot train it as configured: {reason}",
+            remedy="change train.gradient_checkpointing or train.lora_targets, or use another model",
+        ) from error
+
+
+def probe_unregistered(trial: Trial) -> BaseRecord | None:
+    """Probe a model whose type has no declaration, which takes seconds; None for others. Raises like `probe`."""
+    return None if is_registered(read_config(Path(trial.model))) else probe(load_stack(), trial)
+
+
+def recompute_layers(base: Any) -> None:
+    """Recompute layers in the backward pass, not reentrant as PyTorch recommends: versions have other defaults."""
+    base.enable_input_require_grads()
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def add_lora(stack: Stack, trial: Trial, model: Any) -> Any:

@@ -94,6 +94,10 @@ class BaseRecord(Checksummed):
     block_size: int = 64
     has_double_quant: bool = True
 
+    def adapter_weights(self, rank: int) -> int:
+        """Count the weights of the adapters."""
+        return sum(rank * sum(self.tensors[f"{name}.weight"].shape) for name in self.adapters)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServedForm:

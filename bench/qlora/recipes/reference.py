@@ -12,23 +12,20 @@ With a 16-bit base, step 2 is omitted: it would cast the whole base to float32.
 
 from typing import Any
 
-from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer
+from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, recompute_layers
 from bench.records import Trial
 from bench.torch_stack import Stack
 
 
 def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> TrainingStep:
-    # PyTorch recommends non-reentrant; the default differs between versions.
-    checkpointing = {"use_reentrant": False}
     if trial.base_precision == "nf4":
         base = stack.peft.prepare_model_for_kbit_training(
             base,
             use_gradient_checkpointing=trial.gradient_checkpointing,
-            gradient_checkpointing_kwargs=checkpointing,
+            gradient_checkpointing_kwargs={"use_reentrant": False},
         )
     elif trial.gradient_checkpointing:
-        base.enable_input_require_grads()
-        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+        recompute_layers(base)
     model = add_lora(stack, trial, base)
     optimizer, name = make_optimizer(stack, trial, model, placement)
     return TrainingStep(stack, model, optimizer, placement, name)

@@ -17,7 +17,7 @@ from typing import Any
 from bench.architectures import find
 from bench.data.model_folder import read_separation
 from bench.qlora import experts
-from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer
+from bench.qlora.step import Placement, TrainingStep, add_lora, make_optimizer, recompute_layers
 from bench.records import Trial
 from bench.torch_stack import Stack
 
@@ -28,8 +28,7 @@ def build(stack: Stack, trial: Trial, placement: Placement, base: Any) -> Traini
         features.append("liger-kernel" if _patch_by_liger(base) else "no liger-kernel: all logits in memory")
         experts.install(base)  # Liger's kernels for experts take weights in 16 bits
     if trial.gradient_checkpointing:
-        base.enable_input_require_grads()
-        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_layers(base)
     lists = (module for module in base.modules() if isinstance(module, stack.torch.nn.ModuleList))
     layers = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()))
     model = add_lora(stack, trial, base)

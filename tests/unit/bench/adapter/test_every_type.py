@@ -1,4 +1,4 @@
-"""Every type that transformers registers: the record without weights, that of the loaded base, and the merged model."""
+"""Every type that transformers registers: the record before a training, that of the loaded base, the merged model."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,24 +11,30 @@ from safetensors.torch import save_file
 
 from bench import torch_stack
 from bench.adapter import lora, merge
+from bench.architectures.architecture import UnknownLayer
 from bench.data.inputs import InputError
-from bench.qlora.base import Skeleton, load_text_model, read_base
-from bench.qlora.step import Placement, load_base
-from bench.records.adapter import NF4, HeldTensor
+from bench.qlora.base import load_text_model, read_base
+from bench.qlora.step import Placement, add_lora, load_base, probe
+from bench.records.adapter import NF4, BaseRecord, HeldTensor
 from tests.support import tiny_models, tiny_training
 
 PLACEMENT = Placement(device=torch.device("cpu"), compute_dtype=torch.bfloat16)
 PARTS = 4
-AT_LEAST = 160  # types of transformers 5.23 with a tiny model
+AT_LEAST = 165  # types of transformers 5.23 with a tiny model
 
 
 def merge_fault(modules: torch_stack.Stack, model_type: str, folder: Path) -> str | None:
     """Return what of a type is not equal; None if all is. Raises ValueError for a type without a tiny model."""
     tiny_models.tiny_model(modules, model_type).save_pretrained(folder)
-    base = load_base(modules, tiny_training.plan(folder, folder, recipe="stock"), PLACEMENT)
+    trial = tiny_training.plan(folder, folder, recipe="stock")
+    base = load_base(modules, trial, PLACEMENT)
     record, out = base.base_record, folder / "merged"
-    if read_base(Skeleton(modules, folder, nf4=True).model) != record:
-        return "the record without weights"
+    try:
+        planned: BaseRecord | None = probe(modules, trial)
+    except (InputError, UnknownLayer):  # refused before a training
+        planned = None
+    if planned is not None and planned.tensors != record.tensors:
+        return "the record before the training"
     adapted = [name for name, held in record.tensors.items() if held.kind == NF4 and len(held.shape) == 2][::3]
     pairs = {name: _random_pair(record.tensors[name]) for name in adapted}
     weights = lora.Lora(pairs=pairs, scale=2.0, sha256="")
@@ -52,6 +58,8 @@ def merge_fault(modules: torch_stack.Stack, model_type: str, folder: Path) -> st
             want = want.T if record.tensors[name].is_transposed else want
         if not torch.equal(tensor.to(want.dtype), want):
             return name
+    if planned is not None and read_base(add_lora(modules, trial, base)).adapters != planned.adapters:
+        return "the adapters before the training"
     return None
 
 

@@ -163,22 +163,6 @@ def test_a_model_with_images_needs_a_known_text_model(text):
         find(config).geometry(config)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_linear"),
-    [
-        ("model.layers.0.self_attn.q_proj.weight", True),
-        ("model.layers.31.mlp.down_proj.weight", True),
-        ("model.layers.0.self_attn.q_proj.bias", False),
-        ("model.layers.0.input_layernorm.weight", False),
-        ("model.layers.x.mlp.down_proj.weight", False),
-        ("model.embed_tokens.weight", False),
-        ("lm_head.weight", False),
-    ],
-)
-def test_only_the_weights_of_linear_layers_are_quantized(name, is_linear):
-    assert families.LLAMA.is_linear_weight(name) is is_linear
-
-
 def test_no_other_module_of_bench_decides_by_a_model_type_a_layer_or_a_key_of_the_config():
     # `model_type` names Liger's patch; the positions are a field of ModelFacts, too.
     names = {"llama", "mistral", "sliding_window", "hidden_act", *CONFIG} - {"model_type", "max_position_embeddings"}
@@ -215,4 +199,3 @@ def test_values_too_deep_to_print_are_described():
 def test_weights_of_a_text_part_are_found_by_the_names_of_both_versions_of_transformers(name, expected):
     family = find({"model_type": "mistral3"})
     assert family.module_name(name) == (expected or name)
-    assert family.is_linear_weight(family.module_name(name)) is (expected is not None and "layers" in expected)

@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import pytest
 import torch
 
+from bench.data.inputs import InputError
 from bench.qlora.base import read_base
-from bench.qlora.step import Placement, add_lora, load_base
+from bench.qlora.step import Placement, add_lora, load_base, probe
 from bench.records.adapter import BaseRecord
 from tests.support import tiny_models, tiny_training
 
@@ -24,3 +26,11 @@ def test_a_record_names_each_tensor_as_the_loaded_model_holds_it(modules, tmp_pa
     assert adapted.adapters[:2] == ["transformer.h.0.attn.c_attn", "transformer.h.0.attn.c_proj"]
     adapted.write(tmp_path)
     assert BaseRecord.read(tmp_path / BaseRecord.FILE) == adapted
+
+
+def test_what_transformers_cannot_train_is_refused_before_the_training(modules, tmp_path):
+    tiny_models.tiny_model(modules, "ctrl").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="does not support activation checkpointing"):
+        probe(modules, tiny_training.plan(tmp_path, tmp_path, recipe="stock"))
+    trial = tiny_training.plan(tmp_path, tmp_path, recipe="stock", gradient_checkpointing=False)
+    assert probe(modules, trial).adapter_weights(4) == 4 * 4 * 128 * 2
