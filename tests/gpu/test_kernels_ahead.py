@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton", reason="Triton is installed only where there is a GPU")
+
 from bench import torch_stack
 from bench.kernels.cache import KERNELS_VARIABLE, MANAGER
 from bench.records.result import TrialResult
