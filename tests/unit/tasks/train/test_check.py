@@ -174,6 +174,10 @@ def test_only_settings_that_the_user_left_open_are_derived_and_named(settings: M
     named = "train.rows_per_step 2, train.warmup_share 0.1, train.gradient_checkpointing false"
     assert f"derived from data and GPU: {named}" in lines
     assert trial_spec.INT8_OFFER not in lines
+    assert not any(line.startswith("not packed: ") for line in lines)
+    padded = dataclasses.replace(make_probe(), data=dataclasses.replace(REPORT, is_packed=False))
+    (line,) = (line for line in output.summary_lines(padded, trial, PREDICTED) if line.startswith("not packed: "))
+    assert "25 % of the positions" in line  # 600 tokens in 800 positions
     on_a_gpu = make_probe(gpu="NVIDIA A10")
     assert trial_spec.INT8_OFFER in output.summary_lines(on_a_gpu, trial, PREDICTED)
     in_eight = dataclasses.replace(trial, matmul="int8")
