@@ -1,15 +1,18 @@
 """The record of a base: which of a loaded model's tensors are quantized, in which dtype the others are."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from bench.data.inputs import InputError
-from bench.qlora.base import read_base
+from bench.data.model_folder import read_config
+from bench.predict import flops
+from bench.qlora.base import Skeleton, read_base
 from bench.qlora.step import Placement, add_lora, load_base, probe
-from bench.records.adapter import BaseRecord
-from tests.support import tiny_models, tiny_training
+from bench.records.adapter import NF4, BaseRecord
+from tests.support import families, tiny_models, tiny_training
 
 
 def test_a_record_names_each_tensor_as_the_loaded_model_holds_it(modules, tmp_path):
@@ -34,3 +37,12 @@ def test_what_transformers_cannot_train_is_refused_before_the_training(modules, 
         probe(modules, tiny_training.plan(tmp_path, tmp_path, recipe="stock"))
     trial = tiny_training.plan(tmp_path, tmp_path, recipe="stock", gradient_checkpointing=False)
     assert probe(modules, trial).adapter_weights(4) == 4 * 4 * 128 * 2
+
+
+@pytest.mark.parametrize("case", families.families())
+def test_the_arithmetic_of_declared_families_counts_what_the_record_says(modules, tmp_path, case):
+    folder = families.write_model(modules, tmp_path / "model", **case["input"])
+    config, tensors = read_config(folder), read_base(Skeleton(modules, folder, nf4=True).model).tensors
+    assert sum(math.prod(held.shape) for held in tensors.values() if held.kind == NF4) == flops.block_weights(config)
+    matrices = [held for held in tensors.values() if held.kind != NF4 and len(held.shape) == 2]
+    assert {math.prod(held.shape) for held in matrices} == {flops.head_weights(config)}
