@@ -89,13 +89,17 @@ def load_trained(modules: Any, trial: Trial, placement: Placement, folder: Path)
     return step, peft_model
 
 
-def read(folder: Path) -> tuple[Lora, BaseRecord]:
-    """Read an adapter and how its training held the base; check one against the other. Raises InputError."""
+def read_record(folder: Path) -> BaseRecord:
+    """Read how the training of an adapter held the base. Raises InputError."""
     try:
-        record = BaseRecord.read(folder / BaseRecord.FILE)
+        return BaseRecord.read(folder / BaseRecord.FILE)
     except ResultError as error:
         raise InputError.from_error(error) from error
-    config = _read_adapter_config(folder)
+
+
+def read(folder: Path) -> tuple[Lora, BaseRecord]:
+    """Read an adapter and how its training held the base; check one against the other. Raises InputError."""
+    record, config = read_record(folder), _read_adapter_config(folder)
     rank, alpha = config["r"], config["lora_alpha"]
     path, parts = folder / ADAPTER, {f"{name}.weight": dict[str, Any]() for name in record.adapters}
     try:

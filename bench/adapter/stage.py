@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.adapter.lora import check_base
+from bench.adapter.lora import check_base, read_record
 from bench.adapter.merge import MERGE_FILE, verify_sums
-from bench.architectures import find
 from bench.data.inputs import InputError, InputRejected
-from bench.data.model_folder import check_model, read_config
+from bench.data.model_folder import check_model, read_shapes, weight_files
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from bench.workloads.finetune.checkpoint import ADAPTER
 
 BASE_NAME, ADAPTER_NAME = "base", "adapter"  # in the folder `into`
+TEXT_PART = "language_model."  # in the names of tensors of models that take images too
 _POLL_SEC = 0.5
 
 
@@ -62,11 +62,6 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
     else:
         adapter = Path(request.adapter)
         check_model(model)  # report a bad model before waiting
-        if find(read_config(model)).renames:
-            raise InputError(
-                f"{model}: takes images too, and the adapter is of its text part only, which the server does not find",
-                remedy="inv adapter.merge, then inv serve --merged",
-            )
         _wait_for_file(adapter / SUMS_FILE, request.wait_sec, log)
         verify_sums(adapter)
         if sha256_of(adapter / ADAPTER) != request.adapter_sha256:
@@ -74,6 +69,7 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
                 f"{adapter / ADAPTER}: sha256 differs from that of the training", remedy="remove the folder"
             )
         check_base(model, adapter, request.model_sha256)
+        _check_names(model, adapter)
     into.mkdir(parents=True, exist_ok=True)
     if any(model.is_relative_to(volume) for volume in request.volumes):
         _link(into / BASE_NAME, model)
@@ -87,6 +83,17 @@ def stage_adapter(request: StageRequest, log: Callable[[str], None]) -> ServingL
         return ServingLayout(base=str(into / BASE_NAME), adapter=None)
     _link(into / ADAPTER_NAME, Path(request.adapter))
     return ServingLayout(base=str(into / BASE_NAME), adapter=str(into / ADAPTER_NAME))
+
+
+def _check_names(model: Path, adapter: Path) -> None:
+    """Raise InputError for an adapter whose layers have longer names in the base's files: a server looks for these."""
+    suffixes = tuple(f".{name.removeprefix('model.')}.weight" for name in read_record(adapter).adapters)
+    names = (name for path in weight_files(model) for name in read_shapes(path))
+    if any(TEXT_PART in name and name.endswith(suffixes) for name in names):
+        raise InputError(
+            f"{model}: takes images too, and the adapter is of its text part only, which the server does not find",
+            remedy="inv adapter.merge, then inv serve --merged",
+        )
 
 
 def _check_merged(folder: Path, request: StageRequest) -> None:

@@ -14,7 +14,9 @@ from bench.adapter import stage
 from bench.adapter.stage import StageRequest, stage_adapter
 from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import check_model
-from tests.support.small_inputs import write_model
+from bench.records.adapter import BaseRecord
+from tests.model_shapes import tensors
+from tests.support.small_inputs import CONFIG, write_model, write_weights
 
 WEIGHTS = b"weights"
 
@@ -34,6 +36,7 @@ def stage_request(tmp_path: Path) -> Callable[..., StageRequest]:
     (adapter / "adapter_model.safetensors").write_bytes(WEIGHTS)
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (adapter / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    BaseRecord(tensors={}, adapters=["model.layers.0.self_attn.q_proj"]).write(adapter)
     write_sums(adapter)
 
     def make(**changes: object) -> StageRequest:
@@ -88,6 +91,8 @@ def test_an_adapter_of_the_text_part_of_a_model_with_images_is_refused(
 ) -> None:
     config = Path(stage_request().model) / "config.json"
     config.write_text(json.dumps({"model_type": "mistral3", "text_config": json.loads(config.read_text())}))
+    names = {f"language_model.{name}": shape for name, shape in tensors(CONFIG).items()}
+    write_weights(config.with_name("model.safetensors"), names)
     with pytest.raises(InputError, match="the adapter is of its text part") as caught:
         stage_adapter(stage_request(), print)
     assert caught.value.remedy == "inv adapter.merge, then inv serve --merged"
