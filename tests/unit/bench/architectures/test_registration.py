@@ -25,6 +25,7 @@ from bench.data.trial_inputs import check_trial
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, nvml
 from bench.predict import chips, flops, memory, throughput
+from bench.qlora.step import load_base
 from bench.records.atomic_files import sha256_of
 from bench.records.validation import ALL_LINEAR
 from bench.workloads import training
@@ -256,6 +257,16 @@ def test_types_that_mix_packed_samples_are_trained_one_sample_a_row(modules, tmp
     assert (
         len({sha256_of(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in ("whole", "parts")}) == 1
     )
+
+
+def test_the_loss_has_no_part_for_the_balance_of_experts(modules, tmp_path):
+    tiny_models.tiny_model(modules, "qwen3_moe", output_router_logits=True).save_pretrained(tmp_path)
+    lab = Lab.create(modules, tiny_training.plan(tmp_path, tmp_path, recipe="stock"))
+    base = load_base(modules, lab.trial, lab.placement)
+    ids = modules.torch.arange(3, 23)[None]
+    answer = base(input_ids=ids, labels=ids)
+    expected = modules.torch.nn.functional.cross_entropy(answer.logits[0, :-1].float(), ids[0, 1:])
+    assert float(answer.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 @only_thorough
