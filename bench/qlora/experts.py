@@ -170,7 +170,7 @@ def _forward_grouped(module: Any, hidden: Any, ids: Any, scores: Any) -> Any:
     """Return (T, H) from (T, H) and each token's k experts (T, k) and their weights (T, k)."""
     if not torch.is_grad_enabled():
         return _Experts.apply(module, None, hidden, scores, ids)
-    kept = _Inputs.apply(hidden, scores, ids)
+    kept = _Inputs.apply(hidden, scores)
     return _Experts.apply(module, kept[0].grad_fn, *kept, ids)
 
 
@@ -182,13 +182,13 @@ class _Inputs(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Any, scores: Any, ids: Any) -> Any:
-        ctx.save_for_backward(hidden, scores, ids)
+    def forward(ctx: Any, hidden: Any, scores: Any) -> Any:
+        ctx.save_for_backward(hidden, scores)
         return hidden.view_as(hidden), scores.view_as(scores)
 
     @staticmethod
     def backward(_ctx: Any, *gradients: Any) -> Any:
-        return *gradients, None
+        return gradients
 
 
 class _Experts(torch.autograd.Function):  # type: ignore[misc]
@@ -197,15 +197,14 @@ class _Experts(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, module: Any, inputs: Any, hidden: Any, scores: Any, ids: Any) -> Any:
         ctx.module, ctx.inputs = module, inputs
-        groups = Groups.sort(ids, module.num_experts)
+        ctx.groups = groups = Groups.sort(ids, module.num_experts)
         act = _act(module, _product(module, _up(module), hidden[groups.tokens], groups))
         return combine(_product(module, "down_proj", act, groups), groups, scores).to(hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        module = ctx.module
-        hidden, scores, ids = ctx.inputs.saved_tensors  # recomputes the layer up to here
-        groups = Groups.sort(ids, module.num_experts)
+        module, groups = ctx.module, ctx.groups
+        hidden, scores = ctx.inputs.saved_tensors  # recomputes the layer up to here
         joined = _product(module, _up(module), hidden[groups.tokens], groups)
         act = _act(module, joined)
         d_rows = gradient.to(act.dtype)[groups.tokens]

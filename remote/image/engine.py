@@ -37,7 +37,7 @@ _CHUNK_BYTES = 1 << 16
 # The mark shows that the client has ended: a host's `run` would otherwise wait for the rest of its input.
 _END_MARK = b"end of dial-stdio\n"
 _MARK_SCRIPT = f'"$0" "$@"; code=$?; echo {shlex.quote(_END_MARK.decode().strip())}; exit $code'
-_BUILDX_SCRIPT = '"$0" buildx version >/dev/null 2>&1 && echo buildx; "$0" --version'
+_BUILDX_SCRIPT = '"$0" buildx version >/dev/null 2>&1 || "$0" --version'
 
 
 class EngineError(HostError):
@@ -80,13 +80,12 @@ class FolderInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The engine's own report: versions, data-root, storage driver; and whether the client has the plugin buildx."""
+    """The engine's own report: versions, data-root, storage driver."""
 
     version: str
     api_version: str
     data_root: str
     storage_driver: str
-    has_buildx: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,29 +127,6 @@ class EngineImage:
     @property
     def short_id(self) -> str:
         return self.image_id.removeprefix("sha256:")[:12]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageLayer:
-    """One step of an image's history: its command, its kind, and its size unpacked, in bytes."""
-
-    step: str
-    kind: str
-    size: int
-
-
-def _to_layer(entry: Mapping[str, Any]) -> ImageLayer:
-    step = entry["CreatedBy"].removesuffix(" # buildkit").strip()
-    return ImageLayer(step=step or "(imported)", kind=_layer_kind(step), size=int(entry["Size"]))
-
-
-def _layer_kind(step: str) -> str:
-    """Classify a step by the Dockerfile's line: weights, stack, code or system."""
-    if step.startswith("ADD model[s]/"):
-        return "weights"
-    if step.startswith("COPY /layers/"):
-        return "stack"
-    return "code" if step.startswith("COPY") else "system"
 
 
 def disk_info(host: Host, paths: Sequence[str], models: Sequence[tuple[str, str]] = ()) -> DiskInfo:
@@ -283,10 +259,10 @@ class Engine:
         """Return what a build depends on. Raises EngineError if there is no BuildKit."""
         name, program = self._host.name, self._client.program
         command = Command(argv=("sh", "-c", _BUILDX_SCRIPT, program), environment=self._client.environment)
-        lines = self._host.run(command, timeout_sec=_TIMEOUT_SEC).stdout.decode(errors="replace").splitlines()
-        has_buildx, client_version = lines[:1] == ["buildx"], re.match(r"Docker version ([^,]*)", "".join(lines[-1:]))
+        output = self._host.run(command, timeout_sec=_TIMEOUT_SEC).stdout.decode(errors="replace")
+        client_version = re.search(r"Docker version ([^,]*)", output)  # without the plugin buildx
         # From 23.0 the client builds through a plugin, which distributions package separately.
-        if not has_buildx and client_version and _version_numbers(client_version[1]) >= (23,):
+        if client_version and _version_numbers(client_version[1]) >= (23,):
             raise EngineError(
                 f"{name}: {program} {client_version[1]} has no BuildKit: plugin buildx is missing",
                 remedy="apt-get install docker-buildx (or docker-buildx-plugin), or set image.client to another client",
@@ -298,7 +274,6 @@ class Engine:
                 api_version=str(self._version["ApiVersion"]),
                 data_root=str(info["DockerRootDir"]),
                 storage_driver=str(info["Driver"]),
-                has_buildx=has_buildx,
             )
 
     def find_image(self, name: str) -> EngineImage | None:
@@ -323,12 +298,6 @@ class Engine:
         if image is None:
             raise EngineError(f"{self._host.name}: no image {name}", remedy="`inv build` builds it")
         return image
-
-    def layers(self, image_id: str) -> list[ImageLayer]:
-        """List the history steps of an image that are not empty, oldest first."""
-        with _valid_answer(self._host):
-            history = [_to_layer(entry) for entry in reversed(self._api.history(image_id))]
-        return [layer for layer in history if layer.size > 0]
 
     def run_check(self, image_id: str, argv: tuple[str, ...], *, timeout_sec: float) -> Completed:
         """Run `argv` in a container under a pod's restrictions. Raises EngineError if it does not end in time.

@@ -9,10 +9,9 @@ from bench.records.validation import setting
 class BuildSection:
     """The build VM."""
 
-    host: str | None = setting(None, "SSH destination, e.g. a name from ~/.ssh/config; null: this machine")
-    user: str | None = setting(None, "SSH user; null, here and below: the value in ~/.ssh/config")
-    port: int | None = setting(None, "SSH port", ge=1, le=65_535)
-    identity: str | None = setting(None, "file of the private SSH key")
+    host: str | None = setting(
+        None, "SSH destination: a name from ~/.ssh/config, USER@HOST or ssh://USER@HOST:PORT; null: this machine"
+    )
     tmpdir: str | None = setting(
         None, "folder on the VM for models, context and archives, e.g. /mnt/fss; null: ~/.qlora-fleet"
     )

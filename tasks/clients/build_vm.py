@@ -52,7 +52,7 @@ def _host(settings: Settings, *, here: bool) -> Iterator[Host]:
         yield LocalHost(name="this machine", workdir=str(settings.folder / LOCAL_FOLDER))
         return
     with translate_errors(UsageError, ValueError, prefix="build.host: "):
-        destination = Destination(host=section.host, user=section.user, port=section.port, identity=section.identity)
+        destination = Destination(host=section.host)
     with SshHost(name=section.host, destination=destination) as host:
         yield host
 

@@ -4,7 +4,6 @@ commands        the commands, with their flags and help
 build           build the image, as a job on the build VM
 push            push the image to the registry, record its digest in results/image.json
 verify          check that an image is intact and a trial runs in it, on the build VM or on a GPU node
-size            size of its layers, of a push, of a pull and on a node
 archive         save the image to a file, load it from one
 jobs            follow a job on the VM, save its log, cancel it
 build_profiles  image/profiles.yaml, the image's name, the locks

@@ -67,19 +67,6 @@ verify = Command(
     on_node=switch("verify the pushed image in a temporary pod on a GPU node of the cluster"),
     dry_run=switch("print the image and where it would be verified, and start nothing"),
 )
-size = Command(
-    "image.size",
-    "tasks.image.size:show_size",
-    "Show image size, transfer times and node storage.",
-    section=Section.BUILD,
-    effect=Effect.SHOWS,
-    examples=(
-        "inv image.size  # by layer",
-        "inv image.size --mbps 500 --allocatable-gb 85  # on nodes of 100 GB",
-    ),
-    mbps=number(float, "bandwidth of a node in megabit/s", 1000.0, gt=0),
-    allocatable_gb=number(float, "allocatable storage of a node in GB", 37.0, gt=0, unset="37, of a 50 GB boot volume"),
-)
 archive = Command(
     "image.archive",
     "tasks.image.archive:save_archive",

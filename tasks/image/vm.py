@@ -69,8 +69,7 @@ def _check_engine(settings: Settings, host: Host, tmp_folder: str) -> dict[str, 
     with engine.connect(host, engine_client(settings)) as vm_engine:
         facts, usage = vm_engine.observe(), vm_engine.usage(buildplan.BUILD_LABEL, registry_repository(settings))
     (root,) = engine.disk_info(host, (facts.data_root,)).folders
-    plugin = "buildx" if facts.has_buildx else "the client's own"
-    print(f"  engine {facts.version}, API {facts.api_version}, {facts.storage_driver}; BuildKit: {plugin}")
+    print(f"  engine {facts.version}, API {facts.api_version}, {facts.storage_driver}, with BuildKit")
     print(f"  {root.path}: {format_gb(root.free_bytes)} free on {root.kind}")
     images, cache = format_gb(usage.image_bytes, 2), format_gb(usage.cache_bytes, 2)
     print(f"  {usage.image_count} images, {images}; build cache, {cache}")

@@ -46,7 +46,8 @@ def run(job_log: JobLog, job: dict[str, Any]) -> dict[str, Any]:
         sums = assemble(job_log, job)
         dockerfile = Path(job["code_folder"], DOCKERFILE).read_bytes()  # the client gets it over standard input
     if hashlib.sha256(dockerfile).hexdigest() != dict(job["code"])[DOCKERFILE]:
-        raise _changed_file(Path(job["code_folder"], DOCKERFILE))
+        path = Path(job["code_folder"], DOCKERFILE)
+        raise VmAgentError("changed", f"{path}: differs from the uploaded file", remedy="`inv build` uploads it again")
     *options, context = job["argv"][1:]
     sums_arguments = (word for name, sha256 in sums.items() for word in ("--build-arg", f"{name}={sha256}"))
     with tempfile.TemporaryFile() as stdin:
@@ -87,7 +88,7 @@ def assemble(job_log: JobLog, job: dict[str, Any]) -> dict[str, str]:
     if context.is_symlink():
         raise ForeignOwner(f"{context}: is a link; check and remove it, then rerun `inv build`")
     sha256_of_code = {str(path): str(sha256) for path, sha256 in job["code"]}
-    code_files = {context / path: source for path, source in _verified_code_files(job).items()}
+    code_files = {context / path: Path(job["code_folder"], path) for path in sha256_of_code}
     slots: dict[str, list[dict[str, Any]]] = {}
     for entry in job["packed"]:
         slots.setdefault(f"{entry['slot']:02d}.tar", []).append(entry)
@@ -149,20 +150,6 @@ def _set_time(path: Path, sha256: str) -> None:
     """
     seconds = int(sha256[:8], 16) & 0x7FFFFFFF
     os.utime(path, (seconds, seconds))
-
-
-def _verified_code_files(job: dict[str, Any]) -> dict[str, Path]:
-    """Map each path in the context to its verified file on this machine."""
-    sources = {path: Path(job["code_folder"], path) for path, _ in job["code"]}
-    for path, sha256 in job["code"]:
-        if not sources[path].is_file() or hash_file(sources[path])[1] != sha256:
-            raise _changed_file(sources[path])
-    return sources
-
-
-def _changed_file(path: Path) -> VmAgentError:
-    message = f"{path}: differs from the uploaded file"
-    return VmAgentError("changed", message, remedy="upload it again with `inv build`")
 
 
 def _empty_context(context: Path, archives: Collection[Path]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,29 +19,18 @@ from typing import Any
 MAX_FILE_BYTES = 16 << 20
 
 
-def parse_mounts(text: bytes) -> list[tuple[str, str]]:
-    """Parse mount points and file system types from mountinfo, see proc(5). Mount points may have any name."""
-    mount_points = []
-    for line in text.split(b"\n"):
-        left, _, right = line.partition(b" - ")
-        if right:
-            point = re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), left.split(b" ")[4])
-            mount_points.append((os.fsdecode(point), os.fsdecode(right.split(b" ")[0])))
-    return mount_points
-
-
-def folder_info(path: str, mounted: list[tuple[str, str]]) -> dict[str, Any]:
+def folder_info(path: str) -> dict[str, Any]:
     existing = path
     while not os.path.lexists(existing) and existing != "/":
         existing = str(Path(existing).parent)
     real = Path(existing).resolve()
-    mounts = [mount for mount in mounted if Path(mount[0]) in (real, *real.parents)]
     filesystem = os.statvfs(real)
+    kind = subprocess.run(("df", "--output=fstype", "--", real), stdout=subprocess.PIPE, check=False).stdout.split()
     return {
         "path": path,
         "exists": existing == path,
         "is_folder": real.is_dir(),
-        "kind": max(mounts, key=lambda mount: len(mount[0]))[1] if mounts else "unknown",
+        "kind": kind[-1].decode() if kind else "unknown",
         "device": real.stat().st_dev,
         "free_bytes": filesystem.f_bavail * filesystem.f_frsize,
         "writable": os.access(real, os.W_OK | os.X_OK),
@@ -100,10 +88,10 @@ def find_tmpdir(pairs: list[str]) -> str | None:
 
 
 def main() -> None:
-    request, mounted = json.loads(sys.argv[1]), parse_mounts(Path("/proc/self/mountinfo").read_bytes())
+    request = json.loads(sys.argv[1])
     unpack_folder = docker_tmpdir()
     answer = {
-        "places": [folder_info(path, mounted) for path in (*request["places"], unpack_folder) if path],
+        "places": [folder_info(path) for path in (*request["places"], unpack_folder) if path],
         "models": [model_info(name, folder) for name, folder in request["models"]],
         "docker_tmpdir": unpack_folder,
     }

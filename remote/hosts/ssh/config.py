@@ -22,30 +22,17 @@ _CONNECT_TIMEOUT_SEC = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """The arguments of `ssh`: a host or a name from the configuration, which also supplies the fields that are None.
+    """The destination of `ssh`: a name from the configuration, USER@HOST, or ssh://USER@HOST:PORT.
 
     `config_file` None means ~/.ssh/config and the system's file.
     """
 
     host: str
-    user: str | None = None
-    port: int | None = None
-    identity: str | None = None
     config_file: str | None = None
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options of `ssh` before the host."""
-        return (
-            *(() if self.user is None else ("-l", self.user)),
-            *(() if self.port is None else ("-p", str(self.port))),
-            *(() if self.identity is None else ("-i", str(expand_user(self.identity)))),
-        )
-
     def __post_init__(self) -> None:
-        texts = (self.host, self.user or "", self.identity or "")
-        if not self.host or any(word.startswith("-") or not word.isprintable() for word in texts) or " " in self.host:
-            raise ValueError(f"{self.host!r} is not a valid host, or the user or identity is invalid")
+        if not self.host or self.host.startswith("-") or not self.host.isprintable() or " " in self.host:
+            raise ValueError(f"{self.host!r} is not a valid host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +84,7 @@ def resolve_route(destination: Destination) -> tuple[Hop, ...]:
     """
     file = destination.config_file
     config = () if file is None else ("-F", str(expand_user(file)))
-    return _resolve_route(config, destination.host, destination.options, 0)
+    return _resolve_route(config, destination.host, (), 0)
 
 
 def _resolve_route(config: Sequence[str], host: str, options: Sequence[str], depth: int) -> tuple[Hop, ...]:
@@ -156,6 +143,7 @@ def parse_hop(name: str, text: str) -> Hop:
         value = values.get(key, ["none"])[0]
         return None if value in ("", "none") else value
 
+    name = first_value("host") or name  # without the user and port of a destination
     hostname, user, port = first_value("hostname") or name, first_value("user") or "", int(first_value("port") or 22)
     tokens = {"%": "%", "h": hostname, "n": name, "p": str(port), "r": user, "d": str(home_folder())}
     tokens |= {"u": _passwd_entry().pw_name}

@@ -19,9 +19,9 @@ PATIENCE_SEC = 60.0
 
 
 @contextlib.contextmanager
-def from_laptop(network: Network, name: str = "vm", **choices: Any) -> Iterator[SshHost]:
+def from_laptop(network: Network, name: str = "vm") -> Iterator[SshHost]:
     """Connect to a host from the laptop, in this thread."""
-    destination = Destination(host=name, config_file=str(network.ssh_config), **choices)
+    destination = Destination(host=name, config_file=str(network.ssh_config))
     with network.laptop.network_of_this_thread(), SshHost(name="vm", destination=destination) as host:
         yield host
 

@@ -79,7 +79,7 @@ def test_a_new_run_does_not_start_while_another_is_followed_or_abandoned(project
 
     project.inv("cancel")
     assert not project.trainers()
-    assert list(project.statuses().values()) == ["CANCELLED"] * 4
+    assert set(project.statuses().values()) == {"CANCELLED"}
 
 
 @pytest.mark.usefixtures("hold_file")

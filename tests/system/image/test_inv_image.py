@@ -58,16 +58,6 @@ def test_verify_reports_the_content_and_the_faults(built_vm: BuildVm) -> None:
     profiles.write_text(text)
 
 
-def test_sizes_are_printed_by_layer_and_for_push_pull_and_node(built_vm: BuildVm) -> None:
-    done = built_vm.inv("image.size", "--mbps", "100", "--allocatable-gb", "0.1")
-    assert "COPY bench /opt/qlora-fleet/bench" in done.stdout
-    assert "an edit of bench pushes " in done.stdout
-    assert "a node with 100 Mb/s pulls it in" in done.stdout
-    assert "0.1 GB allocatable: does not fit" in done.stdout
-    sizes = json.loads(built_vm.inv("image.size", "--json").stdout)
-    assert sizes["bytes"] == sum(layer["bytes"] for layer in sizes["layers"]) == sum(sizes["bytes_by_kind"].values())
-
-
 def test_an_archive_can_be_loaded_and_is_refused_if_truncated(built_vm: BuildVm) -> None:
     folder, expected_id = f"{built_vm.tmpdir}/archives", image_id(built_vm)
     planned = json.loads(built_vm.inv("image.archive", folder, "--dry-run", "--json").stdout)

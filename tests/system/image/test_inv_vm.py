@@ -46,10 +46,10 @@ def change_host_key(network: Network) -> None:
     [
         (clear_known_hosts, {}, 4, "unknown"),
         (change_host_key, {}, 4, "changed"),
-        (lambda _: None, {"INVOKE_BUILD_USER": "nosuchuser"}, 2, "'nosuchuser'"),
+        (lambda _: None, {"INVOKE_BUILD_HOST": "nosuchuser@vm"}, 2, "'nosuchuser'"),
         (lambda _: None, {"INVOKE_BUILD_HOST": "-oProxyCommand=x"}, 2, "build.host: '-oProxyCommand=x'"),
         (lambda _: None, {"INVOKE_BUILD_HOST": "no-such-host"}, 2, "no-such-host"),
-        (lambda _: None, {"INVOKE_BUILD_PORT": "9"}, 3, "port 9"),
+        (lambda _: None, {"INVOKE_BUILD_HOST": "ssh://vm:9"}, 3, "port 9"),
     ],
     ids=["unknown key", "changed key", "wrong user", "an option for a host", "unknown host", "wrong port"],
 )

@@ -5,7 +5,6 @@ import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,9 +53,8 @@ def test_the_configuration_is_read_as_by_openssh_and_options_override_it(network
         f"Host odd\n HostName {VM}\n ProxyCommand nsenter -t {network.laptop.pid} -n {proxy}",
         f"Host vm\n User daemon\n Port 9\n IdentityFile /none\nHost {VM}\n User daemon",
     )
-    options: dict[str, Any] = {"user": "ubuntu", "port": 22, "identity": str(network.key)}
-    for name, overrides in (("somewhere", {}), ("odd", {}), ("vm", options)):
-        with from_laptop(network, name, **overrides) as host:
+    for name in ("somewhere", "odd", "ssh://ubuntu@vm:22"):
+        with from_laptop(network, name) as host:
             assert run(host, "sh", "-c", "hostname; whoami").stdout == b"vm\nubuntu\n", name
 
 
@@ -147,7 +145,7 @@ def test_a_revoked_key_is_refused(network: Network) -> None:
 
 
 def test_the_error_for_a_wrong_user_names_the_user_and_the_refused_keys(network: Network) -> None:
-    with from_laptop(network, user="nosuchuser") as host, pytest.raises(LoginRefused) as refused:
+    with from_laptop(network, "nosuchuser@vm") as host, pytest.raises(LoginRefused) as refused:
         run(host, "true")
     message = str(refused.value)
     assert message.startswith(f"vm (nosuchuser@{VM} port 22): ")
@@ -189,7 +187,7 @@ def test_a_port_of_another_service_is_an_error(network: Network) -> None:
     server = network.vm.start("python3", "-m", "http.server", "8080", log="http.log")
     with network.laptop.network_of_this_thread():
         wait_for(lambda: listens(VM, 8080), "a web server")
-    with from_laptop(network, port=8080) as host, pytest.raises(HostUnreachable, match="port 8080"):
+    with from_laptop(network, "ssh://vm:8080") as host, pytest.raises(HostUnreachable, match="port 8080"):
         run(host, "true")
     server.kill()
 

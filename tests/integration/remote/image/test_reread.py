@@ -1,4 +1,4 @@
-"""Models on the VM, read by a real process."""
+"""Models and file systems of the VM, read by a real process."""
 
 import json
 from pathlib import Path
@@ -33,3 +33,8 @@ def test_a_checksum_file_in_the_manifest_is_listed_once(local: LocalFleet, tmp_p
     (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
     (model,) = engine.disk_info(local.host(), [str(tmp_path)], [("org--model", str(tmp_path))]).models
     assert [path for path, *_ in model["files"]] == ["manifest.json", "SHA256SUMS"]
+
+
+def test_a_folder_that_does_not_exist_is_on_the_file_system_of_its_parent(local: LocalFleet) -> None:
+    (folder,) = engine.disk_info(local.host(), ["/proc/none/deep"]).folders
+    assert (folder.kind, folder.exists, folder.is_folder) == ("proc", False, True)

@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+
 Inv = Callable[..., "subprocess.CompletedProcess[str]"]
-NO_SSHD = {"INVOKE_BUILD_HOST": "127.0.0.1", "INVOKE_BUILD_PORT": "1"}
 
 
-def test_a_failed_build_leaves_the_chain_of_causes(project: Path, inv: Inv, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in NO_SSHD.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def _no_sshd(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "image").symlink_to(ROOT / "image")
+    monkeypatch.setenv("INVOKE_BUILD_HOST", "ssh://127.0.0.1:1")
+
+
+@pytest.mark.usefixtures("_no_sshd")
+def test_a_failed_build_leaves_the_chain_of_causes(project: Path, inv: Inv) -> None:
     failed = inv("build", "--tmpdir", "/mnt/share")
     log = project / "results" / "operator.log"
     text = log.read_text()
@@ -24,10 +30,9 @@ def test_a_failed_build_leaves_the_chain_of_causes(project: Path, inv: Inv, monk
     assert log.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.usefixtures("_no_sshd")
 @pytest.mark.parametrize("arguments", [("--debug", "build"), ("build", "--debug")])
-def test_debug_prints_the_chain(inv: Inv, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
-    for name, value in NO_SSHD.items():
-        monkeypatch.setenv(name, value)
+def test_debug_prints_the_chain(inv: Inv, arguments: tuple[str, ...]) -> None:
     failed = inv(*arguments, "--tmpdir", "/mnt/share")
     assert failed.returncode == 3
     assert "ConnectionRefusedError" in failed.stderr

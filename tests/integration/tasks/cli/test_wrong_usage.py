@@ -51,8 +51,8 @@ def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
         (("settings", "-h"), ("inv settings [NAME] [--flags]", "--changed", "Examples:")),
         (("help", "cluster"), ("nodes ", "teardown ")),
         (("help", "serve"), ("--merged", "Examples:", "serve.stop ")),
-        (("help", "image"), (".size", ".archive")),
-        (("image",), (".size", ".archive")),
+        (("help", "image"), (".archive", ".verify")),
+        (("image",), (".archive", ".verify")),
         (("--version",), (f"qlora-fleet {VERSION}, Invoke 2.", f", Python {platform.python_version()}")),
     ],
 )

@@ -31,6 +31,7 @@ from bench.records.validation import ALL_LINEAR
 from bench.workloads import training
 from bench.workloads.finetune import checkpoint
 from tests.support import tiny_models, tiny_training
+from tests.support.paths import ROOT
 from tests.support.small_inputs import edit_json
 from tests.support.thorough import only_thorough
 from tests.support.tiny_training import Lab
@@ -234,6 +235,11 @@ UNPACKED_TYPES = (
     *("jamba", "lfm2", "llama4_text", "minimax", "mpt", "nemotron_h", "olmo_hybrid", "opt"),
     *("qwen3_5_text", "qwen3_next"),
 )
+
+
+def test_the_table_of_the_guide_names_the_types_that_are_not_packed():
+    text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    assert f"| {', '.join(UNPACKED_TYPES)}, any other |" in text
 
 
 @pytest.mark.parametrize("model_type", UNPACKED_TYPES)

@@ -88,7 +88,7 @@ def models() -> Rows:
 def room() -> Rows:
     tmpdir = FolderInfo(path="TMPDIR", exists=True, is_folder=True, kind="ext4", device=1, free_bytes=0, writable=True)
     root = replace(tmpdir, path="DATA-ROOT", device=2)
-    facts = EngineFacts(version="", api_version="", data_root="", storage_driver="overlay2", has_buildx=True)
+    facts = EngineFacts(version="", api_version="", data_root="", storage_driver="overlay2")
     need = SpaceNeed(folder=root, purpose="the image", need_bytes=25_000_000_000)
     return [
         _error_row(lambda: check_free_space([need], root.path)),

@@ -18,16 +18,17 @@ from remote.hosts.ssh.host import SshHost
 from tests.support.machines.http_stubs import StubServer
 
 
-def resolve(tmp_path: Path, config: str, host: str = "vm", **choices: object) -> list[str]:
+def resolve(tmp_path: Path, config: str, host: str = "vm") -> list[str]:
     user = tmp_path / "user config"
     user.write_text(config)
-    return [str(hop) for hop in resolve_route(Destination(host=host, config_file=str(user), **choices))]  # type: ignore[arg-type]
+    return [str(hop) for hop in resolve_route(Destination(host=host, config_file=str(user)))]
 
 
 def test_the_users_own_configuration_applies(tmp_path: Path) -> None:
     config = "Host vm\n HostName 10.0.0.1\n User me\n Port 2222\n StrictHostKeyChecking no\n"
     assert resolve(tmp_path, config) == ["vm (me@10.0.0.1 port 2222)"]
-    assert resolve(tmp_path, config, user="you", port=22) == ["vm (you@10.0.0.1 port 22)"]
+    assert resolve(tmp_path, config, "ssh://you@vm:22") == ["vm (you@10.0.0.1 port 22)"]
+    assert resolve(tmp_path, config, "you@vm") == ["vm (you@10.0.0.1 port 2222)"]
 
 
 @pytest.mark.parametrize(
@@ -53,10 +54,6 @@ def test_a_configuration_in_another_encoding_is_read(tmp_path: Path) -> None:
     user.write_bytes(b"IdentityFile /keys/schl\xfcssel\n")
     (hop,) = resolve_route(Destination(host="vm", config_file=str(user)))
     assert [os.fsencode(file) for file in hop.identity_files] == [b"/keys/schl\xfcssel"]
-
-
-def test_an_unknown_home_folder_is_not_expanded() -> None:
-    assert Destination(host="vm", identity="~.ssh/id").options == ("-i", "~.ssh/id")
 
 
 def test_a_user_without_an_entry_is_an_invalid_address(monkeypatch: pytest.MonkeyPatch) -> None:
