@@ -74,7 +74,7 @@ _TRAIN = SuiteTrial(
     "train",
     512,
     8,
-    "what `inv train` does with these settings: the others have to beat it",
+    "what inv train does with these settings: the others have to beat it",
     {"recipe": "fast", "layout": "varlen", "is_usual": True},
 )
 _QUICK_TRIALS = (  # the published baseline and optimum, to reproduce the speedup of 2.11x

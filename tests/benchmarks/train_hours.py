@@ -27,7 +27,7 @@ from tests.support.forked import INV_LIBRARIES, ForkServer
 from tests.system.conftest import Project, project_copy
 
 LIMIT_SEC = 900.0
-ON_A_CPU = {"max_seq_len": 256, "micro_batch_size": 2, "validation_fraction": 0.01}
+ON_A_CPU = {"max_seq_len": 64, "micro_batch_size": 2, "validation_fraction": 0.01}
 ON_A_GPU = {"max_seq_len": 512, "micro_batch_size": 8, "recipe": "fast", "validation_fraction": 0.01}
 FIRST = {"max_steps": 40, "rows_per_step": 2}
 SIZES: tuple[dict[str, Any], ...] = (
