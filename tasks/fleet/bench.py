@@ -77,15 +77,16 @@ def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
     count = _worker_count(settings, options.workers)
     suite_name, trials = _choose_trials(settings, options)
     hosts = fleet_hosts(settings)[:count]
+    inputs = inspect(settings, hosts, trials)
     request = BenchRequest(
         suite=suite_name,
-        trials=trials,
+        trials=plan.with_derived(trials, inputs),
         workers=[host.name for host in hosts],
         spread=settings.bench.spread,
         repeats=settings.bench.repeats or plan.default_repeats(trials, len(hosts)),
         quality=options.quality or settings.bench.quality,
     )
-    run = plan.plan_run(settings, request, inspect(settings, hosts, trials))
+    run = plan.plan_run(settings, request, inputs)
     fleet_plan = plan.plan_fleet(settings, run, settings.results_folder / run.run_id, hosts)
     if request.quality:
         print(load_target("tasks.tuning.quality:describe_power")(settings, settings.model.path, settings.data.path))

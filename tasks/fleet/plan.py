@@ -98,7 +98,7 @@ def plan_run(settings: Settings, request: BenchRequest, inputs: Mapping[str, Any
     bench = {name: getattr(request, name) for name in ("spread", "repeats", "quality")}
     run = new_record(settings, request.suite, [], request.workers, inputs=inputs, bench=bench)
     planned = plan_trials(
-        with_derived(request.trials, inputs),
+        request.trials,
         request.workers,
         request.spread,
         request.repeats,
