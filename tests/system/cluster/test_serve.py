@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.data.model_folder import check_model
+from bench.records.adapter import BaseRecord
 from bench.records.run import RunRecord
 from bench.records.score import SampleAnswer
 from tests.support.forked import ForkServer
@@ -91,6 +92,7 @@ def trained(serving_cluster: Cluster, image: Path, tmp_path: Path, inv_server: F
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(WEIGHTS)
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
+    BaseRecord(tensors={}, adapters=["model.layers.0.self_attn.q_proj"]).write(adapter)
     (adapter / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     return operator
 
