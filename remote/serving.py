@@ -21,9 +21,9 @@ from bench.records import schema
 from bench.records.status import Failure
 from bench.records.units import format_mib
 from remote.agent.shared.responses import read_response
-from remote.hosts.base import Host, HostError, collapse_whitespace, is_loopback
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Secret
+from remote.hosts.host_protocol import Host, HostError, collapse_whitespace, is_loopback
 
 MAX_RESPONSE_BYTES, MAX_ERROR_BYTES = 8 << 20, 500
 REQUEST_TIMEOUT_SEC = 300.0

@@ -334,7 +334,7 @@ doctor = Command(
 )
 settings = Command(
     "settings",
-    "tasks.doctor.settings:show_settings",
+    "tasks.doctor.settings_in_force:show_settings",
     "Show every setting, its value, and where it is set.",
     section=Section.SET_UP,
     effect=Effect.SHOWS,

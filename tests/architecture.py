@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from tasks import ns
-from tasks.settings.schema import SETTINGS
+from tasks.settings.sections import SETTINGS
 from tests.support.paths import ROOT
 
 PACKAGES = ("tasks", "remote", "bench", "reports")

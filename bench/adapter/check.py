@@ -30,7 +30,7 @@ from bench.data.model_folder import check_model
 from bench.data.tokenizer import load_trial_tokenizer
 from bench.kernels.loss import token_losses
 from bench.machine import fingerprint
-from bench.qlora.base import load_text_model, read_base, widen
+from bench.qlora.base_models import load_text_model, read_base, widen
 from bench.qlora.step import Placement, TrainingStep, choose_placement
 from bench.records import Trial
 from bench.records.adapter import AdapterCheck, ServedForm

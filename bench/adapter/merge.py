@@ -34,7 +34,7 @@ from bench.data.inputs import InputError, InputRejected
 from bench.data.model_folder import INDEX, TEMPLATE_FILE, WEIGHTS, read_config, read_shapes, weight_files
 from bench.data.tokenizer import load_tokenizer
 from bench.machine import page_cache
-from bench.qlora.base import DTYPES, Skeleton, TensorGroup, read_base
+from bench.qlora.base_models import DTYPES, Skeleton, TensorGroup, read_base
 from bench.records import schema
 from bench.records.adapter import BASES, NF4, BaseRecord, MergeFacts
 from bench.records.atomic_files import DISK_ERRNOS, sha256_of, write_atomic

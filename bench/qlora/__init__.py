@@ -1,6 +1,6 @@
 """qlora: the measured training step.
 
-base: how a model holds its tensors: in NF4, in which dtype, and which modules have adapters
+base_models: how a model holds its tensors: in NF4, in which dtype, and which modules have adapters
 step: stack and device of one trial, base model, adapters, optimizer and one training step
 adamw8: the 8-bit optimizer of the recipe fast
 experts: mixtures of experts in NF4

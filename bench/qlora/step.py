@@ -21,7 +21,7 @@ from bench.harness.record import PhaseClock, Record
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, preflight
 from bench.machine.fingerprint import cpu_flags
-from bench.qlora.base import Skeleton, load_text_model, nf4_options, read_base, widen
+from bench.qlora.base_models import Skeleton, load_text_model, nf4_options, read_base, widen
 from bench.records import Trial
 from bench.records.adapter import NF4, BaseRecord
 from bench.torch_stack import Stack

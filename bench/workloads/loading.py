@@ -20,7 +20,7 @@ from bench.data.model_folder import weight_files
 from bench.harness.record import Record, peak_rss_bytes
 from bench.harness.termination import StopSignals
 from bench.machine import page_cache
-from bench.qlora.base import quantized_names
+from bench.qlora.base_models import quantized_names
 from bench.qlora.step import TorchSession, load_base, open_session
 from bench.records.adapter import NF4
 from bench.records.bootstrap import Interval, summarize

@@ -1,7 +1,7 @@
 """Kubernetes: read the cluster, render manifests, plan and apply changes.
 
-client: reads and changes one namespace of a cluster
-connection: makes the API client of a target
+namespace_client: reads and changes one namespace of a cluster
+api_connection: makes the API client of a target
 credential_cache: runs the kubeconfig's credential program, and keeps its answer while it is valid
 diagnosis: causes and remedies of nodes, pods, Jobs and claims that are not ready (pure)
 kubeconfig: resolves context and namespace

@@ -25,10 +25,10 @@ from bench.records import schema
 from bench.records.atomic_files import open_atomic
 from bench.records.scratch_folders import scratch_folder
 from remote.cluster.kubeconfig import CREDENTIAL_TIMEOUT_SEC, Target
-from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
 from remote.hosts.command import mask_opaque
+from remote.hosts.host_protocol import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
+from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import LOG_IN, Kubectl, Misconfigured
-from remote.hosts.process import CannotStart, run_program
 
 MIN_VALIDITY_SEC = 60.0  # remaining for an answer that is used
 MAX_KEPT_SEC = 240.0  # so that an answer which the server no longer accepts is not used for long

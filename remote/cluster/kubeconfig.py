@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench.records import schema
-from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
 from remote.hosts.command import mask_opaque
+from remote.hosts.host_protocol import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
 from remote.hosts.local import expand_user
+from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import Kubectl, Misconfigured, not_installed_error
-from remote.hosts.process import CannotStart, run_program
 from remote.providers import GENERIC, Provider
 
 CREDENTIAL_TIMEOUT_SEC = 120.0  # kubectl's own timeout here; the operator may have to log in meanwhile

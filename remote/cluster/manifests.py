@@ -21,10 +21,10 @@ import yaml
 
 from bench.records.scratch_folders import scratch_folder
 from remote.cluster.labels import COMPONENT_LABEL, OWNER, OWNER_LABEL, PART_OF_LABEL, SERVE, Object
-from remote.hosts.base import CommandTimedOut, collapse_whitespace
 from remote.hosts.command import Secret
+from remote.hosts.host_protocol import CommandTimedOut, collapse_whitespace
+from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import ClusterError, Misconfigured, not_installed_error
-from remote.hosts.process import CannotStart, run_program
 
 DIGEST_ANNOTATION = "qlora-fleet/rendered"
 IMAGE_PLACEHOLDER, SERVER_PLACEHOLDER = "qlora-fleet-bench", "qlora-fleet-server"

@@ -23,7 +23,7 @@ from remote.fleet.outcome import OutcomeWriter
 from remote.fleet.queue import FleetEvent, OpenTrial, TrialQueue
 from remote.fleet.retry_policy import RetryLimits, RetryPolicy
 from remote.fleet.worker import DOWNLOAD_FOLDER, CommandFactory, FleetState, Worker
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent
 
 

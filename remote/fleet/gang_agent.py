@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
-from remote.hosts.base import Host, HostError
+from remote.hosts.host_protocol import Host, HostError
 from remote.jobs.job import Agent
 
 _FIRST_PORT, _PORT_COUNT = 21_000, 4_000  # below the ephemeral ports; two ports for each gang

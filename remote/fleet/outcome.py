@@ -24,9 +24,9 @@ from bench.records.run import PlannedTrial
 from bench.records.status import EXIT_CAUSES, ExitCode, Outcome, ReasonCode
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.queue import EventType, FleetEvent, OpenTrial, TrialQueue, attempt_event
-from remote.hosts.base import Host
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Host
 from remote.jobs.job import Job, JobState, JobStatus
 from remote.jobs.transfer import ChecksumMismatch, pull
 

@@ -12,7 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from remote.hosts.host_protocol import (
+    CommandTimedOut,
+    HostError,
+    HostUnreachable,
+    PermissionDenied,
+    collapse_whitespace,
+)
 from remote.jobs.job import Agent, HostBusy, Job, JobState, JobStatus, slot_path
 
 T = TypeVar("T")

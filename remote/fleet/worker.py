@@ -21,8 +21,8 @@ from remote.fleet.outcome import (
 )
 from remote.fleet.queue import EventType, FleetEvent, OpenTrial, TrialQueue, attempt_event
 from remote.fleet.retry_policy import CredentialsRejected, FleetStopped, RetryPolicy, WorkerBusy, WorkerLost
-from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Host, HostError, collapse_whitespace
 from remote.jobs.job import Agent, Job, JobSpec, JobState, JobStatus, slot_path
 
 _logger = logging.getLogger(__name__)

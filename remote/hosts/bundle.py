@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import chain
 
-from remote.hosts.base import Host
 from remote.hosts.command import Command, Secret
+from remote.hosts.host_protocol import Host
 
 # Isolated, without site packages: starts in half the time. Without compiled copies: one that a full disk has truncated
 # makes every later start fail (CPython gh-126606), and our modules compile in a millisecond. UTF-8 in every locale.

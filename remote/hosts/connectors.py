@@ -1,6 +1,6 @@
 """Connectors: the kinds of hosts that a fleet may have. `fleet.kind` in the settings names one."""
 
-from remote.hosts.base import Connector
+from remote.hosts.host_protocol import Connector
 from remote.hosts.local import LocalConnector
 from remote.hosts.pods.host import PodConnector
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Unpack
 
 from bench.records.validation import setting
-from remote.hosts.base import Completed, Connector, FleetRequest, HostError, InvalidAddress, RunOptions
 from remote.hosts.command import Command
-from remote.hosts.process import CannotStart, run_program
+from remote.hosts.host_protocol import Completed, Connector, FleetRequest, HostError, InvalidAddress, RunOptions
+from remote.hosts.local_program import CannotStart, run_program
 
 _TIMEOUT_SEC = 20.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.records.units import format_gb
 from remote.agent.shared.files import hash_file
-from remote.hosts.base import HostError
+from remote.hosts.host_protocol import HostError
 from remote.jobs.transfer import FileEntry
 
 SLOTS = 16  # the number that the Dockerfile's stage `models` copies

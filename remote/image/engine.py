@@ -24,9 +24,9 @@ from typing import Any
 import requests
 
 from remote.agent.shared.errors import engine_access_error
-from remote.hosts.base import Completed, Host, HostError, TooMuchOutput, read_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, Host, HostError, TooMuchOutput, read_json
 from remote.hosts.local import LocalHost
 
 MAX_ANSWER_BYTES = 64 << 20

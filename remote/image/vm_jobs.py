@@ -23,9 +23,9 @@ from typing import Any
 from bench.records.status import Failure, join_remedy
 from remote.agent.shared.model_files import TOKEN_PIPE
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
-from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, check, parse_json, read_json
 from remote.hosts.bundle import PYTHON_FLAGS, inline_command, load_program
 from remote.hosts.command import Command, Secret
+from remote.hosts.host_protocol import CommandTimedOut, Host, HostError, HostUnreachable, check, parse_json, read_json
 from remote.hosts.local import current_user
 from remote.jobs.job import HOST_AGENT, Agent, Job, JobSpec, JobState, JobStatus
 

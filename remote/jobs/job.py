@@ -17,10 +17,10 @@ from types import UnionType
 from typing import Any
 
 from remote.agent.shared.wire import EXIT_REFUSED, EXIT_TRUNCATED, decode_line
-from remote.hosts.base import ByteReader, Completed, Host, HostError, HostUnreachable, check
 from remote.hosts.bundle import PYTHON_FLAGS, Program, inline_command, load_program
 from remote.hosts.command import Command
-from remote.hosts.process import MAX_OUTPUT_BYTES
+from remote.hosts.host_protocol import ByteReader, Completed, Host, HostError, HostUnreachable, check
+from remote.hosts.local_program import MAX_OUTPUT_BYTES
 
 _logger = logging.getLogger(__name__)
 

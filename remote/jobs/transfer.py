@@ -28,7 +28,7 @@ from remote.agent.shared.files import (
     sync_folder,
 )
 from remote.agent.shared.wire import RequestRefused
-from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
+from remote.hosts.host_protocol import CommandTimedOut, HostError, HostUnreachable
 from remote.jobs.job import Agent
 
 _FLUSH_BYTES = 8 << 20

@@ -19,8 +19,8 @@ from bench.records.paths import ENVIRONMENT_FILE, TRIALS_FOLDER
 from bench.records.status import TrialStatus
 from bench.records.units import format_size
 from reports import formatting
-from reports.read.fingerprint import CPU, device
-from reports.read.run import Run
+from reports.read.loaded_run import Run
+from reports.read.worker_fingerprints import CPU, device
 
 UNKNOWN = "unknown"
 _MAX_ENVIRONMENT_BYTES = 4_000_000  # a usual file lists every package and GPU in some 30 kB

@@ -24,7 +24,7 @@ from reports.comparison import comparability
 from reports.comparison.comparability import ConditionDifference, Conditions
 from reports.comparison.hypotheses import Hypothesis, VerdictLabel, judge
 from reports.read import measurements
-from reports.read.run import Configuration, Run
+from reports.read.loaded_run import Configuration, Run
 from reports.statistics import per_config
 from reports.statistics.per_config import Mean, Sample
 from reports.statistics.per_process import ProcessSteps, describe

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reports.exports import trackers
 from reports.exports.log_model import LoggedRun, read_logged_runs
-from reports.read.run import ReportError, ReportWriteError, make_report_folder
+from reports.read.loaded_run import ReportError, ReportWriteError, make_report_folder
 
 FORMATS: dict[str, Callable[[Path, Sequence[LoggedRun]], Path]] = {
     trackers.TENSORBOARD: trackers.write_tensorboard,

@@ -21,9 +21,9 @@ from bench.records.result import Measurement, Steps, TrialResult
 from bench.records.run import RunRecord
 from bench.records.training import Evaluation, TrainedSteps
 from bench.records.trial import Trial
-from reports.read.load import load
-from reports.read.run import ReportError
-from reports.training import summary
+from reports.read.loaded_run import ReportError
+from reports.read.run_folder import load
+from reports.training import training_facts
 
 _MAX_STEPS_BYTES = 1 << 30
 _TEMPLATE_SETTING = "training.data.chat_template"
@@ -145,7 +145,7 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
     start_time = _parse_time(run.created_at)
     status, results = None, dict[str, float | None]()
     if partial_steps is None and (trial_folder / TRAINING_FILE).exists():
-        training_report = summary.read(folder)
+        training_report = training_facts.read(folder)
         record = training_report.record
         trial = trial.with_derived(record.derived)
         steps_measured, held_out, status = record.steps, record.evaluations, record.status
@@ -156,7 +156,7 @@ def _logged_training(folder: Path, run: RunRecord, partial_steps: Path | None) -
         }
         results |= {"usd": training_report.usd}
         results |= {name: getattr(record, name) for name in ("peak_vram_bytes", "peak_rss_bytes")}
-        if (last := summary.adapter_evaluation(record)) is not None:
+        if (last := training_facts.adapter_evaluation(record)) is not None:
             results |= {f"held_out_{name}": getattr(last, name) for name in ("loss", "low", "high", "change")}
         if record.score is not None and record.score.measures:
             first = record.score.measures[0]

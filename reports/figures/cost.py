@@ -8,8 +8,8 @@ from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_h
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, PUBLISHED
 from reports.read import reference_results
+from reports.read.loaded_run import Run
 from reports.read.reference_results import PublishedResults
-from reports.read.run import Run
 from reports.summary.cost import FINE_TUNING_SAMPLES, Cost, FineTuning, Price
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary

@@ -8,8 +8,8 @@ from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_h
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.read import reference_results
+from reports.read.loaded_run import Run
 from reports.read.reference_results import Factor
-from reports.read.run import Run
 from reports.statistics import per_config
 from reports.statistics.types import Ratio
 from reports.summary.rows import ConfigurationRow

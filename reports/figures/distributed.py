@@ -7,9 +7,9 @@ from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_h
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, PUBLISHED
 from reports.read import measurements, reference_results
+from reports.read.loaded_run import Run
 from reports.read.measurements import MeasuredValue
 from reports.read.reference_results import PublishedResults
-from reports.read.run import Run
 from reports.statistics import per_config
 from reports.statistics.per_process import ProcessSteps
 from reports.statistics.types import MeasuredRate, Ratio

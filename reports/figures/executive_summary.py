@@ -5,7 +5,7 @@ from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_h
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
 from reports.read import reference_results
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
 

@@ -6,8 +6,8 @@ from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_h
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import PUBLISHED
 from reports.read import measurements, reference_results
+from reports.read.loaded_run import Run
 from reports.read.measurements import MeasuredValue
-from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _COPIES = (

@@ -7,9 +7,9 @@ from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_h
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import BASELINE_TONE, OTHER_TONE, PUBLISHED
 from reports.read import measurements, reference_results
+from reports.read.loaded_run import Run
 from reports.read.measurements import MeasuredValue
 from reports.read.reference_results import PublishedResults
-from reports.read.run import Run
 from reports.summary.summary import Summary
 
 _PRECISION_NAMES = {"nf4": "4 bit (NF4)", "bf16": "16 bit (bf16)"}

@@ -26,7 +26,7 @@ from reports.figures.drawing.style import (
     shorten_text,
     text_width_in,
 )
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 from reports.summary.summary import Summary
 
 _MAX_POINTS = 300

@@ -8,7 +8,7 @@ from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_h
 from reports.figures.drawing.row_chart import RowFigure
 from reports.figures.drawing.style import ACCENT_TONE, BASELINE_TONE, OTHER_TONE
 from reports.read import measurements
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 from reports.summary.summary import Summary
 
 _MAX_ROWS = 20

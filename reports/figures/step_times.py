@@ -7,7 +7,7 @@ from reports import formatting
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import Chart, Mark, MarkGroup, Panel, make_header
 from reports.figures.drawing.row_chart import RowFigure
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
 

@@ -1,8 +1,8 @@
 """Files of the report: page, Markdown, CSV, JSON.
 
-build: builds the report of a run's folder, replacing each file atomically, also while a run continues
+write_report: builds the report of a run's folder, replacing each file atomically, also while a run continues
 benchmark: the document of a benchmark
-training: the document of a training
+training_document: the document of a training
 data_check: the document of `inv data.check`
 page: a document as a page, from templates/
 markdown: a document as report.md

@@ -1,8 +1,8 @@
 """Files of a report for programs: JSON and CSV. reports/README.md documents every field.
 
 Every CSV file begins with `run_id`, so that files of several runs can be concatenated; the other columns and their
-units are those of `reports.read.run` and `reports.read.measurements`. `trials.csv` has every setting of its trial,
-`costs.csv` a line for each fact about a price.
+units are those of `reports.read.loaded_run` and `reports.read.measurements`. `trials.csv` has every setting of its
+trial, `costs.csv` a line for each fact about a price.
 """
 
 import json
@@ -17,12 +17,12 @@ from bench.records.trial import Trial
 from bench.records.version import SCHEMA_VERSION, VERSION
 from reports import formatting
 from reports.read import measurements
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 from reports.statistics.types import Ratio
 from reports.summary import cost, sentences
 from reports.summary.rows import ConfigurationRow
 from reports.summary.summary import Summary
-from reports.training.summary import TrainingReport
+from reports.training.training_facts import TrainingReport
 
 ESTIMATES = (
     *("step_time_sec", "elapsed_samples_per_sec", "elapsed_useful_tokens_per_sec"),

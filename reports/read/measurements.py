@@ -27,7 +27,7 @@ import pandas as pd
 
 from bench.records.result import Measurement, TrialResult
 from reports import formatting
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 
 TELEMETRY = "telemetry"
 # Percentages of a peak mean nothing for a scaled-down model or processes that share too few cores, yet they get quoted.

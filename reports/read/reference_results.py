@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 
 _FILE = Path(__file__).parents[1] / "published.yaml"
 # Settings of every published training; a configuration that differs in one of them is not comparable.

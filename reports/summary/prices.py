@@ -19,7 +19,7 @@ from bench.records.schema import SchemaError
 from bench.records.status import Failure
 from bench.records.validation import FieldError, check_ranges, checked
 from reports import formatting
-from reports.read.fingerprint import CPU
+from reports.read.worker_fingerprints import CPU
 from reports.summary.cost import BootVolume, HostedPrice, Price, PublishedPrice
 
 TABLE = Path(__file__).parents[1] / "prices.yaml"

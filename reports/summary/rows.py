@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from bench.records.status import ReasonCode, TrialStatus
 from bench.records.trial import Trial
 from reports import formatting
-from reports.read.run import Missing
+from reports.read.loaded_run import Missing
 from reports.statistics.types import MeasuredRate, Ratio
 from reports.summary import cost
 

@@ -14,8 +14,8 @@ from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial
 from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
-from reports.read import attempts, fingerprint, measurements
-from reports.read.run import Configuration, Run
+from reports.read import attempts, measurements, worker_fingerprints
+from reports.read.loaded_run import Configuration, Run
 from reports.statistics import per_config, per_process
 from reports.statistics.types import MeasuredRate, Process, Ratio
 from reports.summary import cost, decisions, tables, warnings
@@ -127,7 +127,7 @@ def summarize(run: Run, pricing: Pricing | None = None, *, today: date | None = 
 
     `today` is the latest allowed date of a price; the default is today in UTC.
     """
-    hosts = fingerprint.describe_hosts(run.record, run.results)
+    hosts = worker_fingerprints.describe_hosts(run.record, run.results)
     pricing = pricing or Pricing()
     priced = select_prices(pricing, hosts.devices, today=today or datetime.now(UTC).date())
     trained = tuple(configuration for configuration in run.configurations if configuration.workload.is_compared)
@@ -196,7 +196,7 @@ def _warnings(
     rows: tuple[ConfigurationRow, ...],
     others: tuple[OtherConfiguration, ...],
     baseline: str,
-    hosts: fingerprint.Hosts,
+    hosts: worker_fingerprints.Hosts,
     priced: tuple[cost.Price, ...],
 ) -> tuple[RunWarning, ...]:
     clocks = attempts.clock_faults(run.record.created_at, run.results, run.started, time.time())

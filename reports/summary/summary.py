@@ -10,8 +10,8 @@ from bench.records.quality import QualityRecord
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from reports.document import Table
-from reports.read.fingerprint import Hosts
-from reports.read.run import Missing, Rejected
+from reports.read.loaded_run import Missing, Rejected
+from reports.read.worker_fingerprints import Hosts
 from reports.summary import cost, decisions
 from reports.summary.decisions import Choice, Finding
 from reports.summary.rows import ConfigurationRow, Failure, OtherConfiguration

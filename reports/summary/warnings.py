@@ -18,7 +18,7 @@ from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from reports.read.attempts import ClockFault
-from reports.read.fingerprint import CPU, Hosts
+from reports.read.worker_fingerprints import CPU, Hosts
 from reports.statistics import per_config
 from reports.statistics.types import Process
 from reports.summary.cost import Price

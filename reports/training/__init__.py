@@ -1,6 +1,6 @@
 """The values and words of a training's report: its losses, its cost, and predicted against actual numbers.
 
-summary: a training from its folder, and the check of its adapter
+training_facts: a training from its folder, and the check of its adapter
 sentences: its sentences and titled numbers
 goodput: paid worker time by use
 comparison: two trainings compared by their held-out losses per example

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from bench.records.adapter import AdapterCheck
 from reports import formatting
-from reports.read.run import ReportError
+from reports.read.loaded_run import ReportError
 from reports.statistics.per_process import CONFIDENCE
-from reports.training import summary
-from reports.training.summary import TrainingReport
+from reports.training import training_facts
+from reports.training.training_facts import TrainingReport
 
 Floats = NDArray[np.float64]
 MIN_EXAMPLES = 6  # five have 32 subsets: the interval of all of them holds the change in 94 % of pairs
@@ -60,8 +60,8 @@ class TrainingComparison:
 
 def compare(first: Path, second: Path) -> TrainingComparison:
     """Compare two trainings. Raises ReportError if they have nothing in common."""
-    runs = [summary.read(folder) for folder in (first, second)]
-    checks = [summary.read_check(run) for run in runs]
+    runs = [training_facts.read(folder) for folder in (first, second)]
+    checks = [training_facts.read_check(run) for run in runs]
     losses = [dict(zip(check.examples, zip(check.losses, check.targets, strict=True), strict=True)) for check in checks]
     common = [digest for digest in losses[0] if digest in losses[1]]
     if not common:

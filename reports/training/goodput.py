@@ -13,7 +13,7 @@ from itertools import pairwise
 from reports import formatting
 from reports.read import attempts
 from reports.read.attempts import AttemptSpan
-from reports.training.summary import TrainingReport
+from reports.training.training_facts import TrainingReport
 
 STEPS, REST = "steps that count", "start and end of processes, checkpoints, not recorded"
 

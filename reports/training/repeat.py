@@ -5,8 +5,8 @@ import json
 
 from bench.records.trial import Trial
 from bench.records.validation import ALL_LINEAR, ATTENTION_PROJECTIONS, AUTO
-from reports.read.run import ReportError
-from reports.training.summary import TrainingReport, check_command, read_check
+from reports.read.loaded_run import ReportError
+from reports.training.training_facts import TrainingReport, check_command, read_check
 
 SETTINGS_FILE, TRIAL_FILE = "settings.json", "trial.json"
 # Fields of a trial that a trial file sets: those with a setting of the same name, and those without a setting.

@@ -12,8 +12,8 @@ from bench.records.units import format_gib, format_mb
 from reports import formatting
 from reports.read import attempts
 from reports.read.attempts import AttemptSpan
-from reports.read.run import ReportError
-from reports.training.summary import TrainingReport, adapter_evaluation, check_command, read_check
+from reports.read.loaded_run import ReportError
+from reports.training.training_facts import TrainingReport, adapter_evaluation, check_command, read_check
 
 LABELS = {
     "exact": "exact answers",

@@ -23,7 +23,7 @@ from tasks.errors import ConfirmationRequired, UsageError, escape_controls, tran
 from tasks.fleet.collect import WEIGHTS_FILE
 from tasks.fleet.run_store import TRAIN, newest_run, open_run
 from tasks.fleet.runner import refuse_busy_workers
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 MERGED, MERGED_FILE = "merged", "merged.json"  # folder of the merged model in a run, and its record
 VOLUME = "/shared-data"  # mounted in pods

@@ -23,7 +23,7 @@ from tasks.cli.command_result import CommandResult
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import RetryableError, TaskFailed, UsageError, results_write_errors
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 FOLDER = "folder"  # the form that is measured only from the files of a merge
 SAME_NATS = 0.00005

@@ -14,14 +14,14 @@ from invoke.context import Context
 
 from bench.records.adapter import BASES, FORM_LABELS, AdapterCheck
 from reports import formatting
-from reports.read.run import ReportError
-from reports.training import sentences, summary
+from reports.read.loaded_run import ReportError
+from reports.training import sentences, training_facts
 from tasks.adapter.artifact import MERGED, VOLUME, TrainedAdapter, open_training, run_on_worker
 from tasks.adapter.check import format_change, hidden_change_warning
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.errors import ConfirmationRequired, UsageError, results_write_errors
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 SHOWN_SETTINGS = (
     *("recipe", "base_precision", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "optimizer"),
@@ -153,7 +153,7 @@ def render_card(trained: TrainedAdapter, check: AdapterCheck | None, base: str) 
 
 def _results(trained: TrainedAdapter) -> str:
     try:
-        training = summary.read(trained.folder)
+        training = training_facts.read(trained.folder)
     except ReportError as error:
         return formatting.markdown(f"Unknown: {error}")
     lines = [*sentences.score_lines(training.record), *sentences.lines(training)]

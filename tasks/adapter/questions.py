@@ -24,7 +24,7 @@ from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, ruled_table
 from tasks.clients import secrets
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 COMPARED_CHARS, SHOWN_CHARS = 20, 60
 MAX_TOKENS = 512

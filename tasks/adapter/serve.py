@@ -19,15 +19,15 @@ from invoke.context import Context
 from bench.records.atomic_files import sha256_of
 from bench.records.paths import SUMS_FILE
 from bench.records.scratch_folders import scratch_folder
-from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import ADAPTER_CONTAINER, SERVE
 from remote.cluster.manifests import Image, key_secret
+from remote.cluster.namespace_client import Cluster
 from remote.cluster.settings import ClusterSection
-from remote.hosts.base import HostError
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Command, Secret
 from remote.hosts.connectors import CONNECTORS
+from remote.hosts.host_protocol import HostError
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Forbidden
 from remote.jobs.job import Agent
@@ -36,13 +36,13 @@ from remote.serving import ServerSoftware
 from tasks.adapter.artifact import VOLUME, TrainedAdapter, open_training
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import format_command
-from tasks.clients.cluster import open_cluster, place_pods
 from tasks.clients.pod_check import PodCheck, run_pod_check
+from tasks.clients.target_cluster import open_cluster, place_pods
 from tasks.clients.workers import component_hosts
 from tasks.cluster import deploy
 from tasks.cluster.commands import DeployOptions
 from tasks.errors import UsageError, escape_controls
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 CLUSTER_URL = "cluster"  # stands for the server that `inv serve` deployed
 KEY_SECRET, SERVE_FOLDER = "serve-key", "/scratch/serve"

@@ -25,8 +25,8 @@ from invoke.vendor.lexicon import Lexicon
 from bench.records.paths import RUN_FILE
 from bench.records.workloads import SUITES
 from tasks.errors import UsageError
-from tasks.settings.load import load
-from tasks.settings.schema import SECTIONS, SETTINGS
+from tasks.settings.layers import load
+from tasks.settings.sections import SECTIONS, SETTINGS
 
 SHELLS = ("bash", "zsh", "fish")
 _FOLDER = Path(__file__).parent

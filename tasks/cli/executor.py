@@ -20,7 +20,7 @@ from tasks.cli.log import log_command
 from tasks.cli.parser import refuse_empty_values
 from tasks.cli.signals import set_ctrl_c_handler
 from tasks.errors import Interrupted, SomeTrialsFailed, UsageError, disk_error
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 _logger = logging.getLogger(__name__)
 _PATH_REMEDIES = {

@@ -231,7 +231,7 @@ class _InvProgram(Program):
                 continue
             command = self.collection[name]
             section = "train" if name == "data.check" else name
-            keys = load_target("tasks.settings.load:setting_of")(flag, section)
+            keys = load_target("tasks.settings.layers:setting_of")(flag, section)
             if keys is None or not isinstance(command, Command):
                 continue
             value = value or (following if following[:1] != "-" and following not in tasks else "VALUE")

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from remote.hosts.base import (
+from remote.hosts.host_protocol import (
     Host,
     HostError,
     HostKeyRefused,
@@ -27,7 +27,7 @@ from tasks.errors import (
     escape_controls,
     translate_errors,
 )
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 LOCAL_FOLDER = ".buildvm"  # the jobs' folder if this machine is the VM
 

@@ -4,10 +4,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_PRODUCT_LABEL, GPU_RESOURCE, INSTANCE_TYPE_LABEL
 from remote.cluster.diagnosis.pods import diagnose_pod
-from tasks.clients.cluster import PodPlacement
+from remote.cluster.namespace_client import Cluster
+from tasks.clients.target_cluster import PodPlacement
 from tasks.errors import RetryableError, TaskFailed, escape_controls
 
 DELETE_TIMEOUT_SEC = 60.0

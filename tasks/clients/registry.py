@@ -8,10 +8,10 @@ from bench.records.checksummed import ResultError, refuse_other_version
 from remote.cluster.manifests import Image
 from remote.image.references import InvalidReference, Reference, parse_image_name
 from remote.providers import GENERIC, registry_provider
-from tasks.clients.cluster import known_provider
 from tasks.clients.secrets import check_registry_user
+from tasks.clients.target_cluster import known_provider
 from tasks.errors import UsageError, translate_errors
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 _MAX_RECORD_BYTES = 1 << 20
 

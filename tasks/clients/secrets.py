@@ -7,13 +7,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.records.atomic_files import read_regular
-from remote.hosts.base import is_loopback
 from remote.hosts.command import Secret
+from remote.hosts.host_protocol import is_loopback
 from remote.image.references import InvalidReference, check_user
 from remote.providers import registry_provider
 from tasks.clients.prompt import check_private, check_utf8, prompt_hidden
 from tasks.errors import UsageError, file_errors, translate_errors
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 _MAX_SECRET_BYTES = 1 << 20
 _FD_FOLDERS = ("/dev/fd", "/proc/self/fd")  # with already open files, such as a shell's `<(program)`

@@ -8,7 +8,14 @@ from threading import Event, Lock
 from time import monotonic
 from typing import TypeVar
 
-from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable, PermissionDenied, collapse_whitespace
+from remote.hosts.host_protocol import (
+    CommandTimedOut,
+    Host,
+    HostError,
+    HostUnreachable,
+    PermissionDenied,
+    collapse_whitespace,
+)
 from remote.hosts.pods.kubectl import PodUnusable
 from remote.jobs.job import HostRefused
 from tasks.cli.waiting import Wait

@@ -15,14 +15,16 @@ from bench.records import Trial, schema
 from bench.records.paths import CHECKPOINTS_FOLDER, JOB_SPEC_VARIABLE, NODE_COUNT
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import ExitCode, read_failure
-from remote.cluster.client import Cluster
 from remote.cluster.credential_cache import kubectl_of
 from remote.cluster.diagnosis.finding import grouped_lines
 from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.kubeconfig import Target, resolve
+from remote.cluster.namespace_client import Cluster
 from remote.fleet.gang_agent import GangAgent
 from remote.fleet.outcome import OUT_FOLDER, TRIAL_FILE, shared_output_folder, with_shared_output
-from remote.hosts.base import (
+from remote.hosts.command import Command
+from remote.hosts.connectors import CONNECTORS
+from remote.hosts.host_protocol import (
     CommandFailed,
     Completed,
     FleetRequest,
@@ -32,15 +34,13 @@ from remote.hosts.base import (
     check,
     parse_json,
 )
-from remote.hosts.command import Command
-from remote.hosts.connectors import CONNECTORS
 from remote.hosts.pods.host import PodConnector, PodHost, PodsSection
 from remote.hosts.pods.kubectl import ClusterError
 from remote.jobs.job import Agent
-from tasks.clients.cluster import print_target, resolve_target, target_identity
+from tasks.clients.target_cluster import print_target, resolve_target, target_identity
 from tasks.clients.worker_queries import query_all
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError, error_class
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """`inv nodes`, `deploy`, `teardown`, `status`, `shell` and `logs`.
 
-commands  the commands, with their flags and help
-nodes     nodes that can run a pod, and the findings on the others
-checks    nodes, controllers, permissions, and results that would be lost, before a plan changes the cluster
-deploy    observe, plan, apply, wait; delete the objects of a deployment
-wait      waits for pods, and reports why one does not start
-status    the pods, their logs, a shell in one
+commands    the commands, with their flags and help
+node_list   nodes that can run a pod, and the findings on the others
+checks      nodes, controllers, permissions, and results that would be lost, before a plan changes the cluster
+deploy      observe, plan, apply, wait; delete the objects of a deployment
+wait        waits for pods, and reports why one does not start
+pod_status  the pods, their logs, a shell in one
 """

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remote.cluster.client import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Cluster, Kind
 from remote.cluster.manifests import Image
+from remote.cluster.namespace_client import CSI_DRIVER, KINDS, POD, STORAGE_CLASS, Cluster, Kind
 from remote.cluster.plan import Action, ClusterPlan, Verb, is_training
 from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.kubectl import Forbidden
-from tasks.clients.cluster import PodPlacement, record_last_cluster
-from tasks.cluster.nodes import (
+from tasks.clients.target_cluster import PodPlacement, record_last_cluster
+from tasks.cluster.node_list import (
     capacity,
     check_capacity,
     check_gpu_products,

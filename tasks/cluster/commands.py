@@ -21,7 +21,7 @@ class DeployOptions:
 
 nodes = Command(
     "nodes",
-    "tasks.cluster.nodes:show_nodes",
+    "tasks.cluster.node_list:show_nodes",
     "Show which GPU nodes qualify, and why others do not.",
     section=Section.CLUSTER,
     effect=Effect.BOTH,
@@ -47,7 +47,7 @@ deploy = Command(
 )
 status = Command(
     "status",
-    "tasks.cluster.status:show_status",
+    "tasks.cluster.pod_status:show_status",
     "Show every pod, and the problem of each unready pod.",
     section=Section.CLUSTER,
     effect=Effect.SHOWS,
@@ -58,7 +58,7 @@ status = Command(
 )
 shell = Command(
     "shell",
-    "tasks.cluster.status:open_shell",
+    "tasks.cluster.pod_status:open_shell",
     "Open a shell in a pod, or run commands from stdin.",
     section=Section.CLUSTER,
     effect=Effect.SESSION,
@@ -70,7 +70,7 @@ shell = Command(
 )
 logs = Command(
     "logs",
-    "tasks.cluster.status:show_logs",
+    "tasks.cluster.pod_status:show_logs",
     "Show the logs of the pods.\n\nThe log of a trial comes with `inv collect`.",
     section=Section.CLUSTER,
     effect=Effect.SHOWS,

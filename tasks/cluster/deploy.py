@@ -8,7 +8,6 @@ from typing import Any
 
 from invoke.context import Context
 
-from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.readiness import PodFleet
 from remote.cluster.labels import Object, is_owned
 from remote.cluster.manifests import (
@@ -19,6 +18,7 @@ from remote.cluster.manifests import (
     pull_secret,
     render,
 )
+from remote.cluster.namespace_client import Cluster
 from remote.cluster.plan import Action, ClusterPlan, Verb, comparable, describe_change, is_being_deleted, plan
 from remote.hosts.command import Secret
 from remote.hosts.pods.kubectl import Forbidden
@@ -26,9 +26,9 @@ from remote.providers import registry_provider
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import confirm
-from tasks.clients.cluster import MANIFESTS, PodPlacement, manifest_values, open_cluster, place_pods
 from tasks.clients.registry import resolve_image
 from tasks.clients.secrets import check_registry_user, registry_password
+from tasks.clients.target_cluster import MANIFESTS, PodPlacement, manifest_values, open_cluster, place_pods
 from tasks.cluster.checks import (
     NO_SECRET,
     ResultsGuard,
@@ -38,9 +38,9 @@ from tasks.cluster.checks import (
     check_storage,
 )
 from tasks.cluster.commands import DeployOptions
-from tasks.cluster.status import read_state, wait_for_pods
+from tasks.cluster.pod_status import read_state, wait_for_pods
 from tasks.errors import ConfirmationRequired, UsageError
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 DELETE_TIMEOUT_SEC = 180.0
 

@@ -14,21 +14,21 @@ from typing import Generic, TypeVar
 
 from invoke.config import Config
 
-from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import NodeReport
 from remote.cluster.manifests import Image
-from remote.hosts.base import Host, HostError
+from remote.cluster.namespace_client import Cluster
+from remote.hosts.host_protocol import Host, HostError
 from remote.hosts.pods.kubectl import Forbidden
 from remote.image import engine, vm_jobs
 from remote.image.engine import EngineFacts
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
-from tasks.clients.cluster import known_provider, place_pods, resolve_target, translate_cluster_errors
 from tasks.clients.registry import resolve_image
-from tasks.cluster.nodes import node_reports, pod_requirements
+from tasks.clients.target_cluster import known_provider, place_pods, resolve_target, translate_cluster_errors
+from tasks.cluster.node_list import node_reports, pod_requirements
 from tasks.errors import RetryableError, TaskFailed, UsageError
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error
 from tasks.image.build import engine_client
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 T = TypeVar("T")
 R = TypeVar("R")

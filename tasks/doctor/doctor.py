@@ -18,12 +18,12 @@ from rich.text import Text
 from remote.providers import PROVIDERS, Provider
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console
-from tasks.clients.cluster import known_provider
+from tasks.clients.target_cluster import known_provider
 from tasks.doctor.check import Check, CheckContext, run_checks
 from tasks.doctor.checks import cluster, machine, runs, settings, vm
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls
 from tasks.faults import CheckResult, CheckStatus
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 CheckOutcome = tuple[Check, Sequence[CheckResult]]
 

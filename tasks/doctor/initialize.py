@@ -21,7 +21,7 @@ from tasks.doctor.doctor import print_subject
 from tasks.errors import ConfirmationRequired, UsageError
 from tasks.faults import CheckStatus
 from tasks.oci import require_sdk
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.settings.sources import Keys, display_path, set_value
 from tasks.settings.user_config import plan_user_settings, write_user_settings
 

@@ -17,13 +17,13 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from reports import formatting
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.flags import load_target, refuse_several
 from tasks.cli.lock import acquire_lock, acquire_lock_to_cancel
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.cluster import confirm_production, resolve_target
+from tasks.clients.target_cluster import confirm_production, resolve_target
 from tasks.clients.workers import fleet_hosts, inspect, run_hosts
 from tasks.commands import BenchOptions
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, TaskFailed, UsageError, escape_controls
@@ -33,7 +33,7 @@ from tasks.fleet.notify import check_command, notify_end
 from tasks.fleet.plan import BenchRequest, FleetPlan, expected_total_sec, size_text, steps_text
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import cancel_training, describe_cancelled
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 
 def run_bench(context: Context, options: BenchOptions) -> CommandResult | None:
@@ -89,7 +89,7 @@ def _start(settings: Settings, options: BenchOptions) -> CommandResult | None:
     run = plan.plan_run(settings, request, inputs)
     fleet_plan = plan.plan_fleet(settings, run, settings.results_folder / run.run_id, hosts)
     if request.quality:
-        print(load_target("tasks.tuning.quality:describe_power")(settings, settings.model.path, settings.data.path))
+        print(load_target("tasks.tuning.loss_pairs:describe_power")(settings, settings.model.path, settings.data.path))
     if options.dry_run:
         return _show_plan(fleet_plan, request.repeats, settings.fleet.after_success)
     with acquire_lock(settings.results_folder, f"bench (run {run.run_id})", follows=run.run_id):
@@ -121,7 +121,7 @@ def _finish(settings: Settings, fleet_plan: FleetPlan, options: BenchOptions, *,
     if compares:
         command = f"`{resume_command(run)}`"
         try:
-            load_target("tasks.tuning.quality:compare_run")(settings, folder, hosts, plain=options.plain)
+            load_target("tasks.tuning.loss_pairs:compare_run")(settings, folder, hosts, plain=options.plain)
         except Interrupted as error:
             raise Interrupted(
                 f"run {run.run_id}: interrupted while losses were compared", remedy=f"resume it with {command}"
@@ -139,7 +139,7 @@ def _collect(settings: Settings, run: RunRecord, folder: Path, hosts: Sequence[H
 
     Raises a task's error if something is not here: then nothing is torn down.
     """
-    losses = load_target("tasks.tuning.quality:read_record")(folder)
+    losses = load_target("tasks.tuning.loss_pairs:read_record")(folder)
     run_ids = [] if losses is None else [run_id for check in losses.checks for run_id in check.run_ids]
     for each_run, each_folder in ((run, folder), *(open_run(settings, run_id) for run_id in run_ids)):
         collect_run(settings, each_run, each_folder, hosts)

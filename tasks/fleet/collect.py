@@ -40,7 +40,7 @@ from bench.records.training import TrainingRecord
 from bench.records.units import format_size
 from remote.fleet.ledger import Attempt, Entry, Ledger, LedgerError
 from remote.fleet.outcome import OUT_FOLDER, shared_output_folder
-from remote.hosts.base import Host, HostError, PermissionDenied, collapse_whitespace
+from remote.hosts.host_protocol import Host, HostError, PermissionDenied, collapse_whitespace
 from remote.jobs.job import LOG_FILE, Agent
 from remote.jobs.transfer import ChecksumMismatch, TransferResult, pull
 from reports import formatting
@@ -54,7 +54,7 @@ from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import incomplete_runs, missing_reason
 from tasks.fleet.run_store import TRAIN, count_statuses, format_statuses, open_run, resume_command
 from tasks.fleet.training_job import TrainingJob, open_job, release_pod, sync_ledger
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 CHECKSUMMED_FOLDERS = (TRIALS_FOLDER, ADAPTER_FOLDER)
 

@@ -12,8 +12,8 @@ from bench.records.training import DEFAULT_DATA_OPTIONS, DataOptions, DerivedSet
 from bench.records.trial import SCALES
 from bench.records.validation import LORA_TARGETS, FieldError, settings_of
 from tasks.errors import UsageError
-from tasks.settings.load import Settings
-from tasks.settings.schema import TRAIN_RECORDS
+from tasks.settings.layers import Settings
+from tasks.settings.sections import TRAIN_RECORDS
 
 MAX_TEMPLATE_BYTES = 64 << 10  # the longest of the published templates has 20 KB
 # The setting in the section train of each field of a record.

@@ -25,7 +25,7 @@ from bench.records.paths import RUN_FILE
 from bench.records.run import RunRecord
 from bench.records.units import format_gib
 from remote.fleet.outcome import PROGRESS_PATH
-from remote.hosts.base import Host, HostError
+from remote.hosts.host_protocol import Host, HostError
 from remote.jobs.job import Agent, Job, slot_path
 from tasks.cli import terminal
 from tasks.cli.command_result import CommandResult
@@ -34,7 +34,7 @@ from tasks.errors import RetryableError, escape_controls
 from tasks.fleet.run_store import TRAIN, open_run
 from tasks.fleet.training_job import TrainingJob, open_job, read_state
 from tasks.fleet.training_progress import TrainingLine
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 REFRESH_SEC = 2.0
 COLUMNS = ("worker", "GPU", "busy", "memory", "power", "SM clock", "temp", "trial", "phase")

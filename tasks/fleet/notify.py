@@ -18,10 +18,10 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.hosts.process import run_program
+from remote.hosts.local_program import run_program
 from tasks.errors import UsageError, escape_controls
 from tasks.fleet.run_store import count_statuses, resume_command
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 TIMEOUT_SEC = 60.0
 _logger = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from bench.records.atomic_files import read_regular, sha256_of
 from bench.records.checksummed import ResultError
 from bench.records.paths import LEDGER_FILE, RUN_FILE, SUMS_FILE
 from bench.records.run import RunRecord
-from remote.cluster.client import Cluster
 from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import COMPONENT_LABEL, RUN_ANNOTATION, WORKER, Object, label
+from remote.cluster.namespace_client import Cluster
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.hosts.base import Host, HostError
 from remote.hosts.connectors import CONNECTORS
+from remote.hosts.host_protocol import Host, HostError
 from remote.hosts.pods.host import PodsSection
 from remote.hosts.pods.pod_index import INDEX_LABEL
 from remote.jobs.job import Agent, slot_path

@@ -22,14 +22,14 @@ from bench.records.training import DerivedSettings
 from bench.records.trial import MAX_BYTES
 from remote.cluster.kubeconfig import Target
 from remote.fleet.retry_policy import RetryLimits
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from remote.hosts.local import run_git
-from tasks.clients.cluster import resolve_target
+from tasks.clients.target_cluster import resolve_target
 from tasks.clients.workers import BenchProgram, bench_program, cluster_location, is_gang
 from tasks.errors import UsageError, file_errors, translate_errors
 from tasks.fleet.declared import data_options, with_training_configuration
 from tasks.fleet.run_store import newest_results
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tasks.settings.sources import display_path
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from reports.summary import prices
 from reports.summary.cost import HostedPrice, Price
 from reports.summary.prices import TABLE, PriceError, PriceTable, Pricing
-from tasks.clients.cluster import known_provider
+from tasks.clients.target_cluster import known_provider
 from tasks.errors import UsageError, translate_errors
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 
 def pricing(settings: Settings) -> Pricing:

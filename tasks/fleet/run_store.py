@@ -16,7 +16,7 @@ from remote.fleet.ledger import Entry
 from tasks.cli.log import open_run_log
 from tasks.clients.workers import require_same_fleet
 from tasks.errors import UsageError, translate_errors
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 LATEST = "latest"
 TRAIN = "train"  # the suite of a run that is a training

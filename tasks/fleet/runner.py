@@ -20,7 +20,7 @@ from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger, LedgerError
 from remote.fleet.queue import FleetEvent
 from remote.fleet.retry_policy import LoginTimeout
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent, slot_path
 from reports import formatting
 from tasks.cli.lock import is_cancel_requested, rename_followed
@@ -34,7 +34,7 @@ from tasks.fleet.notify import notify_end
 from tasks.fleet.pending_results import DISCARDED_FILE
 from tasks.fleet.plan import FleetPlan, plan_fleet
 from tasks.fleet.run_store import make_folder, open_run, point_latest_at, refuse_copied_latest, resume_command
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 
 def resume(settings: Settings, run_id: str, hosts: Sequence[Host], *, plain: bool, **options: bool) -> None:

@@ -30,19 +30,19 @@ from bench.records.training import Restart
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import fetch_result, judge
 from remote.fleet.worker import DOWNLOAD_FOLDER
-from remote.hosts.base import Host, HostError, check, read_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Host, HostError, check, read_json
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Agent, Job, JobState, JobStatus, slot_path
 from remote.jobs.transfer import pull
 from reports.read.attempts import AttemptSpan
-from tasks.clients.cluster import open_cluster
+from tasks.clients.target_cluster import open_cluster
 from tasks.clients.worker_queries import translate_host_errors
 from tasks.clients.workers import run_hosts
 from tasks.fleet.run_store import resume_command
 from tasks.fleet.training_pods import PodsJob
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 _LIST_TIMEOUT_SEC = 60.0
 CANCEL_GRACE_SEC = 30.0

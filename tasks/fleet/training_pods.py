@@ -14,27 +14,27 @@ from functools import cached_property
 
 from bench.records.run import RunRecord
 from bench.records.status import Outcome, ReasonCode
-from remote.cluster.client import KINDS, Cluster
 from remote.cluster.diagnosis.finding import Diagnosis
 from remote.cluster.diagnosis.pods import training_end
 from remote.cluster.diagnosis.readiness import build_fleet
 from remote.cluster.labels import RUN_ANNOTATION, TRAIN, Object
 from remote.cluster.manifests import READER, make_reader_job, render
+from remote.cluster.namespace_client import KINDS, Cluster
 from remote.cluster.plan import has_ended, identity
-from remote.hosts.base import Host, HostError, collapse_whitespace
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Host, HostError, collapse_whitespace
 from remote.hosts.pods.host import PodHost
-from tasks.clients.cluster import (
+from tasks.clients.registry import resolve_image
+from tasks.clients.target_cluster import (
     MANIFESTS,
     confirm_production,
     manifest_values,
     place_pods,
     translate_cluster_errors,
 )
-from tasks.clients.registry import resolve_image
 from tasks.clients.workers import component_hosts, pod_hosts
 from tasks.errors import RetryableError, UsageError
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 _READER_NEEDS = ("ConfigMap", "NetworkPolicy", "PersistentVolume", "PersistentVolumeClaim", "ServiceAccount")
 _PROBE_TIMEOUT_SEC, _DELETE_TIMEOUT_SEC = 30.0, 180.0

@@ -22,7 +22,7 @@ from tasks.errors import escape_controls
 from tasks.fleet.live_display import number
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.training_job import TrainingState
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 
 def progress_parts(

@@ -19,7 +19,7 @@ from tasks.fleet.declared import (
 )
 from tasks.fleet.plan import read_trials
 from tasks.fleet.run_store import TRAIN
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 TRIAL_ID = "train"
 # Measured on a 7B shape and on SmolLM2 with 12 seeds: docs/performance.md

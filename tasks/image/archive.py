@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from invoke.context import Context
 
 from bench.records.units import format_gb
-from remote.hosts.base import Host
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Host
 from remote.image import engine
 from remote.image.engine import Client
 from remote.image.vm_jobs import JobOptions, VmWork
@@ -15,9 +15,9 @@ from remote.jobs.job import Agent
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
 from tasks.errors import UsageError
-from tasks.image import build_profiles, jobs
+from tasks.image import build_profiles, vm_work
 from tasks.image.build import engine_client
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def save_archive(context: Context, path: str, *, dry_run: bool = False) -> Comma
             _check_free_space(host, image.size, path, data_root)
 
         work = plan_archive(request, image=request.image, image_id=image.image_id)
-        outcome = jobs.run(host, work, prepare)
+        outcome = vm_work.run(host, work, prepare)
     facts = outcome.facts
     compressor = facts["compressor"]
     result = "already there" if compressor is None else f"by {compressor}, {outcome.wall_time_sec:.1f} s"
@@ -59,7 +59,7 @@ def load_archive(context: Context, path: str, *, dry_run: bool = False) -> Comma
     files = [path, f"{path}.sha256"]
     with build_vm(settings, request.options.command) as host:
         if not dry_run:
-            facts = jobs.run(host, plan_archive(request), lambda _: None).facts
+            facts = vm_work.run(host, plan_archive(request), lambda _: None).facts
             print(f"{path} is loaded: {', '.join(facts['names'])} {facts['image_id'] or ''}".rstrip())
             return None
         for file in files:
@@ -77,7 +77,7 @@ def _read_request(context: Context, action: str, path: str) -> tuple[Settings, A
         path=path,
         image=build_profiles.image_name(settings),
         client=engine_client(settings),
-        options=jobs.options(settings, f"inv image.{action} {shlex.quote(path)}"),
+        options=vm_work.options(settings, f"inv image.{action} {shlex.quote(path)}"),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from invoke.context import Context
 
 from bench.records.units import format_gb, format_mb
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from remote.hosts.local import run_git
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
@@ -31,8 +31,8 @@ from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.clients.registry import parse_reference
 from tasks.clients.secrets import checked_index_url
 from tasks.errors import escape_controls
-from tasks.image import build_profiles, jobs
-from tasks.settings.load import Settings, load
+from tasks.image import build_profiles, vm_work
+from tasks.settings.layers import Settings, load
 
 _SHOWN_WORDS = 7  # up to the target of the build
 
@@ -55,7 +55,7 @@ def build_image(
     command = format_command("build", tmpdir=tmpdir, cancel=cancel, dry_run=dry_run, force=force)
     with build_vm(settings, command) as host:
         if cancel:
-            jobs.cancel(host, "build")
+            vm_work.cancel(host, "build")
             return None
         request = read_request(settings, resolve_tmpdir(settings, host, tmpdir), command, force=force)
         plan, image = plan_build(request, host)
@@ -80,7 +80,7 @@ def read_request(settings: Settings, tmp_folder: str, command: str = "inv build"
     return BuildRequest(
         spec=image_spec(settings, tmp_folder),
         force=force,
-        options=jobs.options(settings, command),
+        options=vm_work.options(settings, command),
         repository=registry_repository(settings),
     )
 
@@ -125,7 +125,7 @@ def _build(request: BuildRequest, host: Host, plan: BuildPlan) -> tuple[EngineIm
         _upload_code(agent, request.spec, plan)
 
     work = VmWork(verb="build", name=plan.image, request=plan.to_job(), options=request.options)
-    outcome = jobs.run(host, work, prepare)
+    outcome = vm_work.run(host, work, prepare)
     facts = outcome.facts
     image = EngineImage(image_id=facts["image_id"], size=facts["size_bytes"], labels={}, environment={})
     return image, work.log_path(outcome.job)

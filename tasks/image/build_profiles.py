@@ -11,13 +11,13 @@ from invoke.context import Context
 from bench.records.atomic_files import write_atomic
 from remote.agent.shared.errors import VmAgentError
 from remote.agent.shared.registry_api import Registry
-from remote.hosts.base import CommandTimedOut
-from remote.hosts.process import run_program
+from remote.hosts.host_protocol import CommandTimedOut
+from remote.hosts.local_program import run_program
 from remote.image.plan import BuildProfile
 from remote.image.references import InvalidReference, pull_reference
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError, file_errors
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 PROFILES_FILE = "image/profiles.yaml"
 LOCK_TIMEOUT_SEC = 1800.0

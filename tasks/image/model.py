@@ -15,8 +15,8 @@ from invoke.context import Context
 from bench.records.paths import DEMO_INPUTS
 from bench.records.status import ExitCode
 from bench.records.units import format_gb
-from remote.hosts.base import Host
 from remote.hosts.command import Command, Secret
+from remote.hosts.host_protocol import Host
 from remote.image import vm_jobs
 from remote.image.vm_jobs import JobOptions, VmWork
 from remote.jobs.job import Agent
@@ -26,10 +26,10 @@ from tasks.cli.waiting import Wait
 from tasks.clients import secrets
 from tasks.clients.build_vm import build_vm, resolve_tmpdir
 from tasks.errors import RetryableError, TaskFailed, UsageError, error_class, escape_controls
-from tasks.image import build_profiles, jobs
+from tasks.image import build_profiles, vm_work
 from tasks.image.commands import FetchOptions
-from tasks.settings.load import Settings, load
-from tasks.settings.schema import Sections
+from tasks.settings.layers import Settings, load
+from tasks.settings.sections import Sections
 
 DEMO_TIMEOUT_SEC = 1800.0
 HERE = "models"  # for local workers, like the demo's
@@ -142,7 +142,7 @@ def fetch_models(context: Context, options: FetchOptions) -> CommandResult | Non
         has_token = is_from_hub and settings.hub.token_file is not None
         details = {"token": has_token, "client_lock": build_profiles.hub_client_lock(settings.root)}
         for fetch in fetches:
-            work = fetch.work(jobs.options(settings, command), details)
+            work = fetch.work(vm_work.options(settings, command), details)
             _fetch(host, fetch, work, partial(_hub_token, settings) if has_token else lambda: None)
             if options.here:
                 print(f"to use it: `inv train --model={HERE}/{Path(fetch.folder).name}`", flush=True)
@@ -172,7 +172,7 @@ def _fetch(host: Host, fetch: Fetch, work: VmWork, token: Callable[[], Secret | 
         print(f"{fetch.model} from {fetch.source} -> {host.name}:{fetch.folder}", flush=True)
         return token()
 
-    facts = jobs.run(host, work, prepare).facts
+    facts = vm_work.run(host, work, prepare).facts
     fetched = facts["fetched_bytes"]
     transfer = f"{format_gb(fetched, 2)} of it downloaded now" if fetched else "already there; nothing was downloaded"
     size = f"{facts['files']} files, {format_gb(facts['bytes'], 2)}"

@@ -16,8 +16,8 @@ from invoke.context import Context
 from bench.records.atomic_files import write_atomic
 from bench.records.units import format_mb
 from bench.records.version import SCHEMA_VERSION, VERSION
-from remote.hosts.base import Host
 from remote.hosts.command import Secret
+from remote.hosts.host_protocol import Host
 from remote.image import engine, vm_jobs
 from remote.image.engine import EngineImage
 from remote.image.plan import ImageSpec, outdated_parts
@@ -30,9 +30,9 @@ from tasks.clients.build_vm import build_vm
 from tasks.clients.registry import configured_image
 from tasks.clients.secrets import encoded_login, registry_password
 from tasks.errors import UsageError, results_write_errors
-from tasks.image import build_profiles, jobs
+from tasks.image import build_profiles, vm_work
 from tasks.image.build import image_spec
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
     settings, command = load(context), format_command("push", force=force, cancel=cancel)
     if cancel:
         with build_vm(settings, command) as host:
-            jobs.cancel(host, "push")
+            vm_work.cancel(host, "push")
         return None
     target, user = configured_image(settings)
     if dry_run:
@@ -64,7 +64,7 @@ def push_image(context: Context, *, dry_run: bool, force: bool, cancel: bool) ->
             target=target,
             user=user,
             token_hosts=settings.registry.token_hosts,
-            options=jobs.options(settings, command),
+            options=vm_work.options(settings, command),
             record=settings.image_file,
         )
         with engine.connect(host, request.spec.client) as vm_engine:
@@ -101,7 +101,7 @@ def _push(request: PushRequest, host: Host, image: EngineImage, password: Callab
     target = request.target
     try:
         work = plan_push(request, image)
-        outcome = jobs.run(host, work, lambda _: encoded_login(request.user, password()))
+        outcome = vm_work.run(host, work, lambda _: encoded_login(request.user, password()))
     except vm_jobs.JobFailed as failure:
         provider = registry_provider(target.host)
         if failure.kind == "unauthorized":

@@ -16,13 +16,13 @@ from remote.image import engine
 from remote.image.plan import model_digests
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.clients.build_vm import build_vm
-from tasks.clients.cluster import open_cluster, place_pods
 from tasks.clients.pod_check import PodCheck, run_pod_check
 from tasks.clients.registry import read_push_record, resolve_image
+from tasks.clients.target_cluster import open_cluster, place_pods
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
 from tasks.image import build_profiles
 from tasks.image.build import engine_client
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 VERIFY_TIMEOUT_SEC = 3600.0  # the check reads 14 GB in full
 POD_NAME = "image-check"

@@ -9,9 +9,9 @@ from invoke.context import Context
 
 from bench.records.units import format_gb
 from remote.agent.shared.secure_dir import EXIT_FOREIGN_OWNER
-from remote.hosts.base import Host, parse_json
 from remote.hosts.bundle import inline_command
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Host, parse_json
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.engine import EngineError, FolderInfo
@@ -21,9 +21,9 @@ from tasks.cli.flags import format_command
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import build_vm, resolve_tmpdir, to_task_error
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError, escape_controls
-from tasks.image import jobs
+from tasks.image import vm_work
 from tasks.image.build import engine_client, registry_repository
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 MOUNT = "/var/lib/qlora-fleet-engine"
 SOCKET = "/run/qlora-fleet-engine.sock"
@@ -93,7 +93,7 @@ def prune_vm(context: Context, *, dry_run: bool, yes: bool) -> CommandResult | N
         if dry_run:
             return plan_result(lines, host=host.name, **dataclasses.asdict(usage))
         if (job := vm_jobs.running_job(vm_jobs.create_agent(host))) is not None:
-            raise jobs.busy_error(job, command)
+            raise vm_work.busy_error(job, command)
         print(*map(escape_controls, lines), sep="\n", flush=True)
         if not yes and not confirm(f"Remove them on {host.name}?"):
             raise ConfirmationRequired("nothing was removed", remedy="pass --yes to confirm")

@@ -13,7 +13,7 @@ from oci.retry import RetryStrategyBuilder
 from tasks.errors import RetryableError, UsageError
 from tasks.oci.api_errors import TRANSPORT_ERRORS, one_line, root_cause, to_task_error
 from tasks.oci.credentials import Credentials, read_instance, read_profile
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 CONNECT_TIMEOUT_SEC, READ_TIMEOUT_SEC = 5.0, 30.0
 RETRIES = RetryStrategyBuilder(

@@ -36,7 +36,7 @@ repository = Command(
 )
 kubeconfig = Command(
     "tenancy.kubeconfig",
-    "tasks.oci.kubeconfig:write_kubeconfig",
+    "tasks.oci.oke_clusters:write_kubeconfig",
     "Add the cluster to your kubeconfig, without the OCI CLI.",
     section=Section.TENANCY,
     effect=Effect.CHANGES,
@@ -52,7 +52,7 @@ kubeconfig = Command(
 )
 prices = Command(
     "tenancy.prices",
-    "tasks.oci.prices:update_prices",
+    "tasks.oci.list_prices:update_prices",
     "Look up current list prices and write your price table.",
     section=Section.TENANCY,
     effect=Effect.CHANGES,

@@ -14,7 +14,7 @@ from tasks.clients.registry import parse_reference
 from tasks.errors import TaskFailed, UsageError
 from tasks.oci.clients import TenancyApi, connect, get_namespace, required, resolve_compartment
 from tasks.oci.discovery import DEFAULT_REPOSITORY, registry_host
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 _PUSH_STATEMENT = re.compile(
     r"\s*allow\s+(?P<subject>(?:any-user|(?:dynamic-)?group\s+\S+|service\s+\S+))\s+to\s+(?P<verb>use|manage)\s+"

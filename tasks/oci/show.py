@@ -18,7 +18,7 @@ from tasks.errors import TaskFailed, UsageError
 from tasks.oci import discovery
 from tasks.oci.clients import TenancyApi, connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import TenancySurvey, derive_settings
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
 from tasks.settings.user_config import plan_user_settings, write_user_settings
 

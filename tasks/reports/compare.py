@@ -24,15 +24,15 @@ from reports import formatting
 from reports.comparison import compare as comparing
 from reports.comparison.compare import ELAPSED, STEADY, ComparedRow, Comparison, to_json
 from reports.read import measurements
-from reports.read.load import load as load_run
-from reports.read.run import ReportError, ReportWriteError, Run, make_report_folder
+from reports.read.loaded_run import ReportError, ReportWriteError, Run, make_report_folder
+from reports.read.run_folder import load as load_run
 from reports.training import comparison
 from tasks.cli.command_result import CommandResult
 from tasks.cli.flags import parse_names
 from tasks.cli.terminal import MIN_TABLE_CHARS, FoldingTable, console, print_path, ruled_table, spare_chars
 from tasks.errors import RetryableError, TaskFailed, Undecided, UsageError, file_errors, translate_errors
 from tasks.fleet.run_store import find_run, is_training
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 COMPARE_FILE = "compare.json"
 _MAX_EARLIER_RUNS = 20

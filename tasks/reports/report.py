@@ -19,9 +19,9 @@ from reports import formatting
 from reports.comparison.comparability import NAMES
 from reports.document import Cell, Table
 from reports.exports import FORMATS, check_packages, export
-from reports.output.build import Report, build, build_training
 from reports.output.page import INDEX_FILE
-from reports.read.run import ReportError, ReportWriteError
+from reports.output.write_report import Report, build, build_training
+from reports.read.loaded_run import ReportError, ReportWriteError
 from reports.summary import sentences
 from reports.summary.summary import Summary
 from reports.training import sentences as training_sentences
@@ -34,7 +34,7 @@ from tasks.fleet.pending_results import missing_reason
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import find_run, is_training, resume_command
 from tasks.reports.compare import compare_trainings
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tasks.settings.sources import display_path
 
 MAX_SHOWN = 5  # warnings on the terminal

@@ -18,14 +18,14 @@ from bench.records.status import TrialStatus
 from bench.records.training import TrainingRecord
 from bench.records.units import format_size
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.hosts.base import HostError
+from remote.hosts.host_protocol import HostError
 from tasks.cli.command_result import CommandResult
 from tasks.cli.lock import followed_run
 from tasks.errors import escape_controls
 from tasks.fleet.pending_results import uncollected_reason
 from tasks.fleet.run_store import LATEST, TRAIN, count_statuses, format_statuses
 from tasks.fleet.training_job import is_job_active
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 SUMMARY_FILE = "summary.json"
 _MAX_SUMMARY_BYTES = 100_000_000  # the summary of 10,000 trials takes 20 MB

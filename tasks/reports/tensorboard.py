@@ -19,18 +19,18 @@ from invoke.context import Context
 from bench.records.paths import LEDGER_FILE, STEPS_FILE, TRAINING_FILE, TRIALS_FOLDER
 from bench.records.run import RunRecord
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.hosts.base import Host, HostError
+from remote.hosts.host_protocol import Host, HostError
 from remote.jobs.job import Agent
 from remote.jobs.transfer import pull
 from reports.exports import check_packages, export
 from reports.exports.trackers import TENSORBOARD
-from reports.read.run import ReportError, ReportWriteError
+from reports.read.loaded_run import ReportError, ReportWriteError
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.signals import as_ctrl_c
 from tasks.errors import RetryableError, TaskFailed, UsageError, escape_controls, translate_errors
 from tasks.fleet.run_store import is_training, open_run
 from tasks.fleet.training_job import open_job, read_state, run_folder
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
 
 PARTIAL_FOLDER = "so-far"  # in the run's folder, with a subfolder per attempt

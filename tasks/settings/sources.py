@@ -3,7 +3,7 @@
 Invoke's own reader loses file and line, ignores a missing -f file, uses the last of two equal keys, and ends in a
 traceback if a file cannot be parsed. Here each of these is an error of one line, and Invoke reads nothing.
 
-Not covered: validation of keys and values; see `tasks.settings.load`.
+Not covered: validation of keys and values; see `tasks.settings.layers`.
 """
 
 import functools

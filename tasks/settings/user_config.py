@@ -16,7 +16,7 @@ from ruamel.yaml.error import YAMLError
 
 from bench.records.atomic_files import open_atomic
 from tasks.errors import UsageError, file_errors
-from tasks.settings.schema import SETTINGS
+from tasks.settings.sections import SETTINGS
 from tasks.settings.sources import Keys, display_path, find, parse, read_text
 
 Values = Mapping[str, Any]

@@ -12,11 +12,11 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from bench.records.status import TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import Host, HostError, collapse_whitespace
+from remote.hosts.host_protocol import Host, HostError, collapse_whitespace
 from remote.hosts.pods.kubectl import ClusterError
 from tasks.cli.lock import is_cancel_requested
 from tasks.cli.signals import as_ctrl_c
-from tasks.clients.cluster import resolve_target
+from tasks.clients.target_cluster import resolve_target
 from tasks.clients.workers import PodDiagnosis
 from tasks.errors import Interrupted, RetryableError, SomeTrialsFailed, error_class
 from tasks.fleet import runner
@@ -26,7 +26,7 @@ from tasks.fleet.run_store import resume_command
 from tasks.fleet.training_job import TrainingJob, TrainingState, cancel_training, import_attempts, open_job, read_state
 from tasks.fleet.training_progress import TrainingLine, TrainingView
 from tasks.fleet.trial_spec import TRIAL_ID
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 POLL_SEC = 1.0
 

@@ -24,8 +24,8 @@ from bench.records.result import TrialResult
 from bench.records.status import TrialStatus
 from bench.records.training import LIMITS, DataReport, TrainingRecord
 from bench.records.units import format_gib
-from remote.hosts.base import Host
-from reports.read.fingerprint import CPU, device
+from remote.hosts.host_protocol import Host
+from reports.read.worker_fingerprints import CPU, device
 from reports.statistics.per_config import measure
 from reports.statistics.per_process import CONFIDENCE, ProcessSteps
 from reports.summary.cost import Amount, Price
@@ -33,8 +33,8 @@ from tasks.clients.workers import forecast
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
 from tasks.fleet.pricing import worker_price
 from tasks.fleet.run_store import newest_results, newest_trainings
-from tasks.settings.load import Settings
-from tasks.settings.schema import TrainSection
+from tasks.settings.layers import Settings
+from tasks.settings.sections import TrainSection
 
 COMPARED_FIELDS = (
     *("recipe", "max_seq_len", "micro_batch_size", "base_precision", "optimizer", "layout", "model"),

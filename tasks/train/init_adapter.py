@@ -18,14 +18,14 @@ from bench.records.checksummed import ResultError
 from bench.records.paths import ADAPTER_FOLDER, RUN_FILE, SUMS_FILE, TRAINING_FILE
 from bench.records.run import RunRecord
 from bench.records.training import TrainingRecord
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent
 from remote.jobs.transfer import push
 from tasks.clients.worker_queries import translate_host_errors
 from tasks.errors import ConfirmationRequired, UsageError, translate_errors
 from tasks.fleet.collect import WEIGHTS_FILE
 from tasks.fleet.run_store import find_run
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 SETTING, CONFIG_FILE = "train.init_adapter", "adapter_config.json"
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from bench.records import Trial
 from bench.records.trial import SCALES
 from reports import formatting
-from reports.read.load import load
-from reports.read.run import ReportError
+from reports.read.loaded_run import ReportError
+from reports.read.run_folder import load
 from reports.summary.sentences import not_shown_texts, recommendation, spell_out
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError, translate_errors
 from tasks.fleet.run_store import BEST_FILE, TUNE, find_run, is_training
 from tasks.fleet.trial_spec import check_trial, read_trial, with_training_row
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 
 def recommended_trial(settings: Settings, name: str) -> tuple[Trial, list[str]]:

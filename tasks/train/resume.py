@@ -21,7 +21,7 @@ from tasks.fleet.collect import collect_run
 from tasks.fleet.run_store import TRAIN, newest_run, open_run, point_latest_at
 from tasks.fleet.training_job import open_job
 from tasks.fleet.trial_spec import TRIAL_ID
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tasks.train import forecast
 from tasks.train.follow import follow, report_outcome
 from tasks.train.submit import submit

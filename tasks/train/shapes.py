@@ -21,7 +21,7 @@ from reports.summary.prices import PriceTable
 from tasks.cli.terminal import plain_table
 from tasks.errors import escape_controls
 from tasks.fleet.pricing import hosted_price, price_table
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tasks.train.forecast import ProbeResult, measured_step
 
 SMALLEST = 0.01  # hours or dollars

@@ -21,7 +21,7 @@ from tasks.cluster import deploy
 from tasks.cluster.commands import DeployOptions
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet.training_job import HostJob
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 MAX_SPEC_BYTES = 100_000  # Linux limits one environment variable to 128 KiB
 NO_VOLUME = (

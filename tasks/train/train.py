@@ -14,13 +14,13 @@ from invoke.context import Context
 
 from bench.records import Trial, schema
 from bench.records.run import PlannedTrial, RunRecord
-from remote.hosts.base import Host, HostError
+from remote.hosts.host_protocol import Host, HostError
 from remote.jobs.job import Agent, slot_path
 from tasks.cli.command_result import CommandResult
 from tasks.cli.flags import refuse_several
 from tasks.cli.lock import acquire_lock
 from tasks.cli.terminal import console, print_path
-from tasks.clients.cluster import resolve_target
+from tasks.clients.target_cluster import resolve_target
 from tasks.clients.workers import fleet_hosts, pod_hosts
 from tasks.cluster.commands import DeployOptions
 from tasks.commands import TrainOptions
@@ -30,7 +30,7 @@ from tasks.fleet.notify import check_command
 from tasks.fleet.plan import new_record
 from tasks.fleet.run_store import TRAIN
 from tasks.fleet.trial_spec import TRIAL_ID
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.train import forecast, init_adapter, output, resume, shapes
 from tasks.train.data_warnings import DataWarning, find_warnings
 from tasks.train.follow import follow

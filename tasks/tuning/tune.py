@@ -26,10 +26,10 @@ from bench.records.trial import SCALES
 from bench.records.units import format_gib, format_percent
 from bench.records.validation import LORA_TARGETS
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from reports import formatting
-from reports.read.load import load as load_run
-from reports.read.run import ReportError
+from reports.read.loaded_run import ReportError
+from reports.read.run_folder import load as load_run
 from reports.summary import sentences
 from reports.summary.prices import PriceError
 from reports.summary.summarize import summarize
@@ -51,9 +51,9 @@ from tasks.fleet import runner
 from tasks.fleet.plan import BenchRequest, input_trial, plan_run
 from tasks.fleet.pricing import pricing
 from tasks.fleet.run_store import BEST_FILE, TUNE, newest_run, open_run
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
-from tasks.tuning import quality, space
+from tasks.tuning import loss_pairs, space
 from tasks.tuning.space import Candidate, Prediction
 
 SHORT_STEPS = {"gpu": (3, 6), "tiny": (1, 3)}  # warm-up and measured: enough to rank, a fifth of a full trial
@@ -83,7 +83,7 @@ def tune_fleet(
         if dry_run:
             return _plan_answer(settings, candidates, limit, search)
     if settings.tune.quality:
-        print(quality.describe_power(settings, settings.model.path, settings.data.path))
+        print(loss_pairs.describe_power(settings, settings.model.path, settings.data.path))
     with acquire_lock(settings.results_folder, f"tune (search {search.run_id})"):
         if not resume:
             search = runner.write_plan(settings.results_folder, search)
@@ -229,7 +229,7 @@ def _plan_answer(
         size = "-" if limit is None else f"{candidate.predicted.peak_bytes / 2**30:.1f}"
         table.add_row(candidate.trial.trial_id, size, format_percent(candidate.predicted.useful_share))
     console().print(table)
-    power = quality.describe_power(settings, settings.model.path, settings.data.path)
+    power = loss_pairs.describe_power(settings, settings.model.path, settings.data.path)
     print(*([power] if settings.tune.quality else []), "nothing was changed", sep="\n")
     trials = [
         {
@@ -265,7 +265,7 @@ def _search(settings: Settings, search: RunRecord, folder: Path, hosts: list[Hos
         final = settings.results_folder / run.run_id
     _run(settings, final.name, hosts, plain=plain)
     if settings.tune.quality:
-        quality.compare_run(settings, final, hosts, plain=plain)
+        loss_pairs.compare_run(settings, final, hosts, plain=plain)
     write_answer(settings, search, folder, final)
 
 

@@ -26,8 +26,8 @@ from bench.records.atomic_files import write_atomic
 from bench.records.result import TrialResult
 from bench.records.training import Training, TrainingData
 from reports.statistics.paired_losses import paired_difference, pairs_of_both_stages
-from tasks.settings.schema import QualitySection
-from tasks.tuning.quality import LOSS
+from tasks.settings.sections import QualitySection
+from tasks.tuning.loss_pairs import LOSS
 from tests.benchmarks import Figure, demo_inputs, print_figures
 from tests.support.paths import ROOT
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reports.comparison.compare import STEADY, Comparison, compare
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 from reports.statistics.paired_losses import (
     LossDifference,
     paired_difference,
@@ -30,7 +30,7 @@ from reports.summary import sentences
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from reports.training.comparison import paired_interval
-from tasks.settings.schema import QualitySection
+from tasks.settings.sections import QualitySection
 from tests.benchmarks import Figure, _drifting_runs, _odd_runs, print_figures
 from tests.support.reports.drifts import DRIFTS
 from tests.support.reports.scenarios import STEP_SEC, USEFUL, Floats, Scenario

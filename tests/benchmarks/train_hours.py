@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.records.bootstrap import summarize
 from reports.read import attempts
-from reports.training import summary
+from reports.training import training_facts
 from tests.benchmarks import Figure, demo_inputs, print_figures, spread
 from tests.support.forked import INV_LIBRARIES, ForkServer
 from tests.system.conftest import Project, project_copy
@@ -94,7 +94,7 @@ def _train(project: Project, train: dict[str, Any]) -> tuple[float, float, float
     process = project.start("train", "--workers", "1")
     output, complaint = process.communicate(timeout=LIMIT_SEC)
     assert process.returncode == 0, output + complaint
-    done = summary.read(project.run_folder())
+    done = training_facts.read(project.run_folder())
     low, high = done.forecast.get("total_between") or (0.0, 0.0)
     return done.forecast.get("total_sec") or 0.0, low, high, attempts.total_sec(done.attempts, time.time())
 

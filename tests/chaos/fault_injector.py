@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Self
 
-from remote.hosts.base import HostError
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import HostError
 from remote.jobs.job import Agent, Job, JobSpec, slot_path
 from tests.support.hosts.local_fleet import kill_kubectl_execs
 from tests.support.kubernetes.faults import ENDINGS

@@ -2,7 +2,7 @@
 
 import os
 
-from tasks.settings.schema import Sections
+from tasks.settings.sections import Sections
 from tests.support.paths import ROOT
 from tests.support.settings_file import render
 

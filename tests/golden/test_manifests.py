@@ -30,8 +30,8 @@ from remote.cluster.settings import ClusterSection
 from remote.providers import GENERIC, PROVIDERS
 from remote.serving import PORT_IN_POD
 from tasks.adapter.serve import KEY_SECRET
-from tasks.clients.cluster import place_pods
-from tasks.cluster.nodes import pod_requirements
+from tasks.clients.target_cluster import place_pods
+from tasks.cluster.node_list import pod_requirements
 from tests.support.paths import ROOT
 from tests.support.pod_security import violations
 

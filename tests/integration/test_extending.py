@@ -15,8 +15,8 @@ from invoke import Context
 from bench.records.training import Training
 from tasks.errors import UsageError
 from tasks.fleet.declared import declared_values
-from tasks.settings.load import load
-from tasks.settings.schema import Sections
+from tasks.settings.layers import load
+from tasks.settings.sections import Sections
 from tasks.settings.sources import ProjectConfig
 from tests.support.settings_file import render
 

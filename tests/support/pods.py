@@ -23,8 +23,8 @@ from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Attempt, Ledger
 from remote.fleet.outcome import shared_output_folder, with_shared_output
 from remote.fleet.retry_policy import RetryLimits
-from remote.hosts.base import Host
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Host
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import INDEX_LABEL, PodIndex

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import yaml
 
 from bench.records.validation import AUTO, Setting, settings_of
-from tasks.settings.schema import flatten
+from tasks.settings.sections import flatten
 from tasks.settings.sources import Keys
 
 HEADER = """\

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tasks.settings.schema import SETTINGS
+from tasks.settings.sections import SETTINGS
 from tests import architecture
 from tests.support.paths import ROOT
 

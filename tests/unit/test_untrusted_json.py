@@ -8,20 +8,20 @@ from typing import Any, cast
 
 import pytest
 
-from remote.cluster.client import Cluster
+from remote.cluster.namespace_client import Cluster
 from remote.fleet.ledger import Ledger, LedgerError
-from remote.hosts.base import HostUnreachable, parse_json
+from remote.hosts.host_protocol import HostUnreachable, parse_json
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.kubectl import Unreachable
 from remote.image.plan import model_digests
 from remote.serving import BadServer, ServerClient, ServerResponse, ServerSoftware
 from reports.read import attempts
-from tasks.clients.cluster import LAST_FILE, _read_last_cluster
 from tasks.clients.registry import read_push_record
+from tasks.clients.target_cluster import LAST_FILE, _read_last_cluster
 from tasks.errors import TaskFailed, UsageError
 from tasks.image.verify import parse_report
-from tasks.oci.prices import parse_price
-from tasks.settings.load import Settings
+from tasks.oci.list_prices import parse_price
+from tasks.settings.layers import Settings
 from tasks.settings.sources import parse
 from tests.support.cases import Case, load_cases
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save
 
 from bench.data.inputs import InputError
 from bench.data.model_folder import TEMPLATE_FILE
-from bench.qlora.base import trained_base
+from bench.qlora.base_models import trained_base
 from bench.records import schema
 from bench.records.atomic_files import sync_folder
 from bench.records.paths import ADAPTER_FOLDER

@@ -22,7 +22,7 @@ from remote.cluster.labels import (
     Object,
     label,
 )
-from remote.hosts.base import collapse_whitespace
+from remote.hosts.host_protocol import collapse_whitespace
 from remote.hosts.pods.kubectl import object_errors
 from remote.providers import GENERIC, Provider, registry_provider
 

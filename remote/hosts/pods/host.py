@@ -19,7 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.records.validation import setting
-from remote.hosts.base import (
+from remote.hosts.bundle import PYTHON_FLAGS, digest, read_source
+from remote.hosts.command import Command
+from remote.hosts.host_protocol import (
     ByteReader,
     CommandTimedOut,
     Completed,
@@ -28,11 +30,9 @@ from remote.hosts.base import (
     HostError,
     HostUnreachable,
 )
-from remote.hosts.bundle import PYTHON_FLAGS, digest, read_source
-from remote.hosts.command import Command
+from remote.hosts.local_program import BoundedOutput, CannotStart, run_program
 from remote.hosts.pods.kubectl import Misconfigured, PodUnusable, Unreachable, not_installed_error, to_cluster_error
 from remote.hosts.pods.pod_index import Pod, PodIndex
-from remote.hosts.process import BoundedOutput, CannotStart, run_program
 
 _PROGRAM = read_source("remote.agent.scripts.exec_relay").encode()
 # Go's garbage collector takes a tenth of an exec: 54.8 ms of CPU time, with 200 it is 49.8 ms and 2 MB more memory.
@@ -261,7 +261,7 @@ class PodHost:
         timeout_sec: float,
         idle_timeout_sec: float | None = None,
     ) -> Completed:
-        """Run a command, see `remote.hosts.base.Host.run`. Exit code 127 if it cannot be started.
+        """Run a command, see `remote.hosts.host_protocol.Host.run`. Exit code 127 if it cannot be started.
 
         Raises PodGone if no pod of this index lives, and ClusterError.
         """

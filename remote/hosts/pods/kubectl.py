@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from remote.hosts.base import HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 from remote.hosts.command import mask_opaque
+from remote.hosts.host_protocol import HostError, HostUnreachable, PermissionDenied, collapse_whitespace
 
 
 class ClusterError(HostError):

@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remote.hosts.base import CommandTimedOut, HostError, HostUnreachable
+from remote.hosts.host_protocol import CommandTimedOut, HostError, HostUnreachable
+from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import Kubectl, Unreachable, not_installed_error, to_cluster_error
-from remote.hosts.process import CannotStart, run_program
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _READ_SEC = 20.0

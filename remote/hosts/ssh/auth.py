@@ -26,9 +26,9 @@ from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemo
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import BadAuthenticationType
 
-from remote.hosts.base import HostError, HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
+from remote.hosts.host_protocol import HostError, HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
 from remote.hosts.local import expand_user
-from remote.hosts.process import CannotStart, run_program
+from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.ssh.config import Hop
 
 _AGENT_TIMEOUT_SEC = 30.0

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote.hosts.base import CommandTimedOut, InvalidAddress
+from remote.hosts.host_protocol import CommandTimedOut, InvalidAddress
 from remote.hosts.local import expand_user
-from remote.hosts.process import CannotStart, run_program
+from remote.hosts.local_program import CannotStart, run_program
 
 _RESOLVE_TIMEOUT_SEC = 10.0
 _MAX_HOPS = 8

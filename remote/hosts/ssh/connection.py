@@ -22,8 +22,8 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure
 from paramiko.common import MSG_CHANNEL_CLOSE
 
-from remote.hosts.base import HostError, HostKeyRefused, HostUnreachable, InvalidAddress
-from remote.hosts.process import end_process_group
+from remote.hosts.host_protocol import HostError, HostKeyRefused, HostUnreachable, InvalidAddress
+from remote.hosts.local_program import end_process_group
 from remote.hosts.ssh.auth import KeyAuthStrategy, StrictHostKeyPolicy
 from remote.hosts.ssh.config import Hop
 

@@ -29,7 +29,8 @@ from typing import Self
 
 import paramiko
 
-from remote.hosts.base import (
+from remote.hosts.command import Command
+from remote.hosts.host_protocol import (
     ByteReader,
     CommandTimedOut,
     Completed,
@@ -38,8 +39,7 @@ from remote.hosts.base import (
     InvalidAddress,
     check,
 )
-from remote.hosts.command import Command
-from remote.hosts.process import BoundedOutput, ProcessLimits
+from remote.hosts.local_program import BoundedOutput, ProcessLimits
 from remote.hosts.ssh.config import Destination, Hop, resolve_route
 from remote.hosts.ssh.connection import Connection
 
@@ -243,7 +243,7 @@ _WORKDIR_TIMEOUT_SEC = 30.0
 
 
 class SshHost:
-    """One machine behind SSH; a `remote.hosts.base.Host`. Threads may share one.
+    """One machine behind SSH; a `remote.hosts.host_protocol.Host`. Threads may share one.
 
     `workdir` None means ~/.qlora-fleet on the host; its first reader queries the host for the path.
     """

@@ -27,7 +27,7 @@ from reports.figures.drawing.style import (
     text_width_in,
     wrap_text,
 )
-from reports.read.run import Run
+from reports.read.loaded_run import Run
 from reports.summary.summary import Summary
 
 

@@ -6,15 +6,15 @@ from functools import partial
 from typing import Any
 
 from bench.records import schema
-from remote.cluster.client import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.cluster.diagnosis.finding import Diagnosis, group
 from remote.cluster.diagnosis.node_health import HARDWARE_CAUSE, UNKNOWN_CAUSE
 from remote.cluster.diagnosis.nodes import MIN_KUBELET
+from remote.cluster.namespace_client import KINDS, POD, RESOURCE_QUOTA, RUNTIME_CLASS
 from remote.cluster.quantities import parse_quantity
+from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import not_installed_error
-from remote.hosts.process import CannotStart, run_program
 from reports import formatting
-from tasks.clients.cluster import place_pods, translate_cluster_errors
+from tasks.clients.target_cluster import place_pods, translate_cluster_errors
 from tasks.cluster.checks import (
     EXEC_PERMISSIONS,
     NO_CONTROLLER,
@@ -25,11 +25,11 @@ from tasks.cluster.checks import (
     missing_driver,
     missing_permissions,
 )
-from tasks.cluster.nodes import check_capacity
-from tasks.cluster.status import read_state
+from tasks.cluster.node_list import check_capacity
+from tasks.cluster.pod_status import read_state
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 _KUBECTL_TIMEOUT_SEC = 15.0
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from bench.records.status import read_failure
 from bench.records.units import format_gb
-from remote.hosts.process import run_program
+from remote.hosts.local_program import run_program
 from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, from_error, passed
 

@@ -10,7 +10,7 @@ from tasks.doctor.check import CheckContext, Checks
 from tasks.faults import CheckResult, CheckStatus, Fault, Skipped, passed
 from tasks.fleet.trial_spec import INT8_OFFER
 from tasks.settings import sources
-from tasks.settings.load import ENVIRONMENT, Settings
+from tasks.settings.layers import ENVIRONMENT, Settings
 
 CHECKS = Checks("settings")
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.records.units import format_gb
-from remote.hosts.base import Host
 from remote.hosts.command import Secret
+from remote.hosts.host_protocol import Host
 from remote.image import engine, vm_jobs
 from remote.image import plan as buildplan
 from remote.image.engine import FolderInfo

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import HostUnreachable
 from tests.support.hosts.local_fleet import QUICK_LIMITS, CuttableHost, LocalFleet, processes_under
 from tests.support.thorough import chaos_seeds, only_thorough
 

@@ -17,8 +17,8 @@ from remote.fleet.fleet import Fleet
 from remote.fleet.ledger import Ledger
 from remote.fleet.outcome import TRIAL_FILE, shared_output_folder, with_shared_output
 from remote.fleet.queue import EventType
-from remote.hosts.base import Host
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Host
 from remote.jobs.job import Agent, Job, JobSpec
 from tests.support.hosts.local_fleet import (
     QUICK_LIMITS,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import HostUnreachable
 from remote.jobs.job import Agent, HostBusy, HostRefused, Job, JobSpec, JobState, JobStatus
 from tests.support.hosts.local_fleet import (
     PATIENCE_SEC,

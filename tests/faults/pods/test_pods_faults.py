@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Forbidden
 from remote.jobs.job import Agent, Job, JobSpec, JobState

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from remote.fleet.queue import EventType
 from remote.fleet.retry_policy import RetryLimits
-from remote.hosts.base import HostError
+from remote.hosts.host_protocol import HostError
 from remote.hosts.pods.host import SILENCE_SEC
-from tasks.settings.schema import FleetSection
+from tasks.settings.sections import FleetSection
 from tests.support.hosts.local_fleet import wait_for
 from tests.support.pods import PodFleet, fixtures
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from remote.hosts.base import HostError
+from remote.hosts.host_protocol import HostError
 from remote.jobs.job import HostRefused
 from remote.jobs.transfer import PartialFile, pull, push
 from tests.support.hosts.local_fleet import LocalFleet, mounted_tmpfs

@@ -13,8 +13,8 @@ from typing import Self
 import pytest
 
 from remote.agent.shared.files import partial_path
-from remote.hosts.base import ByteReader, HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import ByteReader, HostUnreachable
 from remote.jobs.job import Agent
 from remote.jobs.transfer import ChecksumMismatch, pull, push
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet, wait_for

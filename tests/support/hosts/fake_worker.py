@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from remote.hosts.base import Completed
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed
 from remote.hosts.pods.host import PodHost
 from remote.hosts.pods.kubectl import Kubectl
 from remote.hosts.pods.pod_index import PodIndex

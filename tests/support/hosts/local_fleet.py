@@ -33,8 +33,8 @@ from remote.fleet.outcome import OUT_FOLDER, TRIAL_FILE
 from remote.fleet.queue import EventType, FleetEvent
 from remote.fleet.retry_policy import RetryLimits
 from remote.fleet.worker import CommandFactory
-from remote.hosts.base import Completed, Host, HostUnreachable, RunOptions
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, Host, HostUnreachable, RunOptions
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Agent, Job, JobSpec, slot_path
 from tests.support.faults import PATIENCE_SEC

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import remote.hosts.ssh.connection
-from remote.hosts.base import Completed
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed
 from remote.hosts.ssh.config import Destination
 from remote.hosts.ssh.host import SshHost
 from tests.support.hosts.local_fleet import running_in_thread as running_in_thread

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from reports.figures.drawing import style
-from reports.output import build
-from reports.output.build import Report
-from reports.read.load import load
-from reports.read.run import Run
+from reports.output import write_report
+from reports.output.write_report import Report
+from reports.read.loaded_run import Run
+from reports.read.run_folder import load
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from tests.support.reports import showcase, synthetic
@@ -61,10 +61,10 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Report[Summary]:
     """The report of `synthetic.exact_run`, with its figures. Read-only."""
     folder = tmp_path_factory.mktemp("exact") / "my 'results'" / "run"
     synthetic.exact_run(folder)
-    return build.build(folder)
+    return write_report.build(folder)
 
 
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build reports without figures, which would take nearly all of the time of a test that reads only text."""
-    monkeypatch.setattr(build, "CHARTS", ())
+    monkeypatch.setattr(write_report, "CHARTS", ())

@@ -6,7 +6,7 @@ import io
 import re
 from typing import Any
 
-from reports.output.build import Report
+from reports.output.write_report import Report
 
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(\"x\")</script> [a](b) $y$ `c` *d* & 漢字"
 

@@ -22,7 +22,7 @@ from bench.records.bootstrap import Interval
 from bench.records.result import Measurement, TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from reports.read import measurements
-from reports.read.run import Configuration, Run, trials_frame
+from reports.read.loaded_run import Configuration, Run, trials_frame
 from tasks.fleet.plan import plan_trials
 from tests.support.reports import synthetic
 from tests.support.reports.drifts import DRIFTS, Schedule

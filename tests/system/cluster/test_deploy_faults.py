@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from remote.cluster.client import Cluster as Reader
 from remote.cluster.kubeconfig import resolve
+from remote.cluster.namespace_client import Cluster as Reader
 from tasks.cli.lock import acquire_lock
-from tasks.cluster import status as waiting
+from tasks.cluster import pod_status as waiting
 from tests.support.kubernetes import Cluster
 from tests.system.cluster.conftest import DIGEST, NODES, OUR_USER, Operator
 

@@ -14,12 +14,12 @@ pytest.importorskip("oci", reason="Oracle's SDK is not installed: `make sdk` ins
 
 import yaml
 
-from remote.cluster.client import Cluster as Client
 from remote.cluster.credential_cache import credentials_of, kubectl_of, private_folder
 from remote.cluster.kubeconfig import resolve
+from remote.cluster.namespace_client import Cluster as Client
 from remote.hosts.pods.kubectl import Misconfigured
 from tasks.oci.discovery import ClusterInfo
-from tasks.oci.kubeconfig import build_kubeconfig
+from tasks.oci.oke_clusters import build_kubeconfig
 from tests.support.kubernetes import Cluster
 from tests.support.machines.fake_tenancy import ApiKey, ocid
 from tests.support.paths import ROOT

@@ -24,7 +24,7 @@ from selenium.webdriver.support.ui import Select
 from bench.records.status import TrialStatus
 from reports.figures import CHARTS
 from reports.figures.drawing import style
-from reports.output.build import build, build_training
+from reports.output.write_report import build, build_training
 from reports.summary.prices import Pricing
 from tests.support.reports import showcase, synthetic, training_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.base import HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
+from remote.hosts.host_protocol import HostKeyRefused, HostUnreachable, InvalidAddress, LoginRefused
 from tests.support.machines.network import BASTION, FAR_VM, VM, Network
 from tests.support.machines.ssh_tools import from_laptop, run, wait_for
 from tests.support.machines.sshd import keygen, running_agent

@@ -17,8 +17,8 @@ import pytest
 
 import remote.hosts.ssh.connection
 import remote.hosts.ssh.host
-from remote.hosts.base import CommandFailed, CommandTimedOut, HostUnreachable, InvalidAddress, check
 from remote.hosts.command import Command, Secret
+from remote.hosts.host_protocol import CommandFailed, CommandTimedOut, HostUnreachable, InvalidAddress, check
 from remote.image import vm_jobs
 from remote.jobs import transfer
 from remote.jobs.job import Agent, Job, JobSpec, JobState

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tasks import ns
-from tasks.settings.schema import SETTINGS
+from tasks.settings.sections import SETTINGS
 from tests.support.paths import ROOT
 
 IMAGE = ROOT / "image"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from remote import serving
-from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command, Secret
+from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.serving import BadServer, Completion, ServerUnavailable, connect, connect_in_pod
 from tests.support.kubernetes import pki
 from tests.support.machines.fake_openai import FakeOpenAI

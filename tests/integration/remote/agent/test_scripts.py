@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from remote import serving
-from remote.hosts.base import read_json
 from remote.hosts.bundle import inline_command
+from remote.hosts.host_protocol import read_json
 from remote.hosts.local import LocalHost
 from remote.serving import BadServer, ServerUnavailable
 from tests.support.hosts.pythons import other_python

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from remote.cluster import client, credential_cache
-from remote.cluster.client import Cluster
-from remote.cluster.connection import connect
+from remote.cluster import credential_cache, namespace_client
+from remote.cluster.api_connection import connect
 from remote.cluster.kubeconfig import Target, resolve
-from remote.hosts import process
+from remote.cluster.namespace_client import Cluster
+from remote.hosts import local_program
 from remote.hosts.pods.kubectl import ClusterError, Misconfigured, Unreachable
 from remote.providers import PROVIDERS
 from tests.support.hosts.rank_pids import alive
@@ -162,7 +162,7 @@ def test_a_credential_program_that_gives_none_is_one_line_and_is_ended(
     script: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr(local_program, "MAX_OUTPUT_BYTES", 1 << 20)
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", script]}
     path = kubeconfig(tmp_path / "k", "a", current="a", user={"exec": plugin})
     target = resolve(kubeconfig=str(path), context=None, namespace="n")
@@ -272,8 +272,8 @@ def test_this_machine_is_not_asked_through_a_proxy(
     assert connect(resolve(kubeconfig=str(path), context=None, namespace="n")).configuration.proxy is None
     if scheme == "https":
         path.write_text(text)
-        client = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
-        assert client.configuration.proxy == "http://proxy:9"
+        namespace_client = connect(resolve(kubeconfig=str(path), context=None, namespace="n"))
+        assert namespace_client.configuration.proxy == "http://proxy:9"
 
 
 def test_a_server_whose_certificate_is_not_verified_is_named_once(tmp_path: Path) -> None:
@@ -315,28 +315,28 @@ def test_credentials_do_not_travel_over_plain_http(user: dict[str, Any], tmp_pat
 
 @pytest.mark.parametrize("status", [200, 503])
 def test_an_endless_response_is_an_error(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_MAX_RESPONSE_BYTES", 1 << 20)
+    monkeypatch.setattr(namespace_client, "_MAX_RESPONSE_BYTES", 1 << 20)
     body = json.dumps({"items": [], "more": "a" * (1 << 21)}).encode()
     with open_cluster(tmp_path, {"token": "t"}, status, body) as (_, cluster):
         with pytest.raises(ClusterError, match=r"/api/v1/nodes .* 1 MiB"):
             cluster.nodes()
-        monkeypatch.setattr(client, "_MAX_RESPONSE_BYTES", 1 << 22)
-        monkeypatch.setattr(client, "_RESPONSE_TIMEOUT_SEC", -1.0)
-        monkeypatch.setattr(client, "_RETRY_PAUSES_SEC", ())
+        monkeypatch.setattr(namespace_client, "_MAX_RESPONSE_BYTES", 1 << 22)
+        monkeypatch.setattr(namespace_client, "_RESPONSE_TIMEOUT_SEC", -1.0)
+        monkeypatch.setattr(namespace_client, "_RETRY_PAUSES_SEC", ())
         with pytest.raises(Unreachable, match="/api/v1/nodes is incomplete"):
             cluster.nodes()
 
 
 @pytest.mark.parametrize("date", ["Mon, 20 Nov 99999999999999999999 00:00:00 GMT", "Mon, 20 Nov 10000 00:00:00 GMT"])
 def test_an_invalid_date_is_not_parsed(date: str) -> None:
-    assert client._parse_date(date) is None
+    assert namespace_client._parse_date(date) is None
 
 
 def test_a_kubectl_that_prints_without_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kubectl").write_text("#!/bin/sh\nexec yes\n")
     (tmp_path / "kubectl").chmod(0o755)
     with open_cluster(tmp_path, {"token": "t"}) as (_, cluster):
-        monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 16)
+        monkeypatch.setattr(local_program, "MAX_OUTPUT_BYTES", 1 << 16)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         with pytest.raises(ClusterError, match=r"kubectl .* logs a.* MiB"):
             cluster.logs("a")
@@ -348,7 +348,7 @@ def test_a_kubectl_that_prints_without_end_is_one_line(tmp_path: Path, monkeypat
 def test_json_that_is_not_from_kubernetes_is_an_unreachable_server(
     status: int, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_RETRY_PAUSES_SEC", ())
+    monkeypatch.setattr(namespace_client, "_RETRY_PAUSES_SEC", ())
     with open_cluster(tmp_path, {"token": "t"}, status, body) as (_, cluster), pytest.raises(Unreachable):
         cluster.pods()
 

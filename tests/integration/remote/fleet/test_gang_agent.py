@@ -9,8 +9,8 @@ import pytest
 
 from bench.records.paths import NODE_ADDRESS, NODE_COUNT, NODE_PORT, NODE_RANK, NODE_TOKEN
 from remote.fleet.gang_agent import GangAgent, rank_environment
-from remote.hosts.base import HostError, HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import HostError, HostUnreachable
 from remote.jobs.job import Agent, HostBusy, Job, JobSpec, JobState
 from tests.support.faults import wait_for
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts import process
-from remote.hosts.base import CommandTimedOut, Completed, Host, TooMuchOutput
+from remote.hosts import local_program
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import CommandTimedOut, Completed, Host, TooMuchOutput
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.host import PodHost
 from tests.support.hosts.fake_worker import FakePod
@@ -194,7 +194,7 @@ def test_an_error_of_the_callback_is_raised_and_ends_the_command(
 def test_endless_output_ends_at_a_limit_that_is_named(
     host: Host, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr(local_program, "MAX_OUTPUT_BYTES", 1 << 20)
     named = host.name if isinstance(host, PodHost) else "yes"
     with pytest.raises(TooMuchOutput, match=f"{named}.* 1 MiB"):
         run(host, "sh", "-c", f"exec yes {to}", folder=tmp_path)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.base import Completed, HostError, TooMuchOutput
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, HostError, TooMuchOutput
 from remote.hosts.local import LocalHost
 from remote.image.engine import Client, EngineDown, EngineError, EngineImage, connect
 from tests.support.machines.fake_engine import VERSION, fake_engine, requests_of

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.image import vm_jobs
 from tests.support.hosts.local_fleet import CuttableHost, LocalFleet
 

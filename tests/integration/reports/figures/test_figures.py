@@ -11,7 +11,7 @@ from reports.figures.drawing import style
 from reports.figures.drawing.layout import WIDE, draw_picture
 from reports.figures.drawing.style import inline_svg
 from reports.figures.memory import MEMORY
-from reports.output.build import build
+from reports.output.write_report import build
 from reports.summary.prices import Pricing
 from tests.support.reports import synthetic
 from tests.support.reports.fixtures import REAL_PNG

@@ -16,8 +16,8 @@ import pytest
 
 from bench.records.status import TrialStatus
 from reports.formatting import escape_text
-from reports.output.build import build
-from reports.read.run import ReportError, ReportWriteError
+from reports.output.write_report import build
+from reports.read.loaded_run import ReportError, ReportWriteError
 from reports.summary import sentences
 from reports.summary.prices import Pricing
 from reports.summary.summary import PROFILE_NOTES
@@ -319,7 +319,7 @@ def test_an_interrupted_report_leaves_the_old_page(folder, monkeypatch):
     report = build(folder)
     before = report.index.read_bytes()
     synthetic.write_run(folder, exact=True, speeds={"optimized": 0.3})
-    monkeypatch.setattr("reports.output.build.write_atomic", full_disk)
+    monkeypatch.setattr("reports.output.write_report.write_atomic", full_disk)
     with pytest.raises(ReportError, match="No space left on device"):
         build(folder)
     assert report.index.read_bytes() == before

@@ -11,9 +11,9 @@ from bench.records.bootstrap import Interval
 from bench.records.result import Measurement
 from bench.records.status import TrialStatus
 from reports.document import Cell, Table
-from reports.output.build import build
+from reports.output.write_report import build
 from reports.read import measurements
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary import sentences, tables
 from tests.support.reports import synthetic
 from tests.support.reports.run_writer import HOSTILE, check_hostile_is_text, page_text, read_report_file

@@ -9,7 +9,7 @@ import pytest
 
 from bench.records.adapter import AdapterCheck
 from bench.records.score import SampleAnswer
-from reports.output.build import build_training
+from reports.output.write_report import build_training
 from tests.support.reports import hostile
 from tests.support.reports.training_run import RECORD, SCORE, write_checked, write_run
 

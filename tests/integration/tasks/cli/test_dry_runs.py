@@ -20,19 +20,19 @@ from bench.records.paths import LEDGER_FILE
 from bench.records.run import RunRecord
 from remote.cluster.kubeconfig import Target
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import Completed
 from remote.hosts.command import Command as HostCommand
+from remote.hosts.host_protocol import Completed
 from remote.image.engine import EngineImage, EngineUsage
 from remote.providers import PROVIDERS
 from tasks import ns
 from tasks.adapter import serve
 from tasks.cli.flags import Command
-from tasks.cluster import deploy, nodes
+from tasks.cluster import deploy, node_list
 from tasks.fleet import bench
 from tasks.image import archive, build, model, vm
 from tasks.reports import tensorboard
 from tasks.train import forecast, train
-from tasks.tuning import quality, tune
+from tasks.tuning import loss_pairs, tune
 from tests.support.dry_runs import plan_of, refuse
 from tests.support.paths import ROOT
 from tests.support.reports import synthetic, training_run
@@ -72,7 +72,7 @@ class ClusterWithoutChanges:
     def secrets(self, *_: object) -> list[dict[str, Any]]:
         return []
 
-    nodes = pods = pods_everywhere = list_fleet_objects = secrets
+    node_list = pods = pods_everywhere = list_fleet_objects = secrets
 
     def is_allowed(self, *_: object) -> bool:
         return True
@@ -137,7 +137,7 @@ def _fakes(project: Path, monkeypatch: Patch) -> None:
     def fake_engine(*_: object) -> Iterator[EngineWithoutChanges]:
         yield EngineWithoutChanges()
 
-    for module in (deploy, nodes, serve):
+    for module in (deploy, node_list, serve):
         monkeypatch.setattr(module, "open_cluster", fake_cluster)
     for module in (archive, build, model, vm):
         monkeypatch.setattr(module, "build_vm", fake_vm)
@@ -175,7 +175,7 @@ def arrange_tune(_: Path, monkeypatch: Patch) -> dict[str, Any]:
     candidates = predicted_candidates()
     search = make_search(candidates[0].trial)
     monkeypatch.setattr(tune, "plan", lambda *_: (candidates, None, search))
-    monkeypatch.setattr(quality, "describe_power", lambda *_: "power")
+    monkeypatch.setattr(loss_pairs, "describe_power", lambda *_: "power")
     return {}
 
 

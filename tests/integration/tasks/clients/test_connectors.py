@@ -8,13 +8,13 @@ import pytest
 from invoke import Context
 
 from bench.records.trial import suite
-from remote.hosts.base import Connector, FleetRequest
 from remote.hosts.connectors import CONNECTORS, register
+from remote.hosts.host_protocol import Connector, FleetRequest
 from remote.hosts.local import LocalHost
 from tasks.clients.workers import fleet_hosts, require_same_fleet, run_hosts, worker_groups
 from tasks.errors import UsageError
 from tasks.fleet.plan import new_record, plan_trials
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tests.support.hosts.local_fleet import LocalFleet
 
 

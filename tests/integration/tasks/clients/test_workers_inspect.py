@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from remote.hosts.base import Completed, HostUnreachable, PermissionDenied
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, HostUnreachable, PermissionDenied
 from tasks.clients.workers import inspect
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tests.support.faults import Clock
 
 Answer = Completed | Exception

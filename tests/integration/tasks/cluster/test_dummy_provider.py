@@ -11,12 +11,12 @@ from remote.cluster.manifests import Image, render
 from remote.cluster.plan import Verb, plan
 from remote.providers import PROVIDERS, register, registry_provider
 from remote.providers.provider import Generic
-from tasks.clients.cluster import manifest_values, place_pods
-from tasks.cluster.nodes import pod_requirements
+from tasks.clients.target_cluster import manifest_values, place_pods
+from tasks.cluster.node_list import pod_requirements
 from tasks.doctor.check import CheckContext, Checks, run_check
 from tasks.doctor.doctor import all_checks
 from tasks.faults import CheckResult, CheckStatus, passed
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tests.support.paths import ROOT
 
 CHECKS = Checks("dummy")

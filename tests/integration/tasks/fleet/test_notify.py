@@ -11,8 +11,8 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.errors import UsageError
 from tasks.fleet import notify
-from tasks.settings.load import Settings
-from tasks.settings.schema import NotifySection
+from tasks.settings.layers import Settings
+from tasks.settings.sections import NotifySection
 from tests.support.reports import synthetic
 
 

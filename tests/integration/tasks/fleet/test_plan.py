@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.fleet.plan import new_record
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 
 def test_runs_over_pods_have_unique_ids_also_when_planned_in_the_same_second(

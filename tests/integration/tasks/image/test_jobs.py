@@ -9,14 +9,14 @@ import pytest
 from invoke import Context
 
 from remote.agent.jobs.jobs import claim_folder
-from remote.hosts.base import HostUnreachable
 from remote.hosts.command import Command, Secret
+from remote.hosts.host_protocol import HostUnreachable
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
 from remote.image.vm_jobs import JobOptions, VmWork
 from remote.jobs.job import Agent, Job, JobSpec, JobState, JobStatus
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
-from tasks.image import build, jobs
+from tasks.image import build, vm_work
 from tasks.image.model import Fetch
 from tests.support.hosts.local_fleet import LocalFleet
 
@@ -53,7 +53,7 @@ def test_a_build_that_is_cut_before_its_job_names_the_command_that_was_typed(
         raise HostUnreachable("cut")
 
     monkeypatch.setattr(build, "resolve_tmpdir", cut)
-    monkeypatch.setattr(jobs, "cancel", cut)
+    monkeypatch.setattr(vm_work, "cancel", cut)
     switches = {name: name in flags for name in ("dry_run", "cancel", "force")}
     with pytest.raises(RetryableError) as failed:
         build.build_image(context(), "/a b", **switches)
@@ -77,7 +77,7 @@ def test_work_that_another_command_has_started_is_followed(
             if not is_seen:
                 monkeypatch.setattr(vm_jobs, "running_job", lambda _: None)
             with pytest.raises(end, match="`inv push` "):
-                jobs.run(agent.host, work(REQUEST), lambda _: None)
+                vm_work.run(agent.host, work(REQUEST), lambda _: None)
     assert followed == [job.folder] * 2
 
 
@@ -96,7 +96,7 @@ def test_a_push_is_followed_only_by_the_same_push(agent: Agent) -> None:
         for other in OTHERS.values():
             assert not work({**REQUEST, **other}).is_done_by(job), other
         with pytest.raises(RetryableError) as busy:
-            jobs.run(agent.host, work({**REQUEST, **other}), lambda _: pytest.fail("another push was prepared"))
+            vm_work.run(agent.host, work({**REQUEST, **other}), lambda _: pytest.fail("another push was prepared"))
         line = str(busy.value)
         assert job.folder in line
         assert current_user() in line
@@ -172,25 +172,25 @@ def test_fetches_of_one_model_with_different_options_are_different_jobs() -> Non
 def test_a_user_s_own_job_is_cancelled_and_a_job_of_another_verb_is_not(
     agent: Agent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs.cancel(agent.host, "push")
+    vm_work.cancel(agent.host, "push")
     assert capsys.readouterr().out == "nothing runs on the VM\n"
     with running(agent, work(REQUEST)) as job:
         with pytest.raises(UsageError, match=r"; `inv push --cancel`"):
-            jobs.cancel(agent.host, "build")
+            vm_work.cancel(agent.host, "build")
         assert job.status().state is JobState.RUNNING
-        jobs.cancel(agent.host, "push")
+        vm_work.cancel(agent.host, "push")
         assert job.status().state is JobState.ENDED
         assert capsys.readouterr().out == f"{job.folder}: stopped\n"
 
 
 def test_another_user_s_job_is_cancelled_only_after_confirmation(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(agent, work(REQUEST)) as job:
-        monkeypatch.setattr(jobs, "current_user", lambda: "alice@elsewhere")
+        monkeypatch.setattr(vm_work, "current_user", lambda: "alice@elsewhere")
         with pytest.raises(ConfirmationRequired, match=r"alice@elsewhere.*; .*`inv push --cancel`"):
-            jobs.cancel(agent.host, "push")
+            vm_work.cancel(agent.host, "push")
         assert job.status().state is JobState.RUNNING
         questions = []
-        monkeypatch.setattr(jobs, "confirm", lambda question: bool(questions.append(question)) or True)
-        jobs.cancel(agent.host, "push")
+        monkeypatch.setattr(vm_work, "confirm", lambda question: bool(questions.append(question)) or True)
+        vm_work.cancel(agent.host, "push")
         assert job.folder in questions[0]
         assert job.status().state is JobState.ENDED

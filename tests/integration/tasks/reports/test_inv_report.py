@@ -13,7 +13,7 @@ from remote.fleet.ledger import Ledger
 from remote.image.settings import RegistrySection
 from tasks.commands import report
 from tasks.errors import SomeTrialsFailed, UsageError
-from tasks.settings.schema import CostSection
+from tasks.settings.sections import CostSection
 from tests.support.reports import synthetic
 
 

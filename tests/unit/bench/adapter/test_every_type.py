@@ -13,7 +13,7 @@ from bench import torch_stack
 from bench.adapter import lora, merge
 from bench.architectures.architecture import UnknownLayer
 from bench.data.inputs import InputError
-from bench.qlora.base import load_text_model, read_base
+from bench.qlora.base_models import load_text_model, read_base
 from bench.qlora.step import Placement, add_lora, load_base, probe
 from bench.records.adapter import NF4, BaseRecord, HeldTensor
 from tests.support import tiny_models, tiny_training

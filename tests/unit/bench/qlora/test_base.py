@@ -9,7 +9,7 @@ import torch
 from bench.data.inputs import InputError
 from bench.data.model_folder import read_config
 from bench.predict import flops
-from bench.qlora.base import Skeleton, read_base
+from bench.qlora.base_models import Skeleton, read_base
 from bench.qlora.step import Placement, add_lora, load_base, probe
 from bench.records.adapter import NF4, BaseRecord
 from tests.support import families, tiny_models, tiny_training

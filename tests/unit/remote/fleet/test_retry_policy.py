@@ -17,7 +17,7 @@ from remote.fleet.retry_policy import (
     WorkerLost,
     WorkerUnusable,
 )
-from remote.hosts.base import HostError, HostUnreachable, PermissionDenied
+from remote.hosts.host_protocol import HostError, HostUnreachable, PermissionDenied
 from remote.hosts.local import LocalHost
 from remote.hosts.pods.kubectl import PodUnusable
 from remote.jobs.job import HostBusy, Job, JobState, JobStatus

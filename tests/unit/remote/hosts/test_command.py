@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from remote.hosts.base import CommandFailed, Completed
 from remote.hosts.command import MASK, Command, Secret, mask, mask_opaque
+from remote.hosts.host_protocol import CommandFailed, Completed
 from remote.jobs.job import JobSpec
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from remote.hosts.base import Connector, FleetRequest, Host
 from remote.hosts.connectors import CONNECTORS, register
+from remote.hosts.host_protocol import Connector, FleetRequest, Host
 from remote.hosts.local import LocalConnector
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from remote.agent.shared.wire import encode_line
-from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.jobs import transfer
 from remote.jobs.job import Agent, Job, JobSpec, JobState
 from remote.jobs.transfer import push

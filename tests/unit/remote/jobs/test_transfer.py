@@ -17,8 +17,8 @@ import pytest
 
 from remote.agent.jobs.files import VERBS
 from remote.agent.shared.wire import encode_line
-from remote.hosts.base import Completed, HostError, HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, HostError, HostUnreachable
 from remote.jobs import transfer
 from remote.jobs.job import Agent
 from remote.jobs.transfer import pull

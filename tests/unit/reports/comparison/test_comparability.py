@@ -6,7 +6,7 @@ import pytest
 
 from bench.records.status import TrialStatus
 from reports.comparison.comparability import NAMES, ConditionDifference, find_differences, read_conditions, same_gpus
-from reports.read.load import load
+from reports.read.run_folder import load
 from tests.support.cases import load_cases
 from tests.support.reports import synthetic
 

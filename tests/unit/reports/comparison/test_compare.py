@@ -13,7 +13,7 @@ import pytest
 from bench.records.result import Steps
 from bench.records.status import ExitCode, TrialStatus
 from reports.comparison.compare import CompareError, compare, to_json
-from reports.read.load import load
+from reports.read.run_folder import load
 from tests.support.reports import synthetic
 
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script>"

@@ -11,7 +11,7 @@ import pytest
 from bench.records.paths import STEPS_FILE
 from reports.exports import check_packages, export, log_model
 from reports.exports.log_model import read_logged_runs
-from reports.read.run import ReportError, ReportWriteError
+from reports.read.loaded_run import ReportError, ReportWriteError
 from tests.support.reports import synthetic, training_run
 
 

@@ -27,7 +27,7 @@ from reports.figures.drawing.lines import spread_apart
 from reports.figures.drawing.row_chart import padded_limits, share_axis
 from reports.figures.drawing.style import ELLIPSIS
 from reports.read import reference_results
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.statistics import per_config
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize

@@ -13,7 +13,7 @@ from reports.figures import diagnostic, loss, step_times
 from reports.figures.drawing import row_chart
 from reports.figures.drawing.layout import NARROW, WIDE
 from reports.figures.drawing.style import ELLIPSIS, text_width_in
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from bench.records import Trial
 from reports.output.data_files import costs, to_csv, with_run_id, with_settings
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic

@@ -10,7 +10,7 @@ from rich.console import Console
 from bench.records.status import ReasonCode, TrialStatus
 from reports import formatting
 from reports.output import benchmark, markdown
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary.rows import group_failures
 from reports.summary.summarize import summarize
 from tasks.reports.report import terminal_table

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reports.read.fingerprint import describe_hosts
+from reports.read.worker_fingerprints import describe_hosts
 
 
 def test_equal_gpus_are_one_condition_and_recipes_may_differ_between_configurations(a10):

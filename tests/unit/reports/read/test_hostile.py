@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from reports.read.load import load
-from reports.read.run import ReportError
+from reports.read.loaded_run import ReportError
+from reports.read.run_folder import load
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
 from tests.support.reports import hostile, synthetic

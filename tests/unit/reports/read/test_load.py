@@ -9,8 +9,8 @@ import pytest
 from bench.records.paths import RESULT_FILE, RUN_FILE
 from bench.records.result import Steps, TrialResult
 from bench.records.status import TrialStatus
-from reports.read.load import load
-from reports.read.run import ReportError
+from reports.read.loaded_run import ReportError
+from reports.read.run_folder import load
 from tests.support.reports import synthetic
 from tests.support.reports.synthetic import plan_of
 

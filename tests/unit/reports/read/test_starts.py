@@ -10,7 +10,7 @@ from bench.records.result import TrialResult
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from reports.read import attempts
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary.summarize import summarize
 from tests.support.reports import synthetic
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from reports.output import benchmark, data_files
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary import sentences
 from reports.summary.prices import Pricing
 from reports.summary.summarize import summarize

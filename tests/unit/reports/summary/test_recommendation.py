@@ -9,7 +9,7 @@ from bench.records.paths import QUALITY_FILE
 from bench.records.quality import LossCheck, LossPair, QualityRecord, reference_of
 from bench.records.status import TrialStatus
 from reports.output import benchmark
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary import sentences
 from reports.summary.decisions import Advice, FindingCode, choose
 from reports.summary.prices import Pricing

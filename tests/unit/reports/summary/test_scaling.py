@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary.prices import Pricing
 from reports.summary.summarize import configuration_key, measure_speedups, scalings, summarize
 from tests.support.reports import synthetic

@@ -9,7 +9,7 @@ import pytest
 from bench.records.result import Steps
 from bench.records.status import TrialStatus
 from reports.output import data_files
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.statistics.per_process import describe
 from reports.summary import sentences, warnings
 from reports.summary.summarize import summarize

@@ -7,14 +7,14 @@ import pytest
 
 from bench.records.score import TrainingTime
 from bench.records.training import Restart
-from reports.output import training as document
-from reports.read.run import ReportError
-from reports.training import goodput, sentences, summary
+from reports.output import training_document as document
+from reports.read.loaded_run import ReportError
+from reports.training import goodput, sentences, training_facts
 from tests.support.reports.training_run import MEASURE, RECORD, SCORE, write_run
 
 
-def read(tmp_path: Path, **changes: object) -> summary.TrainingReport:
-    return summary.read(write_run(tmp_path / "r", dataclasses.replace(RECORD, **changes)))
+def read(tmp_path: Path, **changes: object) -> training_facts.TrainingReport:
+    return training_facts.read(write_run(tmp_path / "r", dataclasses.replace(RECORD, **changes)))
 
 
 def test_the_score_is_the_headline_and_the_first_large_number(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_steps_count_for_the_workers_that_did_them(tmp_path: Path) -> None:
 
 
 def test_the_cost_is_that_of_the_paid_time_with_its_waits(tmp_path: Path) -> None:
-    training = summary.read(write_run(tmp_path / "r"))
+    training = training_facts.read(write_run(tmp_path / "r"))
     first, second = training.attempts
     waiting = dataclasses.replace(training, attempts=[dataclasses.replace(first, ended=first.began + 900.0), second])
     uses = {use.name: use.seconds for use in goodput.uses(waiting)}

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bench.records.training import DataFinding
-from reports.read.run import ReportError
-from reports.training import repeat, sentences, summary
+from reports.read.loaded_run import ReportError
+from reports.training import repeat, sentences, training_facts
 from tests.support.reports import hostile
 from tests.support.reports.training_run import FORM, RECORD, write_checked, write_run
 
 
 def test_the_numbers_of_a_training_with_a_restart(tmp_path: Path) -> None:
-    training = summary.read(write_run(tmp_path))
+    training = training_facts.read(write_run(tmp_path))
     assert sentences.headline(training) == (
         "Held-out loss 2.00 \N{RIGHTWARDS ARROW} 1.50 (1.40 to 1.60) for $4.00 in 60 min on 2 NVIDIA A10; "
         "predicted $3.90"
@@ -54,7 +54,7 @@ def test_a_loss_that_did_not_fall_is_not_called_a_success(
 ) -> None:
     last = dataclasses.replace(RECORD.evaluations[1], **changes)
     first = dataclasses.replace(RECORD.evaluations[0], is_best=True)  # as after a change of the data
-    training = summary.read(write_run(tmp_path, dataclasses.replace(RECORD, evaluations=[first, last])))
+    training = training_facts.read(write_run(tmp_path, dataclasses.replace(RECORD, evaluations=[first, last])))
     assert sentence in sentences.outcome(training)
     assert [value.endswith("lowest") for name, value in sentences.lines(training) if "loss" in name] == [False, True]
     unknown = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
@@ -63,12 +63,12 @@ def test_a_loss_that_did_not_fall_is_not_called_a_success(
 
 def test_a_training_without_success_starts_with_its_status(tmp_path: Path) -> None:
     record = dataclasses.replace(RECORD, status="FAILED", reason="the loss is not finite", steps_done=1)
-    training = summary.read(write_run(tmp_path, record))
+    training = training_facts.read(write_run(tmp_path, record))
     assert sentences.headline(training).endswith(": FAILED after 1 of 2 steps: the loss is not finite")
 
 
 def test_without_a_price_the_headline_has_only_the_time(tmp_path: Path) -> None:
-    training = dataclasses.replace(summary.read(write_run(tmp_path)), price=None, forecast={"total_sec": 3500.0})
+    training = dataclasses.replace(training_facts.read(write_run(tmp_path)), price=None, forecast={"total_sec": 3500.0})
     assert "(1.40 to 1.60) in 60 min on 2 NVIDIA A10; predicted 58 min 20 s" in sentences.headline(training)
     assert sentences.headline(dataclasses.replace(training, forecast={})).endswith("on 2 NVIDIA A10")
 
@@ -80,13 +80,13 @@ def test_a_finding_counts_the_places_that_it_does_not_name() -> None:
 
 
 def test_the_next_commands_and_the_settings_that_repeat_the_training(tmp_path: Path) -> None:
-    training = summary.read(write_run(tmp_path / "run"))
+    training = training_facts.read(write_run(tmp_path / "run"))
     commands = dict(repeat.commands(training))
     assert "inv adapter.check --run=run" in commands.values()
     assert not any("merge" in command for command in commands.values())  # before the check it is refused
     best = dataclasses.replace(FORM, name="merged-nf4", change=0.0, change_low=-0.001, change_high=0.001)
     worse = dataclasses.replace(best, name="merged-bf16", loss=2.02, change=0.02, change_low=0.01, change_high=0.03)
-    checked = summary.read(write_checked(tmp_path / "checked", {"e": 2.0}, worse, best))
+    checked = training_facts.read(write_checked(tmp_path / "checked", {"e": 2.0}, worse, best))
     assert dict(repeat.commands(checked))["merge it into one model folder"].endswith("--run=checked --base=nf4")
     without_validation = dataclasses.replace(training, record=dataclasses.replace(RECORD, evaluations=[]))
     assert repeat.commands(without_validation)[0][1] == "inv adapter.merge --run=run --force"
@@ -121,7 +121,7 @@ def test_impossible_values_are_refused_by_name(
     folder = write_run(tmp_path)
     hostile.rewrite_checksummed(folder / name, lambda document: hostile.set_value(document, key, value))
     with pytest.raises(ReportError, match=f"{Path(name).name}: .*{message}") as refused:
-        summary.read(folder)
+        training_facts.read(folder)
     assert "\n" not in str(refused.value)
 
 
@@ -129,14 +129,14 @@ def test_the_cost_of_a_restart_in_the_ledger_is_a_number_or_unknown(tmp_path: Pa
     folder = write_run(tmp_path)
     path = folder / "ledger.jsonl"
     path.write_text(path.read_text().replace('"lost_sec": 90.0', '"lost_sec": "long"').replace("0.1,", "-1e300,"))
-    assert dict(sentences.lines(summary.read(folder)))["restarts"] == "1; the cost of 1 is unknown"
+    assert dict(sentences.lines(training_facts.read(folder)))["restarts"] == "1; the cost of 1 is unknown"
 
 
 def test_a_training_that_was_not_collected_names_the_command(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     (folder / "trials" / "train" / "training.json").unlink()
     with pytest.raises(ReportError, match=f"; .*`inv collect --run={folder.name}`"):
-        summary.read(folder)
+        training_facts.read(folder)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,6 @@ def test_a_damaged_ledger_is_a_rejected_file(
 ) -> None:
     ledger = write_run(tmp_path) / "ledger.jsonl"
     ledger.write_bytes(change(ledger.read_bytes()))
-    rejected = summary.read(tmp_path).rejected
+    rejected = training_facts.read(tmp_path).rejected
     assert [file.file for file in rejected] == ([] if token is None else ["ledger.jsonl"])
     assert all(token is not None and token in file.reason for file in rejected)

@@ -22,8 +22,8 @@ from tasks.adapter.check import (
 )
 from tasks.adapter.merge import render_card, require_same_loss
 from tasks.errors import ConfirmationRequired
-from tasks.settings.load import Settings
-from tasks.settings.schema import ResultsSection
+from tasks.settings.layers import Settings
+from tasks.settings.sections import ResultsSection
 from tests.unit.tasks.adapter.conftest import SHA256, adapter_check, form, save_check
 
 

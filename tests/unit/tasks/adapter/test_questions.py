@@ -14,7 +14,7 @@ from bench.records.score import SampleAnswer
 from tasks.adapter import artifact, questions
 from tasks.adapter.artifact import TrainedAdapter
 from tasks.errors import RetryableError, TaskFailed, UsageError
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tests.support.answers import print_answer
 from tests.support.machines.fake_openai import FakeOpenAI
 from tests.unit.tasks.adapter.conftest import adapter_check, save_check

@@ -18,8 +18,8 @@ from tasks.adapter.serve import (
     vllm_arguments,
 )
 from tasks.errors import UsageError
-from tasks.settings.load import Settings
-from tasks.settings.schema import ModelSection, ServeSection
+from tasks.settings.layers import Settings
+from tasks.settings.sections import ModelSection, ServeSection
 from tests.unit.tasks.adapter.conftest import SHA256, adapter_check, save_check
 
 SETTINGS = Settings(root=Path("/"), model=ModelSection(path="/models/here"))

@@ -13,8 +13,8 @@ from remote.providers import GENERIC
 from remote.serving import ServerSoftware
 from tasks.adapter import serve
 from tasks.adapter.serve import NF4Check, require_nf4
-from tasks.clients.cluster import place_pods
 from tasks.clients.pod_check import PodCheck, pod_manifest
+from tasks.clients.target_cluster import place_pods
 from tasks.errors import UsageError
 from tests.support.cases import Case, load_cases
 

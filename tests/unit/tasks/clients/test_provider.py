@@ -7,10 +7,10 @@ import pytest
 from invoke import Context
 
 from remote.providers import GENERIC, PROVIDERS, Provider
-from tasks.clients.cluster import known_provider, place_pods
+from tasks.clients.target_cluster import known_provider, place_pods
 from tasks.errors import UsageError
 from tasks.fleet.pricing import price_of, pricing, worker_price
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 Make = Callable[..., Context]
 OCI = PROVIDERS["oci"]

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.clients.registry import resolve_image
 from tasks.errors import UsageError
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 PUSHED = {
     "schema_version": 2,

@@ -16,7 +16,7 @@ from tasks.clients.secrets import check_hub_endpoint, checked_index_url, read_se
 from tasks.errors import UsageError
 from tasks.image.commands import FetchOptions
 from tasks.image.model import fetch_models
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 
 def password(root: Path, file: str | None = None) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remote.hosts.base import HostError, HostUnreachable
+from remote.hosts.host_protocol import HostError, HostUnreachable
 from remote.jobs.job import HostRefused
 from tasks.cli import waiting
 from tasks.cli.waiting import Wait

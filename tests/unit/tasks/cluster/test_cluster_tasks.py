@@ -21,10 +21,10 @@ from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import RUN_ANNOTATION
 from remote.fleet.ledger import Ledger
 from remote.providers import GENERIC
-from tasks.clients.cluster import place_pods
 from tasks.clients.registry import resolve_image
-from tasks.cluster.nodes import pod_requirements, shortage_message
-from tasks.cluster.status import WaitPolicy
+from tasks.clients.target_cluster import place_pods
+from tasks.cluster.node_list import pod_requirements, shortage_message
+from tasks.cluster.pod_status import WaitPolicy
 from tasks.errors import UsageError
 from tasks.fleet.pending_results import (
     DISCARDED_FILE,
@@ -33,7 +33,7 @@ from tasks.fleet.pending_results import (
     incomplete_runs,
     pending_runs,
 )
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tests.support.reports import synthetic
 
 Make = Callable[..., Context]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from remote.cluster.client import Kind
 from remote.cluster.kubeconfig import Target
+from remote.cluster.namespace_client import Kind
 from remote.providers import PROVIDERS, Provider
 from tasks.doctor.check import CheckContext, SharedFact, run_check
 from tasks.doctor.doctor import all_checks
 from tasks.faults import CheckResult
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 MakeContext = Callable[..., CheckContext]
 ResultOf = Callable[..., CheckResult]
@@ -22,7 +22,7 @@ TARGET = Target(context="dev", cluster="c", user="me", namespace="ours", server=
 
 @dataclass(kw_only=True)
 class FakeCluster:
-    """Fake of `remote.cluster.client.Cluster` with a test's objects. tests/system/image uses the real class."""
+    """Fake of `remote.cluster.namespace_client.Cluster` with a test's objects; tests/system/image uses the real one."""
 
     target: Target = TARGET
     provider: Provider = PROVIDERS["oci"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from remote.agent.shared.errors import engine_access_error
 from remote.cluster.diagnosis.finding import Diagnosis
-from remote.hosts.base import HostError
+from remote.hosts.host_protocol import HostError
 from remote.hosts.pods.kubectl import not_installed_error, to_cluster_error
 from remote.image.engine import DiskInfo, EngineFacts, FolderInfo
 from remote.image.plan import SpaceNeed, check_data_root, check_free_space, check_tmpdir, model_folders

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from remote.hosts.base import LoginRefused
+from remote.hosts.host_protocol import LoginRefused
 from remote.hosts.pods.kubectl import Unreachable
 from tasks.doctor import doctor
 from tasks.doctor.check import Check, CheckContext, SharedFact, run_check, run_checks

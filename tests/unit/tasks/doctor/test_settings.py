@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.doctor.settings import show_settings
+from tasks.doctor.settings_in_force import show_settings
 from tasks.errors import UsageError
-from tasks.settings.schema import SETTINGS
+from tasks.settings.sections import SETTINGS
 from tests.support.answers import print_answer
 
 

@@ -10,13 +10,13 @@ from invoke import Context
 from bench.records.paths import LEDGER_FILE, QUALITY_FILE
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import HostError
+from remote.hosts.host_protocol import HostError
 from remote.hosts.local import LocalHost
 from tasks.cluster import deploy
 from tasks.commands import BenchOptions
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet import bench, collect, plan, runner
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tests.support.reports import synthetic
 
 Make = Callable[..., Context]

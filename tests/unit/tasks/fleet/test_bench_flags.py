@@ -11,7 +11,7 @@ from tasks.commands import BenchOptions
 from tasks.errors import UsageError
 from tasks.fleet import bench
 from tasks.fleet.plan import plan_fleet
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tests.support.reports import synthetic
 
 

@@ -18,7 +18,7 @@ from remote.hosts.local import LocalHost
 from tasks.clients.workers import run_hosts
 from tasks.errors import RetryableError, SomeTrialsFailed
 from tasks.fleet import collect
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tests.support.reports import synthetic, training_run
 
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from remote.hosts.base import Completed, HostUnreachable
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import Completed, HostUnreachable
 from remote.hosts.local import LocalHost
 from remote.jobs.job import Agent
 from tasks.clients import workers
 from tasks.errors import RetryableError
 from tasks.fleet import monitor
 from tasks.fleet.monitor import WorkerPoller, WorkerSample
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 GPU = {
     "gpu": 0,

@@ -30,7 +30,7 @@ from tasks.fleet.plan import (
     size_text,
     steps_text,
 )
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tests.support.reports import synthetic
 
 MakeContext = Callable[..., Context]

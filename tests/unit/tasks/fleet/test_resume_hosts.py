@@ -13,7 +13,7 @@ from bench.records.status import Outcome, ReasonCode, TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.commands import BenchOptions
 from tasks.fleet import bench, runner
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tests.support.reports import synthetic
 
 

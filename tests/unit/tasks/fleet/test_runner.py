@@ -11,7 +11,7 @@ from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
 from tasks.errors import SomeTrialsFailed
 from tasks.fleet import runner
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tests.support.reports import synthetic
 
 FAILURES = {TrialStatus.FAILED, TrialStatus.OUT_OF_MEMORY, TrialStatus.TIMED_OUT}

@@ -11,7 +11,7 @@ from remote.image.plan import BuildProfile
 from remote.image.references import DOCKER_HUB, InvalidReference, Reference, pull_reference
 from tasks.errors import RetryableError, UsageError
 from tasks.image import build_profiles
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tests.support.machines.http_stubs import StubHandler, StubServer
 
 BASE = b'{"schemaVersion": 2, "manifests": []}'

@@ -13,7 +13,7 @@ from remote.image.vm_jobs import JobFailed
 from tasks.clients.registry import configured_image
 from tasks.errors import UsageError
 from tasks.image import push
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 PROFILE = BuildProfile(name="current", base="b", python="3.12", stack_bytes=1, runs_on_cpu=True)
 

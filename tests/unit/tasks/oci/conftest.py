@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from invoke import Context
 
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tests.support.machines.fake_tenancy import ApiKey, FakeTenancy
 
 UNCLOSED = "ignore:unclosed <socket:ResourceWarning"

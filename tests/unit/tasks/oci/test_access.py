@@ -23,7 +23,7 @@ from tasks.faults import passed
 from tasks.oci import api_errors, clients, commands
 from tasks.oci.clients import connect, get_namespace, resolve_compartment
 from tasks.oci.discovery import get_user_name
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tests.support.cases import Case, load_cases
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, FakeTenancy, ocid
 

@@ -20,7 +20,7 @@ from tasks.errors import RetryableError, UsageError
 from tasks.oci import __main__ as token
 from tasks.oci import credentials
 from tasks.oci.clients import connect, get_namespace
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tests.support.machines.fake_tenancy import TENANCY, ApiKey, ocid, token_error
 
 Make = Callable[..., Settings]

@@ -19,8 +19,8 @@ from invoke import Context
 
 from reports.summary import prices as table
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError
-from tasks.oci import prices
-from tasks.oci.prices import parse_price, update_prices
+from tasks.oci import list_prices
+from tasks.oci.list_prices import parse_price, update_prices
 from tests.support.machines.fake_tenancy import FakeTenancy, price
 
 Make = Callable[..., Context]
@@ -34,8 +34,8 @@ OTHER_SHAPE = """  VM.GPU.OTHER.1: # mine
 
 @pytest.fixture(autouse=True)
 def price_list(tenancy: FakeTenancy, monkeypatch: pytest.MonkeyPatch) -> FakeTenancy:
-    monkeypatch.setattr(prices, "PRICE_LIST_URL", f"{tenancy.url}/pls/apex/cetools/api/v1/products/")
-    monkeypatch.setattr(prices, "RETRY_PAUSE_SEC", 0.0)
+    monkeypatch.setattr(list_prices, "PRICE_LIST_URL", f"{tenancy.url}/pls/apex/cetools/api/v1/products/")
+    monkeypatch.setattr(list_prices, "RETRY_PAUSE_SEC", 0.0)
     return tenancy
 
 
@@ -148,10 +148,10 @@ def test_a_list_that_does_not_answer_over_tls_is_a_retryable_error(
             raise answer
         return answer
 
-    monkeypatch.setattr(prices, "PRICE_LIST_URL", "https://list.example/")
+    monkeypatch.setattr(list_prices, "PRICE_LIST_URL", "https://list.example/")
     monkeypatch.setattr("urllib.request.urlopen", urlopen)
     with pytest.raises(RetryableError, match=f"https://list.example/ does not answer: {expected}"):
-        prices.fetch_price("B95909", "USD", ())
+        list_prices.fetch_price("B95909", "USD", ())
 
 
 @pytest.mark.parametrize("currency", ["", "DOLLARS", "U$D"])

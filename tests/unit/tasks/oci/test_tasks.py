@@ -13,7 +13,7 @@ import yaml
 from invoke import Context
 
 from tasks.errors import ConfirmationRequired, RetryableError, TaskFailed, UsageError
-from tasks.oci.kubeconfig import write_kubeconfig
+from tasks.oci.oke_clusters import write_kubeconfig
 from tasks.oci.repository import create_repository, push_statements
 from tasks.oci.show import show_tenancy
 from tests.support.answers import print_answer

@@ -14,8 +14,8 @@ from invoke import Context
 from bench.records.paths import LEDGER_FILE
 from remote.fleet.ledger import Ledger
 from reports import exports
-from reports.output import build as building
-from reports.output import training
+from reports.output import training_document
+from reports.output import write_report as building
 from tasks.errors import RetryableError, UsageError
 from tasks.reports import report
 from tests.support.faults import full_disk
@@ -42,7 +42,7 @@ DISK_FULL = "No space left on device; "
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "CHARTS", ())
-    monkeypatch.setattr(training, "_picture", lambda _: None)
+    monkeypatch.setattr(training_document, "_picture", lambda _: None)
 
 
 @pytest.mark.usefixtures("without_figures")

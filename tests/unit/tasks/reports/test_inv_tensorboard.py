@@ -13,8 +13,8 @@ from invoke.context import Context
 from bench.records.paths import LEDGER_FILE
 from bench.records.status import Outcome, TrialStatus
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import HostError
 from remote.hosts.connectors import CONNECTORS
+from remote.hosts.host_protocol import HostError
 from reports.exports.log_model import read_logged_runs
 from tasks.commands import tensorboard
 from tasks.errors import TaskFailed, UsageError

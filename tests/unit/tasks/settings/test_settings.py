@@ -10,8 +10,8 @@ from invoke import Context
 from bench.records.trial import PROFILES, SUITE_NAMES
 from tasks.errors import UsageError
 from tasks.fleet.pricing import pricing
-from tasks.settings.load import SYNONYMS, load
-from tasks.settings.schema import SETTINGS, local_workers
+from tasks.settings.layers import SYNONYMS, load
+from tasks.settings.sections import SETTINGS, local_workers
 from tests.support.cases import Case, load_cases
 
 Make = Callable[..., Context]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from invoke import Context
 
 from tasks.errors import UsageError
-from tasks.settings.load import Settings, load
-from tasks.settings.schema import SECTIONS, SETTINGS
+from tasks.settings.layers import Settings, load
+from tasks.settings.sections import SECTIONS, SETTINGS
 from tasks.settings.sources import ProjectConfig
 from tests.support.thorough import examples
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from invoke import Context
 
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 
 MakeSettings = Callable[..., Settings]
 

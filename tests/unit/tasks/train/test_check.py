@@ -23,7 +23,7 @@ from reports.output import data_check
 from reports.summary.cost import Amount, Price
 from tasks.errors import RetryableError, UsageError
 from tasks.fleet import trial_spec
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tasks.train import forecast, output
 from tasks.train.data_warnings import find_warnings
 from tests.support.cases import Case, load_cases

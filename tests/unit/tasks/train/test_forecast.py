@@ -13,8 +13,8 @@ from bench.records.score import TrainingTime
 from remote.hosts.local import LocalHost
 from tasks.fleet import trial_spec
 from tasks.fleet.training_progress import StepPace
-from tasks.settings.load import Settings
-from tasks.settings.schema import CostSection
+from tasks.settings.layers import Settings
+from tasks.settings.sections import CostSection
 from tasks.train import forecast as forecast_module
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train import test_check

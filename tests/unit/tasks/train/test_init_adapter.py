@@ -16,7 +16,7 @@ from bench.records.paths import ADAPTER_FOLDER, SUMS_FILE
 from bench.records.run import PlannedTrial
 from tasks.errors import ConfirmationRequired, TaskFailed, UsageError
 from tasks.fleet import trial_spec
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.train import init_adapter, resume
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train.conftest import MakeSettings

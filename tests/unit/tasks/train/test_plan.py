@@ -10,7 +10,7 @@ from invoke import Context
 from bench.records.training import DerivedSettings
 from tasks.errors import UsageError
 from tasks.fleet import trial_spec
-from tasks.settings.load import load
+from tasks.settings.layers import load
 from tasks.train import forecast
 from tasks.train.submit import NO_VOLUME, job_facts
 from tasks.train.train import NO_WORKER, Facts, TrainRequest, plan_training

@@ -8,12 +8,12 @@ import pytest
 from bench.records import choose, suite
 from bench.records.quality import LossCheck, LossPair, QualityRecord
 from bench.records.run import RunRecord
-from reports.read.load import load
+from reports.read.run_folder import load
 from reports.summary.summarize import summarize
 from tasks.errors import UsageError
 from tasks.fleet import trial_spec
 from tasks.fleet.declared import CONFIGURATION_FIELDS
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tasks.train import recommended
 from tests.support.reports import synthetic, training_run
 from tests.unit.tasks.train.conftest import MakeSettings

@@ -20,7 +20,7 @@ from tasks.commands import TrainOptions
 from tasks.errors import RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet import trial_spec
 from tasks.fleet.trial_spec import TRIAL_ID
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 from tasks.train import follow, resume, train
 from tests.support.answers import print_answer
 from tests.support.reports import synthetic

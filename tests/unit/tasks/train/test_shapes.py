@@ -13,8 +13,8 @@ from rich.console import Console
 from bench.records import Trial
 from bench.records.forecast import ChipForecast
 from tasks.fleet import trial_spec
-from tasks.settings.load import Settings
-from tasks.settings.schema import CostSection
+from tasks.settings.layers import Settings
+from tasks.settings.sections import CostSection
 from tasks.train import shapes
 from tests.support.reports import synthetic
 from tests.unit.tasks.train.test_forecast import SLOW, make_probe, write_measured_run

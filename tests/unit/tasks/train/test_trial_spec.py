@@ -11,11 +11,11 @@ import pytest
 from invoke import Context
 
 from bench.records import Trial, choose, suite
-from reports.training import repeat, summary
-from reports.training.summary import TrainingReport
+from reports.training import repeat, training_facts
+from reports.training.training_facts import TrainingReport
 from tasks.errors import UsageError
 from tasks.fleet import declared, trial_spec
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.train import forecast
 from tests.support.reports import training_run
 from tests.unit.tasks.train.conftest import MakeSettings
@@ -97,7 +97,7 @@ def test_the_command_on_a_trainings_page_repeats_it(
 
 def written_training(folder: Path, configured: Settings, trial: Trial) -> TrainingReport:
     """Return a training of this trial as a report reads it."""
-    training = summary.read(training_run.write_run(folder))
+    training = training_facts.read(training_run.write_run(folder))
     planned = dataclasses.replace(training.run.planned[0], trial=trial)
     run = dataclasses.replace(training.run, planned=[planned], settings=configured.public())
     return dataclasses.replace(training, run=run)

@@ -17,8 +17,8 @@ from remote.fleet.ledger import Ledger
 from reports.summary.loss_verdicts import verdict_of
 from tasks.errors import ConfirmationRequired, RetryableError
 from tasks.fleet import plan, runner
-from tasks.settings.load import Settings, load
-from tasks.tuning import quality
+from tasks.settings.layers import Settings, load
+from tasks.tuning import loss_pairs
 from tests.support.reports import synthetic
 
 LOSSES = {"int8": 2.02, "fast": 2.0, "reference": 2.0}
@@ -35,16 +35,16 @@ def settings(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -
     return settings
 
 
-def comparison(settings: Settings, **fields: object) -> quality.Comparison:
+def comparison(settings: Settings, **fields: object) -> loss_pairs.Comparison:
     fast = {"model": settings.model.path, "data": settings.data.path, "recipe": "fast", "optimizer": "adamw_torch"}
     trial = synthetic.trial("fast", **fast | fields)
-    return quality.Comparison(label="fast", trial=trial, reference=reference_of(trial, trial))
+    return loss_pairs.Comparison(label="fast", trial=trial, reference=reference_of(trial, trial))
 
 
 def test_both_trainings_of_a_pair_take_the_same_rows(settings: Settings) -> None:
     compared = comparison(settings, max_seq_len=64, micro_batch_size=8, matmul="int8", held_layers=3)
-    arm = quality.training_arm(settings, compared, 7, 3)
-    reference = quality.reference_arm(arm, compared.reference)
+    arm = loss_pairs.training_arm(settings, compared, 7, 3)
+    reference = loss_pairs.reference_arm(arm, compared.reference)
     differing = {
         field.name for field in dataclasses.fields(Trial) if getattr(arm, field.name) != getattr(reference, field.name)
     }
@@ -53,7 +53,7 @@ def test_both_trainings_of_a_pair_take_the_same_rows(settings: Settings) -> None
     assert (arm.max_seq_len, arm.micro_batch_size) == (2048, 2), "profile tiny measures shorter rows than the data's"
     assert arm.training is not None
     assert arm.training.max_steps == 5
-    assert arm.training.data.validation_share == quality.HELD_OUT_SHARE
+    assert arm.training.data.validation_share == loss_pairs.HELD_OUT_SHARE
     assert (reference.recipe, reference.matmul, reference.optimizer) == ("reference", "bf16", arm.optimizer)
     assert Trial.from_json(arm.to_json()) == arm
 
@@ -87,22 +87,22 @@ def end(folder: Path, run_id: str, planned: PlannedTrial, ledger: Ledger) -> Non
         status=TrialStatus.SUCCEEDED,
         reason=None,
         run_id=run_id,
-        measurements=[Measurement(name=quality.LOSS, value=loss + trial.seed / 1e6)],
+        measurements=[Measurement(name=loss_pairs.LOSS, value=loss + trial.seed / 1e6)],
     )
     (folder / TRIALS_FOLDER / planned.trial_id).mkdir(parents=True)
     result.write(folder / TRIALS_FOLDER / planned.trial_id)
     ledger.record_end(planned.trial_id, Outcome(TrialStatus.SUCCEEDED))
 
 
-def compare(settings: Settings, *compared: quality.Comparison) -> QualityRecord:
-    def choose_next(record: QualityRecord | None) -> quality.Comparison | None:
-        return next((each for each in compared if not quality.is_settled(record, each.trial, each.reference)), None)
+def compare(settings: Settings, *compared: loss_pairs.Comparison) -> QualityRecord:
+    def choose_next(record: QualityRecord | None) -> loss_pairs.Comparison | None:
+        return next((each for each in compared if not loss_pairs.is_settled(record, each.trial, each.reference)), None)
 
     folder = settings.results_folder / "run"
     folder.mkdir(exist_ok=True)
-    record = quality.compare_losses(settings, [], folder, choose_next, plain=True)
+    record = loss_pairs.compare_losses(settings, [], folder, choose_next, plain=True)
     assert record is not None
-    assert record == quality.read_record(folder)
+    assert record == loss_pairs.read_record(folder)
     return record
 
 
@@ -112,7 +112,7 @@ def test_a_second_comparison_takes_the_losses_that_the_reference_has(settings: S
     assert [trial_id.rpartition("-")[0] for trial_id in answered] == ["reference"] * 3 + ["fast"] * 6
     assert [verdict_of(record, each.trial) for each in (int8, fast)] == ["worse", "same"]
     assert record.checks[1].pairs[0] == LossPair(seed=42, reference=2.000042, loss=2.000042)
-    sd = quality.measured_sd(settings, settings.model.path, settings.data.path)
+    sd = loss_pairs.measured_sd(settings, settings.model.path, settings.data.path)
     assert sd is not None
     assert sd < 0.001
 
@@ -131,14 +131,14 @@ def test_a_comparison_whose_trainings_were_stopped_is_resumed(
 
 
 def test_the_time_of_a_recipe_that_was_not_measured_is_bounded_by_the_other(settings: Settings) -> None:
-    arm = quality.training_arm(settings, comparison(settings), 1, 3)
-    pair = [arm, quality.reference_arm(arm, comparison(settings).reference)]
+    arm = loss_pairs.training_arm(settings, comparison(settings), 1, 3)
+    pair = [arm, loss_pairs.reference_arm(arm, comparison(settings).reference)]
     measured = TrialResult(
         trial_id="t", trial=arm, status=TrialStatus.SUCCEEDED, reason=None, run_id="r", wall_time_sec=60.0
     )
-    assert quality.total_sec(pair, [measured]) == (120.0, True)
-    assert quality.total_sec([arm], [measured]) == (60.0, False)
-    assert quality.total_sec(pair, []) == (None, True)
+    assert loss_pairs.total_sec(pair, [measured]) == (120.0, True)
+    assert loss_pairs.total_sec([arm], [measured]) == (60.0, False)
+    assert loss_pairs.total_sec(pair, []) == (None, True)
 
 
 def test_trainings_that_failed_withhold_the_configuration(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_a_damaged_record_is_not_compared_again(settings: Settings) -> None:
     folder.mkdir()
     (folder / "quality.json").write_text("{")
     with pytest.raises(ConfirmationRequired):
-        quality.read_record(folder)
+        loss_pairs.read_record(folder)
 
 
 @pytest.mark.parametrize(("pairs", "expected"), [("null", 4), ("7", 7)])
@@ -169,7 +169,7 @@ def test_the_number_of_pairs_follows_from_the_margin_unless_it_is_set(
     context: Callable[..., Context], pairs: str, expected: int
 ) -> None:
     settings = load(context(text=f"quality: {{pairs: {pairs}}}\n"))
-    assert quality.planned_pairs(settings, "m", "d")[0] == expected
+    assert loss_pairs.planned_pairs(settings, "m", "d")[0] == expected
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_stage_2_that_was_stopped_is_resumed(
     compared = comparison(outlier_settings)
     with pytest.raises(RetryableError):
         compare(outlier_settings, compared)
-    stopped = quality.read_record(outlier_settings.results_folder / "run")
+    stopped = loss_pairs.read_record(outlier_settings.results_folder / "run")
     assert verdict_of(stopped, compared.trial) == "unknown"
     assert len(answered) == 6
     monkeypatch.setattr(runner, "resume", finish)

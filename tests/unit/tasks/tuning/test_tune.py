@@ -18,12 +18,12 @@ from bench.records.run import RunRecord
 from bench.records.status import Outcome, ReasonCode, TrialStatus
 from bench.records.trial import SCALES
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from tasks.errors import ConfirmationRequired, RetryableError, SomeTrialsFailed, TaskFailed, UsageError
 from tasks.fleet import plan, runner
 from tasks.fleet.run_store import BEST_FILE
-from tasks.settings.load import Settings, load
-from tasks.tuning import quality, tune
+from tasks.settings.layers import Settings, load
+from tasks.tuning import loss_pairs, tune
 from tests.support.reports import synthetic
 from tests.support.tuning_candidates import GIB, make_search, make_trials, predicted_candidates
 
@@ -81,7 +81,7 @@ def fleet(context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch) -> F
 
     monkeypatch.setattr(runner, "resume", fleet.resume)
     monkeypatch.setattr(tune, "survey", survey)
-    monkeypatch.setattr(quality, "compare_run", lambda _settings, folder, *_, **__: fleet.compared.append(folder))
+    monkeypatch.setattr(loss_pairs, "compare_run", lambda _settings, folder, *_, **__: fleet.compared.append(folder))
     return fleet
 
 
@@ -177,7 +177,7 @@ def test_a_configuration_whose_losses_could_not_be_compared_is_no_answer(
         checks = [LossCheck(planned_pairs=3, **fields, **check)]
         QualityRecord(max_increase_percent=0.15, steps=60, checks=checks).write(folder)
 
-    monkeypatch.setattr(quality, "compare_run", compare)
+    monkeypatch.setattr(loss_pairs, "compare_run", compare)
     run = runner.write_plan(fleet.settings.results_folder, make_search(*SHORT))
     with pytest.raises(SomeTrialsFailed, match="no room"):
         search(fleet, run=run)

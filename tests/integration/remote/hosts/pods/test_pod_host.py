@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.base import CommandTimedOut, HostUnreachable
 from remote.hosts.bundle import read_source
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import CommandTimedOut, HostUnreachable
 from remote.hosts.pods.host import Ending, Reply, bootstrap, encode_request
 from remote.hosts.pods.kubectl import Forbidden, Misconfigured, PodUnusable, Unreachable
 from remote.hosts.pods.pod_index import PodGone

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.hosts.base import HostError, InvalidAddress, LoginRefused
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import HostError, InvalidAddress, LoginRefused
 from remote.hosts.ssh.auth import fingerprint, read_known_keys
 from remote.hosts.ssh.config import Destination
 from remote.hosts.ssh.host import SshHost

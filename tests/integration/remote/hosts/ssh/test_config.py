@@ -10,8 +10,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from remote.hosts.base import HostError, HostUnreachable, InvalidAddress
 from remote.hosts.command import Command
+from remote.hosts.host_protocol import HostError, HostUnreachable, InvalidAddress
 from remote.hosts.ssh.config import Destination, Hop, home_folder, parse_hop, resolve_route
 from remote.hosts.ssh.connection import Connection, _to_host_error
 from remote.hosts.ssh.host import SshHost

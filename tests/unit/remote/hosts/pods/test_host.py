@@ -2,8 +2,8 @@
 
 import pytest
 
-from remote.hosts import process
-from remote.hosts.base import HostUnreachable, TooMuchOutput
+from remote.hosts import local_program
+from remote.hosts.host_protocol import HostUnreachable, TooMuchOutput
 from remote.hosts.pods.host import Reply
 
 NONCE = "0" * 32
@@ -15,7 +15,7 @@ def frame(channel: bytes, content: bytes) -> bytes:
 
 @pytest.mark.parametrize("channel", [b"o", b"e"])
 def test_output_that_is_kept_has_a_limit(channel: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr(local_program, "MAX_OUTPUT_BYTES", 1 << 20)
     reply = Reply("worker-0", NONCE)
     reply.feed(f"{NONCE}\n".encode() + frame(channel, bytes(1 << 20)))
     with pytest.raises(TooMuchOutput, match=r"worker-0: .* 1 MiB"):
@@ -23,7 +23,7 @@ def test_output_that_is_kept_has_a_limit(channel: bytes, monkeypatch: pytest.Mon
 
 
 def test_output_that_a_sink_receives_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr(local_program, "MAX_OUTPUT_BYTES", 1 << 20)
     taken: list[int] = []
     reply = Reply("worker-0", NONCE, lambda piece: taken.append(len(piece)))
     reply.feed(f"{NONCE}\n".encode() + 3 * frame(b"o", bytes(1 << 20)))

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from remote.hosts.base import HostError
+from remote.hosts.host_protocol import HostError
 from remote.hosts.pods.pod_index import Pod, choose
 
 READY = Pod(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol, cast
 
 from bench.records.units import format_mib
-from remote.hosts.base import ByteReader, CommandTimedOut, Completed, TooMuchOutput
+from remote.hosts.host_protocol import ByteReader, CommandTimedOut, Completed, TooMuchOutput
 
 _logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from tasks.cli.command_result import CommandResult, plan_result
 from tasks.errors import UsageError, file_errors
 from tasks.oci.clients import TenancyApi, connect, resolve_compartment
 from tasks.oci.discovery import ClusterInfo, choose_cluster, list_clusters
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
 from tasks.settings.user_config import back_up, write_private
 

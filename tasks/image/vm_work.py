@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.records.scratch_folders import scratch_folder
-from remote.hosts.base import CommandTimedOut, Host, HostError, HostUnreachable
 from remote.hosts.command import Secret
+from remote.hosts.host_protocol import CommandTimedOut, Host, HostError, HostUnreachable
 from remote.hosts.local import current_user
 from remote.image import vm_jobs
 from remote.image.vm_jobs import JobFailed, JobOptions, Outcome, VmWork
@@ -15,7 +15,7 @@ from remote.jobs.job import LOG_FILE, Agent, HostBusy, Job, JobState
 from tasks.cli.terminal import confirm
 from tasks.clients.build_vm import print_job_line, print_reconnect, to_task_error
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, UsageError
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 CANCELLABLE_VERBS = ("build", "push")
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, ruled_table
 from tasks.errors import UsageError, escape_controls
-from tasks.settings.load import Settings, load_layers, nearest
-from tasks.settings.schema import SETTINGS
+from tasks.settings.layers import Settings, load_layers, nearest
+from tasks.settings.sections import SETTINGS
 from tasks.settings.sources import Keys, SettingsLayers, env_name, found_text
 
 

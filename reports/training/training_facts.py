@@ -15,10 +15,10 @@ from bench.records.score import TrainingScore
 from bench.records.status import TrialStatus
 from bench.records.training import Evaluation, TrainingRecord
 from reports import formatting
-from reports.read import attempts, validation
+from reports.read import attempts, impossible_values
 from reports.read.attempts import AttemptSpan
-from reports.read.fingerprint import CPU
-from reports.read.run import Rejected, ReportError
+from reports.read.loaded_run import Rejected, ReportError
+from reports.read.worker_fingerprints import CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,9 @@ def read(run_folder: Path) -> TrainingReport:
         record = TrainingRecord.read(path)
         if (record.run_id, record.trial_id) != (run.run_id, trial_id):
             raise ValueError(f"{path}: belongs to {record.trial_id!r} of run {record.run_id!r}")
-        fault = validation.training_fault(record) or (None if record.score is None else _score_fault(record.score))
+        fault = impossible_values.training_fault(record) or (
+            None if record.score is None else _score_fault(record.score)
+        )
         if fault is not None:
             raise ValueError(f"{path}: {fault}")
         forecast = _read_forecast(run)
@@ -129,7 +131,7 @@ def _read_forecast(run: RunRecord) -> dict[str, Any]:
     """Return the forecast from the plan. Raises ValueError if it is impossible."""
     inputs = run.provenance.get("inputs", {})
     forecast = inputs.get("forecast", {}) if isinstance(inputs, dict) else None
-    fault = validation.forecast_fault(forecast) if isinstance(forecast, dict) else "expected an object"
+    fault = impossible_values.forecast_fault(forecast) if isinstance(forecast, dict) else "expected an object"
     if fault is not None:
         raise ValueError(f"{RUN_FILE}: forecast: {fault}")
     return dict(forecast or {})
@@ -166,4 +168,4 @@ def _check_fault(check: AdapterCheck) -> str | None:
     lengths: Sequence[int] = (len(check.examples), len(set(check.examples)), len(check.losses), len(check.targets))
     if len(set(lengths)) != 1 or min(check.targets, default=1) < 1 or not check.forms:
         return "its losses, targets and examples do not match"
-    return validation.numbers_fault(check)
+    return impossible_values.numbers_fault(check)

@@ -27,7 +27,7 @@ from reports.summary.prices import PriceError, PriceTable
 from tasks.cli.command_result import CommandResult, plan_result
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, RetryableError, UsageError, translate_errors
-from tasks.settings.load import Settings, load
+from tasks.settings.layers import Settings, load
 from tasks.settings.sources import display_path
 from tasks.settings.user_config import merge_settings, write_private, write_user_settings
 

@@ -20,21 +20,21 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.records.status import join_remedy
-from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.finding import Diagnosis, grouped_lines
 from remote.cluster.diagnosis.pods import LOGIN_CAUSES, MAX_BACK_OFF_SEC, is_ready
 from remote.cluster.diagnosis.readiness import PodFleet, build_fleet
 from remote.cluster.labels import PART_OF, label
+from remote.cluster.namespace_client import Cluster
+from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import ClusterError, Unreachable, not_installed_error
 from remote.hosts.pods.pod_index import INDEX_LABEL
-from remote.hosts.process import CannotStart, run_program
 from tasks.cli import terminal
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console
-from tasks.clients.cluster import open_cluster
+from tasks.clients.target_cluster import open_cluster
 from tasks.cluster.checks import EXEC_PERMISSIONS, require_permissions
 from tasks.errors import RetryableError, TaskFailed, UsageError
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 # A poll is four requests for all pods together. Between polls a watch reports changes of pods. Without a change the
 # next poll follows after _POLL_SEC, for everything else: events, rejected pods, claims. Changes in quick succession

@@ -10,17 +10,17 @@ from typing import Any
 from bench.records import schema
 from bench.records.atomic_files import write_atomic
 from bench.records.validation import AUTO
-from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.nodes import ANY_PRODUCT, GPU_RESOURCE
 from remote.cluster.kubeconfig import Target, resolve
 from remote.cluster.labels import SERVE
 from remote.cluster.manifests import PREEMPTIBLE_OVERLAY, Image, ManifestValues
+from remote.cluster.namespace_client import Cluster
 from remote.cluster.settings import ClusterSection
 from remote.hosts.pods.kubectl import ClusterError, Conflict, Forbidden, Misconfigured, Unreachable
 from remote.providers import GENERIC, PROVIDERS, Provider, detect
 from tasks.cli.terminal import confirm
 from tasks.errors import ConfirmationRequired, Interrupted, RetryableError, TaskFailed, UsageError
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 LAST_FILE, MANIFESTS = "cluster.json", "manifests"
 

@@ -15,16 +15,16 @@ from reports.comparison.compare import CompareError, compare
 from reports.document import Document
 from reports.figures import CHARTS, run_comparison
 from reports.figures.drawing.layout import Chart, draw_picture
-from reports.output import benchmark, data_files, markdown, page, training
+from reports.output import benchmark, data_files, markdown, page, training_document
 from reports.output.page import INDEX_FILE
-from reports.read.load import load
-from reports.read.run import ReportError, ReportWriteError, Run, make_report_folder
+from reports.read.loaded_run import ReportError, ReportWriteError, Run, make_report_folder
+from reports.read.run_folder import load
 from reports.summary.prices import PriceError, Pricing
 from reports.summary.summarize import summarize
 from reports.summary.summary import Summary
 from reports.training import repeat
-from reports.training import summary as training_values
-from reports.training.summary import TrainingReport
+from reports.training import training_facts as training_values
+from reports.training.training_facts import TrainingReport
 
 FIGURES_FOLDER = "figures"
 Values = TypeVar("Values", Summary, TrainingReport)
@@ -77,7 +77,7 @@ def build(
 def build_training(run_folder: Path) -> Report[TrainingReport]:
     """Write the report of a training. Raises ReportError; ReportWriteError if its folder cannot be written."""
     values = training_values.read(run_folder)
-    document = training.make(values)
+    document = training_document.make(values)
     contents = data_files.of_training(values) | repeat.files(values)
     return Report(document=document, values=values, files=_write(run_folder, document, contents))
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from bench.records import schema
 from bench.records.units import format_mib
-from remote.cluster.connection import connect, impersonation_headers
+from remote.cluster.api_connection import connect, impersonation_headers
 from remote.cluster.credential_cache import kubectl_of
 from remote.cluster.kubeconfig import Target
 from remote.cluster.labels import FIELD_MANAGER, PART_OF, Object
 from remote.cluster.manifests import to_yaml
-from remote.hosts.base import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
 from remote.hosts.command import Command, Secret, mask
+from remote.hosts.host_protocol import CommandTimedOut, Completed, TooMuchOutput, collapse_whitespace
+from remote.hosts.local_program import CannotStart, run_program
 from remote.hosts.pods.kubectl import (
     CHECK_NETWORK,
     LOG_IN,
@@ -35,7 +36,6 @@ from remote.hosts.pods.kubectl import (
     not_installed_error,
     to_cluster_error,
 )
-from remote.hosts.process import CannotStart, run_program
 from remote.providers import GENERIC, Provider, detect
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from invoke.context import Context
 from rich.text import Text
 
 from bench.records.units import format_gib
-from remote.cluster.client import Cluster
 from remote.cluster.diagnosis.node_health import SICK
 from remote.cluster.diagnosis.nodes import (
     ANY_PRODUCT,
@@ -20,16 +19,17 @@ from remote.cluster.diagnosis.nodes import (
     parse_drivers,
 )
 from remote.cluster.manifests import Image
+from remote.cluster.namespace_client import Cluster
 from remote.cluster.quantities import parse_quantity
 from remote.cluster.settings import ClusterSection
 from remote.hosts.pods.kubectl import Forbidden
 from reports import formatting
 from tasks.cli.command_result import CommandResult
 from tasks.cli.terminal import console, plain_table
-from tasks.clients.cluster import PodPlacement, open_cluster, place_pods
 from tasks.clients.registry import resolve_image
+from tasks.clients.target_cluster import PodPlacement, open_cluster, place_pods
 from tasks.errors import TaskFailed, UsageError
-from tasks.settings.load import load
+from tasks.settings.layers import load
 
 
 def show_nodes(context: Context, *, cordon: bool = False, dry_run: bool = False) -> CommandResult:

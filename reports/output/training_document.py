@@ -20,7 +20,7 @@ from reports.figures import loss
 from reports.figures.drawing.layout import Header, draw_picture
 from reports.summary.summary import PROFILE_NOTES
 from reports.training import goodput, repeat, sentences
-from reports.training.summary import TrainingReport, adapter_evaluation
+from reports.training.training_facts import TrainingReport, adapter_evaluation
 
 LOSS_FIGURE = "loss"
 _SHOWN_ANSWERS = 3

@@ -1,4 +1,4 @@
-"""Loader of the settings: merges all sources and validates the result against `tasks.settings.schema`.
+"""Loader of the settings: merges all sources and validates the result against `tasks.settings.sections`.
 
 `load(context)` merges Invoke's layers (/etc/invoke.yaml, the project's invoke.yaml, ~/.invoke.yaml,
 INVOKE_* variables, the -f file, flags of a command) and either returns frozen settings or raises UsageError with one
@@ -26,12 +26,12 @@ from invoke.context import Context
 from bench.records import schema
 from bench.records.paths import IMAGE_FILE
 from bench.records.validation import AUTO, FieldError, Setting
-from remote.hosts.base import Connector
 from remote.hosts.connectors import CONNECTORS
+from remote.hosts.host_protocol import Connector
 from remote.hosts.local import expand_user
 from tasks.errors import UsageError
 from tasks.settings import sources
-from tasks.settings.schema import AUTO_WORKERS, SECTIONS, SETTINGS, Sections, local_workers
+from tasks.settings.sections import AUTO_WORKERS, SECTIONS, SETTINGS, Sections, local_workers
 from tasks.settings.sources import Keys, SettingsLayer, SettingsLayers, found_text
 
 _EXPONENT = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,4}")

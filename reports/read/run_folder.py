@@ -15,8 +15,8 @@ from bench.records.quality import QualityRecord
 from bench.records.result import TrialResult
 from bench.records.run import PlannedTrial, RunRecord
 from bench.records.status import TrialStatus
-from reports.read import attempts, fingerprint, measurements, validation
-from reports.read.run import Configuration, Missing, Rejected, ReportError, Run, trials_frame
+from reports.read import attempts, impossible_values, measurements, worker_fingerprints
+from reports.read.loaded_run import Configuration, Missing, Rejected, ReportError, Run, trials_frame
 
 
 def load(folder: Path) -> Run:
@@ -88,7 +88,7 @@ def _misleading_reason(record: RunRecord, results: dict[str, TrialResult]) -> st
     """Return why a percentage of the hardware's peak would be misleading in this run, or None."""
     if record.profile == "tiny":
         return "not shown for profile tiny: its model is too small to measure a chip"
-    if fingerprint.describe_hosts(record, results.values()).contention is not None:
+    if worker_fingerprints.describe_hosts(record, results.values()).contention is not None:
         return "not shown: the workers share too few cores"
     return None
 
@@ -159,7 +159,7 @@ def _rejection_reason(
         return f"measured another configuration than planned: {_first_difference(result, plan)}"
     if plan.worker is not None and result.worker != plan.worker:
         return f"ran on {result.worker!r}, but the plan pins it to {plan.worker!r}"
-    if (fault := validation.result_fault(result)) is not None:
+    if (fault := impossible_values.result_fault(result)) is not None:
         return fault
     if result.status is not TrialStatus.SUCCEEDED:
         return None

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from remote.cluster.credential_cache import Credentials, credentials_of, private_folder
 from remote.cluster.kubeconfig import Target
-from remote.hosts.base import collapse_whitespace, is_loopback
+from remote.hosts.host_protocol import collapse_whitespace, is_loopback
 from remote.hosts.pods.kubectl import Misconfigured, Unreachable
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from bench.records.training import Training
 from bench.records.trial import FAST_ONLY_FIELDS
 from bench.records.workloads import QUALITY
 from remote.fleet.ledger import Ledger
-from remote.hosts.base import Host
+from remote.hosts.host_protocol import Host
 from reports import formatting
-from reports.read.load import load
-from reports.read.run import ReportError
+from reports.read.loaded_run import ReportError
+from reports.read.run_folder import load
 from reports.statistics.paired_losses import (
     MIN_PAIRS,
     POWER,
@@ -47,7 +47,7 @@ from tasks.fleet import runner, trial_spec
 from tasks.fleet.plan import BenchRequest, plan_run
 from tasks.fleet.pricing import price_of
 from tasks.fleet.run_store import point_latest_at
-from tasks.settings.load import Settings
+from tasks.settings.layers import Settings
 
 LOSS = "held_out_loss_nats"
 PAIR_SD_PERCENT = 0.05  # assumed until a comparison of this model and data has measured it (docs/measurements.md)
