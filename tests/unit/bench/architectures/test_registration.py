@@ -25,11 +25,13 @@ from bench.data.trial_inputs import check_trial
 from bench.harness.termination import StopSignals
 from bench.machine import fingerprint, nvml
 from bench.predict import chips, flops, memory, throughput
+from bench.qlora.step import load_base
 from bench.records.atomic_files import sha256_of
 from bench.records.validation import ALL_LINEAR
 from bench.workloads import training
 from bench.workloads.finetune import checkpoint
 from tests.support import tiny_models, tiny_training
+from tests.support.paths import ROOT
 from tests.support.small_inputs import edit_json
 from tests.support.thorough import only_thorough
 from tests.support.tiny_training import Lab
@@ -235,6 +237,11 @@ UNPACKED_TYPES = (
 )
 
 
+def test_the_table_of_the_guide_names_the_types_that_are_not_packed():
+    text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    assert f"| {', '.join(UNPACKED_TYPES)}, any other |" in text
+
+
 @pytest.mark.parametrize("model_type", UNPACKED_TYPES)
 def test_types_that_mix_packed_samples_are_trained_one_sample_a_row(modules, tmp_path, model_type):
     folder = tiny_training.make_folder(modules, tmp_path / "model")
@@ -256,6 +263,16 @@ def test_types_that_mix_packed_samples_are_trained_one_sample_a_row(modules, tmp
     assert (
         len({sha256_of(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in ("whole", "parts")}) == 1
     )
+
+
+def test_the_loss_has_no_part_for_the_balance_of_experts(modules, tmp_path):
+    tiny_models.tiny_model(modules, "qwen3_moe", output_router_logits=True).save_pretrained(tmp_path)
+    lab = Lab.create(modules, tiny_training.plan(tmp_path, tmp_path, recipe="stock"))
+    base = load_base(modules, lab.trial, lab.placement)
+    ids = modules.torch.arange(3, 23)[None]
+    answer = base(input_ids=ids, labels=ids)
+    expected = modules.torch.nn.functional.cross_entropy(answer.logits[0, :-1].float(), ids[0, 1:])
+    assert float(answer.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 @only_thorough
