@@ -62,7 +62,6 @@ class RankReport:
         self.record = record
         self.tables: dict[str, dict[int, list[list[list[float]]]]] = defaultdict(lambda: defaultdict(list))
         self.all_reduce_sec: dict[int, list[float]] = {}
-        self.buckets: list[int] = []
         self.peaks: dict[str, list[float]] = {}
 
     def on_line(self, line: dict[str, Any]) -> None:
@@ -73,7 +72,6 @@ class RankReport:
         if "all_reduce" in line:
             self.all_reduce_sec[line["all_reduce"]["bytes"]] = line["all_reduce"]["sec"]
         record.apply_report(line)
-        self.buckets = line.get("buckets", self.buckets)
         if "peaks" in line:
             self.peaks = line["peaks"]
             record.peak_rss_bytes = int(max(self.peaks["rss_bytes"]))
@@ -81,12 +79,12 @@ class RankReport:
                 record.peak_vram_bytes = int(max(self.peaks["vram_bytes"]))
 
     def _add_step(self, kind: str, block: int, table: list[list[float]]) -> None:
-        """Add a step; `table` has per rank: seconds, loss, samples, tokens, useful tokens, communication seconds."""
+        """Add a step; `table` has per rank: seconds, loss, samples, tokens, useful tokens."""
         self.tables[kind][block].append(table)
         if kind not in ("warmup", "on"):
             return
         steps: Steps = self.record.warmup if kind == "warmup" else self.record.steps
-        seconds, losses, samples, tokens, useful, _ = zip(*table, strict=True)
+        seconds, losses, samples, tokens, useful = zip(*table, strict=True)
         self.record.add_step(
             steps,
             seconds=max(seconds),
@@ -113,7 +111,6 @@ def add_measurements(record: Record, report: RankReport, backend: str) -> None:
     for rank in range(world_size):
         record.add("step_time_sec", summarize([table[rank][0] for table in on]), rank=rank, world_size=world_size)
     record.fingerprint["rank_peak_rss_bytes"] = [int(value) for value in report.peaks["rss_bytes"]]
-    record.fingerprint["gradient_buckets_bytes"] = report.buckets
     if world_size == 1:
         for name in COMMUNICATION_METRICS:
             record.add(name, None, note="one rank does not communicate", **ranks)
@@ -124,8 +121,6 @@ def add_measurements(record: Record, report: RankReport, backend: str) -> None:
 COMMUNICATION_METRICS = (
     "efficiency_percent",
     "communication_share_no_sync_percent",
-    "communication_time_sec",
-    "communication_share_buckets_percent",
     "all_reduce_gb_per_sec",
     "all_reduce_bus_gb_per_sec",
     "communication_bound_sec",
@@ -161,19 +156,6 @@ def _add_communication(record: Record, report: RankReport, ranks: dict[str, Any]
     )
     share = remainder_percent(efficiency_interval)
     record.add("communication_share_no_sync_percent", share, blocks=len(off), **ranks)
-    # The last rank does not wait for others: its buckets take only as long as the exchange itself.
-    hooked = [table for block in report.tables["hooked"].values() for table in block]
-    shortest = summarize([min(row[5] for row in table) for table in hooked])
-    longest = summarize([max(row[5] for row in table) for table in hooked])
-    timed = {"buckets": len(report.buckets), "overlapped": "with the backward pass", **ranks}
-    record.add(
-        "communication_time_sec",
-        shortest,
-        rank_that_waits_most_sec=round(longest.median, 6),
-        **timed,
-    )
-    step_sec = summarize([max(row[0] for row in table) for table in hooked])
-    record.add("communication_share_buckets_percent", 100.0 * shortest.median / step_sec.median, **timed)
 
 
 def _planned_measurements(trial: Trial) -> int:

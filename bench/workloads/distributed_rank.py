@@ -30,7 +30,6 @@ from bench.qlora.step import make_optimizer
 from bench.torch_stack import DeviceClock
 from bench.workloads.ranks.process import RankProcess, main, peak_vram_bytes
 
-HOOKED_STEPS = {"gpu": 10, "tiny": 3}
 REDUCE_MIB = {"gpu": (1.0, 16.0, 64.0, 256.0), "tiny": (0.25, 4.0)}
 REDUCE_WARMUP, REDUCE_REPEATS = 3, {"gpu": 20, "tiny": 8}
 ROTATED_BYTES = 256 << 20  # more than any chip's caches, so that no buffer is still cached
@@ -50,44 +49,6 @@ class PeriodicSyncModel:
         # The attribute that DDP.no_sync() sets; it also applies to this call's backward pass.
         self._ddp.require_backward_grad_sync = self._every > 0 and self._calls % self._every == 0
         return self._ddp(**inputs)
-
-
-class BucketClock:
-    """A DDP communication hook that averages over ranks, as DDP does, and times each bucket.
-
-    A bucket's span is from its gradients to their mean: device events on CUDA, the host's clock elsewhere. `buckets`
-    holds the bytes of each of the step's buckets.
-    """
-
-    def __init__(self, torch: Any, world_size: int, *, is_cuda: bool) -> None:
-        self._clock = DeviceClock(torch, is_cuda=is_cuda)
-        self._marks: list[tuple[Any, Any]] = []
-        self._origin: Any = None
-        self.buckets: list[int] = []
-
-        def hook(_state: Any, bucket: Any) -> Any:
-            start = self._clock.stamp()
-            buffer = bucket.buffer().div_(world_size)
-            self.buckets.append(buffer.numel() * buffer.element_size())
-
-            def reduced(future: Any) -> Any:
-                self._marks.append((start, self._clock.stamp()))
-                return future.value()[0]
-
-            return torch.distributed.all_reduce(buffer, async_op=True).get_future().then(reduced)
-
-        hook.__annotations__ = {}  # DDP refuses annotations other than its own classes
-        self.hook = hook
-
-    def begin(self) -> None:
-        """Begin a step: drop the last step's time stamps."""
-        self._marks, self.buckets = [], []
-        self._origin = self._clock.stamp()
-
-    def spans(self) -> list[tuple[float, float]]:
-        """Return each bucket's start and end in seconds since the step began. The step must be over."""
-        seconds = self._clock.seconds
-        return [(seconds(self._origin, start), seconds(self._origin, end)) for start, end in self._marks]
 
 
 class DistributedRank(RankProcess):
@@ -120,8 +81,6 @@ class DistributedRank(RankProcess):
                 if self.world_size > 1:
                     self._run_unsynced_block([step + 1 for step in steps], block)
         with self.phase("exchange"):
-            if self.world_size > 1:
-                self._time_buckets()
             self._compare_weights()
             self._report_peaks()
             if self.world_size > 1:
@@ -134,8 +93,8 @@ class DistributedRank(RankProcess):
         trial, (_, conversations) = self.trial, read_data(Path(self.trial.data), self.trial.reading)
         tokenizer = load_trial_tokenizer(trial)
         rows = make_rows(trial, conversations[self.rank :: self.world_size], tokenizer)
-        # Steps with and without exchange, the hooked ones and one unmeasured; a longer trial repeats its rows.
-        step_count = min(100_000, 2 * trial.measured_steps + HOOKED_STEPS[trial.profile] + 1)
+        # Steps with and without exchange, and one unmeasured; a longer trial repeats its rows.
+        step_count = min(100_000, 2 * trial.measured_steps + 1)
         longer = dataclasses.replace(trial, measured_steps=step_count)
         pinned = self.placement.is_cuda
         passes = (make_batches(self.modules, longer, rows, tokenizer, pin_memory=pinned) for _ in itertools.count())
@@ -167,7 +126,7 @@ class DistributedRank(RankProcess):
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
-    def _run_step(self, kind: str, number: int, *, block: int = 0, spans: Any = None) -> None:
+    def _run_step(self, kind: str, number: int, *, block: int = 0) -> None:
         """Run one step, timed from when every rank is ready; report every rank's row in one line."""
         step = self.unsynced_step if kind.startswith("off") else self.synced_step
         step.synchronize()
@@ -176,9 +135,8 @@ class DistributedRank(RankProcess):
         self.heartbeat.update(self.heartbeat.phase, number)
         seconds, total, used = step.run_timed(self.batches, self.trial.gradient_accumulation_steps)
         self.heartbeat.update(self.heartbeat.phase, number, waiting=True)
-        communication = math.nan if spans is None else covered_sec(spans())
         counts = [sum(b.samples for b in used), sum(b.tokens for b in used), sum(b.useful_tokens for b in used)]
-        table = self.group.gather_objects([seconds, float(total), *map(float, counts), communication])
+        table = self.group.gather_objects([seconds, float(total), *map(float, counts)])
         self.report(step={"kind": kind, "block": block, "table": table})
         for rank, row in enumerate(table):
             if not math.isfinite(row[1]):
@@ -194,15 +152,6 @@ class DistributedRank(RankProcess):
         with self.torch.no_grad():
             for parameter, value in zip(self.trained, initial, strict=True):
                 parameter.copy_(value)
-
-    def _time_buckets(self) -> None:
-        """Run steps that time each bucket, after the measured steps: DDP's own exchange has no clock."""
-        clock = BucketClock(self.torch, self.world_size, is_cuda=self.placement.is_cuda)
-        self.ddp.register_comm_hook(None, clock.hook)
-        for number in range(1, HOOKED_STEPS[self.trial.profile] + 1):
-            clock.begin()
-            self._run_step("hooked", number, spans=clock.spans)
-        self.report(buckets=clock.buckets)
 
     # Between ranks ----------------------------------------------------------------------------------------------------
 
@@ -238,15 +187,6 @@ class DistributedRank(RankProcess):
     def _report_peaks(self) -> None:
         rows = self.group.gather_objects([float(peak_vram_bytes() or 0), float(peak_rss_bytes())])
         self.report(peaks={"vram_bytes": [row[0] for row in rows], "rss_bytes": [row[1] for row in rows]})
-
-
-def covered_sec(spans: list[tuple[float, float]]) -> float:
-    """Sum the seconds covered by at least one of these (start, end) spans: overlapping buckets count once."""
-    total, covered_until = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, covered_until))
-        covered_until = max(covered_until, end)
-    return total
 
 
 def block_steps(measured_steps: int) -> int:

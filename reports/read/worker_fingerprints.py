@@ -28,7 +28,6 @@ _TRIAL_SPECIFIC = frozenset(
         "telemetry_cost_percent",
         "peak_vram_reserved_bytes",
         "rank_peak_rss_bytes",
-        "gradient_buckets_bytes",
     }
 )
 # Facts that a configuration requests. They may differ between configurations, but two trials of one configuration

@@ -58,7 +58,5 @@ def test_ranks_on_separate_gpus_train_one_model(run, gpus, tmp_path, world_size)
     if world_size == 1:
         assert values["all_reduce_gb_per_sec"] is None
         return
-    assert values["communication_time_sec"] > 0
     rates = [m.value for m in result.measurements if m.name == "all_reduce_gb_per_sec"]
     assert all(rate is not None and rate > 0 for rate in rates)
-    assert sum(result.fingerprint["gradient_buckets_bytes"]) == result.fingerprint["gradient_bytes"]

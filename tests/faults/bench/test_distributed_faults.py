@@ -56,10 +56,6 @@ def test_two_ranks_train_one_model_and_report_the_cost_of_communication(start_ra
     gradient = result.fingerprint["gradient_bytes"]
     bandwidth = measurements["all_reduce_gb_per_sec", None, gradient].value
     assert values["communication_bound_sec"] == pytest.approx(gradient / 1e9 / bandwidth)
-    assert 0 < values["communication_time_sec"] < max(result.steps.step_time_sec)
-    assert (
-        sum(result.fingerprint["gradient_buckets_bytes"]) == gradient
-    )  # each bucket is exchanged once in a step of two batches
     assert len(result.fingerprint["lora_weights_sha256"]) == 64
     assert result.metrics.peak_rss_bytes == max(result.fingerprint["rank_peak_rss_bytes"]) > 200 << 20
     assert leftover_folders(tmp_path) == []

@@ -182,7 +182,7 @@ def test_following_the_suggestions_ends_when_nothing_can_be_reduced(make_trial):
     suggested = []
     while (changes := termination.suggest_changes(trial, "warmup")) is not None:
         suggested.append(next(iter(changes)))
-        trial = Trial(**{**trial.to_json(), "lora_targets": trial.lora_targets, **changes})
+        trial = Trial(**{**trial.to_json(), "lora_targets": trial.lora_targets, "derive": trial.derive, **changes})
     # 16 -> 1, checkpointing, 2048 -> 64, 4 bit
     assert suggested == [*["micro_batch_size"] * 4, "gradient_checkpointing", *["max_seq_len"] * 5, "base_precision"]
 
