@@ -8,7 +8,6 @@ show: `inv tenancy`: read everything in parallel, and print it
 discovery: read a tenancy's resources, and derive settings from them
 repository: `inv tenancy.repository`
 oke_clusters: `inv tenancy.kubeconfig`, and the merge of two kubeconfigs
-list_prices: `inv tenancy.prices`: copy Oracle's public list prices to your own table
 
 kubectl runs `python -m tasks.oci token` for a token.
 """

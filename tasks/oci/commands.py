@@ -50,17 +50,3 @@ kubeconfig = Command(
     file=text("kubeconfig file to update", unset="cluster.kubeconfig, else kubectl's default"),
     dry_run=switch("print the cluster and the file, and write nothing"),
 )
-prices = Command(
-    "tenancy.prices",
-    "tasks.oci.list_prices:update_prices",
-    "Look up current list prices and write your price table.",
-    section=Section.TENANCY,
-    effect=Effect.CHANGES,
-    examples=(
-        "inv tenancy.prices --dry-run  # today's prices against your table",
-        "inv tenancy.prices --yes  # write them without a question",
-    ),
-    currency=text("currency of the prices; others than USD are shown but not written", "USD"),
-    dry_run=switch("print the prices and the differences, and write nothing"),
-    yes=switch("do not ask for confirmation before writing"),
-)

@@ -18,11 +18,9 @@ from remote.serving import BadServer, ServerClient, ServerResponse, ServerSoftwa
 from reports.read import attempts
 from tasks.clients.registry import read_push_record
 from tasks.clients.target_cluster import LAST_FILE, _read_last_cluster
-from tasks.errors import TaskFailed, UsageError
+from tasks.errors import TaskFailed
 from tasks.image.verify import parse_report
-from tasks.oci.list_prices import parse_price
 from tasks.settings.layers import Settings
-from tasks.settings.sources import parse
 from tests.support.cases import Case, load_cases
 
 
@@ -78,9 +76,7 @@ READERS: dict[Callable[[str, Path], object], Any] = {  # with the result for eac
     read_from_host: HostUnreachable,
     lambda text, _: ServerSoftware.parse(text): ValueError,
     lambda text, _: model_digests({"qlora-fleet.models": text or "[]"}): {},
-    lambda text, _: parse_price(text.encode(), "B1", "USD", ()): UsageError,
     lambda text, _: parse_report("i", text, 0): TaskFailed,
-    lambda text, folder: parse(text, folder / "settings.json"): UsageError,
 }
 
 

@@ -158,25 +158,6 @@ class FakeTenancy(StubServer):
         return sum(re.search(pattern, request) is not None for request in self.requests)
 
 
-def price(part: str, metric: str, usd: float, free: float = 0.0) -> Json:
-    """Build a price list entry in two currencies; the first `free` units of a month are free."""
-
-    def steps(amount: float) -> list[Json]:
-        at_first = [{"model": "PAY_AS_YOU_GO", "value": 0, "rangeMin": 0, "rangeMax": free}] if free else []
-        last = {"rangeMin": free, "rangeMax": 999999999999999} if free else {}
-        return [{"model": "PAY_AS_YOU_GO", "value": amount, **last}, *at_first]
-
-    local = [
-        {"currencyCode": currency, "prices": steps(usd * factor)} for currency, factor in (("USD", 1.0), ("EUR", 0.93))
-    ]
-    return {
-        "partNumber": part,
-        "displayName": f"Part {part}",
-        "metricName": metric,
-        "currencyCodeLocalizations": local,
-    }
-
-
 def default_resources() -> Resources:
     pool = {
         "id": ocid("nodepool", "pool"),
@@ -214,16 +195,6 @@ def default_resources() -> Resources:
             "/container/repositories": [{"id": ocid("containerrepo", "r"), "displayName": "qlora-fleet"}],
             "/mountTargets": [target],
             "/exports": [{"path": "/models", "fileSystemId": ocid("filesystem", "fs")}],
-            "/prices": [
-                price("B95909", "GPU Per Hour", 2.5),
-                *(price(part, "GPU Per Hour", 7.0) for part in ("B95907", "B109479", "B98415", "B110519", "B109485")),
-                price("B91961", "Gigabyte Storage Capacity Per Month", 0.0255),
-                price("B91962", "Performance Units Per Gigabyte Per Month", 0.0017),
-                price("B89057", "Gigabyte Storage Capacity Per Month", 0.3),
-                price("B88327", "Gigabyte Outbound Data Transfer Per Month", 0.009, free=10240),
-                price("B93455", "Gigabyte Outbound Data Transfer Per Month", 0.025, free=10240),
-                price("B93456", "Gigabyte Outbound Data Transfer Per Month", 0.05, free=10240),
-            ],
             "/policies": [{"name": "p", "lifecycleState": "ACTIVE", "statements": statements}],
         },
         objects={
@@ -264,9 +235,6 @@ class _Handler(StubHandler):
 
     def _route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
         resources = self.server.resources
-        if path.startswith("/pls/apex/"):
-            items = [item for item in resources.collections["/prices"] if item["partNumber"] == query["partNumber"][0]]
-            return self._send(200, json.dumps({"items": items}).encode())
         if self.command == "GET" and path == "/n":
             return self._send(200, json.dumps(NAMESPACE).encode())
         if path.endswith("/kubeconfig/content"):

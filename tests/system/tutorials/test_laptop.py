@@ -29,6 +29,8 @@ def test_every_command_of_the_page_succeeds(
     environment = bare_project.environment | {"PYTHONPATH": str(folder)}
     script = typed_script(TUTORIALS / "laptop.md")
     if not THOROUGH:
+        # Answers of a model after two steps end by chance, and a merge after which fewer end is refused.
+        script = script.replace("adapter.merge --base=nf4", "adapter.merge --base=nf4 --force")
         put_models(folder, tiny_model, demo_data)
         forked.install_forked_bench(folder, bench_server)
         inv = forked.install_forked_inv(folder / "bin", bare_project.server)

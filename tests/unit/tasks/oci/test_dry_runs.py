@@ -12,7 +12,6 @@ import yaml
 from invoke import Context
 
 from tasks import ns
-from tasks.oci import list_prices
 from tests.support.dry_runs import plan_of
 from tests.support.machines.fake_tenancy import FakeTenancy
 from tests.unit.tasks.oci.test_tasks import SERVICE_KUBECONFIG
@@ -24,7 +23,6 @@ CASES: dict[str, dict[str, Any]] = {
     "tenancy.show": {"write": True},
     "tenancy.repository": {"name": "team/new"},
     "tenancy.kubeconfig": {},
-    "tenancy.prices": {},
 }
 
 
@@ -38,10 +36,8 @@ def test_a_dry_run_prints_its_plan_as_json_and_changes_nothing(
     tenancy: FakeTenancy,
     project: Path,
     context: Callable[..., Context],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(list_prices, "PRICE_LIST_URL", f"{tenancy.url}/pls/apex/cetools/api/v1/products/")
     tenancy.resources.kubeconfig = yaml.safe_dump(SERVICE_KUBECONFIG)
     invoked = context(text="{}")
     plan_of(CHANGING[name], invoked, project.parent, capsys, **CASES[name])
