@@ -29,11 +29,11 @@ NO_CODE = {
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
 }
 LARGEST = {
-    "source lines": 68_442,
-    "source tokens": 474_039,
-    "test lines": 64_949,
-    "tasks": 42,
-    "settings": 157,
+    "source lines": 69_222,
+    "source tokens": 479_929,
+    "test lines": 64_884,
+    "tasks": 40,
+    "settings": 151,
     "words of documents": 49_886,
 }
 
