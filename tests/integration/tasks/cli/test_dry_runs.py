@@ -72,7 +72,7 @@ class ClusterWithoutChanges:
     def secrets(self, *_: object) -> list[dict[str, Any]]:
         return []
 
-    node_list = pods = pods_everywhere = list_fleet_objects = secrets
+    nodes = pods = pods_everywhere = list_fleet_objects = secrets
 
     def is_allowed(self, *_: object) -> bool:
         return True

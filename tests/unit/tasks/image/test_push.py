@@ -32,7 +32,7 @@ def test_a_refused_push_names_what_to_type(
 
     monkeypatch.setenv("INVOKE_REGISTRY_IMAGE", image)
     monkeypatch.setenv("INVOKE_REGISTRY_USER", "ns/me@example.com")
-    monkeypatch.setattr(push.jobs, "run", refuse)
+    monkeypatch.setattr(push.vm_work, "run", refuse)
     settings, built = load(context()), EngineImage(image_id="sha256:i", size=1, labels={}, environment={})
     target, user = configured_image(settings)
     request = push.PushRequest(
@@ -40,7 +40,7 @@ def test_a_refused_push_names_what_to_type(
         target=target,
         user=user,
         token_hosts=(),
-        options=push.jobs.options(settings, "inv push"),
+        options=push.vm_work.options(settings, "inv push"),
         record=settings.image_file,
     )
     with pytest.raises(JobFailed if remedy is None else UsageError) as failed:
