@@ -116,7 +116,7 @@ def connect_in_pod(host: Host) -> "ServerClient":
 
     def fetch(path: str, data: bytes | None) -> ServerResponse:
         limits = map(str, (REQUEST_TIMEOUT_SEC, MAX_RESPONSE_BYTES + 1, MAX_ERROR_BYTES))
-        command = inline_command(host, "remote.agent.scripts.request_server", str(PORT_IN_POD), path, *limits)
+        command = inline_command(host, "remote.agent.pods.request_server", str(PORT_IN_POD), path, *limits)
         try:
             completed = host.run(command, stdin=data or b"", timeout_sec=REQUEST_TIMEOUT_SEC + _EXEC_MARGIN_SEC)
         except HostError as error:
@@ -248,7 +248,7 @@ MAX_VERSION_CHARS = 80
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSoftware:
-    """Versions in a server's image, from `remote.agent.scripts.server_software`; None for a missing package."""
+    """Versions in a server's image, from `remote.agent.pods.server_software`; None for a missing package."""
 
     vllm: str | None
     plugin: str | None

@@ -5,6 +5,7 @@ package.
 
 build_vm: long work on the build VM, each verb a detached job
 jobs: detached jobs and verified file transfers
+pods: programs of one file for pods, each sent as the text of one command
 scripts: programs of one file, each sent as the text of one command
 shared: modules of more than one program, or of a program and its client
 """

@@ -194,4 +194,4 @@ def with_shared_output(command: Command, host: Host, output_folder: str, job_fol
     volume: the worker's fault, not the trial's.
     """
     arguments = (output_folder, f"{job_folder}/{OUT_FOLDER}", RESULT_FILE, NODE_RANK, *command.argv)
-    return replace(command, argv=inline_command(host, "remote.agent.scripts.link_output", *arguments).argv)
+    return replace(command, argv=inline_command(host, "remote.agent.pods.link_output", *arguments).argv)

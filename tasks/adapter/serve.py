@@ -48,7 +48,7 @@ CLUSTER_URL = "cluster"  # stands for the server that `inv serve` deployed
 KEY_SECRET, SERVE_FOLDER = "serve-key", "/scratch/serve"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 512)  # the values of --max-lora-rank
 _DELETE_TIMEOUT_SEC, _PROBE_TIMEOUT_SEC, _CHECK_TIMEOUT_SEC = 120.0, 30.0, 120.0
-CHECK_POD, VERSIONS_PROGRAM = "serve-check", "remote.agent.scripts.server_software"
+CHECK_POD, VERSIONS_PROGRAM = "serve-check", "remote.agent.pods.server_software"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ def read_state(run: RunRecord, host: Host) -> TrainingState:
     """Read the training's state from its folder. Raises HostError."""
     files = (PROGRESS_FILE, LOSS_FILE, f"{CHECKPOINTS_FOLDER}/{RESTARTS_FILE}", JOB_END_FILE.format(turn=_turn(run)))
     arguments = (run_folder(run), run.planned[0].trial_id, *files)
-    command = inline_command(host, "remote.agent.scripts.list_attempts", *arguments)
+    command = inline_command(host, "remote.agent.pods.list_attempts", *arguments)
     return read_json(host, command, "the list of the training's attempts", parse_state, timeout_sec=_LIST_TIMEOUT_SEC)
 
 

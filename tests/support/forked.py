@@ -53,7 +53,7 @@ INV_CODE = "import sys; from tasks.cli.program import main; sys.argv[0] = 'inv';
 PACKAGES = ("bench", "remote", "reports", "tasks")
 # Run as __main__ or on hosts, or importing Oracle's SDK or Triton.
 NOT_PRELOADED = (
-    *("bench.__main__", "remote.agent.jobs", "remote.agent.build_vm", "remote.agent.scripts"),
+    *("bench.__main__", "remote.agent.jobs", "remote.agent.build_vm", "remote.agent.pods", "remote.agent.scripts"),
     *("tasks.oci", "bench.kernels.ahead", "bench.kernels.cache"),
 )
 RANK_MODULES = "bench.workloads."  # prefix of the modules that are ranks

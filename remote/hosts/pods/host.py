@@ -1,7 +1,7 @@
 """A pod as a host: every command is one `kubectl exec`, and counts only with its own end frame.
 
 kubectl's exit code and the end of its streams prove nothing (measured: exit 0 and truncated output when a kubelet
-dies). `remote.agent.scripts.exec_relay` runs the command in the pod and frames its output; it describes the protocol. A
+dies). `remote.agent.pods.exec_relay` runs the command in the pod and frames its output; it describes the protocol. A
 reply without its end frame or with a wrong checksum raises HostUnreachable, whatever kubectl's exit code.
 
 The relay sends keepalives while the command is silent, so a silent stream is a broken one. The command does not outlive
@@ -34,7 +34,7 @@ from remote.hosts.local_program import BoundedOutput, CannotStart, run_program
 from remote.hosts.pods.kubectl import Misconfigured, PodUnusable, Unreachable, not_installed_error, to_cluster_error
 from remote.hosts.pods.pod_index import Pod, PodIndex
 
-_PROGRAM = read_source("remote.agent.scripts.exec_relay").encode()
+_PROGRAM = read_source("remote.agent.pods.exec_relay").encode()
 # Go's garbage collector takes a tenth of an exec: 54.8 ms of CPU time, with 200 it is 49.8 ms and 2 MB more memory.
 # The operator's GOGC has priority.
 _ENVIRONMENT = {"GOGC": "200"}
@@ -81,7 +81,7 @@ def encode_request(
     idle_timeout_sec: float | None,
     silence_sec: float,
 ) -> bytes:
-    """Encode the command with its timeouts for `remote.agent.scripts.exec_relay`: fields separated by NUL.
+    """Encode the command with its timeouts for `remote.agent.pods.exec_relay`: fields separated by NUL.
 
     `idle_timeout_sec` limits the command's silence, in the pod; `silence_sec` limits the stream's, on our side.
     """

@@ -84,7 +84,7 @@ def test_attempts_on_the_volume_have_the_times_of_their_files(host: LocalHost, t
 
     def list_attempts(folder: Path, progress_file: str = "progress.json") -> object:
         arguments = (str(folder), "trial", progress_file, "lost.json", "checkpoints/restarts.json", "end-1.json")
-        command = inline_command(host, "remote.agent.scripts.list_attempts", *arguments)
+        command = inline_command(host, "remote.agent.pods.list_attempts", *arguments)
         return read_json(host, command, "the attempts", timeout_sec=60.0)
 
     (tmp_path / "trial.1" / "lost.json").write_text('{"reason": "killed"}')

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.agent.scripts.server_software import versions
+from remote.agent.pods.server_software import versions
 
 
 def install(folder: Path, name: str, version: str, *programs: str) -> None:

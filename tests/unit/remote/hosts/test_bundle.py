@@ -19,14 +19,14 @@ from tests.support.hosts.local_fleet import LocalFleet
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = (HOST_AGENT, "remote.agent.build_vm", "remote.agent.shared")
-DELIVERED = (*PROGRAM, "remote.agent.scripts")
+DELIVERED = (*PROGRAM, "remote.agent.pods", "remote.agent.scripts")
 MODULES = sorted(
     f"{package}.{file.name.removesuffix('.py')}"
     for package in DELIVERED
     for file in resources.files(package).iterdir()
     if file.name.endswith(".py")
 )
-SCRIPTS = [module for module in MODULES if "scripts." in module]
+SCRIPTS = [module for module in MODULES if module.split(".")[2] in ("pods", "scripts")]
 
 
 def imports_of(module: str) -> set[str]:
@@ -71,7 +71,7 @@ def test_every_module_named_in_a_string_exists() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
             named |= {text for text in constants if isinstance(text, str) and re.fullmatch(r"remote(\.\w+)+", text)}
-    assert {"remote.agent.scripts.disk_info", "remote.agent.scripts.exec_relay", HOST_AGENT} <= named
+    assert {"remote.agent.scripts.disk_info", "remote.agent.pods.exec_relay", HOST_AGENT} <= named
     assert [name for name in named if find_spec(name) is None] == []
 
 

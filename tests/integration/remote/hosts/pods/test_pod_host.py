@@ -60,13 +60,13 @@ def test_output_that_proves_itself_goes_into_what_is_no_pipe_too(tmp_path: Path)
     """Use a file opened for appending, into which the kernel cannot splice."""
     command, nonce = Command(argv=("sh", "-c", TWO_STREAMS), is_self_verifying=True), "0" * 32
     request = encode_request(command, nonce, takes_input=False, timeout_sec=60, idle_timeout_sec=None, silence_sec=60)
-    program = read_source("remote.agent.scripts.exec_relay").encode()
+    program = read_source("remote.agent.pods.exec_relay").encode()
     argv = (sys.executable, "-I", "-S", "-c", bootstrap(program, str(tmp_path)))
     with (tmp_path / "out").open("ab") as out:
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out)
         assert process.stdin is not None
         with process.stdin as stdin:
-            stdin.write(read_source("remote.agent.scripts.exec_relay").encode() + request + bytes(4))
+            stdin.write(read_source("remote.agent.pods.exec_relay").encode() + request + bytes(4))
             stdin.flush()
             process.wait(PATIENCE_SEC)
     reply = Reply("worker-0", nonce, is_self_verifying=True)
@@ -86,7 +86,7 @@ def saved_program(stand_in: FakePod) -> Path:
 
 def test_the_first_command_leaves_the_program_and_the_next_ones_run_it(stand_in: FakePod) -> None:
     copy = saved_program(stand_in)
-    assert copy.read_bytes() == read_source("remote.agent.scripts.exec_relay").encode()
+    assert copy.read_bytes() == read_source("remote.agent.pods.exec_relay").encode()
     stand_in.run("true")
     assert not list(stand_in.folder.rglob("*.pyc")), "a full disk would truncate it, which breaks every later start"
     copy.write_text(copy.read_text() + "\nreal_main = main\ndef main(path, content):\n    raise SystemExit\n")
