@@ -12,7 +12,6 @@ help      the list of commands, and the help of one
 flags     commands and their flags, declared once; parsers for their values
 log       operator.log of a run, and --debug
 lock      one task at a time that changes something
-completion  candidates for a shell's completion, and each shell's script
 waiting   a moving line while something takes long; the base of live displays
 terminal  consoles, tables and yes/no questions
 """

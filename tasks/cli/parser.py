@@ -57,7 +57,7 @@ def _help_for(self: ParserContext, flag: str) -> tuple[str, str]:
 
 class PatchedParser(parser.ParseMachine):
     """Invoke's parser with three differences: a task's name ends a flag with an optional value, an argument does not
-    begin with `-`, and errors name the task and the nearest known word."""
+    begin with `-`, and errors name the task and the nearest known word. A shell's completion reads their context."""
 
     def __init__(self, initial: ParserContext, contexts: Lexicon, ignore_unknown: bool) -> None:
         super().__init__(initial, Lexicon(), ignore_unknown)  # type: ignore[no-untyped-call] # calls complete_context
@@ -90,21 +90,21 @@ class PatchedParser(parser.ParseMachine):
     def complete_flag(self) -> None:
         flag = self.flag
         if flag is not None and flag.takes_value and flag.raw_value is None and not flag.optional:
-            raise ParseError(f"{self._task}--{flag.names[0]}: expected a value after it")
+            raise ParseError(f"{self._task}--{flag.names[0]}: expected a value after it", self.context)
         super().complete_flag()
 
     def switch_to_flag(self, flag: str, inverse: bool = False) -> None:
         super().switch_to_flag(flag, inverse)
         current = self.flag
         if current is not None and current.takes_value and current.kind is not list and current.raw_value is not None:
-            raise ParseError(f"{self._task}--{current.names[0]}: given twice; give it once")
+            raise ParseError(f"{self._task}--{current.names[0]}: given twice; give it once", self.context)
 
     def see_value(self, value: Any) -> None:
         try:
             super().see_value(value)
         except ValueError as error:
             name = self.flag.names[0] if self.flag else ""
-            raise ParseError(f"{self._task}--{name}: expected a whole number, found {value!r}") from error
+            raise ParseError(f"{self._task}--{name}: expected a whole number, found {value!r}", self.context) from error
 
     def complete_context(self) -> None:
         missing = self.context.missing_positional_args if self.context else []
@@ -113,7 +113,7 @@ class PatchedParser(parser.ParseMachine):
                 argument._value = ""  # the raw value stays None: nothing was typed
         if missing := [argument for argument in missing if not argument.optional]:
             names = " and ".join(str(argument.name).upper() for argument in missing)
-            raise ParseError(f"{self._task}expected {names}; `inv --help {self.context.name}` explains")
+            raise ParseError(f"{self._task}expected {names}; `inv --help {self.context.name}` explains", self.context)
         super().complete_context()
 
     def _is_unknown(self, token: str) -> bool:
@@ -138,12 +138,12 @@ class PatchedParser(parser.ParseMachine):
                 advice = f"; did you mean --run={token}?"
             else:
                 advice = suggest(token, self.contexts)
-            raise ParseError(f"{token}: no such task{advice}")
+            raise ParseError(f"{token}: no such task{advice}", self.context)
         flags = [flag for flag in known if len(token) > 2 or flag.startswith(f"-{token}")]
         advice = f"`inv --help {task}` shows all flags" if task else "`inv --help` shows all"
         if not task and any(token in other.flags for other in self.contexts.values()):
-            raise ParseError(f"{token}: a flag of a task follows its name; type `inv TASK {token}`")
-        raise ParseError(f"{self._task}{token}: no such flag{suggest(token, flags, advice)}")
+            raise ParseError(f"{token}: a flag of a task follows its name; type `inv TASK {token}`", self.context)
+        raise ParseError(f"{self._task}{token}: no such flag{suggest(token, flags, advice)}", self.context)
 
     @property
     def _task(self) -> str:

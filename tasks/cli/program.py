@@ -12,7 +12,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from tasks.settings.sources import ProjectConfig, env_name, is_installed
 # Invoke's flags for commands that it runs itself. No task here uses it for that: `inv deploy --dry` would deploy.
 _HIDDEN_CORE_FLAGS = ("command-timeout", "dry", "echo", "hide", "prompt-for-sudo-password", "pty", "warn-only")
 _LIST_FORMATS = ("flat", "nested", "json")
-COMPLETION_MODULE = "tasks.cli.completion"  # only a shell needs it
 _EXECUTOR = "tasks.cli.executor.ChainExecutor"  # imported by Invoke when a task runs
 
 _logger = logging.getLogger(__name__)
@@ -72,7 +70,7 @@ class _InvProgram(Program):
     """Invoke's program with our reading of settings. It raises its errors, which `main` prints."""
 
     def __init__(self) -> None:
-        super().__init__(name="Invoke", binary="inv[oke]", binary_names=["invoke", "inv"], version=__version__)
+        super().__init__(name="Invoke", binary="inv[oke]", binary_names=["inv", "invoke"], version=__version__)
         self._has_options = False  # for `inv --help`
 
     def core_args(self) -> list[Argument]:
@@ -81,9 +79,6 @@ class _InvProgram(Program):
 
     def parse_core_args(self) -> None:
         super().parse_core_args()
-        if shell := self.args["print-completion-script"].value:
-            print(import_module(COMPLETION_MODULE).read_script(shell), end="")
-            raise Exit
         self._apply_debug_flag()
 
     def _apply_debug_flag(self) -> None:
@@ -244,7 +239,6 @@ class _InvProgram(Program):
             raise UsageError(f"{name}: {flag}: no such flag, but {setting} is a setting", remedy=remedy)
 
     def parse_cleanup(self) -> None:
-        self._complete()
         name = self.args.help.value
         if isinstance(name, str) and name not in self.parser.contexts:
             raise ParseError(f"{name}: no such task{suggest(name, self.parser.contexts)}")
@@ -255,15 +249,8 @@ class _InvProgram(Program):
         group, groups = self.args.list.value, self.collection.collections
         if isinstance(group, str) and group not in groups:
             raise ParseError(f"--list {group}: no such group of tasks{suggest(group, groups)}")
-        super().parse_cleanup()
-
-    def _complete(self) -> None:
-        """Print the candidates for a shell's completion."""
-        if self.args.complete.value:
-            module = import_module(COMPLETION_MODULE)
-            completion = module.Completion(self.initial_context, self.parser.contexts, self.collection, self.config)
-            print("".join(f"{line}\n" for line in completion.lines(self.core.remainder)), end="")
-            raise Exit
+        with contextlib.suppress(*[ValueError] * self.args.complete.value):  # a line to complete with an open quote
+            super().parse_cleanup()
 
 
 @contextlib.contextmanager

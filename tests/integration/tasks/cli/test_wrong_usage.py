@@ -34,9 +34,20 @@ def test_no_flag_of_a_task_has_a_short_form() -> None:
     assert short_flags == []
 
 
-def test_completion_still_answers_for_half_a_line(inv: Inv) -> None:
-    completed = inv("--complete", "--", "inv benhc --")
+@pytest.mark.parametrize(
+    ("line", "candidates"),
+    [
+        ("inv collect rep", {"report", "data.check", "serve.start"}),
+        ("inv train --da", {"--data", "--dry-run"}),
+        ("inv compare A --", {"--tolerance"}),
+        ("inv benhc --", {"--list"}),
+        ("inv train --columns '{", set()),
+    ],
+)
+def test_a_shell_gets_the_tasks_and_flags_that_may_follow(inv: Inv, line: str, candidates: set[str]) -> None:
+    completed = inv("--complete", "--", line)
     assert (completed.returncode, completed.stderr) == (0, "")
+    assert candidates <= set(completed.stdout.split())
 
 
 @pytest.mark.parametrize(
